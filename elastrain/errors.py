@@ -1,0 +1,35 @@
+"""The errors that users meet, named by what they can do next.
+
+ElastrainError
+├── ConfigError      fix the input and start again (bad flag, bad batch size, unsuitable optimizer)
+├── RefusedError     this process may not join (other spec, torch version, thread count, secret): start the right one
+├── StateLostError   every holder of some shard died: restart from a durable checkpoint
+├── DivergedError    two holders of one shard disagree, or members were configured differently: stop and look
+└── StoppedError     the job was ended from outside (operator, launcher gone)
+"""
+
+from __future__ import annotations
+
+
+class ElastrainError(Exception):
+    """Root of everything that elastrain raises on purpose."""
+
+
+class ConfigError(ElastrainError, ValueError):
+    """The input is wrong. The message says what was expected, what came, and what to do."""
+
+
+class RefusedError(ElastrainError):
+    """This process may not join the job. The message names the differing setting and both values."""
+
+
+class StateLostError(ElastrainError):
+    """All holders of at least one shard are gone. Nothing is invented: the job ends with this."""
+
+
+class DivergedError(ElastrainError):
+    """State that must be equal is not. Training on would hide a corruption."""
+
+
+class StoppedError(ElastrainError):
+    """The job was stopped from outside; nothing is wrong with this process."""

@@ -1,0 +1,62 @@
+"""The nouns of the physical world: members, views, phases. Plain values, shared by the runtime and the launcher.
+
+Nothing that does I/O, reads a clock or imports torch may come in here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+PHASES = (
+    "join",
+    "forward",
+    "backward",
+    "reduce",
+    "commit",
+    "apply",
+    "publish",
+    "recover",
+    "rebalance",
+    "checkpoint",
+    "shutdown",
+)
+"""The places of a step that faults, logs and `status` can name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One training process. `id` is never used twice in a job: a restarted worker is a new member."""
+
+    id: str
+    node: str
+    address: str = ""
+    """Where its mesh listens, e.g. `unix:elastrain/job/m0` or `tcp:10.0.0.1:4711`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """`(generation, ordered members)`. A member's rank is its position."""
+
+    generation: int
+    members: tuple[Member, ...]
+    reason: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if len(set(self.ids)) != len(self.members):
+            raise ValueError(f"a view names each member once; got {self.ids}")
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(member.id for member in self.members)
+
+    @property
+    def nodes(self) -> dict[str, str]:
+        """Member id -> node name."""
+        return {member.id: member.node for member in self.members}
+
+    def rank(self, member_id: str) -> int:
+        """Position of the member. Raises ValueError if it is not in the view."""
+        return self.ids.index(member_id)
+
+    def __contains__(self, member_id: str) -> bool:
+        return member_id in self.ids
