@@ -1,0 +1,118 @@
+"""Sealed shared memory and the three system calls around it, by ctypes: map, unmap, futex.
+
+A memfd has no name: nothing is left of it when its holders are killed. The owner maps it writable first and seals it
+then, so that nobody else can ever write to it, shrink it or grow it. Torch may never come in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import struct
+
+from elastrain.comm.errors import ProtocolError
+
+_F_SEAL_FUTURE_WRITE = 0x10  # named in `fcntl` from Python 3.13 on
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
+_PROT_READ, _PROT_WRITE, _MAP_SHARED = 1, 2, 1
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.syscall.restype = ctypes.c_long
+
+
+class Mapping:
+    """`size_bytes` of shared memory at `address`, unmapped when nothing refers to this object any more.
+
+    Unlike `mmap.mmap` it keeps no descriptor open. Whoever hands out memory below `address` keeps this object alive.
+    """
+
+    def __init__(self, fd: int, size_bytes: int, *, writable: bool) -> None:
+        protection = _PROT_READ | (_PROT_WRITE if writable else 0)
+        address = libc.mmap(None, size_bytes, protection, _MAP_SHARED, fd, 0)
+        if address in (None, ctypes.c_void_p(-1).value):
+            code = ctypes.get_errno()
+            raise OSError(code, f"mapping {size_bytes} bytes of shared memory: {os.strerror(code)}")
+        self.address: int = address
+        self.size_bytes = size_bytes
+
+    def __del__(self, munmap: object = libc.munmap) -> None:
+        # The default argument keeps the function reachable while the interpreter takes its modules apart.
+        if hasattr(self, "address"):
+            munmap(self.address, self.size_bytes)  # type: ignore[operator]
+
+    def view(self, offset_bytes: int, size_bytes: int) -> memoryview:
+        """Bytes of this mapping. The view does not keep the mapping alive: see the class."""
+        if offset_bytes < 0 or size_bytes < 0 or offset_bytes + size_bytes > self.size_bytes:
+            raise ValueError(f"[{offset_bytes}, +{size_bytes}) lies outside of a mapping of {self.size_bytes} bytes")
+        return memoryview((ctypes.c_ubyte * size_bytes).from_address(self.address + offset_bytes)).cast("B")
+
+
+def create_sealed(name: str, size_bytes: int) -> tuple[int, Mapping]:
+    """A new memfd, mapped writable for its owner and sealed for everybody else. The caller closes the descriptor."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size_bytes)
+        mapping = Mapping(fd, size_bytes, writable=True)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd, mapping
+
+
+def open_sealed(fd: int, size_bytes: int | None = None) -> Mapping:
+    """Map somebody else's sealed memfd read-only; the descriptor may be closed afterwards.
+
+    Raises ProtocolError if it is no memfd, is smaller than `size_bytes`, or could still shrink (reading would then
+    end in SIGBUS).
+    """
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        actual_bytes = os.fstat(fd).st_size
+    except OSError as error:
+        raise ProtocolError(f"a passed descriptor is no shared memory ({error.strerror})") from error
+    if not seals & fcntl.F_SEAL_SHRINK or actual_bytes < (size_bytes or 1):
+        raise ProtocolError(
+            f"a passed segment is not sealed, or has {actual_bytes} bytes where {size_bytes} were announced"
+        )
+    return Mapping(fd, size_bytes or actual_bytes, writable=False)
+
+
+def futex_wait(address: int, value: int, timeout_s: float) -> None:
+    """Block while the 32-bit word at `address` is `value`; returns on a wake-up, a change, a signal or the timeout.
+
+    The caller looks at the word again. The interpreter lock is not held while waiting; a read-only map will do.
+    """
+    seconds = int(timeout_s)
+    timeout = ctypes.create_string_buffer(struct.pack("@qq", seconds, int((timeout_s - seconds) * 1e9)))
+    _futex(address, _FUTEX_WAIT, value, timeout, allowed=(errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT))
+
+
+def futex_wake_all(address: int) -> None:
+    """Wake every waiter on the word, in all processes."""
+    _futex(address, _FUTEX_WAKE, 2**31 - 1, None, allowed=())
+
+
+def _futex(address: int, operation: int, value: int, timeout: object, *, allowed: tuple[int, ...]) -> None:
+    if _SYS_FUTEX is None:
+        raise OSError(errno.ENOSYS, f"the futex call's number on {platform.machine()} is not known here")
+    result = libc.syscall(
+        ctypes.c_long(_SYS_FUTEX),
+        ctypes.c_void_p(address),
+        ctypes.c_int(operation),
+        ctypes.c_uint32(value),
+        timeout,
+        None,
+        0,
+    )
+    if result < 0 and ctypes.get_errno() not in allowed:
+        code = ctypes.get_errno()
+        raise OSError(code, f"futex: {os.strerror(code)}")
