@@ -1,1 +1,1 @@
-"""See ARCHITECTURE.md for what lives in this room."""
+"""Verification and copying of shard state: digests, packed states. Knows nothing of the runtime."""

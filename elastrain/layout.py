@@ -1,0 +1,309 @@
+"""The fixed cutting of a model into blocks, flat buffers, shards, pieces and gradient leaves.
+
+A function of the model and of the optimizer's parameter groups alone: never of the members. Every digest of the job
+rests on it, so it is compared in the handshake (`Layout.digest`). No tensors here, only names and numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from hashlib import blake2b
+
+from elastrain.errors import ConfigError
+
+ALIGN = 64
+"""Elements. Parameters and shards start at multiples of it, so that vectorised kernels never see tails."""
+FROZEN = -1
+"""The group of parameters that no optimizer moves: they are published to joiners, but have no gradient."""
+MIN_SHARD_NUMEL = 4096
+MAX_SHARD_NUMEL = 4 * 1024 * 1024
+
+
+def round_up(numel: int) -> int:
+    """The next multiple of ALIGN."""
+    return -(-numel // ALIGN) * ALIGN
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterSpec:
+    """One distinct parameter, named as the block that registers it first names it."""
+
+    name: str
+    block: str
+    shape: tuple[int, ...]
+    dtype: str
+    """torch's name without the prefix, e.g. `float32`."""
+    group: int
+    """Index of the optimizer's parameter group, or FROZEN when it is in none."""
+    requires_grad: bool
+
+    @property
+    def numel(self) -> int:
+        numel = 1
+        for size in self.shape:
+            numel *= size
+        return numel
+
+    @property
+    def trained(self) -> bool:
+        return self.requires_grad and self.group != FROZEN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """Where one parameter lies in one flat. In a trained flat it is also one gradient leaf of autograd."""
+
+    index: int
+    parameter: int
+    block: int
+    flat: int
+    start: int
+    """Offset in the flat, a multiple of ALIGN, in elements."""
+    numel: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flat:
+    """A 1-D buffer of the parameters of one (block, parameter group, dtype), and of their gradients.
+
+    A tied parameter has a flat of its own; its leaf in a later block has an alias flat, which is only a gradient.
+    """
+
+    index: int
+    block: int
+    group: int
+    dtype: str
+    numel: int
+    alias_of: int | None = None
+
+    @property
+    def trained(self) -> bool:
+        """Whether it has a gradient. Frozen flats have none."""
+        return self.group != FROZEN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """One gradient leaf's share of a shard: the same range as the shard's, in the gradient of that flat."""
+
+    block: int
+    flat: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Elements `start..stop` of a flat: the unit of optimizer ownership.
+
+    Its gradient is the sum of its lanes in their order, each folded alone. A frozen shard has no lanes and no pieces.
+    """
+
+    index: int
+    block: int
+    flat: int
+    start: int
+    stop: int
+    dtype: str
+    lanes: tuple[Lane, ...]
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """The part of a parameter that lies in a shard: what the optimizer steps as one tensor.
+
+    `start..stop` count from the shard's start and include the padding; the first `valid_numel` elements are real.
+    """
+
+    shard: int
+    parameter: int
+    group: int
+    start: int
+    stop: int
+    valid_numel: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Everything that is cut, by index. Made by `cut`."""
+
+    blocks: tuple[str, ...]
+    parameters: tuple[ParameterSpec, ...]
+    leaves: tuple[Leaf, ...]
+    flats: tuple[Flat, ...]
+    shards: tuple[Shard, ...]
+    pieces: tuple[tuple[Piece, ...], ...]
+    """Per shard, in order."""
+    shard_numel: int
+
+    def digest(self) -> str:
+        """32 hexadecimal digits over every field: two members with the same digest cut alike."""
+        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return blake2b(text.encode(), digest_size=16, person=b"elastrain-layout").hexdigest()
+
+    def leaves_of(self, block: int) -> tuple[Leaf, ...]:
+        """The gradient leaves of a block (frozen parameters have none)."""
+        return self._leaves_by_block[block]
+
+    def shards_of(self, block: int) -> tuple[Shard, ...]:
+        """The shards whose parameters belong to the block. A tied shard belongs to the first block of its lanes."""
+        return self._shards_by_block[block]
+
+    def touched_parameters(self, leaves: Iterable[int]) -> frozenset[int]:
+        """Parameters of which at least one of the given leaves got a gradient."""
+        return frozenset(self.leaves[leaf].parameter for leaf in leaves)
+
+    @cached_property
+    def _leaves_by_block(self) -> tuple[tuple[Leaf, ...], ...]:
+        trained = [leaf for leaf in self.leaves if self.flats[leaf.flat].trained]
+        return tuple(tuple(leaf for leaf in trained if leaf.block == block) for block in range(len(self.blocks)))
+
+    @cached_property
+    def _shards_by_block(self) -> tuple[tuple[Shard, ...], ...]:
+        return tuple(tuple(s for s in self.shards if s.block == block) for block in range(len(self.blocks)))
+
+
+def default_shard_numel(total_numel: int) -> int:
+    """About 64 shards for the whole model, within 4096 and 4 Mi elements each."""
+    return max(MIN_SHARD_NUMEL, min(MAX_SHARD_NUMEL, round_up(-(-total_numel // 64))))
+
+
+def cut(
+    parameters: Sequence[ParameterSpec],
+    *,
+    blocks: Sequence[str],
+    ties: Mapping[str, Sequence[str]] | None = None,
+    shard_numel: int | None = None,
+) -> Layout:
+    """Cut a model. `ties`: parameter name -> the other blocks in which the same parameter is registered.
+
+    Raises ConfigError if names or blocks do not fit together.
+    """
+    ties = {name: others for name, others in (ties or {}).items() if others}
+    _check(parameters, blocks, ties)
+    size = default_shard_numel(sum(p.numel for p in parameters)) if shard_numel is None else shard_numel
+    if size <= 0 or size % ALIGN:
+        raise ConfigError(f"shard size must be a positive multiple of {ALIGN} elements; got {size}")
+    flats, leaves = _lay_out(parameters, list(blocks), ties)
+    shards = _cut_shards(flats, size)
+    return Layout(
+        blocks=tuple(blocks),
+        parameters=tuple(parameters),
+        leaves=tuple(leaves),
+        flats=tuple(flats),
+        shards=tuple(shards),
+        pieces=tuple(_cut_pieces(shard, parameters, flats, leaves) for shard in shards),
+        shard_numel=size,
+    )
+
+
+def _check(parameters: Sequence[ParameterSpec], blocks: Sequence[str], ties: Mapping[str, Sequence[str]]) -> None:
+    if len(set(blocks)) != len(blocks):
+        raise ConfigError(f"each block is named once; got {list(blocks)}")
+    by_name = {p.name: p for p in parameters}
+    if len(by_name) != len(parameters):
+        raise ConfigError("each parameter is named once")
+    unknown = {p.block for p in parameters} - set(blocks)
+    if unknown:
+        raise ConfigError(
+            f"parameters belong to blocks that are not named: {sorted(unknown)}; blocks are {list(blocks)}"
+        )
+    for name, others in ties.items():
+        if name not in by_name:
+            raise ConfigError(f"tie of an unknown parameter {name!r}")
+        order = [blocks.index(block) if block in blocks else -1 for block in (by_name[name].block, *others)]
+        if min(order) < 0 or order != sorted(set(order)):
+            raise ConfigError(f"the blocks of {name!r} must be known, distinct and in the model's order; got {others}")
+
+
+def _lay_out(
+    parameters: Sequence[ParameterSpec], blocks: list[str], ties: Mapping[str, Sequence[str]]
+) -> tuple[list[Flat], list[Leaf]]:
+    """Flats in block order, each with its parameters in the model's order; alias flats come last."""
+    members: dict[tuple[int, int, str, str], list[int]] = {}
+    for index, spec in enumerate(parameters):
+        tied = spec.trained and spec.name in ties
+        key = (blocks.index(spec.block), spec.group if spec.trained else FROZEN, spec.dtype, spec.name if tied else "")
+        members.setdefault(key, []).append(index)
+    flats: list[Flat] = []
+    leaves: list[Leaf] = []
+    home: dict[str, Flat] = {}
+    for (block, group, dtype, tied_name), indices in sorted(members.items(), key=lambda item: (item[0][0], item[1][0])):
+        start = 0
+        for index in indices:
+            numel = parameters[index].numel
+            leaves.append(
+                Leaf(index=len(leaves), parameter=index, block=block, flat=len(flats), start=start, numel=numel)
+            )
+            start += round_up(numel)
+        flats.append(Flat(index=len(flats), block=block, group=group, dtype=dtype, numel=start))
+        if tied_name:
+            home[tied_name] = flats[-1]
+    for name, flat in home.items():
+        for other in ties[name]:
+            block = blocks.index(other)
+            parameter, numel = next((x.parameter, x.numel) for x in leaves if x.flat == flat.index)
+            leaves.append(
+                Leaf(index=len(leaves), parameter=parameter, block=block, flat=len(flats), start=0, numel=numel)
+            )
+            flats.append(
+                Flat(
+                    index=len(flats),
+                    block=block,
+                    group=flat.group,
+                    dtype=flat.dtype,
+                    numel=flat.numel,
+                    alias_of=flat.index,
+                )
+            )
+    return flats, leaves
+
+
+def _cut_shards(flats: Sequence[Flat], size: int) -> list[Shard]:
+    shards: list[Shard] = []
+    for flat in flats:
+        if flat.alias_of is not None:
+            continue
+        aliases = [other for other in flats if other.alias_of == flat.index]
+        lanes = tuple(Lane(block=f.block, flat=f.index) for f in (flat, *aliases)) if flat.trained else ()
+        for start in range(0, flat.numel, size):
+            stop = min(start + size, flat.numel)
+            shards.append(
+                Shard(
+                    index=len(shards),
+                    block=flat.block,
+                    flat=flat.index,
+                    start=start,
+                    stop=stop,
+                    dtype=flat.dtype,
+                    lanes=lanes,
+                )
+            )
+    return shards
+
+
+def _cut_pieces(
+    shard: Shard, parameters: Sequence[ParameterSpec], flats: Sequence[Flat], leaves: Sequence[Leaf]
+) -> tuple[Piece, ...]:
+    if not shard.lanes:
+        return ()
+    pieces = []
+    for leaf in leaves:
+        start, stop = max(shard.start, leaf.start), min(shard.stop, leaf.start + round_up(leaf.numel))
+        if leaf.flat == shard.flat and start < stop:
+            pieces.append(
+                Piece(
+                    shard=shard.index,
+                    parameter=leaf.parameter,
+                    group=parameters[leaf.parameter].group,
+                    start=start - shard.start,
+                    stop=stop - shard.start,
+                    valid_numel=min(stop, leaf.start + leaf.numel) - start,
+                )
+            )
+    return tuple(pieces)

@@ -1,0 +1,234 @@
+"""The optimizer state of one shard as of a step: what holders keep, copy, compare and take over.
+
+Plain tensors and scalars with names; knows nothing of models, members or files. Nothing executable is ever packed:
+scalars travel as JSON text (exactly), 1-D tensors beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elastrain.snapshot.digest import combine, digest
+
+Value = Tensor | float | int | bool | None
+"""One entry of a piece's state: a 1-D tensor, a scalar tensor such as `step`, or a plain number."""
+
+_FORMAT = 1
+_DTYPES = {
+    name: getattr(torch, name)
+    for name in ("float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_META_LIMIT_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(kw_only=True)
+class ShardState:
+    """Parameters and optimizer state of one shard. Changed in place by the optimizer.
+
+    `pieces` has one dictionary per piece of the shard, as torch.optim keeps it per parameter; `{}` where never stepped.
+    """
+
+    shard: int
+    """Which shard: a number that means nothing here."""
+    version: int = -1
+    """The last step that was applied; -1 at the start."""
+    parameters: Tensor
+    """1-D."""
+    pieces: list[dict[str, Value]] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        values = [value for piece in self.pieces for value in piece.values()]
+        return self.parameters.nbytes + sum(value.nbytes for value in values if isinstance(value, Tensor))
+
+    def clone(self) -> ShardState:
+        """A copy that shares no memory with this one."""
+        return ShardState(
+            shard=self.shard,
+            version=self.version,
+            parameters=self.parameters.detach().clone(),
+            pieces=[{name: _cloned(value) for name, value in piece.items()} for piece in self.pieces],
+        )
+
+    def copy_from(self, other: ShardState) -> None:
+        """Take over another state's values; the parameters' memory stays where it is. Shares nothing with `other`."""
+        self.shard, self.version = other.shard, other.version
+        self.parameters.copy_(other.parameters)
+        self.pieces = other.clone().pieces if other.pieces else []
+
+    def digest(self) -> int:
+        """0..2**64-1 over shard, version, parameters and every entry with its name, equal on every device."""
+        meta, tensors = self.pack()
+        head = int.from_bytes(blake2b(meta, digest_size=8).digest(), "little")
+        return combine([head, *(digest(tensor) for tensor in tensors)])
+
+    def pack(self) -> tuple[bytes, list[Tensor]]:
+        """`(meta, tensors)` for `unpack`: JSON text, and the 1-D tensors themselves (not copies)."""
+        tensors = [self.parameters]
+        pieces = [{name: _encoded(value, tensors) for name, value in sorted(piece.items())} for piece in self.pieces]
+        meta = {
+            "format": _FORMAT,
+            "shard": self.shard,
+            "version": self.version,
+            "parameters": _tensor_entry(0, self.parameters),
+            "pieces": pieces,
+        }
+        return json.dumps(meta, separators=(",", ":"), sort_keys=True).encode(), tensors
+
+    @staticmethod
+    def unpack(meta: bytes, tensors: Sequence[Tensor]) -> ShardState:
+        """The state that `pack` described. The tensors are taken over, not copied.
+
+        Raises ValueError if meta and tensors do not fit together exactly.
+        """
+        return _unpacked(meta, tensors)
+
+
+def _unpacked(meta: bytes, tensors: Sequence[Tensor]) -> ShardState:
+    if len(meta) > _META_LIMIT_BYTES:
+        raise ValueError(f"shard state: {len(meta)} bytes of description; at most {_META_LIMIT_BYTES} are taken")
+    try:
+        described = json.loads(meta)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"shard state: the description is not JSON ({type(error).__name__})") from None
+    fields = _dictionary(described, "description")
+    if set(fields) != {"format", "shard", "version", "parameters", "pieces"} or fields["format"] != _FORMAT:
+        raise ValueError(f"shard state: expected format {_FORMAT} with its five fields; got {sorted(fields)[:8]}")
+    taker = _Taker(tensors)
+    parameters = taker.take(fields["parameters"])
+    if not isinstance(fields["pieces"], list):
+        raise ValueError("shard state: pieces must be a list")
+    pieces = [
+        {name: _decoded(entry, taker) for name, entry in _dictionary(piece, "piece").items()}
+        for piece in fields["pieces"]
+    ]
+    taker.finish()
+    shard, version = _integer(fields["shard"], "shard"), _integer(fields["version"], "version")
+    if shard < 0 or version < -1:
+        raise ValueError(f"shard state: shard {shard} or version {version} is out of range")
+    return ShardState(shard=shard, version=version, parameters=parameters, pieces=pieces)
+
+
+def _cloned(value: Value) -> Value:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _tensor_entry(index: int, tensor: Tensor) -> dict[str, Any]:
+    return {"tensor": index, "dtype": _name(tensor.dtype), "numel": tensor.numel()}
+
+
+def _name(dtype: torch.dtype) -> str:
+    if dtype not in _NAMES:
+        raise ValueError(f"shard state: tensors of {dtype} are not supported; supported are {', '.join(_DTYPES)}")
+    return _NAMES[dtype]
+
+
+def _encoded(value: Value, tensors: list[Tensor]) -> dict[str, Any]:
+    """One entry as JSON; 1-D tensors are appended to `tensors`. Floats are written in hexadecimal: exact, NaN too."""
+    match value:
+        case None:
+            return {"none": True}
+        case bool():
+            return {"bool": value}
+        case int():
+            return {"int": str(value)}
+        case float():
+            return {"float": value.hex()}
+        case Tensor() if value.dim() == 0:
+            bits = bytes(value.detach().cpu().view(1).view(torch.uint8).tolist())
+            return {"scalar": bits.hex(), "dtype": _name(value.dtype)}
+        case Tensor() if value.dim() == 1 and value.is_contiguous():
+            tensors.append(value)
+            return _tensor_entry(len(tensors) - 1, value)
+    raise ValueError(f"shard state: cannot pack {_described(value)}; expected a number or a contiguous 1-D tensor")
+
+
+def _described(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+class _Taker:
+    """Hands out the given tensors, each once and in order, when they are as described."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self._next = 0
+
+    def take(self, entry: object) -> Tensor:
+        fields = _dictionary(entry, "tensor entry")
+        if set(fields) != {"tensor", "dtype", "numel"} or fields["tensor"] != self._next:
+            raise ValueError(f"shard state: expected the description of tensor {self._next}; got {str(entry)[:80]}")
+        if self._next >= len(self._tensors):
+            raise ValueError(f"shard state: tensor {self._next} is described, but only {len(self._tensors)} came")
+        tensor = self._tensors[self._next]
+        expected = (_dtype(fields["dtype"]), (_integer(fields["numel"], "numel"),))
+        if (tensor.dtype, tuple(tensor.shape)) != expected:
+            raise ValueError(
+                f"shard state: tensor {self._next} should be {expected}; got {tensor.dtype} {tuple(tensor.shape)}"
+            )
+        self._next += 1
+        return tensor
+
+    def finish(self) -> None:
+        if self._next != len(self._tensors):
+            raise ValueError(f"shard state: {len(self._tensors)} tensors came, {self._next} are described")
+
+
+def _decoded(entry: object, taker: _Taker) -> Value:
+    match entry:
+        case {"none": True, **rest} if not rest:
+            return None
+        case {"bool": bool() as value, **rest} if not rest:
+            return value
+        case {"int": str() as text, **rest} if not rest and len(text) <= 32:
+            return int(text)
+        case {"float": str() as text, **rest} if not rest:
+            return _float(text)
+        case {"scalar": str() as text, "dtype": name, **rest} if not rest:
+            return _scalar(text, _dtype(name))
+        case {"tensor": _}:
+            return taker.take(entry)
+    raise ValueError(f"shard state: unknown entry {str(entry)[:80]}")
+
+
+def _float(text: str) -> float:
+    try:
+        return float.fromhex(text)
+    except OverflowError:
+        raise ValueError(f"shard state: {text[:40]} is no float") from None
+
+
+def _scalar(text: str, dtype: torch.dtype) -> Tensor:
+    raw = bytes.fromhex(text)
+    if len(raw) != dtype.itemsize or (dtype == torch.bool and raw[0] > 1):
+        raise ValueError(f"shard state: a scalar of {dtype} has {dtype.itemsize} bytes; got {len(raw)}")
+    return torch.tensor(list(raw), dtype=torch.uint8).view(dtype).view(())
+
+
+def _dtype(name: object) -> torch.dtype:
+    if not isinstance(name, str) or name not in _DTYPES:
+        raise ValueError(f"shard state: unknown dtype {str(name)[:40]}")
+    dtype = _DTYPES[name]
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _dictionary(value: object, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"shard state: the {what} must be an object; got {type(value).__name__}")
+    return value
+
+
+def _integer(value: object, what: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"shard state: {what} must be an integer; got {str(value)[:40]}")
+    return value
