@@ -1,0 +1,199 @@
+"""The sharded optimizer: steps pieces of parameters with the class, the hyperparameters and the bits of torch.optim.
+
+The user's optimizer object stays what schedulers drive; an inner one of the same class does the arithmetic. Decides
+nothing about who owns what, and sends nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Container, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from elastrain.errors import ConfigError
+from elastrain.layout import ALIGN, Layout, Piece, Shard
+from elastrain.snapshot.state import ShardState
+
+Hyper = list[dict[str, Any]]
+"""Per parameter group, plain values as JSON takes them."""
+Item = tuple[ShardState, Tensor, Container[int] | None]
+"""State, its finished gradient (1-D, never written), and the parameters that got one (None: all)."""
+
+ELEMENTWISE = frozenset(
+    getattr(torch.optim, name)
+    for name in (
+        "ASGD",
+        "Adadelta",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
+    )
+)
+_FUSED = frozenset({torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad})
+_NOT_HYPER = {"params", "param_names"}
+
+
+class PieceOptimizer:
+    """Applies finished gradients to shard states, in place.
+
+    Takes over the role of `optimizer`, whose parameter groups go on to hold the hyperparameters; its own state is
+    dropped. `elementwise=True` vouches for a class that is not in torch.optim. Raises ConfigError (see `check`).
+    """
+
+    def __init__(self, optimizer: Optimizer, layout: Layout, *, elementwise: bool = False) -> None:
+        check(optimizer, elementwise=elementwise)
+        self._facade = optimizer
+        self._layout = layout
+        self._inner = self._same_class(optimizer, _placeholder(optimizer))
+        self._scratch: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        optimizer.state.clear()
+
+    def hyperparameters(self) -> Hyper:
+        """The groups' values now, after whatever schedulers did to them. Raises ConfigError for values not plain."""
+        return [_fused_if_possible(type(self._facade), _plain_group(group)) for group in self._facade.param_groups]
+
+    def create(self, shard: Shard, parameters: Tensor) -> ShardState:
+        """The state before the first step, over `parameters` (1-D, `shard.numel` elements; kept, not copied)."""
+        pieces = self._layout.pieces[shard.index]
+        hyper = self.hyperparameters()
+        views = _views(parameters, pieces)
+        states = []
+        for piece, view in zip(pieces, views, strict=True):
+            made = self._same_class(self._facade, [{"params": [view], **_grouped(hyper[piece.group])}])
+            states.append(dict(made.state[view]) if view in made.state else {})
+        return ShardState(shard=shard.index, parameters=parameters, pieces=states)
+
+    @torch.no_grad()
+    def apply(self, items: Sequence[Item], *, hyper: Hyper, factors: tuple[float, ...] = ()) -> None:
+        """One optimizer step over all items: gradient times each factor in turn, then update. Leaves `version` alone.
+
+        Pieces of untouched parameters stay as they are. Nothing that is kept refers to the gradients.
+        """
+        scaled = self._scaled([gradient for _, gradient, _ in items], factors)
+        groups: dict[tuple[int, bool], list[Tensor]] = {}
+        stepped: list[tuple[ShardState, int, Tensor]] = []
+        for (state, _, touched), gradient in zip(items, scaled, strict=True):
+            pieces = self._layout.pieces[state.shard]
+            for index, (piece, view) in enumerate(zip(pieces, _views(state.parameters, pieces), strict=True)):
+                if touched is not None and piece.parameter not in touched:
+                    continue
+                view.grad = gradient[piece.start : piece.stop]
+                self._inner.state[view] = state.pieces[index]
+                # Fused SGD takes the first step of all its tensors or of none: a fresh piece must not see the others.
+                groups.setdefault((piece.group, not state.pieces[index]), []).append(view)
+                stepped.append((state, index, view))
+        self._step(groups, hyper)
+        for state, index, view in stepped:
+            state.pieces[index] = self._inner.state[view]
+        self._inner.state.clear()
+        self._inner.param_groups = []
+        self._facade._opt_called = True  # type: ignore[attr-defined]  # else schedulers warn
+
+    def _step(self, groups: dict[tuple[int, bool], list[Tensor]], hyper: Hyper) -> None:
+        self._inner.param_groups = [
+            {"params": views, **_grouped(hyper[group])}
+            for (group, _), views in sorted(groups.items(), key=lambda g: g[0])
+        ]
+        self._inner.step()
+
+    def _scaled(self, gradients: Sequence[Tensor], factors: tuple[float, ...]) -> list[Tensor]:
+        """Copies of the gradients times the factors one after another, in memory that is used again in every step."""
+        scaled = []
+        for gradient, scratch in zip(gradients, self._scratch_for(gradients), strict=True):
+            if factors:
+                torch.mul(gradient, factors[0], out=scratch)
+            else:
+                scratch.copy_(gradient)
+            for factor in factors[1:]:
+                scratch.mul_(factor)
+            scaled.append(scratch)
+        return scaled
+
+    def _scratch_for(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        needed: dict[tuple[torch.dtype, torch.device], int] = {}
+        places = []
+        for gradient in gradients:
+            key = (gradient.dtype, gradient.device)
+            start = needed.get(key, 0)
+            needed[key] = start + gradient.numel()
+            places.append((key, start, needed[key]))
+        for key, numel in needed.items():
+            if key not in self._scratch or self._scratch[key].numel() < numel:
+                self._scratch[key] = torch.empty(numel, dtype=key[0], device=key[1])
+        return [self._scratch[key][start:stop] for key, start, stop in places]
+
+    def _same_class(self, optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
+        """A new optimizer of that class; the values that its constructor takes come from the defaults."""
+        cls: Any = type(optimizer)
+        accepted = inspect.signature(cls).parameters
+        given = {name: value for name, value in optimizer.defaults.items() if name in accepted}
+        try:
+            made = cls(groups, **given)
+        except TypeError as error:
+            raise ConfigError(
+                f"{cls.__name__} could not be made again from its defaults ({error}): "
+                "its constructor's arguments must be in `defaults` under their names"
+            ) from error
+        assert isinstance(made, Optimizer)
+        return made
+
+
+def check(optimizer: Optimizer, *, elementwise: bool = False) -> None:
+    """Raises ConfigError, with one sentence, unless each element's update depends on that element alone."""
+    cls, name = type(optimizer), type(optimizer).__name__
+    if cls is torch.optim.LBFGS:
+        raise ConfigError("LBFGS needs a closure and the whole gradient: use an elementwise optimizer such as AdamW")
+    if cls is torch.optim.SparseAdam:
+        raise ConfigError("SparseAdam takes sparse gradients, which are not supported: use Adam")
+    if cls not in ELEMENTWISE and not elementwise:
+        known = ", ".join(sorted(known.__name__ for known in ELEMENTWISE))
+        raise ConfigError(
+            f"{name} is not known to update each element by itself, and parameters are cut: use one of {known}, "
+            "or vouch for it with elementwise=True"
+        )
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise ConfigError(f"{name}(differentiable=True) is not supported: leave it out")
+
+
+def _placeholder(optimizer: Optimizer) -> list[dict[str, Any]]:
+    parameter = optimizer.param_groups[0]["params"][0]
+    return [{"params": [torch.zeros(ALIGN, dtype=parameter.dtype, device=parameter.device)]}]
+
+
+def _views(parameters: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:
+    return [parameters[piece.start : piece.stop] for piece in pieces]
+
+
+def _plain_group(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: _plain(name, value) for name, value in group.items() if name not in _NOT_HYPER}
+
+
+def _plain(name: str, value: Any) -> Any:
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Tensor() if value.numel() == 1:
+            return float(value)
+        case tuple() | list():
+            return [_plain(name, element) for element in value]
+    raise ConfigError(f"hyperparameter {name!r} must be a number, a word or a list of them; got {type(value).__name__}")
+
+
+def _fused_if_possible(cls: type[Optimizer], group: dict[str, Any]) -> dict[str, Any]:
+    chosen = group.get("foreach") is not None or group.get("fused") is not None or group.get("capturable")
+    return group if cls not in _FUSED or chosen else {**group, "fused": True}
+
+
+def _grouped(hyper: dict[str, Any]) -> dict[str, Any]:
+    """A group's values as torch.optim keeps them: pairs are tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in hyper.items()}
