@@ -1,0 +1,114 @@
+"""The fixed summation tree over the runs of a step, and sets of partials over it.
+
+A *run* is `c` consecutive micro-batches, summed in order and in place; above the runs the tree is binary. A node is the
+half-open interval `(start, stop)` of runs below it, so partials are nested or disjoint and two of them never overlap
+otherwise. For a run count that is no power of two, a node splits at the largest power of two below its length.
+
+Only intervals live here; the numbers that they stand for live with the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+Node = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combine:
+    """`parent := left + right`, in this order. The children are used up."""
+
+    left: Node
+    right: Node
+    parent: Node
+
+
+def split(node: Node) -> tuple[Node, Node]:
+    """The two children of an inner node. Raises ValueError for a leaf."""
+    start, stop = node
+    length = stop - start
+    if length < 2:
+        raise ValueError(f"run {start} is a leaf of the fold and has no children")
+    middle = start + (1 << ((length - 1).bit_length() - 1))
+    return (start, middle), (middle, stop)
+
+
+def covers(outer: Node, inner: Node) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """The tree over `runs` leaves."""
+
+    runs: int
+
+    def __post_init__(self) -> None:
+        if self.runs < 1:
+            raise ValueError(f"a step has at least one run; got {self.runs}")
+
+    @property
+    def root(self) -> Node:
+        return (0, self.runs)
+
+    def parent(self, node: Node) -> tuple[Node, Node, Node]:
+        """`(left, right, parent)` of the family that `node` is a child of. Raises ValueError for the root."""
+        here = self.root
+        while here != node:
+            left, right = split(here)
+            if node in (left, right):
+                return left, right, here
+            here = left if covers(left, node) else right
+        raise ValueError(f"{node} is the root of the fold")
+
+    def is_node(self, node: Node) -> bool:
+        here = self.root
+        while covers(here, node) and here != node and here[1] - here[0] > 1:
+            left, right = split(here)
+            here = left if covers(left, node) else right
+        return here == node
+
+    def cover(self, runs: Iterable[int]) -> tuple[Node, ...]:
+        """The fewest nodes that together hold exactly these runs, in order."""
+        wanted = frozenset(runs)
+        found: list[Node] = []
+        self._cover(self.root, wanted, found)
+        return tuple(found)
+
+    def _cover(self, node: Node, wanted: frozenset[int], found: list[Node]) -> None:
+        inside = sum(1 for run in range(*node) if run in wanted)
+        if inside == node[1] - node[0]:
+            found.append(node)
+        elif inside:
+            for child in split(node):
+                self._cover(child, wanted, found)
+
+
+def absorb(
+    fold: Fold, held: frozenset[Node], node: Node, within: Node | None = None
+) -> tuple[frozenset[Node], list[Combine]]:
+    """Add a partial to a set, and combine siblings upwards as far as `within` (the whole tree by default).
+
+    Returns the new set and what has to be added, in order. A partial that is covered already changes nothing; one that
+    covers others replaces them. Afterwards the set is disjoint and no two siblings below `within` are left apart.
+    """
+    limit = within or fold.root
+    if any(covers(have, node) for have in held):
+        return held, []
+    nodes = {have for have in held if not covers(node, have)} | {node}
+    steps: list[Combine] = []
+    while node != limit:
+        left, right, parent = fold.parent(node)
+        if left not in nodes or right not in nodes:
+            break
+        steps.append(Combine(left=left, right=right, parent=parent))
+        nodes -= {left, right}
+        nodes.add(parent)
+        node = parent
+    return frozenset(nodes), steps
+
+
+def leaves(nodes: Iterable[Node]) -> frozenset[int]:
+    """All runs below these nodes."""
+    return frozenset(run for node in nodes for run in range(*node))

@@ -1,0 +1,182 @@
+"""Decisions about who is a member: views, restarts, failures of the user's code, specs. Each returns a value and a reason.
+
+Values in, values out: no clock, no store, no process may come in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from elastrain.world import Member, View
+
+HoldersByShard = Mapping[str, Sequence[str]]
+"""Shard name -> ids of its verified holders, primary first."""
+
+
+class Outcome(StrEnum):
+    """What may be done about the wish to change a view."""
+
+    CHANGE = "change"
+    KEEP = "keep"
+    WAIT = "wait"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """`view` is set if and only if `outcome` is CHANGE. `reason` is one clause or sentence for logs and `status`."""
+
+    outcome: Outcome
+    reason: str
+    view: View | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """A yes or no, and why."""
+
+    yes: bool
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The user's code raised. Equal `place` and `signature` on two members mean: it is the code, not the machine."""
+
+    member: str
+    step: int
+    micro_batch: int | None
+    signature: str
+    traceback: str = field(default="", compare=False)
+
+    @property
+    def place(self) -> str:
+        return f"step {self.step}" + ("" if self.micro_batch is None else f", micro-batch {self.micro_batch}")
+
+
+def first_view(members: Sequence[Member]) -> View:
+    """Generation 1, in the given order."""
+    return View(generation=1, members=tuple(members), reason=f"all {len(members)} workers are ready")
+
+
+def propose(
+    view: View,
+    *,
+    holders: HoldersByShard,
+    dead: Collection[str] = (),
+    suspected: Collection[str] = (),
+    joining: Sequence[Member] = (),
+) -> Proposal:
+    """The next view, if one is wanted and allowed.
+
+    `dead` are proven dead, `suspected` only silent; `joining` are ready. Members may go only if those who remain hold
+    every shard, and are a strict majority of the old view or all who go are proven dead. Where a suspicion stands in
+    the way, the proven dead go alone. While a removal waits nobody joins: joiners must not turn a minority into a
+    majority. Before the first commit there is no state yet: `holders` is empty, and any set is complete.
+    """
+    proven = tuple(m for m in view.ids if m in dead)
+    silent = tuple(m for m in view.ids if m in suspected and m not in dead)
+    newcomers = tuple(m for m in joining if m.id not in view and m.id not in dead)
+    if silent:
+        whole = _without(view, (*proven, *silent), newcomers, holders)
+        # The strict majority of the rule: silence is not proof.
+        majority = 2 * (len(view.members) - len(proven) - len(silent)) > len(view.members)
+        if whole.outcome is Outcome.CHANGE and majority:
+            return whole
+        if not proven:
+            return Proposal(outcome=Outcome.WAIT, reason=_why_wait(silent, majority, whole))
+        newcomers = ()
+    if not proven and not newcomers:
+        return Proposal(outcome=Outcome.KEEP, reason="nobody goes and nobody comes")
+    return _without(view, proven, newcomers, holders)
+
+
+def missing_state(holders: HoldersByShard, members: Collection[str]) -> str:
+    """Empty if every shard has a holder among `members`; else a sentence that names the shards that are gone."""
+    gone = {shard: held for shard, held in holders.items() if not any(m in members for m in held)}
+    if not gone:
+        return ""
+    lost_holders = sorted({m for held in gone.values() for m in held})
+    return (
+        f"{len(gone)} of {len(holders)} shards have no living holder ({_some(sorted(gone))}; held by "
+        f"{_some(lost_holders)}): start again from a durable checkpoint, and use more backups against such losses"
+    )
+
+
+def may_restart(*, exit_code: int, finishing: bool, refused: bool, used: int, allowed: int) -> Verdict:
+    """Whether a worker that ended after the first commit is started again. `exit_code` < 0 is minus the signal."""
+    if refused:
+        return Verdict(yes=False, reason="it was refused; the same worker would be refused again")
+    if exit_code == 0:
+        return Verdict(yes=False, reason="its script ended by itself")
+    if finishing:
+        return Verdict(yes=False, reason="the job is finishing")
+    if used >= allowed:
+        return Verdict(yes=False, reason=f"all {allowed} restarts are used up (--max-restarts)")
+    return Verdict(yes=True, reason=f"restart {used + 1} of {allowed}")
+
+
+def ends_job(failure: Failure, earlier: Sequence[Failure], *, committed: bool) -> Verdict:
+    """Whether an exception in the user's code ends the job: before the first commit, or the same from two members."""
+    if not committed:
+        return Verdict(yes=True, reason=f"the script raised on {failure.member} before the first commit")
+    for other in earlier:
+        same = other.signature == failure.signature and other.place == failure.place
+        if same and other.member != failure.member:
+            return Verdict(
+                yes=True,
+                reason=f"{other.member} and {failure.member} raised the same exception at {failure.place}: "
+                "it is a fault in the script, not in a machine",
+            )
+    return Verdict(yes=False, reason=f"the script raised on {failure.member} at {failure.place}; another member tries")
+
+
+def spec_difference(expected: Mapping[str, object], came: Mapping[str, object]) -> str:
+    """Empty if equal; else one sentence that names the first differing setting and both values."""
+    for key in sorted({*expected, *came}):
+        ours, theirs = expected.get(key, "(unset)"), came.get(key, "(unset)")
+        if ours != theirs:
+            return f"its {key} is {theirs}, the job's is {ours}: start every worker with the same {key}"
+    return ""
+
+
+def most_suspected(view: View, suspicions: Mapping[str, Collection[str]]) -> str | None:
+    """Whom to end where members no longer reach one another: whom most suspect; the later in the view if equal."""
+    ranked = [(len(set(suspicions.get(m, ())) & set(view.ids)), rank, m) for rank, m in enumerate(view.ids)]
+    votes, _, member = max(ranked, default=(0, 0, None))
+    return member if votes else None
+
+
+def _without(view: View, gone: Sequence[str], newcomers: Sequence[Member], holders: HoldersByShard) -> Proposal:
+    rest = tuple(m for m in view.members if m.id not in gone)
+    if not rest:
+        return Proposal(outcome=Outcome.LOST, reason="every member of the view is gone, and with them the state")
+    lacking = missing_state(holders, {m.id for m in rest})
+    if lacking:
+        return Proposal(outcome=Outcome.LOST, reason=lacking)
+    reason = "; ".join(_clause(word, ids) for word, ids in (("lost", gone), ("joined", _ids(newcomers))) if ids)
+    return Proposal(
+        outcome=Outcome.CHANGE,
+        reason=reason,
+        view=View(generation=view.generation + 1, members=(*rest, *newcomers), reason=reason),
+    )
+
+
+def _why_wait(silent: Sequence[str], majority: bool, whole: Proposal) -> str:
+    obstacle = "the others are no strict majority" if not majority else whole.reason
+    return f"{_some(silent)} suspected but not proven dead, and {obstacle}"
+
+
+def _ids(members: Sequence[Member]) -> tuple[str, ...]:
+    return tuple(member.id for member in members)
+
+
+def _clause(word: str, ids: Sequence[str]) -> str:
+    return f"{_some(ids)} {word}"
+
+
+def _some(names: Sequence[str], limit: int = 6) -> str:
+    rest = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,224 @@
+"""What members say to each other during a step: frozen values, and their JSON form.
+
+A message carries decisions and names only; numbers (gradients, parameters, state) travel beside it as tensors, in the
+order in which the message names their shards. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, TypeAlias, get_args
+
+from elastrain.fold import Node
+from elastrain.placement import Holders, Placement
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a partial stands for besides its gradient. Folded with it, along the same tree."""
+
+    loss: float = 0.0
+    """Sum of weight × loss."""
+    weight: float = 0.0
+    samples: int = 0
+    fingerprint: int = 0
+    """Sum modulo 2**64 of a mix of each sample's number: proves which samples are in, whoever computed them."""
+
+    def __add__(self, other: Contribution) -> Contribution:
+        return Contribution(
+            self.loss + other.loss,
+            self.weight + other.weight,
+            self.samples + other.samples,
+            (self.fingerprint + other.fingerprint) % (1 << 64),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """The commit record: who holds it has passed the commit of `step`."""
+
+    step: int
+    generation: int
+    contribution: Contribution
+    square_norm: float
+    """Of the summed gradient, before division by the weight; shards added in index order."""
+    skipped: bool
+    switch: bool
+    """Every member has seen a newer view: the next step is computed there."""
+    roles: tuple[tuple[int, Holders], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Where a member stands when a view begins, after it has stopped reading anything of older generations."""
+
+    committed: int
+    record: Record | None
+    base: Placement | None
+    """Holders as of `committed`; None before the first recovery."""
+    parameters: tuple[int, ...]
+    """Per shard, the step whose parameters the model holds; below `committed` where they have not arrived."""
+    held: tuple[tuple[int, int, tuple[int, ...]], ...]
+    """(shard, verified version, steps of the kept gradients)."""
+    begun: int
+    """Newest step that the training loop has entered; -1 for a newcomer."""
+    finishing: bool
+    pending: tuple[int, ...]
+    """Runs of step `committed + 1` still to do here, the running one first."""
+    fixed: int
+    """How many of `pending` may already be under way and can not be taken away."""
+    own: tuple[tuple[Node, ...], ...]
+    """Per block, the partials of step `committed + 1` that this member has computed."""
+    folded: tuple[tuple[int, int, tuple[Node, ...]], ...]
+    """(shard, lane, partials that this primary has)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partial:
+    """A node of the fold of one block, for the shards that the receiver answers for."""
+
+    step: int
+    block: int
+    node: Node
+    contribution: Contribution
+    touched: int
+    """Bit mask over the block's leaves: which got a gradient at all."""
+    lanes: tuple[tuple[int, int], ...]
+    """(shard, lane) of each tensor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradient:
+    """Finished gradients, from the primary to its backups."""
+
+    step: int
+    shards: tuple[int, ...]
+    contribution: Contribution
+    touched: tuple[tuple[int, ...], ...]
+    """Per shard and lane, the folded bit masks."""
+    square_norms: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ack:
+    """The backup keeps these gradients, and its state of `step - 1` is verified."""
+
+    step: int
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vote:
+    """All that a member answers for is finished and backed up."""
+
+    step: int
+    seen: int
+    """Newest generation that this member has seen."""
+    contribution: Contribution | None
+    square_norms: tuple[tuple[int, float], ...]
+    roles: tuple[tuple[int, Holders], ...]
+    settings: str
+    """Digest of the hyperparameters: members that were set up differently must not go on together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publish:
+    """New parameters; `record` is None only for the parameters that the job starts with (step -1)."""
+
+    step: int
+    record: Record | None
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digests:
+    """The primary's state after `step`, for backups to compare with."""
+
+    step: int
+    digests: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """A shard's whole state as of `step`, for a member that is to become a holder."""
+
+    step: int
+    shard: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copied:
+    """The copy was taken; `intact` says whether its digest is the one that came with it."""
+
+    step: int
+    shard: int
+    intact: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopState:
+    """What a newcomer's training loop needs to enter `step`: schedulers and registered objects."""
+
+    step: int
+    state: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """The training loop of this member has ended before `step`."""
+
+    step: int
+
+
+Message: TypeAlias = Report | Partial | Gradient | Ack | Vote | Publish | Digests | Copy | Copied | LoopState | Done
+KINDS: dict[type, int] = {kind: number for number, kind in enumerate(get_args(Message), start=1)}
+_BY_NUMBER = {number: kind for kind, number in KINDS.items()}
+
+
+def encode(message: Message) -> tuple[int, bytes]:
+    """`(kind, body)`. Floats are written so that they read back exactly."""
+    return KINDS[type(message)], json.dumps(_plain(message), separators=(",", ":")).encode()
+
+
+def decode(kind: int, body: bytes) -> Message:
+    """Inverse of `encode`. Raises ValueError on anything that is not such a message."""
+    cls = _BY_NUMBER.get(kind)
+    if cls is None:
+        raise ValueError(f"message kind {kind} is unknown")
+    try:
+        fields = json.loads(body)
+        message: Message = cls(**{name: _rebuild(name, value) for name, value in fields.items()})
+    except (TypeError, KeyError, AttributeError, IndexError) as error:
+        raise ValueError(f"malformed {cls.__name__} message: {error}") from error
+    return message
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    return value
+
+
+def _rebuild(name: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if name == "contribution":
+        return Contribution(**value)
+    if name == "record":
+        return Record(**{key: _rebuild(key, item) for key, item in value.items()})
+    if name == "roles":
+        return tuple((shard, _holders(holders)) for shard, holders in value)
+    if name == "base":
+        return tuple(_holders(holders) for holders in value)
+    return _tuples(value)
+
+
+def _holders(value: dict[str, Any]) -> Holders:
+    return Holders(value["primary"], tuple(value["backups"]))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -1,0 +1,152 @@
+"""Who holds which shard's optimizer state: one primary and `B` backups, on different nodes while there are several.
+
+Holders are state that only a commit changes (`apply_roles`); `target` says where they should be; `next_roles` is the
+step from one towards the other that the living, verified holders allow. All pure, all the same on every member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Holders:
+    """`primary` answers for the shard; `backups`, in order, take over."""
+
+    primary: str
+    backups: tuple[str, ...] = ()
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return (self.primary, *self.backups)
+
+
+Placement = tuple[Holders, ...]
+"""One entry per shard."""
+
+
+def living(holders: Holders, members: Collection[str]) -> Holders | None:
+    """The holders that are left, the first of them as primary; None when all are gone."""
+    left = tuple(holder for holder in holders.all if holder in members)
+    return Holders(left[0], left[1:]) if left else None
+
+
+def effective(base: Placement, members: Collection[str]) -> tuple[tuple[Holders | None, ...], tuple[int, ...]]:
+    """Committed holders without those who left the view, and the shards that nobody is left to hold."""
+    now = tuple(living(holders, members) for holders in base)
+    return now, tuple(shard for shard, holders in enumerate(now) if holders is None)
+
+
+def target(
+    current: Sequence[Holders | None], sizes: Sequence[int], nodes: Mapping[str, str], backups: int
+) -> Placement:
+    """Where the shards should be held: balanced, interleaved over nodes, and with as little movement as that allows.
+
+    `sizes` are bytes per shard, `nodes` maps each member in rank order to its node, `current` is where they are now
+    (None: nowhere). Primaries are balanced first, then backups: never on the primary's node while another node lives.
+    """
+    members = list(nodes)
+    primaries = _balance([holders.primary if holders else None for holders in current], sizes, members)
+    chosen: list[tuple[str, ...]] = [() for _ in sizes]
+    for place in range(min(backups, len(members) - 1)):
+        wanted = [_backup_at(holders, place, primaries[s], chosen[s]) for s, holders in enumerate(current)]
+        forbidden = [_forbidden(primaries[s], chosen[s], nodes) for s in range(len(sizes))]
+        layer = _balance(wanted, sizes, members, forbidden, spread_from=primaries)
+        chosen = [(*chosen[s], layer[s]) for s in range(len(sizes))]
+    return tuple(Holders(primary, rest) for primary, rest in zip(primaries, chosen, strict=True))
+
+
+def next_roles(now: Holders, goal: Holders, ready: Collection[str]) -> Holders:
+    """The holders after the next commit: as near to `goal` as verified copies allow, never fewer than now.
+
+    `ready` are the members whose copy is verified and who hold this step's gradient (the present holders among them).
+    """
+    if set(goal.all) <= set(ready):
+        return goal
+    primary = goal.primary if goal.primary in ready else now.primary
+    wanted = [m for m in goal.backups if m in ready and m != primary]
+    kept = [m for m in now.all if m in ready and m != primary and m not in wanted]
+    size = max(len(goal.backups), len(now.backups))
+    return Holders(primary, tuple([*wanted, *kept][:size]))
+
+
+def _backup_at(holders: Holders | None, place: int, primary: str, taken: tuple[str, ...]) -> str | None:
+    """Who keeps this backup place without movement: the present holders in order, less those with a role already."""
+    if holders is None:
+        return None
+    rest = [m for m in (*holders.backups, holders.primary) if m != primary and m not in taken]
+    return rest[0] if rest else None
+
+
+def _forbidden(primary: str, taken: tuple[str, ...], nodes: Mapping[str, str]) -> frozenset[str]:
+    """Members that may not back this shard up: its holders, and all of the primary's node while another node lives."""
+    here = {member for member, node in nodes.items() if node == nodes[primary]}
+    used = {primary, *taken}
+    elsewhere = set(nodes) - here - used
+    return frozenset(used | here) if elsewhere else frozenset(used)
+
+
+def _balance(
+    held: Sequence[str | None],
+    sizes: Sequence[int],
+    members: Sequence[str],
+    forbidden: Sequence[frozenset[str]] | None = None,
+    spread_from: Sequence[str] | None = None,
+) -> list[str]:
+    """One member per shard: keep what may stay, give the rest to the lightest, then move only what evens out."""
+    banned = forbidden or [frozenset()] * len(sizes)
+    load = dict.fromkeys(members, 0)
+    # How much of one primary's shards a member backs up: keeps the backups of a lost member spread over the others.
+    pair: dict[tuple[str, str], int] = {}
+    placed: list[str | None] = []
+    for shard, member in enumerate(held):
+        stays = member if member in load and member not in banned[shard] else None
+        placed.append(stays)
+        if stays is not None:
+            load[stays] += sizes[shard]
+            _count(pair, spread_from, shard, stays, sizes[shard])
+    for shard in sorted((s for s, m in enumerate(placed) if m is None), key=lambda s: -sizes[s]):
+        choice = min(
+            (m for m in members if m not in banned[shard]),
+            key=lambda m: (load[m], pair.get((spread_from[shard], m), 0) if spread_from else 0),
+        )
+        placed[shard] = choice
+        load[choice] += sizes[shard]
+        _count(pair, spread_from, shard, choice, sizes[shard])
+    _even_out(placed, sizes, banned, load)
+    return [member for member in placed if member is not None]
+
+
+def _count(
+    pair: dict[tuple[str, str], int], spread_from: Sequence[str] | None, shard: int, member: str, size: int
+) -> None:
+    if spread_from is not None:
+        key = (spread_from[shard], member)
+        pair[key] = pair.get(key, 0) + size
+
+
+def _even_out(
+    placed: list[str | None], sizes: Sequence[int], banned: Sequence[frozenset[str]], load: dict[str, int]
+) -> None:
+    """Move shards from the heaviest to lighter members while a move narrows the gap between the two."""
+    for _ in range(len(sizes)):
+        move = _best_move(placed, sizes, banned, load)
+        if move is None:
+            return
+        shard, giver, taker = move
+        placed[shard] = taker
+        load[giver] -= sizes[shard]
+        load[taker] += sizes[shard]
+
+
+def _best_move(
+    placed: Sequence[str | None], sizes: Sequence[int], banned: Sequence[frozenset[str]], load: Mapping[str, int]
+) -> tuple[int, str, str] | None:
+    for giver in sorted(load, key=lambda m: -load[m]):
+        for taker in sorted(load, key=lambda m: load[m]):
+            gap = load[giver] - load[taker]
+            fits = [s for s, m in enumerate(placed) if m == giver and taker not in banned[s] and sizes[s] < gap]
+            if fits:
+                return max(fits, key=lambda s: (sizes[s], -s)), giver, taker
+    return None

@@ -1,0 +1,359 @@
+"""What goes into the step protocol (events) and what comes out (commands): frozen values.
+
+A driver feeds events to `Lifecycle.handle` one at a time and carries the commands out in order. `payload` is whatever
+the driver's transport delivers beside a message (tensors in production, symbols in the simulator): never looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from elastrain.fold import Combine
+from elastrain.fold import Node as Node
+from elastrain.messages import Contribution, Message, Record
+from elastrain.recovery import Recovery
+from elastrain.world import View
+
+# ------------------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, kw_only=True)
+class Viewed:
+    """The launcher says that this is the newest view."""
+
+    view: View
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrived:
+    """A message came in over a link."""
+
+    source: str
+    generation: int
+    message: Message
+    payload: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Began:
+    """The training loop entered `step` with these settings; `state` is what a newcomer would need to do the same."""
+
+    step: int
+    settings: str
+    state: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """The training loop has nothing to compute and wants to go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDone:
+    """The gradient of one block over one run is complete."""
+
+    step: int
+    run: int
+    block: int
+    contribution: Contribution
+    touched: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """Result of `Finish`: squared norms per shard."""
+
+    step: int
+    square_norms: dict[int, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppliedBehind:
+    """Result of `ApplyBehind`: the digest of the backup's scratch."""
+
+    step: int
+    shard: int
+    digest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Digested:
+    """Result of `ComputeDigests`."""
+
+    step: int
+    digests: dict[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TookCopy:
+    """Result of `TakeCopy`: whether the digest of what was received is the one that came with it."""
+
+    step: int
+    shard: int
+    intact: bool
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finishing:
+    """The training loop ended before `step`."""
+
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """The launcher says that a member left in peace: all had the last step, nobody is waited for."""
+
+
+Event: TypeAlias = (
+    Ended | Viewed | Arrived | Began | Ready | RunDone | Finished | AppliedBehind | Digested | TookCopy | Finishing
+)
+
+# ----------------------------------------------------------------------------------------------------------- commands
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edit:
+    """Edit the mesh in place to this view; from now on frames of older generations are void."""
+
+    view: View
+
+
+@dataclass(frozen=True, kw_only=True)
+class Send:
+    """Send with the tensors that the message names."""
+
+    to: str
+    message: Message
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadView:
+    """A frame of a newer generation came: somebody knows a view that this member has not seen."""
+
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """Let the training loop compute this run."""
+
+    step: int
+    run: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advance:
+    """`record.step` is committed and its parameters are here: let the training loop leave the step."""
+
+    record: Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enter:
+    """Let the training loop of a fresh member begin at `step`; `state` is None at the start of the job."""
+
+    step: int
+    state: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CombineOwn:
+    """Add two of this member's partials of one block, in place in the left one."""
+
+    step: int
+    block: int
+    combine: Combine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """A partial enters the fold of a shard's lane: from `payload[index]`, or from this member's own block."""
+
+    step: int
+    shard: int
+    lane: int
+    node: Node
+    payload: Any
+    index: int
+    block: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CombineShard:
+    step: int
+    shard: int
+    lane: int
+    combine: Combine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """Add the lanes of these shards in block order and measure them. Answer: `Finished`."""
+
+    step: int
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreGradient:
+    """Copy a finished gradient from `payload[index]`, as a backup."""
+
+    step: int
+    shard: int
+    payload: Any
+    index: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Create:
+    """Make the initial optimizer state of these shards from the model's parameters."""
+
+    shards: tuple[int, ...]
+    bound: tuple[int, ...]
+    """Those whose state works on the model's own memory (this member is their primary)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apply:
+    """Update these shards as their primary; their state then works on the model's own memory."""
+
+    record: Record
+    shards: tuple[int, ...]
+    touched: dict[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyBehind:
+    """Update a backup's copy in scratch when there is time. Answer: `AppliedBehind`."""
+
+    record: Record
+    shard: int
+    touched: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swap:
+    """The scratch of `step` is verified: it becomes the state, and the gradient is let go."""
+
+    step: int
+    shard: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bind:
+    """This member is now the shard's primary: its state, verified as of `step`, works on the model's own memory."""
+
+    step: int
+    shard: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unbind:
+    """No longer primary, still a holder: the state gets memory of its own."""
+
+    shard: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeDigests:
+    """Digest these states when there is time. Answer: `Digested`."""
+
+    step: int
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeParameters:
+    """Copy published parameters from `payload[index]` into the model."""
+
+    step: int
+    shard: int
+    payload: Any
+    index: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeCopy:
+    """Copy a shard's state from the payload. Answer: `TookCopy`."""
+
+    step: int
+    shard: int
+    payload: Any
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drop:
+    """No longer a holder of this shard."""
+
+    shard: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndAttempt:
+    """The step is committed: partials, folds and finished gradients of the attempt are let go."""
+
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passed:
+    """This member holds the record (for logs; carries no work)."""
+
+    record: Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """The view is in order and the attempt goes on (for logs; carries no work)."""
+
+    view: View
+    recovery: Recovery
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leave:
+    """All members are done, or this one was removed: let the process end."""
+
+    evicted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fail:
+    """The job can not go on. `kind` is the name of the error in elastrain.errors."""
+
+    kind: str
+    reason: str
+
+
+Command: TypeAlias = (
+    Edit
+    | Send
+    | ReadView
+    | Compute
+    | Advance
+    | Enter
+    | CombineOwn
+    | Keep
+    | CombineShard
+    | Finish
+    | StoreGradient
+    | Create
+    | Apply
+    | ApplyBehind
+    | Swap
+    | Bind
+    | Unbind
+    | ComputeDigests
+    | TakeParameters
+    | TakeCopy
+    | Drop
+    | EndAttempt
+    | Passed
+    | Resumed
+    | Leave
+    | Fail
+)

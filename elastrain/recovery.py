@@ -1,0 +1,190 @@
+"""What a new view does first: one pure decision over the reports of all its members.
+
+Every member gets the same reports and so comes to the same decision; nobody leads. See ARCHITECTURE.md, "Recovery".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elastrain.fold import Node, covers, leaves
+from elastrain.messages import Record, Report
+from elastrain.placement import Holders, Placement, effective, target
+from elastrain.plan import assign, level
+from elastrain.world import View
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardShape:
+    """A shard as the protocol sees it: its bytes, and the block of each of its gradient lanes."""
+
+    size_bytes: int
+    lanes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The logical job as the protocol sees it; fixed for its whole life."""
+
+    runs: int
+    blocks: int
+    shards: tuple[ShardShape, ...]
+    backups: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(shard.size_bytes for shard in self.shards)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """Complete the highest committed step, then resume the attempt of the next one."""
+
+    committed: int
+    record: Record | None
+    base: Placement
+    now: tuple[Holders, ...]
+    lacking: Mapping[str, tuple[int, ...]]
+    """Per member, the shards whose parameters of `committed` it does not have."""
+    unverified: Mapping[str, frozenset[int]]
+    """Per member, the shards that it backs up and has not yet verified as of `committed`."""
+    newcomers: tuple[str, ...]
+    """Members whose training loop needs the loop state of the others."""
+    donor: str | None
+    runs: Mapping[str, tuple[int, ...]]
+    """Per member, the runs to do, those under way first."""
+    redone: int
+    """How many runs were handed out again."""
+    folded: Mapping[tuple[int, int], frozenset[Node]]
+    """(shard, lane) -> what its primary has."""
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lost:
+    """No member of the view can answer for these shards."""
+
+    shards: tuple[int, ...]
+    reason: str
+
+
+def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery | Lost:
+    """The same for all members of `view`. `reports` must have an entry for each of them."""
+    members = view.ids
+    committed = max(reports[m].committed for m in members)
+    leader = next(m for m in members if reports[m].committed == committed and (reports[m].base or committed < 0))
+    base = reports[leader].base or target([None] * len(shape.shards), shape.sizes, view.nodes, shape.backups)
+    able, lost = _able_holders(view, reports, base, committed)
+    if lost:
+        return Lost(shards=lost, reason=_lost_sentence(lost, base, committed))
+    folded = _folded(reports, able, shape, committed)
+    pending = {m: _pending(reports[m], committed) for m in members}
+    missing = _missing(reports, shape, folded, pending, committed)
+    extra = assign(missing, {m: len(pending[m]) for m in members})
+    fixed = {m: reports[m].fixed if reports[m].committed == committed else 0 for m in members}
+    runs = level({m: (*pending[m], *extra[m]) for m in members}, fixed)
+    source = members[0] if committed < 0 else None
+    newcomers = tuple(m for m in members if committed >= 0 and reports[m].begun < 0)
+    return Recovery(
+        committed=committed,
+        record=reports[leader].record,
+        base=base,
+        now=able,
+        lacking={m: _lacking(reports[m], committed, is_source=m == source) for m in members},
+        unverified={m: _unverified(m, reports[m], able, committed) for m in members},
+        newcomers=newcomers,
+        donor=next((m for m in members if m not in newcomers), None) if newcomers else None,
+        runs=runs,
+        redone=len(missing),
+        folded=folded,
+        reason=f"step {committed} is the highest committed one; {len(missing)} of {shape.runs} runs handed out",
+    )
+
+
+def _able_holders(
+    view: View, reports: Mapping[str, Report], base: Placement, committed: int
+) -> tuple[tuple[Holders, ...], tuple[int, ...]]:
+    """Living holders per shard, the first that has or can make the state of `committed` as primary."""
+    if committed < 0:
+        return tuple(holders for holders in effective(base, view.ids)[0] if holders), ()
+    held = {m: {shard: (version, kept) for shard, version, kept in reports[m].held} for m in view.ids}
+    able: list[Holders] = []
+    lost: list[int] = []
+    for shard, holders in enumerate(base):
+        left = [m for m in holders.all if m in held and _can_serve(held[m].get(shard), committed)]
+        if left:
+            able.append(Holders(left[0], tuple(left[1:])))
+        else:
+            lost.append(shard)
+    return tuple(able), tuple(lost)
+
+
+def _can_serve(held: tuple[int, tuple[int, ...]] | None, committed: int) -> bool:
+    return held is not None and (held[0] == committed or (held[0] == committed - 1 and committed in held[1]))
+
+
+def _folded(
+    reports: Mapping[str, Report], now: tuple[Holders, ...], shape: Shape, committed: int
+) -> dict[tuple[int, int], frozenset[Node]]:
+    """What each primary has of the next step; a backup that keeps the finished gradient has all of it."""
+    found: dict[tuple[int, int], frozenset[Node]] = {}
+    for shard, holders in enumerate(now):
+        report = reports[holders.primary]
+        lanes = range(len(shape.shards[shard].lanes))
+        if report.committed != committed:
+            found.update({(shard, lane): frozenset() for lane in lanes})
+            continue
+        finished = any(s == shard and committed + 1 in kept for s, _, kept in report.held)
+        here = {lane: frozenset(nodes) for s, lane, nodes in report.folded if s == shard}
+        root = frozenset([(0, shape.runs)])
+        found.update({(shard, lane): root if finished else here.get(lane, frozenset()) for lane in lanes})
+    return found
+
+
+def _pending(report: Report, committed: int) -> tuple[int, ...]:
+    return report.pending if report.committed == committed else ()
+
+
+def _missing(
+    reports: Mapping[str, Report],
+    shape: Shape,
+    folded: Mapping[tuple[int, int], frozenset[Node]],
+    pending: Mapping[str, tuple[int, ...]],
+    committed: int,
+) -> tuple[int, ...]:
+    """Runs that some shard still needs and that nobody has or is about to compute."""
+    computed = [
+        frozenset().union(*(leaves(r.own[block]) for r in reports.values() if r.committed == committed and r.own))
+        for block in range(shape.blocks)
+    ]
+    under_way = {run for runs in pending.values() for run in runs}
+    missing: set[int] = set()
+    for (shard, lane), nodes in folded.items():
+        here = leaves(nodes) | computed[shape.shards[shard].lanes[lane]] | under_way
+        missing |= set(range(shape.runs)) - here
+    return tuple(sorted(missing))
+
+
+def _lacking(report: Report, committed: int, *, is_source: bool) -> tuple[int, ...]:
+    if committed < 0:  # the job starts: everybody takes the parameters of rank 0
+        return () if is_source else tuple(range(len(report.parameters)))
+    return tuple(shard for shard, version in enumerate(report.parameters) if version != committed)
+
+
+def _unverified(member: str, report: Report, now: tuple[Holders, ...], committed: int) -> frozenset[int]:
+    versions = {shard: version for shard, version, _ in report.held}
+    return frozenset(s for s, h in enumerate(now) if member in h.backups and versions.get(s) != committed)
+
+
+def is_covered(node: Node, nodes: frozenset[Node]) -> bool:
+    return any(covers(have, node) for have in nodes)
+
+
+def _lost_sentence(lost: tuple[int, ...], base: Placement, committed: int) -> str:
+    holders = sorted({holder for shard in lost for holder in base[shard].all})
+    shards = ", ".join(map(str, lost[:8])) + (" …" if len(lost) > 8 else "")
+    return (
+        f"all holders of shard {shards} are gone ({', '.join(holders)}); the last committed step is {committed} and "
+        "there is no durable checkpoint to fall back to: start the job again, with more backups if this may recur"
+    )

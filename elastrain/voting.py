@@ -1,0 +1,43 @@
+"""Votes of all members become the commit record: the same on every member, because all combine the same votes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elastrain.messages import Record, Vote
+from elastrain.world import View
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disagreement:
+    """Votes that cannot be of one job."""
+
+    reason: str
+
+
+def combine_votes(step: int, view: View, votes: Sequence[Vote]) -> Record | Disagreement:
+    """`votes` in rank order, one per member. Squared norms are added in shard order, whoever measured them."""
+    settings = {vote.settings for vote in votes}
+    if len(settings) > 1:
+        names = ", ".join(f"{m}: {v.settings}" for m, v in zip(view.ids, votes, strict=True))
+        return Disagreement(
+            reason=f"members entered step {step} with different hyperparameters ({names}): every member has to run the "
+            "same script with the same arguments, and schedulers have to be stepped alike on all"
+        )
+    contributions = [vote.contribution for vote in votes if vote.contribution is not None]
+    if len({repr(contribution) for contribution in contributions}) != 1:  # repr: a NaN loss is the same NaN to all
+        return Disagreement(reason=f"shards of step {step} were folded from different contributions: {contributions}")
+    contribution = contributions[0]
+    square_norm = sum(norm for _, norm in sorted(pair for vote in votes for pair in vote.square_norms))
+    finite = math.isfinite(square_norm) and math.isfinite(contribution.loss)
+    return Record(
+        step=step,
+        generation=view.generation,
+        contribution=contribution,
+        square_norm=square_norm,
+        skipped=not finite or contribution.weight == 0.0,
+        switch=min(vote.seen for vote in votes) > view.generation,
+        roles=tuple(sorted((pair for vote in votes for pair in vote.roles), key=lambda pair: pair[0])),
+    )
