@@ -1,0 +1,1 @@
+"""The same model, data and step without elastrain: a plain loop, DDP, and DDP with ZeroRedundancyOptimizer."""

@@ -1,0 +1,1 @@
+"""What elasticity costs when nothing fails."""

@@ -1,0 +1,134 @@
+"""What does elastrain cost when nothing fails? Against a plain loop, DDP and ZeRO-1, in one interleaved run.
+
+`python -m experiments.price.run [--quick]`. Which cases run and which ratios are made of them; trainers live elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from experiments.baselines import ddp, plain, zero1
+from experiments.baselines.workload import Measurement, Workload, heaviest, step_seconds
+from experiments.harness import ROOT, Reach, interleave, quantile, ratio, record, report
+from experiments.plots import bars
+
+REACHES = {
+    "price_1": Reach(limit=1.03),
+    "scaling_2": Reach(limit=0.95, at_least=True),
+    "backup_price": Reach(limit=1.03),
+    "time_ratio_ddp": Reach(limit=1.05),
+    "bytes_ratio_zero1": Reach(limit=1.15),
+}
+
+RUN_LENGTH = 2
+LEAN_RUN_LENGTH = 4
+"""`c` of the runs that are weighed: one run of micro-batches per member at 4 members."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One job's figures: its seconds per step, and its heaviest member's peak of tensor bytes if it was weighed."""
+
+    step_s: float
+    peak_bytes: int | None = None
+
+
+def run_of(found: Sequence[Measurement]) -> Run:
+    return Run(step_s=step_seconds(found), peak_bytes=heaviest(one.peak_bytes for one in found))
+
+
+def elastrain_job(work: Workload, members: int, *, backups: int = 0, run_length: int = RUN_LENGTH) -> list[Measurement]:
+    """One undisturbed job under `elastrain run`.
+
+    Raises RuntimeError with the end of its output if it fails or a member leaves no measurement.
+    """
+    with tempfile.TemporaryDirectory(prefix="elastrain-price-") as name:
+        out = Path(name) / "measured"
+        out.mkdir()
+        command = [str(Path(sys.executable).with_name("elastrain")), "run", "--standalone"]
+        command += ["--nproc-per-node", str(members), str(ROOT / "experiments" / "price" / "worker.py")]
+        command += ["--out", str(out), "--work", json.dumps(asdict(work))]
+        command += ["--backups", str(backups), "--run-length", str(run_length)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            command, cwd=name, env=environment, capture_output=True, text=True, timeout=600, check=False
+        )
+        found = [Measurement(**json.loads(file.read_text())) for file in out.glob("*.json")]
+    if done.returncode or len(found) != members:
+        tail = (done.stdout + done.stderr)[-2000:]
+        raise RuntimeError(
+            f"expected {members} measurements and exit code 0; got {len(found)}, {done.returncode}:\n{tail}"
+        )
+    return found
+
+
+def cases(work: Workload) -> dict[str, Callable[[], Run]]:
+    """Every job that the figures need; only those whose memory is compared are weighed."""
+    light, heavy = replace(work, weigh=False), replace(work, weigh=True)
+    lean = LEAN_RUN_LENGTH
+    return {
+        "plain_1": lambda: run_of(plain.run(light, 1)),
+        "elastrain_1": lambda: run_of(elastrain_job(light, 1)),
+        "plain_2": lambda: run_of(plain.run(light, 2)),
+        "elastrain_2": lambda: run_of(elastrain_job(light, 2)),
+        "ddp_2": lambda: run_of(ddp.run(light, 2)),
+        "elastrain_4": lambda: run_of(elastrain_job(light, 4)),
+        "elastrain_4_backup": lambda: run_of(elastrain_job(light, 4, backups=1)),
+        "ddp_4": lambda: run_of(ddp.run(light, 4)),
+        "zero1_4": lambda: run_of(zero1.run(heavy, 4)),
+        "lean_4": lambda: run_of(elastrain_job(heavy, 4, run_length=lean)),
+        "lean_4_backup": lambda: run_of(elastrain_job(heavy, 4, backups=1, run_length=lean)),
+    }
+
+
+def figures(found: Mapping[str, Sequence[Run]]) -> dict[str, float]:
+    """The keys of the README out of every case's runs, one per round."""
+    times = {name: [run.step_s for run in runs] for name, runs in found.items()}
+    peaks = {name: [float(run.peak_bytes or 0) for run in runs] for name, runs in found.items()}
+    time_ratio_ddp_2 = ratio(times["elastrain_2"], times["ddp_2"])
+    time_ratio_ddp_4 = ratio(times["elastrain_4"], times["ddp_4"])
+    speedup = ratio(times["elastrain_1"], times["elastrain_2"])
+    allowed = ratio(times["plain_1"], times["plain_2"])
+    return {
+        "price_1": ratio(times["elastrain_1"], times["plain_1"]),
+        "scaling_2": speedup / 2 / allowed,
+        "machine_scaling_2": allowed,
+        "backup_price": ratio(times["elastrain_4_backup"], times["elastrain_4"]),
+        "time_ratio_ddp": max(time_ratio_ddp_2, time_ratio_ddp_4),
+        "time_ratio_ddp_2": time_ratio_ddp_2,
+        "time_ratio_ddp_4": time_ratio_ddp_4,
+        "time_ratio_zero1_4": ratio(times["elastrain_4"], times["zero1_4"]),
+        "bytes_ratio_zero1": ratio(peaks["lean_4"], peaks["zero1_4"]),
+        "bytes_ratio_zero1_backup": ratio(peaks["lean_4_backup"], peaks["zero1_4"]),
+        **{f"{name}_step_s": quantile(values, 0.5) for name, values in times.items()},
+        **{f"{name}_peak_bytes": quantile(values, 0.5) for name, values in peaks.items() if any(values)},
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one short round with half the micro-batch (≤ 90 s)")
+    quick = parser.parse_args().quick
+    work = Workload(steps=2, warmup_steps=1, micro_batch_size=4) if quick else Workload(steps=8, warmup_steps=3)
+    rounds = 1 if quick else 5
+    found = interleave(cases(work), rounds=rounds)
+    values = figures(found)
+    settings = {"rounds": rounds, **asdict(work), "run_length": RUN_LENGTH, "lean_run_length": LEAN_RUN_LENGTH}
+    record("price", values, quick=quick, settings=settings)
+    if not quick:
+        times = {name: [run.step_s for run in runs] for name, runs in found.items()}
+        bars(ROOT / "experiments/price/results/steps.png", times, label="seconds per step", title="One step of tiny")
+    met = report(values, REACHES)
+    return 0 if met or quick else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""One elastrain worker doing the common workload; leaves its measurement as `<out>/<member process>.json`.
+
+The user's side of the API and the common measuring only; started by `run.py` through `elastrain run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+if __name__ == "__main__":  # as a script: make `experiments` importable from any folder
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import elastrain
+from experiments.baselines.workload import Measurement, Workload
+from experiments.memory import MemoryAccount, Usage, own_memfd_bytes
+from experiments.train_gpt.data import Windows
+from experiments.train_gpt.model import build, next_token_loss
+from experiments.train_gpt.schedule import MAX_GRAD_NORM, adamw, cosine_with_warmup
+
+
+def train(work: Workload, *, backups: int, run_length: int) -> Measurement:
+    """Warm up, time, and weigh the last step. A step's time runs from the end of the one before to its own end."""
+    account = MemoryAccount(external=own_memfd_bytes)
+    job = elastrain.init(seed=work.seed, run_length=run_length, backups=backups)
+    loader = elastrain.DataLoader(
+        Windows("train", context=work.context),
+        global_batch_size=work.micro_batches * work.micro_batch_size,
+        micro_batch_size=work.micro_batch_size,
+    )
+    model = build(work.size, seed=work.seed)
+    optimizer = adamw(model, lr=work.lr)
+    scheduler = cosine_with_warmup(optimizer, warmup_steps=10, total_steps=1000)
+    model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=MAX_GRAD_NORM)
+    ends, losses = [time.perf_counter()], []
+    usage, resting = Usage(), None
+    for index, step in enumerate(job.steps(loader, until=work.total_steps)):
+        weighed = work.weigh and index == work.total_steps - 1
+        if weighed:
+            resting = account.live_bytes()
+        with account.measure() if weighed else nullcontext(usage) as usage:
+            for batch in step:
+                step.backward(next_token_loss(model, batch))
+            scheduler.step()
+        ends.append(time.perf_counter())
+        losses.append(float(step.loss))
+    timed = slice(work.warmup_steps, work.warmup_steps + work.steps)
+    return Measurement(
+        step_s=[end - start for start, end in pairwise(ends)][timed],
+        losses=losses,
+        peak_bytes=usage.peak_bytes if work.weigh else None,
+        resting_bytes=resting,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--work", type=json.loads, required=True, help="the fields of Workload, as JSON")
+    parser.add_argument("--backups", type=int, required=True)
+    parser.add_argument("--run-length", type=int, required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    found = train(Workload(**args.work), backups=args.backups, run_length=args.run_length)
+    (args.out / f"{os.getpid()}.json").write_text(json.dumps(asdict(found)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A small GPT on the source text of the Python standard library."""
