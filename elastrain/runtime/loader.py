@@ -280,7 +280,7 @@ def _worker_processes(samples: _MicroBatches, queue: _PlanQueue, num_workers: in
     loader: TorchLoader[Any] = TorchLoader(
         samples,
         batch_size=None,
-        sampler=queue,  # type: ignore[arg-type]  # endless: it has no length
+        sampler=queue,  # endless: it has no length
         num_workers=num_workers,
         prefetch_factor=prefetch,
         collate_fn=_as_it_is,
