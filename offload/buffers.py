@@ -1,0 +1,85 @@
+"""Memory that the kernel can read into directly, as tensor storages, and the memory of tensors as bytes.
+
+What is on disk is the page image of a storage: its bytes at the same distance from a page boundary as in memory. So
+direct I/O moves all but the first and last page without a copy, and a tensor comes back at an address that is the
+same modulo the page size: kernels that treat unaligned edges differently compute the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from dataclasses import dataclass
+
+import torch
+
+from elastrain.offload.engines.port import PAGE_BYTES, round_up
+
+HUGE_PAGES_FROM_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """Fresh memory: `image` is what the device fills, `storage` the tensor bytes inside it.
+
+    The memory lives as long as either is referenced; nothing has to be given back.
+    """
+
+    image: memoryview
+    storage: torch.UntypedStorage
+
+
+def lease(*, size_bytes: int, shift_bytes: int) -> Lease:
+    """Memory for a storage of `size_bytes` that starts `shift_bytes` after a page boundary."""
+    length_bytes = round_up(shift_bytes + size_bytes)
+    memory = mmap.mmap(-1, length_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if length_bytes >= HUGE_PAGES_FROM_BYTES:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    image = memoryview(memory)
+    inside = image[shift_bytes : shift_bytes + size_bytes]
+    return Lease(image=image, storage=torch.frombuffer(inside, dtype=torch.uint8).untyped_storage())
+
+
+def shift_of(storage: torch.UntypedStorage) -> int:
+    """How far the storage starts from a page boundary, in bytes."""
+    return storage.data_ptr() % PAGE_BYTES
+
+
+def bytes_of(storage: torch.UntypedStorage) -> memoryview:
+    """The storage's memory. The caller keeps the storage alive while it uses the view. CPU storages only."""
+    return memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
+
+
+def page_image(payload: memoryview, shift_bytes: int) -> list[memoryview]:
+    """`payload` as page-aligned views: a copied first page, the pages between without a copy, a copied last page.
+
+    Only the payload's own bytes leave the process: what lies beside it in its first and last page is left zero.
+    """
+    head_bytes = min((PAGE_BYTES - shift_bytes) % PAGE_BYTES, payload.nbytes)
+    tail_bytes = (payload.nbytes - head_bytes) % PAGE_BYTES
+    inner = payload[head_bytes : payload.nbytes - tail_bytes]
+    views = [_page(payload[:head_bytes], shift_bytes)] if head_bytes else []
+    views += [inner] if inner.nbytes else []
+    return views + ([_page(payload[payload.nbytes - tail_bytes :], 0)] if tail_bytes else [])
+
+
+def _page(part: memoryview, at_bytes: int) -> memoryview:
+    page = memoryview(mmap.mmap(-1, PAGE_BYTES))
+    page[at_bytes : at_bytes + part.nbytes] = part
+    return page
+
+
+def cut(views: list[memoryview], size_bytes: int) -> list[list[memoryview]]:
+    """The same bytes in pieces of `size_bytes` (the last one may be smaller)."""
+    pieces: list[list[memoryview]] = [[]]
+    room_bytes = size_bytes
+    for view in views:
+        while view.nbytes:
+            if not room_bytes:
+                pieces.append([])
+                room_bytes = size_bytes
+            part = view[: min(room_bytes, view.nbytes)]
+            pieces[-1].append(part)
+            room_bytes -= part.nbytes
+            view = view[part.nbytes :]
+    return [piece for piece in pieces if piece]

@@ -1,0 +1,219 @@
+"""One device: its engine, the slots of its slab, its request queue, and what was measured of it.
+
+A slot holds the page image of one storage (see `buffers.py`), moved in pieces, each with its own checksum. Errors of
+the engine become the named errors of `errors.py` here.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import xxhash
+
+from elastrain.offload.buffers import cut, page_image
+from elastrain.offload.engines.port import Engine, round_up
+from elastrain.offload.errors import CorruptSpillError, SpillReadError, SpillWriteError
+from elastrain.offload.queue import RequestQueue
+from elastrain.offload.slab import Slot, SlotAllocator
+from elastrain.offload.stats import DeviceStats
+
+PIECE_BYTES = 8 << 20
+SLAB_GROWTH_BYTES = 256 << 20
+# Until something was measured; only the first passes, which spill everything anyway, are decided with it.
+ASSUMED_BYTES_PER_S = 1e9
+ENOUGH_TO_TELL_BYTES = 16 << 20
+
+
+class EndedEarlyError(Exception):
+    """The request was cancelled between two pieces. Never leaves this folder."""
+
+
+class NoSpaceError(SpillWriteError):
+    """The quota is used up or the device is full."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """A storage on a device: where, how its bytes lie in the page image, and the checksum of each piece."""
+
+    slot: Slot
+    size_bytes: int
+    shift_bytes: int
+    checksums: tuple[int, ...]
+
+
+class Meter:
+    """Bytes moved and the time during which at least one request was moving them."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._busy = 0
+        self._since_s = 0.0
+        self._marked = (0, 0.0)
+        self.moved_bytes = 0
+        self.busy_s = 0.0
+        self.recent_bytes_per_s = ASSUMED_BYTES_PER_S
+
+    def start(self) -> None:
+        with self._lock:
+            if not self._busy:
+                self._since_s = self._clock()
+            self._busy += 1
+
+    def stop(self, moved_bytes: int) -> None:
+        with self._lock:
+            self._busy -= 1
+            self.moved_bytes += moved_bytes
+            if not self._busy:
+                self.busy_s += self._clock() - self._since_s
+
+    def mark(self) -> None:
+        """Take the rate since the last mark as the recent one, if enough was moved to tell."""
+        with self._lock:
+            bytes_before, s_before = self._marked
+            moved_bytes, busy_s = self.moved_bytes - bytes_before, self.busy_s - s_before
+            if moved_bytes >= ENOUGH_TO_TELL_BYTES and busy_s > 0:
+                self.recent_bytes_per_s = moved_bytes / busy_s
+                self._marked = (self.moved_bytes, self.busy_s)
+
+
+class Device:
+    """Moves storages to and from one engine. `write` and `read` block, and are called by the queue's threads."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        quota_bytes: int,
+        threads: int = 2,
+        checked: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.engine = engine
+        self.queue = RequestQueue(engine.name, threads=threads)
+        self.writes = Meter(clock)
+        self.reads = Meter(clock)
+        self.queued_bytes = 0  # owned by whoever places storages
+        self._checked = checked
+        self._slots = SlotAllocator(quota_bytes)
+        self._lock = threading.Lock()
+        self._reserved_bytes = 0
+
+    def write(self, payload: memoryview, shift_bytes: int, cancelled: Callable[[], bool]) -> Copy:
+        """Put `payload` into a slot. Raises `SpillWriteError` or `EndedEarlyError`, with the slot given back."""
+        slot = self._allocate(shift_bytes + payload.nbytes)
+        moved_bytes, sums = 0, []
+        self.writes.start()
+        try:
+            for piece in cut(page_image(payload, shift_bytes), PIECE_BYTES):
+                if cancelled():
+                    raise EndedEarlyError
+                sums.append(self._checksum(piece))
+                self.engine.write(slot.offset_bytes + moved_bytes, piece)
+                moved_bytes += sum(view.nbytes for view in piece)
+        except OSError as fault:
+            self.free(slot)
+            raise _write_error(self.engine.name, fault) from fault
+        except EndedEarlyError:
+            self.free(slot)
+            raise
+        finally:
+            self.writes.stop(moved_bytes)
+        return Copy(slot=slot, size_bytes=payload.nbytes, shift_bytes=shift_bytes, checksums=tuple(sums))
+
+    def read(self, copy: Copy, image: memoryview, cancelled: Callable[[], bool]) -> None:
+        """Fill the page image. Raises `SpillReadError`, `CorruptSpillError` or `EndedEarlyError`."""
+        moved_bytes = 0
+        self.reads.start()
+        try:
+            for piece, expected in zip(cut([image], PIECE_BYTES), copy.checksums, strict=True):
+                if cancelled():
+                    raise EndedEarlyError
+                self.engine.read(copy.slot.offset_bytes + moved_bytes, piece)
+                moved_bytes += sum(view.nbytes for view in piece)
+                if self._checksum(piece) != expected:
+                    raise CorruptSpillError(
+                        f"{self.engine.name} gave back other bytes than were written (offset "
+                        f"{copy.slot.offset_bytes + moved_bytes}): compute the micro-batch again and look at the drive"
+                    )
+        except OSError as fault:
+            raise SpillReadError(
+                f"{self.engine.name} does not give activations back ({fault}): compute the micro-batch again"
+            ) from fault
+        finally:
+            self.reads.stop(moved_bytes)
+
+    def free(self, slot: Slot) -> None:
+        """Let another storage have the slot."""
+        with self._lock:
+            self._slots.free(slot)
+
+    def rate_bytes_per_s(self) -> float:
+        """The slower of the two directions, as last measured: everything that is written is read again."""
+        return min(self.writes.recent_bytes_per_s, self.reads.recent_bytes_per_s)
+
+    def stats(self) -> DeviceStats:
+        """Totals and recent rates."""
+        return DeviceStats(
+            name=self.engine.name,
+            slab_bytes=self._reserved_bytes,
+            used_bytes=self._slots.used_bytes,
+            written_bytes=self.writes.moved_bytes,
+            read_bytes=self.reads.moved_bytes,
+            write_bytes_per_s=self.writes.recent_bytes_per_s,
+            read_bytes_per_s=self.reads.recent_bytes_per_s,
+            capacity_bytes=self.engine.capacity_bytes(),
+        )
+
+    def close(self) -> None:
+        """End the workers, then give the slab back."""
+        self.queue.close()
+        self.engine.close()
+
+    def _checksum(self, piece: list[memoryview]) -> int:
+        if not self._checked:
+            return 0
+        digest = xxhash.xxh3_64()
+        for view in piece:
+            digest.update(view)
+        return digest.intdigest()
+
+    def _allocate(self, size_bytes: int) -> Slot:
+        with self._lock:
+            slot = self._slots.allocate(size_bytes)
+            if slot is None:
+                raise NoSpaceError(
+                    f"the quota of {self._slots.quota_bytes} bytes on {self.engine.name} is used up: raise it"
+                )
+            try:
+                self._reserve(slot.offset_bytes + slot.size_bytes)
+            except OSError as fault:
+                self._slots.free(slot)
+                raise _write_error(self.engine.name, fault) from fault
+            return slot
+
+    def _reserve(self, end_bytes: int) -> None:
+        """Grow the slab in large steps, or by just what is needed where the device has no room for more."""
+        if end_bytes <= self._reserved_bytes:
+            return
+        generous_bytes = min(round_up(end_bytes + SLAB_GROWTH_BYTES), max(self._slots.quota_bytes, end_bytes))
+        for size_bytes in (generous_bytes, end_bytes):
+            try:
+                self.engine.reserve(size_bytes)
+            except OSError as fault:
+                if fault.errno != errno.ENOSPC or size_bytes == end_bytes:
+                    raise
+            else:
+                self._reserved_bytes = size_bytes
+                return
+
+
+def _write_error(name: str, fault: OSError) -> SpillWriteError:
+    if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpaceError(f"{name} is full ({fault}): free space there, or name another directory")
+    return SpillWriteError(f"{name} does not take activations ({fault}): name another directory")

@@ -1,0 +1,1 @@
+"""The devices that take spilled bytes, behind one port. See `port.py`."""

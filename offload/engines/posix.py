@@ -1,0 +1,167 @@
+"""POSIX direct I/O into a preallocated file without a name: the default engine. No compiler, no library.
+
+The kernel frees an unnamed file when its last descriptor closes, also after SIGKILL. Reused, preallocated space is
+about twice as fast to write as a new file; O_DIRECT keeps activations out of the page cache, which is memory too.
+Where a file system refuses O_DIRECT, buffered I/O drops its pages after each call.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastrain.offload.engines.port import PAGE_BYTES
+from elastrain.offload.errors import OffloadConfigError
+
+# Space that is left to others on the file system.
+RESERVE_BYTES = 256 << 20
+MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
+VectorCall = Callable[[int, Sequence[memoryview], int], int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calls:
+    """The kernel calls that move bytes: fault injection and tests put others here."""
+
+    pwritev: VectorCall = os.pwritev
+    preadv: VectorCall = os.preadv
+    fallocate: Callable[[int, int, int], None] = os.posix_fallocate
+
+
+class PosixEngine:
+    """One slab file in `directory`. Raises `OffloadConfigError` where the directory is not fit for it."""
+
+    def __init__(self, directory: str | os.PathLike[str], *, calls: Calls | None = None) -> None:
+        path = check_directory(directory)
+        self.name = str(path)
+        self._calls = calls or Calls()
+        self._path = path
+        self._size_bytes = 0
+        self._fd, self.direct = _open_unnamed(path)
+        _OPEN.add(self)
+
+    def reserve(self, size_bytes: int) -> None:
+        more_bytes = size_bytes - self._size_bytes
+        if more_bytes <= 0:
+            return
+        free_bytes = free_space_bytes(self._path)
+        if more_bytes + RESERVE_BYTES > free_bytes:
+            raise OSError(errno.ENOSPC, f"{more_bytes} more bytes are wanted and {free_bytes} are free", self.name)
+        self._calls.fallocate(self._fd, self._size_bytes, more_bytes)
+        self._size_bytes = size_bytes
+
+    def write(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
+        self._move(self._calls.pwritev, offset_bytes, views, "write")
+
+    def read(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
+        self._move(self._calls.preadv, offset_bytes, views, "read")
+
+    def capacity_bytes(self) -> int:
+        status = os.statvfs(self._path)
+        return status.f_blocks * status.f_frsize
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def path(self) -> str:
+        """A path that opens the slab in this process, for libraries that only take paths."""
+        return f"/proc/self/fd/{self._fd}"
+
+    def _move(self, call: VectorCall, offset_bytes: int, views: Sequence[memoryview], verb: str) -> None:
+        start_bytes, left = offset_bytes, list(views)
+        while left:
+            moved = call(self._fd, left, offset_bytes)
+            if moved <= 0 or (self.direct and moved % PAGE_BYTES):
+                raise OSError(errno.EIO, f"short {verb}: {moved} bytes at offset {offset_bytes}", self.name)
+            offset_bytes += moved
+            left = _after(left, moved)
+        if not self.direct:
+            if verb == "write":
+                os.fdatasync(self._fd)
+            os.posix_fadvise(self._fd, start_bytes, offset_bytes - start_bytes, os.POSIX_FADV_DONTNEED)
+
+
+# Forked children inherit descriptors; a slab must not outlive its own process because a data loader does.
+_OPEN: weakref.WeakSet[PosixEngine] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for engine in list(_OPEN):
+        engine.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _after(views: list[memoryview], moved: int) -> list[memoryview]:
+    """What is left of `views` when the first `moved` bytes are done."""
+    for index, view in enumerate(views):
+        if moved < view.nbytes:
+            return [view[moved:], *views[index + 1 :]]
+        moved -= view.nbytes
+    return []
+
+
+def check_directory(directory: str | os.PathLike[str]) -> Path:
+    """The directory as a path, or one sentence that says why activations can not be spilled there."""
+    path = Path(directory)
+    if not path.is_dir():
+        raise OffloadConfigError(f"{path} is not a directory: create it on an SSD, or name another one")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise OffloadConfigError(f"{path} is not writable by this process: change its rights, or name another one")
+    kind = file_system(path)
+    if kind in MEMORY_FILE_SYSTEMS:
+        raise OffloadConfigError(f"{path} is on {kind}, which is memory itself: name a directory on an SSD")
+    return path
+
+
+def file_system(path: Path) -> str:
+    """The type of the file system that holds `path`, as the kernel names it; empty if it does not say."""
+    device = path.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        if before.split()[2] == wanted:
+            return after.split()[0]
+    return ""
+
+
+def free_space_bytes(path: Path) -> int:
+    """Bytes that an unprivileged process may still allocate there."""
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
+
+
+def _open_unnamed(path: Path) -> tuple[int, bool]:
+    """A descriptor of a file without a name, and whether it does direct I/O."""
+    for flags, direct in ((os.O_DIRECT, True), (0, False)):
+        try:
+            return _open_with(path, flags), direct
+        except OSError as fault:
+            if fault.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise OffloadConfigError(
+                    f"no file can be made in {path}: {fault.strerror}; name another one"
+                ) from fault
+    raise OffloadConfigError(f"no file can be made in {path}: name another directory")
+
+
+def _open_with(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    except OSError as fault:
+        if fault.errno not in (errno.EISDIR, errno.EOPNOTSUPP, errno.ENOENT):
+            raise
+    # No unnamed files here: make one and remove its name at once.
+    plain, name = tempfile.mkstemp(prefix=".elastrain-", dir=path)
+    try:
+        return os.open(name, os.O_RDWR | os.O_CLOEXEC | flags)
+    finally:
+        os.close(plain)
+        os.unlink(name)

@@ -1,0 +1,48 @@
+"""The errors of offloading, named by what the caller can do next. Nothing but names and sentences lives here.
+
+OffloadError
+├── OffloadConfigError     fix the input: a directory, a size, an engine
+│   └── LimitTooSmallError    raise memory_limit; `smallest_bytes` is the smallest that works
+├── SpillWriteError        a device refused to take activations: free space, raise the quota, or use another directory
+├── SpillReadError         saved activations did not come back: compute the micro-batch again
+│   └── CorruptSpillError     they came back changed: compute the micro-batch again, and look at the drive
+└── ModifiedInPlaceError   the model changed a tensor that backward needs: replace the in-place operation
+"""
+
+from __future__ import annotations
+
+
+class OffloadError(Exception):
+    """Root of everything that offloading raises on purpose."""
+
+
+class OffloadConfigError(OffloadError, ValueError):
+    """The input is wrong. The message says what was expected, what came, and what to do."""
+
+
+class LimitTooSmallError(OffloadConfigError):
+    """`memory_limit` is below what one operation of the model needs at once."""
+
+    def __init__(self, limit_bytes: int, smallest_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.smallest_bytes = smallest_bytes
+        super().__init__(
+            f"memory_limit={limit_bytes} bytes is too small: the smallest that works for this model and batch is "
+            f"{smallest_bytes} bytes; raise it, or use a smaller micro-batch"
+        )
+
+
+class SpillWriteError(OffloadError):
+    """Activations could not be written. They are still in memory; no gradient is wrong."""
+
+
+class SpillReadError(OffloadError):
+    """Activations could not be read back. Backward can not go on; compute the micro-batch again."""
+
+
+class CorruptSpillError(SpillReadError):
+    """Activations were read back with other bytes than were written."""
+
+
+class ModifiedInPlaceError(OffloadError, RuntimeError):
+    """A saved tensor was changed in place before backward used it: the gradient would be wrong."""

@@ -1,0 +1,199 @@
+"""`save_on_disk`: saved-tensor hooks that hand each activation to the keeper, and what the user holds of it.
+
+The sibling of `torch.autograd.graph.save_on_cpu`. Hooks decide nothing: identity says what a tensor is, the policy
+how much leaves, the residency table what happens to it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+
+from elastrain.offload.device import Device
+from elastrain.offload.engines.port import Engine
+from elastrain.offload.engines.posix import PosixEngine, check_directory
+from elastrain.offload.errors import OffloadConfigError
+from elastrain.offload.identity import Handle, Kept, record_of, remember, stays_because
+from elastrain.offload.keeper import Keeper
+from elastrain.offload.modules import ModuleTrail, TrailHooks
+from elastrain.offload.planner import Planner
+from elastrain.offload.stats import OffloadStats
+
+MIN_BYTES = 256 << 10
+COMPILED_NODE = "CompiledFunctionBackward"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffloadConfig:
+    """What offloading may use. `memory_limit` and `quota` are bytes; `quota` is over all directories together.
+
+    `memory_limit` bounds the saved activations in memory, those being moved included; None spills as much as the
+    drives can move while the step computes. `deterministic` verifies a checksum on every read.
+    """
+
+    dirs: tuple[str, ...]
+    memory_limit: int | None = None
+    quota: int | None = None
+    min_bytes: int = MIN_BYTES
+    deterministic: bool = True
+    threads_per_device: int = 2
+    deadline_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not self.dirs:
+            raise OffloadConfigError("dirs is empty: name at least one directory on an SSD")
+        for name in ("memory_limit", "quota"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise OffloadConfigError(f"{name} must be a positive number of bytes, got {value}")
+        if self.threads_per_device < 1:
+            raise OffloadConfigError(f"threads_per_device must be at least 1, got {self.threads_per_device}")
+        for directory in self.dirs:
+            check_directory(directory)
+
+
+def save_on_disk(
+    dirs: Sequence[str | os.PathLike[str]],
+    *,
+    memory_limit: int | None = None,
+    quota: int | None = None,
+    deterministic: bool = True,
+    min_bytes: int = MIN_BYTES,
+    threads_per_device: int = 2,
+    deadline_s: float = 60.0,
+) -> ActivationOffload:
+    """Keep activations on SSD between forward and backward, with the same bits.
+
+    Make one and enter it around every forward: what it learned of the last passes decides how much the next one
+    spills. Backward may run inside or outside. Raises `OffloadConfigError` if a directory or a size is unfit.
+    """
+    config = OffloadConfig(
+        dirs=tuple(os.fspath(each) for each in dirs),
+        memory_limit=memory_limit,
+        quota=quota,
+        deterministic=deterministic,
+        min_bytes=min_bytes,
+        threads_per_device=threads_per_device,
+        deadline_s=deadline_s,
+    )
+    return ActivationOffload(config)
+
+
+class ActivationOffload:
+    """A context manager that can be entered again and again, from one thread at a time.
+
+    `engines` replaces the slabs in `config.dirs` by others (memory, null, fault injection).
+    """
+
+    def __init__(
+        self,
+        config: OffloadConfig,
+        *,
+        engines: Sequence[Engine] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self._engines = engines
+        self._clock = clock
+        self._planner = Planner(config.memory_limit)
+        self._keeper: Keeper | None = None
+        self._trail = ModuleTrail()
+        self._trail_hooks: TrailHooks | None = None
+        self._hooks: torch.autograd.graph.saved_tensors_hooks | None = None
+        self._began_s = 0.0
+        self._warned_of_compile = False
+
+    def __enter__(self) -> ActivationOffload:
+        if self._hooks is not None:
+            raise OffloadConfigError("this offload is entered already: make a second one to nest them")
+        keeper = self._open()
+        keeper.begin_pass()
+        self._trail.clear()
+        self._trail_hooks = TrailHooks(self._trail)
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        hooks, trail_hooks, keeper = self._hooks, self._trail_hooks, self._keeper
+        assert hooks is not None and trail_hooks is not None and keeper is not None
+        self._hooks = self._trail_hooks = None
+        hooks.__exit__(kind, error, trace)
+        trail_hooks.remove()
+        keeper.end_forward(quietly=error is not None)
+
+    def stats(self) -> OffloadStats:
+        """What happened so far."""
+        return self._open().stats(elapsed_s=self._clock() - self._began_s)
+
+    def close(self) -> None:
+        """End the threads and give the disk space back. Saved activations can not be asked for any more."""
+        if self._keeper is not None:
+            self._keeper.close()
+
+    def _open(self) -> Keeper:
+        if self._keeper is None:
+            self._began_s = self._clock()
+            self._keeper = Keeper(
+                self._open_devices(),
+                limit_bytes=self.config.memory_limit,
+                plan=self._planner,
+                deadline_s=self.config.deadline_s,
+                clock=self._clock,
+            )
+        return self._keeper
+
+    def _open_devices(self) -> list[Device]:
+        engines = self._engines if self._engines is not None else [PosixEngine(each) for each in self.config.dirs]
+        quota = self.config.quota
+        return [
+            Device(
+                engine,
+                quota_bytes=(1 << 62) if quota is None else quota // len(engines),
+                threads=self.config.threads_per_device,
+                checked=self.config.deterministic,
+                clock=self._clock,
+            )
+            for engine in engines
+        ]
+
+    def _pack(self, tensor: torch.Tensor) -> Kept | Handle:
+        module = self._trail.innermost()
+        # What backward itself saves (a recomputation, a second derivative) is used at once: it stays.
+        if torch._C._current_graph_task_id() != -1 or stays_because(tensor, min_bytes=self.config.min_bytes):
+            return Kept(tensor, module)
+        keeper = self._open()
+        record = record_of(tensor)
+        if record is None or not keeper.share(record):
+            record = keeper.save(
+                tensor.untyped_storage(), version=tensor._version, dtype=str(tensor.dtype), module=module
+            )
+            remember(tensor, record)
+        return Handle(record, tensor, keeper.release)
+
+    def _unpack(self, saved: Kept | Handle) -> torch.Tensor:
+        if isinstance(saved, Kept):
+            return saved.tensor()
+        saved.watch.check()
+        if not self._warned_of_compile:
+            self._warn_of_compile(saved)
+        return saved.view.of(self._open().need(saved.record))
+
+    def _warn_of_compile(self, saved: Handle) -> None:
+        node = torch._C._current_autograd_node()
+        if node is not None and node.name() == COMPILED_NODE:
+            self._warned_of_compile = True
+            warnings.warn(
+                f"the compiled region around {saved.record.module} asks for all its saved tensors at once: they come "
+                f"back with the same bits, but its backward needs as much memory as without offload; compile smaller "
+                f"regions",
+                stacklevel=2,
+            )

@@ -1,0 +1,136 @@
+"""What a saved tensor is: its storage, its view of it, the version it had, and whether it is worth spilling.
+
+Versions are watched without keeping memory: an alias with an empty storage shares the tensor's version counter.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from elastrain.offload.errors import ModifiedInPlaceError
+from elastrain.offload.records import Record
+
+# Attributes of a storage object survive as long as the storage does, through all views of it.
+_RECORD = "_elastrain_offload_record"
+_STAYS = "_elastrain_offload_stays"
+DEVICES = frozenset({"cpu", "cuda"})
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How a tensor looks at its storage."""
+
+    dtype: torch.dtype
+    offset: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    def of(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """The tensor, over memory that holds the same bytes."""
+        tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
+        with torch.no_grad():
+            return tensor.set_(storage, self.offset, self.shape, self.stride)
+
+
+def view_of(tensor: torch.Tensor) -> View:
+    """Dtype, offset, shape and strides, exactly."""
+    return View(tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
+
+
+class VersionWatch:
+    """Notices in-place changes of a tensor, and of everything that shares its version through views."""
+
+    __slots__ = ("_alias", "_module", "_version")
+
+    def __init__(self, tensor: torch.Tensor, module: str) -> None:
+        self._alias = tensor.detach()
+        self._alias.data = tensor.new_empty(0)
+        self._version = tensor._version
+        self._module = module
+
+    def check(self) -> None:
+        """Raise `ModifiedInPlaceError` if the tensor is not what was saved."""
+        if self._alias._version != self._version:
+            raise ModifiedInPlaceError(
+                f"a tensor saved for backward in {self._module} was changed in place afterwards (it is at version "
+                f"{self._alias._version}, saved at version {self._version}): its gradient would be wrong; replace "
+                f"the in-place operation"
+            )
+
+
+class Kept:
+    """What a graph node holds for a tensor that stays in memory."""
+
+    __slots__ = ("_tensor", "_watch")
+
+    def __init__(self, tensor: torch.Tensor, module: str) -> None:
+        # A graph node must not hold a tensor that knows the node: that cycle would never be freed.
+        self._tensor = tensor if tensor.is_leaf else tensor.detach()
+        self._watch = VersionWatch(tensor, module) if _has_plain_memory(tensor) else None
+
+    def tensor(self) -> torch.Tensor:
+        """The tensor itself. Raises `ModifiedInPlaceError`."""
+        if self._watch is not None:
+            self._watch.check()
+        return self._tensor
+
+
+class Handle:
+    """What a graph node holds for a tensor that may leave; `forget` is called when the node lets go of it."""
+
+    __slots__ = ("_forget", "record", "view", "watch")
+
+    def __init__(self, record: Record, tensor: torch.Tensor, forget: Callable[[Record], None]) -> None:
+        self._forget = forget
+        self.record = record
+        self.view = view_of(tensor)
+        self.watch = VersionWatch(tensor, record.module)
+
+    def __del__(self) -> None:
+        self._forget(self.record)
+
+
+def stays_because(tensor: torch.Tensor, *, min_bytes: int) -> str | None:
+    """Why a tensor is left in memory; None if it may leave."""
+    if not _has_plain_memory(tensor):
+        return "it is not a plain strided tensor"
+    if isinstance(tensor, torch.nn.Parameter) or isinstance(tensor._base, torch.nn.Parameter):
+        return "it is a parameter or a view of one"
+    storage = tensor.untyped_storage()
+    if storage.nbytes() < min_bytes:
+        return "it is small"
+    if hasattr(storage, _STAYS):
+        return "it shares the memory of a parameter"
+    return None
+
+
+def _has_plain_memory(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and tensor.device.type in DEVICES
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def mark_as_staying(tensor: torch.Tensor) -> None:
+    """Leave everything that shares this tensor's memory where it is."""
+    if _has_plain_memory(tensor):
+        setattr(tensor.untyped_storage(), _STAYS, True)
+
+
+def record_of(tensor: torch.Tensor) -> Record | None:
+    """The record under which this storage was saved before, at this very version."""
+    reference: weakref.ref[Record] | None = getattr(tensor.untyped_storage(), _RECORD, None)
+    record = reference() if reference is not None else None
+    return record if record is not None and record.version == tensor._version else None
+
+
+def remember(tensor: torch.Tensor, record: Record) -> None:
+    """Find `record` again when a view of the same storage is saved."""
+    setattr(tensor.untyped_storage(), _RECORD, weakref.ref(record))

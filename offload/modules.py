@@ -1,0 +1,63 @@
+"""Which module is running, by name, for error messages and lifetimes; and which storages belong to parameters.
+
+Uses the global module hooks of torch while it is active, so that no model has to be edited or passed in.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from elastrain.offload.identity import mark_as_staying
+
+
+class ModuleTrail(threading.local):
+    """The running modules of each thread, innermost last."""
+
+    def __init__(self) -> None:
+        self._stack: list[str] = []
+        self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+
+    def innermost(self) -> str:
+        """Name and class of the innermost running module."""
+        return self._stack[-1] if self._stack else "no module"
+
+    def clear(self) -> None:
+        """Forget what is running: a forward that raised inside a checkpoint may not have left its modules."""
+        self._stack.clear()
+
+    def enter(self, module: torch.nn.Module, _args: Any) -> None:
+        """Forward-pre-hook."""
+        if not self._stack and module not in self._names:
+            self._learn(module)
+        self._stack.append(self._names.get(module) or type(module).__name__)
+
+    def leave(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
+        """Forward hook, called after exceptions too."""
+        if self._stack:
+            self._stack.pop()
+
+    def _learn(self, root: torch.nn.Module) -> None:
+        for name, module in root.named_modules():
+            self._names[module] = f"{name or 'the model'} ({type(module).__name__})"
+            for parameter in module.parameters(recurse=False):
+                mark_as_staying(parameter.data)
+
+
+class TrailHooks:
+    """Registers a trail's hooks, and removes them."""
+
+    def __init__(self, trail: ModuleTrail) -> None:
+        self._handles = (
+            register_module_forward_pre_hook(trail.enter),
+            register_module_forward_hook(trail.leave, always_call=True),
+        )
+
+    def remove(self) -> None:
+        """Unregister."""
+        for handle in self._handles:
+            handle.remove()

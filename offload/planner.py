@@ -1,0 +1,44 @@
+"""Remembers what the last pass showed and asks the policy again when it no longer holds. No I/O, no clock."""
+
+from __future__ import annotations
+
+from elastrain.offload import policy
+from elastrain.offload.stats import PassProfile, Path
+
+
+class Planner:
+    """How much of a pass to spill. Until a whole pass was seen: everything, since nothing is known."""
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        self._limit_bytes = limit_bytes
+        self._amount: policy.Amount | None = None
+        self._basis: policy.Basis | None = None
+        self.reason = "no pass was measured yet: everything is spilled"
+        self.last: PassProfile | None = None
+
+    def spills(self, index: int) -> bool:
+        """Whether the storage that is saved as number `index` of a pass leaves at once."""
+        return self._amount is None or index < self._amount.count
+
+    def pass_ended(self, profile: PassProfile, device_bytes_per_s: float) -> None:
+        """Plan anew if the pass differs from the one that the plan was made of. A forward without backward is none."""
+        if all(each.path is Path.UNUSED for each in profile.lifetimes):
+            return
+        self.last = profile
+        basis = policy.Basis(
+            forward_s=profile.forward_s,
+            total_bytes=profile.saved_bytes,
+            count=len(profile.lifetimes),
+            device_bytes_per_s=device_bytes_per_s,
+        )
+        why = "the first pass was measured" if self._basis is None else policy.changed(self._basis, basis)
+        if why is None:
+            return
+        self._basis = basis
+        self._amount = policy.choose_amount(
+            [policy.Saved(size_bytes=each.size_bytes, saved_s=each.saved_s) for each in profile.lifetimes],
+            forward_s=profile.forward_s,
+            device_bytes_per_s=device_bytes_per_s,
+            limit_bytes=self._limit_bytes,
+        )
+        self.reason = f"{why}: {self._amount.reason}"

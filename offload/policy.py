@@ -1,0 +1,148 @@
+"""How much to spill, what to fetch next, what to give up: pure functions of measured values, with their reason.
+
+The amount follows SSDTrain (arXiv 2408.10013, section "adaptive offloading"): spill from the start of the forward as
+long as the device can take and return the bytes while the step computes anyway, and keep the tail, which backward
+needs first. A memory limit replaces "as much as is hidden" by "as little as fits". No clock, no I/O, no tensors here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+CHANGE_WORTH_A_NEW_PLAN = 0.10
+# A step is forward plus backward, and backward takes about twice the forward: SSDTrain's 3.
+FORWARDS_PER_STEP = 3
+# Room for what is on its way to the device or back, in units of the largest storage.
+IN_FLIGHT_STORAGES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """One storage that a forward saved: its size, and when it was saved, in seconds since the forward began."""
+
+    size_bytes: int
+    saved_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Amount:
+    """Spill the first `count` storages of a forward and keep the rest; `reason` says why in words."""
+
+    count: int
+    spilled_bytes: int
+    kept_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Basis:
+    """What an amount was made from; `changed` decides whether it still holds."""
+
+    forward_s: float
+    total_bytes: int
+    count: int
+    device_bytes_per_s: float
+
+
+def choose_amount(
+    saved: Sequence[Saved], *, forward_s: float, device_bytes_per_s: float, limit_bytes: int | None
+) -> Amount:
+    """How many storages, from the first one on, to spill.
+
+    Without a limit: as many as the bandwidth hides. With one: as few as fit, since every byte written wears the drive.
+    """
+    if limit_bytes is None:
+        return _hidden(saved, forward_s=forward_s, device_bytes_per_s=device_bytes_per_s)
+    return _fitting(saved, limit_bytes=limit_bytes)
+
+
+def _hidden(saved: Sequence[Saved], *, forward_s: float, device_bytes_per_s: float) -> Amount:
+    before_bytes = 0
+    for index, storage in enumerate(saved):
+        time_left_s = FORWARDS_PER_STEP * forward_s - 2 * storage.saved_s
+        needed_bytes_per_s = (before_bytes + 2 * storage.size_bytes) / max(time_left_s, 1e-9)
+        if needed_bytes_per_s > device_bytes_per_s:
+            return _amount(
+                saved,
+                index,
+                f"from storage {index} on, spilling would need {needed_bytes_per_s / 1e9:.2f} GB/s and the devices "
+                f"move {device_bytes_per_s / 1e9:.2f} GB/s",
+            )
+        before_bytes += storage.size_bytes
+    return _amount(saved, len(saved), "the devices keep up with everything that is saved")
+
+
+def _fitting(saved: Sequence[Saved], *, limit_bytes: int) -> Amount:
+    total_bytes = sum(storage.size_bytes for storage in saved)
+    if total_bytes <= limit_bytes:
+        return _amount(saved, 0, f"all {total_bytes} bytes fit into the limit of {limit_bytes}")
+    largest_bytes = max(storage.size_bytes for storage in saved)
+    room_bytes = max(0, limit_bytes - IN_FLIGHT_STORAGES * largest_bytes)
+    kept_bytes = total_bytes
+    count = 0
+    while kept_bytes > room_bytes and count < len(saved):
+        kept_bytes -= saved[count].size_bytes
+        count += 1
+    return _amount(
+        saved, count, f"{total_bytes} bytes are saved, {limit_bytes} are allowed: the last {kept_bytes} bytes stay"
+    )
+
+
+def _amount(saved: Sequence[Saved], count: int, reason: str) -> Amount:
+    spilled_bytes = sum(storage.size_bytes for storage in saved[:count])
+    kept_bytes = sum(storage.size_bytes for storage in saved[count:])
+    return Amount(count=count, spilled_bytes=spilled_bytes, kept_bytes=kept_bytes, reason=reason)
+
+
+def changed(old: Basis, new: Basis) -> str | None:
+    """Why an amount made from `old` no longer holds, in words; None while it holds."""
+    if new.count != old.count:
+        return f"{new.count} storages were saved, {old.count} before"
+    for name in ("total_bytes", "forward_s", "device_bytes_per_s"):
+        before, after = float(getattr(old, name)), float(getattr(new, name))
+        if abs(after - before) > CHANGE_WORTH_A_NEW_PLAN * max(before, 1e-9):
+            return f"{name} went from {before:.4g} to {after:.4g}"
+    return None
+
+
+def reading_ahead_bytes(*, limit_bytes: int | None, peak_bytes: int, largest_bytes: int) -> int:
+    """How much may be in memory while reading ahead: the limit, or else what the forward needed at its peak anyway."""
+    if limit_bytes is not None:
+        return limit_bytes
+    return max(peak_bytes, IN_FLIGHT_STORAGES * largest_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A storage of the forward that backward is working on, by its place in the order of saving."""
+
+    index: int
+    size_bytes: int
+
+
+def choose_prefetch(spilled: Iterable[Candidate], *, room_bytes: int) -> tuple[Candidate, ...]:
+    """What to read ahead of `spilled`, which comes in the order in which backward will ask, as far as there is room.
+
+    The order is not left for a smaller storage that would fit: it would take the room of one that is needed earlier.
+    """
+    chosen = []
+    for candidate in spilled:
+        if candidate.size_bytes > room_bytes:
+            break
+        room_bytes -= candidate.size_bytes
+        chosen.append(candidate)
+    return tuple(chosen)
+
+
+def choose_evictions(reloaded: Sequence[Candidate], *, cursor: int, wanted_bytes: int) -> tuple[Candidate, ...]:
+    """What to give up for a tensor that is needed now: first what backward has passed, then what it needs last."""
+    passed = sorted((c for c in reloaded if c.index > cursor), key=lambda c: -c.index)
+    ahead = sorted((c for c in reloaded if c.index <= cursor), key=lambda c: c.index)
+    chosen = []
+    for candidate in (*passed, *ahead):
+        if wanted_bytes <= 0:
+            break
+        wanted_bytes -= candidate.size_bytes
+        chosen.append(candidate)
+    return tuple(chosen)

@@ -1,0 +1,98 @@
+"""Ordered, cancellable requests to one device: reads before writes, what is waited for before what will be.
+
+A request is always run exactly once, a cancelled one too: it looks at `cancelled` and reports that it ended. Whoever
+waits for the end of a request can therefore never be forgotten.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections.abc import Callable
+from enum import IntEnum
+
+
+class Urgency(IntEnum):
+    """The order between requests; within one, first come first served."""
+
+    CANCELLED = 0  # nothing to move: only the end has to be reported
+    DEMAND = 1  # backward waits for it
+    PREFETCH = 2
+    WRITE = 3
+
+
+class Request:
+    """One read or write of one storage."""
+
+    __slots__ = ("cancelled", "taken", "urgency", "work")
+
+    def __init__(self, urgency: Urgency, work: Callable[[Request], None]) -> None:
+        self.urgency = urgency
+        self.work = work
+        self.taken = False
+        self.cancelled = False
+
+
+class RequestQueue:
+    """`threads` workers that take requests in order. `work` must not raise; it runs without any lock held."""
+
+    def __init__(self, name: str, *, threads: int) -> None:
+        self._ready = threading.Condition()
+        self._heap: list[tuple[int, int, Request]] = []
+        self._sequence = itertools.count()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"offload {name} {number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, urgency: Urgency, work: Callable[[Request], None]) -> Request:
+        request = Request(urgency, work)
+        self._push(request)
+        return request
+
+    def hasten(self, request: Request) -> None:
+        """Move a request that has not begun to the front."""
+        if request.urgency > Urgency.DEMAND and not request.taken:
+            request.urgency = Urgency.DEMAND
+            self._push(request)
+
+    def cancel(self, request: Request) -> None:
+        """Let a request end as soon as it can; it still runs, to say so."""
+        request.cancelled = True
+        if not request.taken:
+            request.urgency = Urgency.CANCELLED
+            self._push(request)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """End the workers once everything that was submitted has run."""
+        with self._ready:
+            self._closed = True
+            self._ready.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout_s)
+
+    def _push(self, request: Request) -> None:
+        with self._ready:
+            heapq.heappush(self._heap, (request.urgency, next(self._sequence), request))
+            self._ready.notify()
+
+    def _serve(self) -> None:
+        while (request := self._take()) is not None:
+            request.work(request)
+
+    def _take(self) -> Request | None:
+        with self._ready:
+            while True:
+                while self._heap:
+                    request = heapq.heappop(self._heap)[2]
+                    if not request.taken:  # a hastened or cancelled request is in the heap twice
+                        request.taken = True
+                        return request
+                if self._closed:
+                    return None
+                self._ready.wait()

@@ -1,0 +1,96 @@
+"""What the keeper knows of each saved storage and of each pass: plain holders. Their owner's lock guards them."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from elastrain.offload.buffers import shift_of
+from elastrain.offload.device import Copy, Device
+from elastrain.offload.errors import OffloadError
+from elastrain.offload.queue import Request
+from elastrain.offload.residency import State
+from elastrain.offload.stats import Lifetime, PassProfile, Path
+
+
+class Record:
+    """One saved storage of one pass. Everything but the constants belongs to the keeper's lock."""
+
+    def __init__(self, storage: torch.UntypedStorage, *, version: int, dtype: str, module: str) -> None:
+        self.size_bytes = storage.nbytes()
+        self.shift_bytes = shift_of(storage)
+        self.version = version
+        self.dtype = dtype
+        self.module = module
+        self.state = State.RESIDENT
+        self.storage: torch.UntypedStorage | None = storage
+        self.original = weakref.ref(storage)
+        self.image: memoryview | None = None
+        self.copy: Copy | None = None
+        self.device: Device | None = None
+        self.request: Request | None = None
+        self.fault: OffloadError | None = None
+        self.handles = 0
+        self.index = -1
+        self.spilled = False
+        self.path = Path.UNUSED
+        self.saved_s = self.released_s = self.waited_s = 0.0
+        self.needed_s: float | None = None
+
+    def lifetime(self) -> Lifetime:
+        """What happened to it, as a value."""
+        return Lifetime(
+            index=self.index,
+            size_bytes=self.size_bytes,
+            dtype=self.dtype,
+            module=self.module,
+            saved_s=self.saved_s,
+            needed_s=self.needed_s,
+            released_s=self.released_s,
+            path=self.path,
+            waited_s=self.waited_s,
+        )
+
+
+class Pass:
+    """The storages of one forward, in the order of saving."""
+
+    def __init__(self, number: int, began_s: float) -> None:
+        self.number = number
+        self.began_s = began_s
+        self.records: list[Record] = []
+        self.open = 0
+        self.unneeded = 0
+        self.collecting = True
+        self.in_backward = False
+        self.ahead = -1  # nothing above it is on disk only
+        self.cursor = -1  # where backward is
+        self.peak_bytes = self.largest_bytes = 0
+        self.save_stall_s = self.need_stall_s = 0.0
+        self.timeline: list[tuple[float, int]] = []
+
+    def profile(self, total_s: float) -> PassProfile:
+        """The finished pass as a value."""
+        spilled_bytes = sum(each.size_bytes for each in self.records if each.spilled)
+        return PassProfile(
+            number=self.number,
+            forward_s=max((each.saved_s for each in self.records), default=0.0),
+            total_s=total_s,
+            saved_bytes=sum(each.size_bytes for each in self.records),
+            spilled_bytes=spilled_bytes,
+            peak_bytes=self.peak_bytes,
+            save_stall_s=self.save_stall_s,
+            need_stall_s=self.need_stall_s,
+            lifetimes=tuple(each.lifetime() for each in self.records),
+            timeline=tuple(self.timeline),
+        )
+
+
+class Totals:
+    """Counters since the first pass."""
+
+    def __init__(self) -> None:
+        self.passes = self.saved_bytes = self.shared_bytes = self.spilled_bytes = 0
+        self.forwarded_bytes = self.evicted_bytes = self.peak_bytes = 0
+        self.save_stall_s = self.need_stall_s = 0.0

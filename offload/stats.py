@@ -1,0 +1,92 @@
+"""What happened, as plain values: lifetimes of saved tensors, passes, devices, totals. Nothing here measures.
+
+Lifetimes are what a planner over all tensors (such as TERAIO's) starts from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Path(Enum):
+    """How a storage came back to backward."""
+
+    KEPT = "kept"  # it never left
+    FORWARDED = "forwarded"  # handed back from memory while it was being written
+    READ_AHEAD = "read ahead"  # it had been read before it was needed
+    WAITED = "waited"  # backward waited for it
+    UNUSED = "unused"  # nobody asked for it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lifetime:
+    """One saved storage, in seconds since its pass began. `module` is the innermost module that was running."""
+
+    index: int
+    size_bytes: int
+    dtype: str
+    module: str
+    saved_s: float
+    needed_s: float | None
+    released_s: float
+    path: Path
+    waited_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassProfile:
+    """One forward with its backward. `timeline` holds (seconds, live bytes) at each change."""
+
+    number: int
+    forward_s: float
+    total_s: float
+    saved_bytes: int
+    spilled_bytes: int
+    peak_bytes: int
+    save_stall_s: float
+    need_stall_s: float
+    lifetimes: tuple[Lifetime, ...]
+    timeline: tuple[tuple[float, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceStats:
+    """One device: totals since it was opened, and the rates of the last pass that moved enough to tell."""
+
+    name: str
+    slab_bytes: int
+    used_bytes: int
+    written_bytes: int
+    read_bytes: int
+    write_bytes_per_s: float
+    read_bytes_per_s: float
+    capacity_bytes: int
+
+    def drive_writes_per_day(self, elapsed_s: float) -> float:
+        """How often the whole file system would be written in a day at this pace (a drive's rating is 0.3 to 3)."""
+        if not elapsed_s or not self.capacity_bytes:
+            return 0.0
+        return self.written_bytes / self.capacity_bytes * 86_400 / elapsed_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffloadStats:
+    """Everything since the first pass. `live_bytes` counts saved storages in memory and what is being read back."""
+
+    limit_bytes: int | None
+    passes: int
+    elapsed_s: float
+    live_bytes: int
+    peak_bytes: int
+    saved_bytes: int
+    shared_bytes: int
+    spilled_bytes: int
+    forwarded_bytes: int
+    evicted_bytes: int
+    save_stall_s: float
+    need_stall_s: float
+    amount: str
+    faults: tuple[str, ...] = ()
+    devices: tuple[DeviceStats, ...] = ()
+    last: PassProfile | None = field(default=None, repr=False)

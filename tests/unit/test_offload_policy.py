@@ -1,0 +1,91 @@
+"""How much to spill and what to fetch or give up, on values."""
+
+from __future__ import annotations
+
+from elastrain.offload.policy import (
+    IN_FLIGHT_STORAGES,
+    Basis,
+    Candidate,
+    Saved,
+    changed,
+    choose_amount,
+    choose_evictions,
+    choose_prefetch,
+    reading_ahead_bytes,
+)
+
+MB = 1_000_000
+
+
+def evenly(count: int, size_bytes: int, forward_s: float) -> list[Saved]:
+    return [Saved(size_bytes=size_bytes, saved_s=forward_s * i / count) for i in range(count)]
+
+
+def amount(device_bytes_per_s: float, limit_bytes: int | None = None) -> int:
+    saved = evenly(100, 10 * MB, 1.0)
+    return choose_amount(saved, forward_s=1.0, device_bytes_per_s=device_bytes_per_s, limit_bytes=limit_bytes).count
+
+
+def test_a_fast_device_takes_everything() -> None:
+    assert amount(100e9) == 100
+
+
+def test_a_slow_device_takes_what_it_can_hide_from_the_start_on() -> None:
+    # (before + 2 own) / (3 T - 2 t) > bandwidth first at the 19th: 200 MB over (3 - 0.38) s against 75 MB/s.
+    assert amount(75e6) == 18
+
+
+def test_more_bandwidth_never_spills_less() -> None:
+    counts = [amount(rate) for rate in (1e6, 1e7, 1e8, 3e8, 1e9, 1e10)]
+    assert counts == sorted(counts)
+    assert counts[0] == 0
+
+
+def test_the_reason_names_both_rates() -> None:
+    reason = choose_amount(evenly(100, 10 * MB, 1.0), forward_s=1.0, device_bytes_per_s=75e6, limit_bytes=None).reason
+    assert reason.startswith("from storage 18 on")
+    assert "the devices move 0.07 GB/s" in reason or "the devices move 0.08 GB/s" in reason
+
+
+def test_what_fits_the_limit_is_not_written_at_all() -> None:
+    assert amount(100e9, limit_bytes=1000 * MB) == 0
+
+
+def test_a_limit_spills_no_more_than_is_needed() -> None:
+    kept = choose_amount(evenly(100, 10 * MB, 1.0), forward_s=1.0, device_bytes_per_s=1e9, limit_bytes=400 * MB)
+    assert kept.kept_bytes == 400 * MB - IN_FLIGHT_STORAGES * 10 * MB
+    assert kept.spilled_bytes + kept.kept_bytes == 1000 * MB
+
+
+def test_a_tiny_limit_spills_everything() -> None:
+    assert amount(1e9, limit_bytes=MB) == 100
+
+
+def test_an_empty_forward_spills_nothing() -> None:
+    assert choose_amount([], forward_s=0.0, device_bytes_per_s=1e9, limit_bytes=1).count == 0
+
+
+def test_a_plan_holds_while_the_measurements_stay_within_a_tenth() -> None:
+    basis = Basis(forward_s=1.0, total_bytes=100, count=3, device_bytes_per_s=1e9)
+    assert changed(basis, Basis(forward_s=1.09, total_bytes=100, count=3, device_bytes_per_s=0.92e9)) is None
+    slower = Basis(forward_s=1.0, total_bytes=100, count=3, device_bytes_per_s=0.5e9)
+    assert changed(basis, slower) == "device_bytes_per_s went from 1e+09 to 5e+08"
+    other = Basis(forward_s=1.0, total_bytes=100, count=4, device_bytes_per_s=1e9)
+    assert changed(basis, other) == "4 storages were saved, 3 before"
+
+
+def test_reading_ahead_follows_the_order_and_stops_where_the_room_ends() -> None:
+    spilled = [Candidate(index=9, size_bytes=4), Candidate(index=8, size_bytes=7), Candidate(index=7, size_bytes=1)]
+    assert [c.index for c in choose_prefetch(spilled, room_bytes=11)] == [9, 8]
+    assert [c.index for c in choose_prefetch(spilled, room_bytes=10)] == [9]
+
+
+def test_reading_ahead_without_a_limit_needs_no_more_than_the_forward_did() -> None:
+    assert reading_ahead_bytes(limit_bytes=None, peak_bytes=100, largest_bytes=10) == 100
+    assert reading_ahead_bytes(limit_bytes=50, peak_bytes=100, largest_bytes=10) == 50
+
+
+def test_eviction_takes_what_backward_has_passed_then_what_it_needs_last() -> None:
+    reloaded = [Candidate(index=i, size_bytes=10) for i in (1, 2, 5, 8)]
+    assert [c.index for c in choose_evictions(reloaded, cursor=4, wanted_bytes=25)] == [8, 5, 1]
+    assert choose_evictions(reloaded, cursor=4, wanted_bytes=0) == ()

@@ -1,0 +1,72 @@
+"""The residency table, row by row where a row carries a promise."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastrain.offload import residency as r
+from elastrain.offload.residency import State
+
+
+def test_a_storage_that_is_never_disturbed_goes_round_once() -> None:
+    state, seen = State.RESIDENT, [State.RESIDENT]
+    for event in (r.Spill(), r.WriteDone(), r.Prefetch(), r.ReadDone(), r.Release()):
+        state, _ = r.advance(state, event)
+        seen.append(state)
+    assert seen == [
+        State.RESIDENT,
+        State.WRITING,
+        State.SPILLED,
+        State.READING,
+        State.RELOADED,
+        State.DROPPED,
+    ]
+
+
+def test_what_is_needed_while_it_is_written_is_handed_back_from_memory() -> None:
+    state, commands = r.advance(State.WRITING, r.Need())
+    assert state is State.FORWARDED
+    assert commands == (r.CancelWrite(), r.HandBack())
+
+
+def test_a_forwarded_storage_keeps_its_slot_until_the_write_has_ended() -> None:
+    assert r.advance(State.FORWARDED, r.Release()) == (State.LEAVING, ())
+    assert r.FreeSlot() in r.advance(State.LEAVING, r.WriteCancelled())[1]
+
+
+def test_a_write_that_outran_its_cancellation_leaves_two_good_copies() -> None:
+    assert r.advance(State.FORWARDED, r.WriteDone()) == (State.RELOADED, ())
+
+
+def test_a_failed_write_leaves_the_storage_in_memory() -> None:
+    assert r.advance(State.WRITING, r.WriteFailed()) == (State.RESIDENT, (r.FreeSlot(),))
+
+
+def test_a_failed_read_never_hands_memory_back() -> None:
+    state, commands = r.advance(State.READING, r.ReadFailed())
+    assert state is State.FAILED
+    assert r.FreeMemory() in commands
+    assert r.advance(State.FAILED, r.Need()) == (State.FAILED, (r.RaiseFault(),))
+
+
+def test_memory_with_a_good_copy_on_disk_is_given_up_without_writing() -> None:
+    assert r.advance(State.RELOADED, r.Spill()) == (State.SPILLED, (r.FreeMemory(),))
+
+
+def test_a_demand_moves_a_read_that_is_queued_to_the_front() -> None:
+    assert r.advance(State.READING, r.Need()) == (State.READING, (r.HastenRead(),))
+
+
+@pytest.mark.parametrize("state", State, ids=lambda s: s.value)
+def test_wishes_never_fail(state: State) -> None:
+    for wish in (r.Spill(), r.Prefetch(), r.Found()):
+        r.advance(state, wish)
+
+
+def test_an_event_that_can_not_happen_is_called_a_defect() -> None:
+    with pytest.raises(r.ImpossibleEventError, match="WriteDone can not happen to a storage that is spilled"):
+        r.advance(State.SPILLED, r.WriteDone())
+
+
+def test_the_documented_table_has_every_row() -> None:
+    assert len(r.as_markdown().splitlines()) == len(r.TABLE) + 2
