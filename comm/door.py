@@ -1,0 +1,262 @@
+"""Listening, dialling, and the handshake on every new connection; what leaves here is an authenticated socket.
+
+Abstract UNIX names: nothing is left in any file system after a kill. Nothing here knows of frames or views.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from elastrain.comm.errors import HandshakeRefused
+from elastrain.comm.handshake import Handshake, Role
+from elastrain.comm.loop import READ, WRITE, Loop
+from elastrain.comm.values import MeshConfig, Peer
+
+_GREETINGS_MAX = 256
+_BACKLOG = 1024
+_DIAL_AGAIN_S = 0.01
+
+
+@dataclass(kw_only=True, eq=False)
+class _Greeting:
+    """A connection whose other end is not proven yet. `peer`: whom we dialled; None when somebody came to us."""
+
+    sock: socket.socket
+    handshake: Handshake
+    deadline_s: float
+    peer: Peer | None = None
+    connecting: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoorEvents:
+    """What the door tells its owner; `on_open` takes the socket over."""
+
+    on_open: Callable[[str, int, socket.socket], None]  # member, its generation, non-blocking socket
+    on_refused: Callable[[str | None, str], None]  # whom we dialled (None: a stranger came), why
+
+
+class Door:
+    """One UNIX listener, and a TCP one where the transport asks for it."""
+
+    def __init__(
+        self, loop: Loop, events: DoorEvents, *, me: str, job: str, secret: bytes | None, config: MeshConfig
+    ) -> None:
+        if secret is None and not config.loopback:
+            raise ValueError(f"links on {config.bind_host} need a secret: without one anybody in the network may join")
+        self._loop, self._events, self._config = loop, events, config
+        self._me, self._job, self._secret = me, job, secret
+        self.generation = 0  # told to whoever greets us
+        self._greetings: set[_Greeting] = set()
+        self._dial_later: list[tuple[float, Peer, str, float]] = []
+        self._listeners = [self._listen_unix()]
+        if config.transport == "tcp":
+            self._listeners.append(self._listen_tcp())
+        for listener in self._listeners:
+            loop.register(listener.fileno(), READ, partial(self._accept, listener))
+        self.address = ",".join(_spell(listener) for listener in self._listeners)
+
+    def _listen_unix(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        listener.bind(f"\0elastrain-{secrets.token_hex(8)}")
+        listener.listen(_BACKLOG)
+        return listener
+
+    def _listen_tcp(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._config.bind_host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        listener.bind((self._config.bind_host, 0))
+        listener.listen(_BACKLOG)
+        return listener
+
+    def _accept(self, listener: socket.socket, _events: int) -> None:
+        for _ in range(16):
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return  # nobody is waiting any more, or the caller hung up; the listener itself stays
+            sock.setblocking(False)
+            self._tune(sock)
+            if len(self._greetings) >= _GREETINGS_MAX or not _same_user(sock):
+                sock.close()
+                continue
+            self._greet(sock, Role.ACCEPT, peer=None)
+
+    def dial(self, peer: Peer, *, same_node: bool) -> None:
+        """Connect and greet; ends in one call of `on_open` or `on_refused`, unless `hang_up` comes first."""
+        address = choose_address(peer.address, same_node=same_node)
+        self._dial(peer, address, time.monotonic() + self._config.connect_timeout_s)
+
+    def _dial(self, peer: Peer, address: str, deadline_s: float) -> None:
+        scheme, _, where = address.partition(":")
+        if scheme == "unix":
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            result = sock.connect_ex(f"\0{where}")
+        else:
+            host, _, port = where.rpartition(":")
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            result = sock.connect_ex((host, int(port)))
+        if result == errno.EAGAIN:  # the listener's queue is full just now
+            sock.close()
+            self._dial_later.append((time.monotonic() + _DIAL_AGAIN_S, peer, address, deadline_s))
+        elif result not in (0, errno.EINPROGRESS):
+            sock.close()
+            self._events.on_refused(peer.id, f"no connection to {address}: {os.strerror(result)}")
+        else:
+            self._tune(sock)
+            self._greet(sock, Role.DIAL, peer=peer, connecting=result != 0, deadline_s=deadline_s)
+
+    def _tune(self, sock: socket.socket) -> None:
+        if sock.family == socket.AF_UNIX:
+            return
+        silence_s = max(int(self._config.tcp_silence_s / 3), 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The kernel's keepalive is the heartbeat: it goes on while this process computes, and stops when the host dies.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, silence_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, silence_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self._config.tcp_silence_s * 1000))
+
+    def _greet(
+        self,
+        sock: socket.socket,
+        role: Role,
+        *,
+        peer: Peer | None,
+        connecting: bool = False,
+        deadline_s: float | None = None,
+    ) -> None:
+        handshake = Handshake(
+            role,
+            secret=self._secret,
+            job=self._job,
+            me=self._me,
+            generation=self.generation,
+            expect=peer.id if peer else None,
+        )
+        greeting = _Greeting(
+            sock=sock,
+            handshake=handshake,
+            deadline_s=deadline_s or time.monotonic() + self._config.handshake_timeout_s,
+            peer=peer,
+            connecting=connecting,
+        )
+        self._greetings.add(greeting)
+        self._loop.register(sock.fileno(), WRITE if connecting else READ, lambda _events: self._advance(greeting))
+        if not connecting:
+            self._advance(greeting)
+
+    def _advance(self, greeting: _Greeting) -> None:
+        try:
+            if greeting.connecting and not self._finish_connect(greeting):
+                return
+            self._exchange(greeting)
+        except BlockingIOError:
+            return
+        except HandshakeRefused as refusal:
+            try:
+                greeting.sock.send(greeting.handshake.bytes_to_send())  # tell the other end why
+            except OSError:
+                pass  # it has gone already
+            self._dismiss(greeting, refusal.reason)
+        except OSError as error:
+            self._dismiss(greeting, f"the connection broke during the handshake ({error.strerror})")
+
+    def _finish_connect(self, greeting: _Greeting) -> bool:
+        code = greeting.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self._dismiss(greeting, f"no connection: {os.strerror(code)}")
+            return False
+        greeting.connecting = False
+        greeting.deadline_s = time.monotonic() + self._config.handshake_timeout_s
+        self._loop.modify(greeting.sock.fileno(), READ)
+        return True
+
+    def _exchange(self, greeting: _Greeting) -> None:
+        handshake, sock = greeting.handshake, greeting.sock
+        if greeting.peer is not None and not _same_user(sock):
+            raise HandshakeRefused("another user's process listens there")
+        while True:
+            out = handshake.bytes_to_send()
+            if out:
+                # A fresh connection takes a few hundred bytes; if not, the other end is not one of ours.
+                sock.sendall(out)
+            if handshake.done:
+                break
+            data = sock.recv(handshake.wants())
+            if not data:
+                raise HandshakeRefused("the other end closed the connection during the handshake")
+            handshake.receive(data)
+        self._forget(greeting)
+        self._events.on_open(handshake.peer, handshake.peer_generation, sock)
+
+    def _forget(self, greeting: _Greeting) -> None:
+        self._greetings.discard(greeting)
+        self._loop.unregister(greeting.sock.fileno())
+
+    def _dismiss(self, greeting: _Greeting, reason: str) -> None:
+        self._forget(greeting)
+        greeting.sock.close()
+        self._events.on_refused(greeting.peer.id if greeting.peer else None, reason)
+
+    def hang_up(self, member: str) -> None:
+        """Give up dialling this member; nothing is told."""
+        self._dial_later = [later for later in self._dial_later if later[1].id != member]
+        for greeting in [g for g in self._greetings if g.peer is not None and g.peer.id == member]:
+            self._forget(greeting)
+            greeting.sock.close()
+
+    def next_deadline_s(self) -> float | None:
+        """When `run_timers` has something to do, in time.monotonic()."""
+        deadlines = [greeting.deadline_s for greeting in self._greetings]
+        return min([*deadlines, *(later[0] for later in self._dial_later)], default=None)
+
+    def run_timers(self, now_s: float) -> None:
+        for greeting in [g for g in self._greetings if g.deadline_s <= now_s]:
+            self._dismiss(greeting, "it did not finish the handshake in time")
+        due = [later for later in self._dial_later if later[0] <= now_s]
+        self._dial_later = [later for later in self._dial_later if later[0] > now_s]
+        for _, peer, address, deadline_s in due:
+            if now_s < deadline_s:
+                self._dial(peer, address, deadline_s)
+            else:
+                self._events.on_refused(peer.id, f"no connection to {address}: it accepts nobody")
+
+    def sockets(self) -> list[socket.socket]:
+        return [*self._listeners, *(greeting.sock for greeting in self._greetings)]
+
+
+def _same_user(sock: socket.socket) -> bool:
+    if sock.family != socket.AF_UNIX:
+        return True
+    _pid, uid, _gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return bool(uid == os.geteuid())
+
+
+def _spell(listener: socket.socket) -> str:
+    name = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{name[1:].decode()}"
+    return f"tcp:{name[0]}:{name[1]}"
+
+
+def choose_address(address: str, *, same_node: bool) -> str:
+    """The part of a mesh's address to dial: UNIX inside a node, TCP between nodes where the peer listens there.
+
+    A peer that only listens on a UNIX socket is taken at its word: its job runs on one host. Raises ValueError.
+    """
+    parts = [part for part in address.split(",") if part.partition(":")[0] in ("unix", "tcp")]
+    if not parts:
+        raise ValueError(f"{address!r} is no mesh address")
+    wanted = "unix:" if same_node else "tcp:"
+    return next((part for part in parts if part.startswith(wanted)), parts[0])

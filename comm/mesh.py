@@ -1,0 +1,411 @@
+"""The mesh: one authenticated link to each member of the view, edited in place, driven by one thread that polls.
+
+Links that both the old and the new view have are not touched by an edit: same sockets, same segments. Frames of older
+generations are discarded; newer ones are held until an edit reaches them. Collectives and protocols live above.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import socket
+import time
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+
+from elastrain.comm.door import Door, DoorEvents
+from elastrain.comm.errors import CommError, MemberLost, ProtocolError
+from elastrain.comm.frames import FIRST_CONTROL_KIND
+from elastrain.comm.link import Link
+from elastrain.comm.liveness import Beacon
+from elastrain.comm.loop import READ, WRITE, Loop
+from elastrain.comm.segments import SharedMemory
+from elastrain.comm.stream import Stream
+from elastrain.comm.values import Frame, Lost, MeshConfig, Newer, Peer
+
+__all__ = ["Frame", "Lost", "Mesh", "MeshConfig", "Newer", "Peer"]
+
+Event = Frame | Lost | Newer
+_ASIDE_MAX = 64
+
+
+class Mesh:
+    """Owned by one thread; only `wake`, `empty` and `free` may be called from others.
+
+    `secret`: the job's; None is accepted only where strangers can not connect (UNIX sockets and loopback).
+    `beacon`: tells same-host peers of this process's death within milliseconds; made in the main thread, stays the
+    caller's. Without one, peers learn of a death when the socket closes.
+    """
+
+    def __init__(
+        self,
+        *,
+        me: str,
+        node: str,
+        job: str,
+        secret: bytes | None,
+        config: MeshConfig | None = None,
+        beacon: Beacon | None = None,
+    ) -> None:
+        self.me = me
+        self.node = node
+        self.generation = 0
+        self._config = config or MeshConfig()
+        self._beacon = beacon
+        self._loop = Loop()
+        self._shared = SharedMemory(self._config.segment_bytes)
+        self._links: dict[str, Link] = {}
+        # Authenticated members that no view of ours names yet; their newest generation beside.
+        self._aside: dict[str, tuple[socket.socket, int]] = {}
+        self._ready: collections.deque[Event] = collections.deque()
+        self._deaths: collections.deque[tuple[Link, float]] = collections.deque()
+        self._newest_told = 0
+        self._last_stranger = ""
+        self._open = True
+        events = DoorEvents(on_open=self._admit, on_refused=self._refused)
+        self._door = Door(self._loop, events, me=me, job=job, secret=secret, config=self._config)
+        self.address = self._door.address
+        _meshes.add(self)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Everybody in the view, the lost ones too, sorted; me included."""
+        return tuple(sorted([self.me, *self._links]))
+
+    # The view
+
+    def edit(self, generation: int, members: Sequence[Peer]) -> None:
+        """Take over a newer view, in place: links of removed members close, links to added ones open.
+
+        Of two members the one with the smaller id dials. Frames of older generations are discarded from now on; frames
+        held for exactly this one come with the next poll. Raises ValueError for a generation that is not newer, a view
+        without me, or an id named twice.
+        """
+        self._check_open()
+        peers = {peer.id: peer for peer in members}
+        if generation <= self.generation or len(peers) != len(members) or self.me not in peers:
+            raise ValueError(
+                f"generation {generation} after {self.generation}, with {sorted(peer.id for peer in members)}:"
+                f" a view is newer than the last one and names every member once, {self.me!r} included"
+            )
+        del peers[self.me]
+        self.generation = self._door.generation = generation
+        self._newest_told = max(self._newest_told, generation)
+        for member in [member for member in self._links if member not in peers]:
+            self._remove(member)
+        self._forget_the_past(set(peers))
+        for member, peer in peers.items():
+            if member not in self._links:
+                self._add(peer)
+        for member in [m for m, (_, newest) in self._aside.items() if newest <= generation]:
+            self._aside.pop(member)[0].close()
+        for link in self._links.values():
+            self._deliver_held(link)
+
+    def _forget_the_past(self, members: set[str]) -> None:
+        kept = [
+            event
+            for event in self._ready
+            if (isinstance(event, Frame) and event.generation >= self.generation)
+            or (isinstance(event, Lost) and event.member in members)
+            or (isinstance(event, Newer) and event.generation > self.generation)
+        ]
+        self._ready = collections.deque(kept)
+
+    def _remove(self, member: str) -> None:
+        link = self._links.pop(member)
+        self._door.hang_up(member)
+        if link.stream is not None and not link.outbox:
+            link.push_farewell(self.generation)
+            try:
+                link.stream.flush()
+            except OSError:
+                pass  # it learns of it from the closed connection
+        self._hang_up(link)
+        link.take_all_back()
+
+    def _add(self, peer: Peer) -> None:
+        same_node = peer.node == self.node
+        by_unix = same_node or self._config.transport == "unix"
+        deadline_s = time.monotonic() + self._config.connect_timeout_s + self._config.handshake_timeout_s
+        link = Link(peer, same_host=by_unix, shared=self._shared, deadline_s=deadline_s)
+        self._links[peer.id] = link
+        if by_unix and self._beacon is not None:
+            link.push_beacon(self._beacon.fd, self.generation)
+        if self.me < peer.id:
+            self._door.dial(peer, same_node=same_node)
+        elif peer.id in self._aside:
+            self._connect(link, self._aside.pop(peer.id)[0])
+
+    def _deliver_held(self, link: Link) -> None:
+        due = [frame for frame in link.held if frame.generation == self.generation]
+        link.held = [frame for frame in link.held if frame.generation > self.generation]
+        self._ready.extend(due)
+        self._set_events(link)
+
+    # Connections
+
+    def _admit(self, member: str, generation: int, sock: socket.socket) -> None:
+        self._heard_of(generation)
+        link = self._links.get(member)
+        if link is None and member not in self._aside and len(self._aside) < _ASIDE_MAX and member < self.me:
+            self._aside[member] = (sock, generation)
+        elif link is None or link.stream is not None or link.lost is not None:
+            sock.close()  # an id is never used twice: this is a duplicate, or one that was lost already
+        else:
+            self._connect(link, sock)
+
+    def _connect(self, link: Link, sock: socket.socket) -> None:
+        if (sock.family == socket.AF_UNIX) != link.same_host:
+            sock.close()
+            self._lose(link, "it came over another transport than its node says: node names are wrong")
+            return
+        link.stream = Stream(sock, link.outbox, self._config.caps)
+        self._loop.register(sock.fileno(), READ, lambda events: self._serve(link, events))
+        self._flush(link)
+
+    def _refused(self, member: str | None, reason: str) -> None:
+        if member is None:
+            self._last_stranger = reason
+        elif member in self._links:
+            self._lose(self._links[member], reason)
+
+    def _serve(self, link: Link, events: int) -> None:
+        if events & WRITE:
+            self._flush(link)
+        if events & ~WRITE:
+            self._read(link)
+
+    def _read(self, link: Link, *, everything: bool = False) -> None:
+        stream = link.stream
+        if stream is None:
+            return
+        raws = stream.pull(everything=everything)
+        try:
+            for raw in raws:
+                frame = link.take(raw, lambda at_s: self._on_death(link, at_s))
+                if frame is not None:
+                    self._sort_in(link, frame)
+        except ProtocolError as error:
+            stream.ended = f"it broke the protocol: {error}"
+        if link.left_out is not None:
+            self._heard_of(link.left_out)
+        if stream.ended is not None:
+            self._lose(link, _farewell(link) or stream.ended)
+        elif len(link.held) >= self._config.max_held_frames:
+            self._set_events(link)
+
+    def _sort_in(self, link: Link, frame: Frame) -> None:
+        if frame.generation == self.generation:
+            self._ready.append(frame)
+        elif frame.generation > self.generation:
+            link.held.append(frame)
+            self._heard_of(frame.generation)
+
+    def _heard_of(self, generation: int) -> None:
+        if generation > self._newest_told:
+            self._newest_told = generation
+            self._ready.append(Newer(generation=generation))
+
+    def _flush(self, link: Link) -> None:
+        if link.stream is None:
+            return
+        try:
+            link.stream.flush()
+        except OSError as error:
+            # What it sent before its end comes first.
+            self._read(link, everything=True)
+            self._lose(link, _farewell(link) or f"its connection broke ({error.strerror})")
+            return
+        self._set_events(link)
+
+    def _set_events(self, link: Link) -> None:
+        if link.stream is not None:
+            full = len(link.held) >= self._config.max_held_frames
+            self._loop.modify(link.stream.sock.fileno(), (0 if full else READ) | (WRITE if link.outbox else 0))
+
+    def _on_death(self, link: Link, at_s: float) -> None:
+        """Runs in a watcher's thread."""
+        self._deaths.append((link, at_s))
+        self._loop.wake()
+
+    def _bury(self) -> None:
+        while self._deaths:
+            link, at_s = self._deaths.popleft()
+            if link.lost is None and self._links.get(link.peer.id) is link:
+                self._read(link, everything=True)
+                self._lose(link, _farewell(link) or "its process ended", at_s=at_s)
+
+    def _lose(self, link: Link, reason: str, *, at_s: float | None = None) -> None:
+        if link.lost is None:
+            link.lost = reason
+            self._hang_up(link)
+            known_s = time.monotonic() if at_s is None else at_s
+            self._ready.append(Lost(member=link.peer.id, reason=reason, at_s=known_s))
+
+    def _hang_up(self, link: Link) -> None:
+        if link.stream is not None:
+            self._loop.unregister(link.stream.sock.fileno())
+        link.hang_up()
+
+    # Messages
+
+    def send(self, member: str, kind: int, body: bytes = b"", tensors: Sequence[torch.Tensor] = ()) -> None:
+        """Queue a frame of this generation, in order per member; never blocks.
+
+        Tensors of `empty` (or contiguous parts of them) travel to members on this host by reference, all others are
+        written into the stream **without being copied first**: either way a tensor must not change before the receiver
+        has answered. Memory of `empty` that is freed or collected meanwhile is not used again before that.
+        Raises MemberLost for a member that is lost or not in the view, ValueError for what can not be sent.
+        """
+        self._check_open()
+        if not 0 <= kind < FIRST_CONTROL_KIND or len(body) > self._config.max_body_bytes:
+            raise ValueError(f"kind {kind} or a body of {len(body)} bytes is out of range")
+        if member == self.me:
+            own = tuple(tensor.detach() for tensor in tensors)
+            self._ready.append(
+                Frame(source=self.me, generation=self.generation, kind=kind, body=bytes(body), tensors=own)
+            )
+            return
+        link = self._links.get(member)
+        if link is None:
+            raise MemberLost(member, f"it is not in the view of generation {self.generation}")
+        if link.lost is not None:
+            raise MemberLost(member, link.lost)
+        waiting = bool(link.outbox)
+        link.push(kind, self.generation, body, tensors)
+        if not waiting:
+            self._flush(link)
+        if link.outbox.size_bytes > self._config.max_send_queue_bytes:
+            self._lose(link, f"it does not read: {link.outbox.size_bytes} bytes wait to be sent")
+
+    def poll(self, timeout_s: float | None) -> list[Event]:
+        """Wait until something happened, at most `timeout_s`, and return it in order per member.
+
+        The list may be empty: the time is up, `wake` was called, or something went on inside.
+        """
+        self._check_open()
+        self._tell_gone()
+        self._bury()
+        self._loop.run_once(0.0 if self._ready else self._limit(timeout_s))
+        self._bury()
+        self._run_timers()
+        events = list(self._ready)
+        self._ready.clear()
+        return events
+
+    def _limit(self, timeout_s: float | None) -> float | None:
+        deadlines = [self._door.next_deadline_s()]
+        for link in self._links.values():
+            if link.lost is None:
+                deadlines.append(link.return_due_s() if link.stream else link.deadline_s)
+        due_s = min((deadline for deadline in deadlines if deadline is not None), default=None)
+        if due_s is None:
+            return timeout_s
+        wait_s = max(due_s - time.monotonic(), 0.0)
+        return wait_s if timeout_s is None else min(wait_s, timeout_s)
+
+    def _run_timers(self) -> None:
+        now_s = time.monotonic()
+        self._door.run_timers(now_s)
+        for link in self._links.values():
+            if link.lost is not None:
+                continue
+            if link.stream is None:
+                if link.deadline_s <= now_s:
+                    self._lose(link, f"it did not connect in time{self._stranger_words()}")
+                continue
+            return_s = link.return_due_s()
+            if return_s is not None and return_s <= now_s and link.push_returned(self.generation):
+                self._flush(link)
+
+    def _stranger_words(self) -> str:
+        return f" (somebody was refused: {self._last_stranger})" if self._last_stranger else ""
+
+    def _tell_gone(self) -> None:
+        for number in self._shared.take_gone():
+            for link in self._links.values():
+                if link.lost is None:
+                    link.push_gone(number, self.generation)
+                    self._flush(link)
+
+    def wake(self) -> None:
+        """Make a running or the next poll return soon. Safe from any thread."""
+        self._loop.wake()
+
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call `callback` inside poll whenever `fd` is readable (or at its end)."""
+        self._loop.register(fd, READ, lambda _events: callback())
+
+    def unwatch(self, fd: int) -> None:
+        """To be called before `fd` is closed."""
+        self._loop.unregister(fd)
+
+    # Memory
+
+    def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """A zero-filled 1-D tensor in a sealed shared segment of mine, 64-byte aligned. Safe from any thread.
+
+        The memory comes back when the tensor and all its views are collected, or `free` was called, and every receiver
+        has let go of its references. Raises ValueError if `numel` is not positive.
+        """
+        return self._shared.empty(numel, dtype)
+
+    def free(self, tensor: torch.Tensor) -> None:
+        """Give a tensor of `empty` back now; nobody here may touch it afterwards. Raises ValueError for others."""
+        self._shared.free(tensor)
+
+    # Ending
+
+    def close(self) -> None:
+        """Close every link, tell the peers, and give all descriptors and threads back.
+
+        What is not sent yet is dropped. Received tensors, and those of `empty`, stay valid.
+        """
+        if not self._open:
+            return
+        for link in self._links.values():
+            if link.stream is not None and not link.outbox:
+                link.push_farewell(0)
+                self._flush(link)
+        for link in self._links.values():
+            self._hang_up(link)
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        self._open = False
+        for sock in [*self._door.sockets(), *(sock for sock, _ in self._aside.values())]:
+            sock.close()
+        self._loop.close()
+        self._shared.close()
+
+    def _after_fork(self) -> None:
+        """In a forked child: close everything that would keep the links open after the parent's death."""
+        for link in self._links.values():
+            if link.stream is not None:
+                link.stream.close()
+        if self._open:
+            self._close_descriptors()
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise CommError("this mesh is closed, or belongs to the process that forked this one")
+
+
+def _farewell(link: Link) -> str | None:
+    if link.left_out is None:
+        return None
+    return f"it went on without us in generation {link.left_out}" if link.left_out else "it left"
+
+
+_meshes: weakref.WeakSet[Mesh] = weakref.WeakSet()  # of this process, for forks: one hook can not be taken back
+
+
+def _after_fork_in_child() -> None:
+    for mesh in list(_meshes):
+        mesh._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

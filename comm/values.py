@@ -1,0 +1,84 @@
+"""The values that a mesh takes and gives: who is there, what arrived, what is allowed. No behaviour."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from elastrain.comm.frames import Caps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """A member as the others know it. `address` is what its mesh's `address` says."""
+
+    id: str
+    node: str
+    address: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """An incoming message. Tensors that came by reference are read-only views of the sender's memory."""
+
+    source: str
+    generation: int
+    kind: int
+    body: bytes
+    tensors: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lost:
+    """A peer's link broke or its process died; told once per link. `at_s`: time.monotonic() when it became known."""
+
+    member: str
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Newer:
+    """Somebody is in a newer generation already: read the view. Told once per generation."""
+
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """`transport`: "unix" when all members are on this host; "tcp" between nodes (and UNIX sockets inside a node).
+
+    `bind_host` is the interface's address, and what peers connect to. A TCP peer that does not acknowledge for
+    `tcp_silence_s` is lost. `max_held_frames` counts per link; a link that has so many of a newer generation is not
+    read until the next edit. A link whose unsent bytes exceed `max_send_queue_bytes` is lost: its reader is stuck.
+    """
+
+    transport: Literal["unix", "tcp"] = "unix"
+    bind_host: str = "127.0.0.1"
+    connect_timeout_s: float = 10.0
+    handshake_timeout_s: float = 5.0
+    tcp_silence_s: float = 5.0
+    max_body_bytes: int = 16 << 20
+    max_tensor_bytes: int = 8 << 30
+    max_held_frames: int = 4096
+    max_send_queue_bytes: int = 16 << 30
+    segment_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if self.transport not in ("unix", "tcp"):
+            raise ValueError(f"transport is 'unix' or 'tcp'; got {self.transport!r}")
+        ipaddress.ip_address(self.bind_host)  # raises ValueError with a sentence: a name could mean any interface
+        for name, value in vars(self).items():
+            if not isinstance(value, str) and value <= 0:
+                raise ValueError(f"{name} must be positive; got {value}")
+
+    @property
+    def loopback(self) -> bool:
+        return self.transport == "unix" or ipaddress.ip_address(self.bind_host).is_loopback
+
+    @property
+    def caps(self) -> Caps:
+        return Caps(max_body_bytes=self.max_body_bytes, max_tensor_bytes=self.max_tensor_bytes)
