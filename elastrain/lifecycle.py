@@ -170,7 +170,7 @@ class Lifecycle:
         return self.view is None or bool(set(self.view.ids) - set(view.ids))
 
     def _is_left_behind(self) -> bool:
-        """Somebody has gone on to a view that this member knows: nothing can be committed without them here any more."""
+        """Somebody has gone on to a view that this member knows: nothing can be committed here without them."""
         assert self.view is not None
         assert self.newest is not None
         return any(self.view.generation < a.generation <= self.newest.generation for a in self._later)
@@ -714,6 +714,12 @@ class Lifecycle:
             return
         self._complete(decision)
         self._resume(decision)
+
+    def unreported(self) -> tuple[str, ...]:
+        """Members of the view whose report has not come."""
+        if not self.recovering or self.view is None:
+            return ()
+        return tuple(m for m in self.view.ids if m not in self._reports)
 
     def _may_leave_without_state(self) -> bool:
         """At the end of the job only parameters count: members that left in peace took their shards along."""

@@ -1,4 +1,4 @@
-"""Decisions about who is a member: views, restarts, failures of the user's code, specs. Each returns a value and a reason.
+"""Decisions about who is a member: views, restarts, failures of the user's code, specs. Each returns its reason too.
 
 Values in, values out: no clock, no store, no process may come in here.
 """

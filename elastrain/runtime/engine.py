@@ -1,0 +1,383 @@
+"""The worker's engine: one thread that drives the protocol core with real links, real tensors and a real launcher.
+
+The training loop (the main thread) and the engine talk through two queues. The engine never computes gradients, the
+main thread never sends; forward and backward go on while the engine folds, commits, recovers and backs up.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elastrain import errors
+from elastrain import protocol as p
+from elastrain.comm.errors import CommError
+from elastrain.comm.liveness import Beacon
+from elastrain.comm.mesh import Mesh
+from elastrain.comm.values import Frame, Lost, Newer, Peer
+from elastrain.lifecycle import Lifecycle
+from elastrain.messages import Copied, Copy, Partial, Publish, Report, Vote, decode, encode
+from elastrain.runtime.channel import Channel, ChannelClosedError
+from elastrain.runtime.executor import Executor
+from elastrain.runtime.faults import ArmedFault, Faults
+from elastrain.runtime.journal import Journal
+from elastrain.runtime.model import GradientSlot
+from elastrain.runtime.optimizer import Hyper
+from elastrain.world import Member, View
+
+POLL_S = 0.5
+RECOVERY_DEADLINE_S = 10.0
+"""A report that has not come by then is reported to the agent, who judges its sender."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A run to compute, with the slot for its gradients."""
+
+    compute: p.Compute
+    slot: GradientSlot
+
+
+Outcome = Work | p.Advance | p.Enter | p.Leave
+
+
+class Engine:
+    """Construct and `start` on the main thread; call the blocking methods from there only."""
+
+    def __init__(
+        self,
+        *,
+        me: str,
+        mesh: Mesh,
+        beacon: Beacon,
+        core: Lifecycle,
+        executor: Executor,
+        channel: Channel | None,
+        journal: Journal,
+        faults: Faults,
+    ) -> None:
+        self.me = me
+        self.view: View | None = None
+        self.core = core
+        self._mesh = mesh
+        self._beacon = beacon
+        self._executor = executor
+        self._channel = channel
+        self._journal = journal
+        self._faults = faults
+        self._inbox: deque[p.Event] = deque()
+        self._events: deque[p.Event] = deque()
+        self._outbox: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._failure: Exception | None = None
+        self._stopped = threading.Event()
+        self._recovering_since_s: float | None = None
+        self._holders_told: object = None
+        self._published = 0
+        self._thread = threading.Thread(target=self._run, name="elastrain-engine", daemon=True)
+
+    # --------------------------------------------------------------------------------------------- for the main thread
+
+    def start(self, spec: Mapping[str, Any]) -> None:
+        """Tell the launcher that this member is ready; alone, the view is this member."""
+        if self._channel is not None:
+            self._mesh.watch(self._channel.fileno(), self._hear)
+            self._channel.send(
+                "hello",
+                fd=self._beacon.fd,
+                member=self.me,
+                pid=os.getpid(),
+                address=self._mesh.address,
+                spec=dict(spec),
+                beacon=True,
+            )
+        else:
+            alone = Member(id=self.me, node="node0", address=self._mesh.address)
+            self._inbox.append(p.Viewed(view=View(generation=1, members=(alone,), reason="a job of one")))
+        self._thread.start()
+
+    def enter(self) -> p.Enter | p.Leave:
+        """Wait until the loop may begin; says at which step."""
+        outcome = self._next()
+        assert isinstance(outcome, p.Enter | p.Leave)
+        return outcome
+
+    def begin(self, step: int, hyper: Hyper, settings: str, state: str) -> None:
+        self._executor.hyper[step] = hyper
+        self._tell(p.Began(step=step, settings=settings, state=state))
+
+    def next_work(self) -> Work | p.Advance | p.Leave:
+        """Wait for a run to compute, or for the end of the step."""
+        self._tell(p.Ready())
+        outcome = self._next()
+        assert not isinstance(outcome, p.Enter)
+        return outcome
+
+    def block_done(self, event: p.RunDone) -> None:
+        self._tell(event)
+
+    def finish(self, step: int) -> None:
+        """Wait until every member is at the end."""
+        self._faults.reach(step, "shutdown")
+        self._tell(p.Finishing(step=step))
+        self._next()
+
+    def close(self) -> None:
+        """End the engine; nothing is waited for."""
+        self._stopped.set()
+        self._mesh.wake()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5.0)
+
+    @staticmethod
+    def now_s() -> float:
+        return time.monotonic()
+
+    def _tell(self, event: p.Event) -> None:
+        self._inbox.append(event)
+        self._mesh.wake()
+
+    def _next(self) -> Outcome:
+        while True:
+            try:
+                return self._outbox.get(timeout=POLL_S)
+            except queue.Empty:
+                if self._failure is not None:
+                    raise self._failure from None
+                if not self._thread.is_alive():
+                    raise errors.StoppedError("the engine has ended") from None
+
+    # --------------------------------------------------------------------------------------------------- the engine
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                self._turn()
+        except Exception as failure:  # noqa: BLE001 - the edge of the thread: whatever it was, the main thread raises it
+            self._failure = failure
+        finally:
+            self._mesh.close()
+
+    def _turn(self) -> None:
+        """Whatever came in, then one task that nobody waits for at once."""
+        busy = bool(self._inbox or self._executor.behind)
+        for arrival in self._mesh.poll(0.0 if busy else POLL_S):
+            self._arrived(arrival)
+        while self._inbox:
+            self._handle(self._inbox.popleft())
+        if self._executor.behind and not self._inbox:
+            result = self._executor.work_behind()
+            if result is not None:
+                self._handle(result)
+        self._watch_recovery()
+
+    def _arrived(self, arrival: Frame | Lost | Newer) -> None:
+        match arrival:
+            case Frame():
+                message = decode(arrival.kind, arrival.body)
+                self._handle(
+                    p.Arrived(
+                        source=arrival.source,
+                        generation=arrival.generation,
+                        message=message,
+                        payload=arrival.tensors,
+                    )
+                )
+            case Lost():
+                self._journal.write("lost", at_s=arrival.at_s, peer=arrival.member, reason=arrival.reason)
+                self._suspect(arrival.member, arrival.reason)
+            case Newer():
+                pass  # the agent tells every view as soon as it stands: there is nothing to ask for
+
+    def _handle(self, event: p.Event) -> None:
+        self._events.append(event)
+        while self._events:
+            current = self._events.popleft()
+            self._before(current)
+            for command in self.core.handle(current):
+                result = self._carry_out(command)
+                if result is not None:
+                    self._events.append(result)
+
+    def _before(self, event: p.Event) -> None:
+        if isinstance(event, p.RunDone):
+            self._executor.block_done(event)
+        elif isinstance(event, p.Ready):
+            self._executor.end_run()
+
+    def _carry_out(self, command: p.Command) -> p.Event | None:
+        match command:
+            case p.Send():
+                self._send(command)
+            case p.Compute():
+                self._outbox.put(Work(command, self._executor.start_run()))
+            case p.Advance() | p.Enter() | p.Leave():
+                self._release(command)
+            case p.Edit():
+                self._edit(command.view)
+            case p.Passed():
+                self._passed(command)
+            case p.Resumed():
+                self._resumed(command)
+            case p.Fail():
+                self._fail(command)
+            case p.ReadView():
+                self._journal.write("newer", generation=command.generation)
+            case _:
+                self._reach_phase(command)
+                return self._executor.carry_out(command)
+        return None
+
+    def _reach_phase(self, command: p.Command) -> None:
+        match command:
+            case p.Keep():
+                self._faults.reach(command.step, "reduce")
+            case p.Apply():
+                self._faults.reach(command.record.step, "apply")
+            case p.TakeCopy():
+                self._faults.reach(command.step + 1, "rebalance")
+
+    # ----------------------------------------------------------------------------------------------------- the outside
+
+    def _send(self, command: p.Send) -> None:
+        message = command.message
+        kind, body = encode(message)
+        match message:
+            case Partial():
+                self._faults.reach(message.step, "reduce")
+            case Publish() if self._published:
+                self._faults.reach(message.step, "publish")
+            case Report() if message.committed >= 0:
+                self._faults.reach(message.committed + 1, "recover")
+            case Copy() | Copied():
+                self._faults.reach(message.step + 1, "rebalance")
+        try:
+            self._mesh.send(command.to, kind, body, self._executor.payload(message))
+        except CommError as error:  # the view will say what became of the receiver
+            self._journal.write("unsent", to=command.to, reason=str(error))
+        self._published = self._published + 1 if isinstance(message, Publish) else 0
+        if isinstance(message, Vote):
+            self._faults.reach(message.step, "commit")  # after some members have got it and others have not
+
+    def _edit(self, view: View) -> None:
+        self.view = view
+        self._recovering_since_s = time.monotonic()
+        self._journal.write("edit", generation=view.generation, members=list(view.ids), reason=view.reason)
+        self._mesh.edit(view.generation, [Peer(id=m.id, node=m.node, address=m.address) for m in view.members])
+
+    def _resumed(self, command: p.Resumed) -> None:
+        self._recovering_since_s = None
+        recovery = command.recovery
+        self._journal.write(
+            "resumed",
+            generation=command.view.generation,
+            committed=recovery.committed,
+            redone=recovery.redone,
+            reason=recovery.reason,
+            runs={member: list(runs) for member, runs in recovery.runs.items()},
+        )
+        self._tell_holders()
+
+    def _passed(self, command: p.Passed) -> None:
+        record = command.record
+        told = record.contribution
+        loss = told.loss / told.weight if told.weight else None
+        self._journal.write(
+            "passed",
+            step=record.step,
+            generation=record.generation,
+            loss=loss,
+            samples=told.samples,
+            fingerprint=told.fingerprint,
+            skipped=record.skipped,
+        )
+        self._say(
+            "progress",
+            step=record.step,
+            generation=record.generation,
+            loss=loss if loss is None or loss == loss else None,
+            samples=told.samples,
+            at_s=time.monotonic(),
+        )
+
+    def _tell_holders(self) -> None:
+        """Who holds what, when it changed: the launcher judges by it whether a view keeps the state."""
+        holders = self.core.now
+        if holders == self._holders_told or self.core.committed < 0:
+            return
+        self._holders_told = holders
+        copies = min(len(h.all) for h in holders) - 1
+        wanted = min(self.core.shape.backups, len(self.view.members) - 1 if self.view else 0)
+        self._say(
+            "progress",
+            step=self.core.committed,
+            generation=self.view.generation if self.view else 0,
+            holders={str(shard): list(h.all) for shard, h in enumerate(holders)},
+            window=f"every shard survives the loss of {copies} more" + ("" if copies >= wanted else ", copying"),
+        )
+
+    def _release(self, outcome: p.Advance | p.Enter | p.Leave) -> None:
+        if isinstance(outcome, p.Advance):
+            self._journal.write("advance", step=outcome.record.step)
+            self._tell_holders()
+        elif isinstance(outcome, p.Enter):
+            self._faults.reach(outcome.step, "join")
+        elif outcome.evicted:
+            self._failure = errors.StoppedError(
+                f"member {self.me} was removed from the job: start it again to join anew"
+            )
+            return
+        self._outbox.put(outcome)
+
+    def _fail(self, command: p.Fail) -> None:
+        if command.kind == "StateLostError":
+            self._say("lost_state", sentence=command.reason)
+        raise getattr(errors, command.kind)(command.reason)
+
+    def _hear(self) -> None:
+        """The agent's messages, read inside the mesh's poll."""
+        assert self._channel is not None
+        try:
+            messages = self._channel.receive()
+        except ChannelClosedError as error:
+            raise errors.StoppedError(f"the launcher is gone ({error}); this worker stops") from error
+        for message in messages:
+            self._heard(message)
+
+    def _heard(self, message: Mapping[str, Any]) -> None:
+        match message["type"]:
+            case "view":
+                members = tuple(Member(id=m["id"], node=m["node"], address=m["address"]) for m in message["members"])
+                view = View(generation=message["generation"], members=members, reason=message.get("reason", ""))
+                self._journal.write("view", generation=view.generation, members=list(view.ids), reason=view.reason)
+                self._inbox.append(p.Viewed(view=view))
+            case "ended":
+                self._inbox.append(p.Ended())
+            case "fault":
+                self._faults.arm(
+                    ArmedFault(kind=message["class"], step=message.get("step"), phase=message.get("phase"))
+                )
+            case "refused":
+                raise errors.RefusedError(message["reason"])
+            case "stop":
+                raise errors.StoppedError(message["reason"])
+
+    def _suspect(self, member: str, reason: str) -> None:
+        self._say("suspect", member=member, reason=reason)
+
+    def _say(self, kind: str, **fields: Any) -> None:
+        if self._channel is not None:
+            self._channel.send(kind, **fields)
+
+    def _watch_recovery(self) -> None:
+        since = self._recovering_since_s
+        if since is None or time.monotonic() - since < RECOVERY_DEADLINE_S or self.view is None:
+            return
+        self._recovering_since_s = time.monotonic()
+        for member in self.core.unreported():
+            self._suspect(member, f"no report for generation {self.view.generation} in {RECOVERY_DEADLINE_S:.0f} s")

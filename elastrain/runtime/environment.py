@@ -1,0 +1,37 @@
+"""The worker's environment, read here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Who this process is. Without a launcher it is a job of one."""
+
+    job: str
+    member: str
+    node: str
+    agent: str | None
+    """Abstract UNIX address of the agent's channel; None without a launcher."""
+    secret: bytes | None
+    run_dir: Path | None
+    may_inject: bool
+
+
+def read_environment() -> Environment:
+    """Raises OSError if the secret's file cannot be read."""
+    secret_file = os.environ.get("ELASTRAIN_SECRET_FILE")
+    run_dir = os.environ.get("ELASTRAIN_RUN_DIR")
+    return Environment(
+        job=os.environ.get("ELASTRAIN_JOB") or f"alone-{uuid.uuid4().hex[:12]}",
+        member=os.environ.get("ELASTRAIN_MEMBER", "m0"),
+        node=os.environ.get("ELASTRAIN_NODE", "node0"),
+        agent=os.environ.get("ELASTRAIN_AGENT"),
+        secret=Path(secret_file).read_bytes() if secret_file else None,
+        run_dir=Path(run_dir) if run_dir else None,
+        may_inject=os.environ.get("ELASTRAIN_INJECT") == "1",
+    )

@@ -1,0 +1,323 @@
+"""Carries out the protocol's commands on tensors: partials, folds, gradients, states, parameters.
+
+Called by one thread only (the engine's). Decides nothing, sends nothing, waits for nothing. What a message refers to
+lies in this member's shared memory and is not changed before the protocol says that nobody reads it any more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from elastrain import protocol as p
+from elastrain.fold import Node
+from elastrain.layout import Layout
+from elastrain.messages import Copy, Gradient, Message, Partial, Publish, Record
+from elastrain.runtime.model import GradientSlot, ModelState
+from elastrain.runtime.optimizer import Hyper, PieceOptimizer
+from elastrain.snapshot.state import ShardState
+
+Allocate = Callable[[int, torch.dtype], Tensor]
+
+
+class Buffers:
+    """Shared-memory buffers that come back: the same few sizes are needed in every step."""
+
+    def __init__(self, allocate: Allocate) -> None:
+        self._allocate = allocate
+        self._free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+        self._lent: dict[int, Tensor] = {}
+
+    def take(self, like: Tensor) -> Tensor:
+        free = self._free.get((like.numel(), like.dtype))
+        buffer = free.pop() if free else self._allocate(like.numel(), like.dtype)
+        self._lent[id(buffer)] = buffer
+        return buffer
+
+    def give_back(self, buffer: Tensor) -> None:
+        """A tensor that was not taken here is left alone."""
+        if self._lent.pop(id(buffer), None) is not None:
+            self._free.setdefault((buffer.numel(), buffer.dtype), []).append(buffer)
+
+    def owns(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._lent
+
+
+@dataclass
+class Slot:
+    """A gradient slot and the blocks whose partial it still holds."""
+
+    slot: GradientSlot
+    blocks: set[int] = field(default_factory=set)
+    running: bool = True
+
+
+class Executor:
+    def __init__(
+        self,
+        *,
+        layout: Layout,
+        model: ModelState,
+        optimizer: PieceOptimizer,
+        allocate: Allocate,
+        max_grad_norm: float | None,
+    ) -> None:
+        self.layout = layout
+        self.model = model
+        self.optimizer = optimizer
+        self.max_grad_norm = max_grad_norm
+        self.hyper: dict[int, Hyper] = {}
+        self.states: dict[int, ShardState] = {}
+        self.behind: deque[p.ApplyBehind | p.ComputeDigests] = deque()
+        self._buffers = Buffers(allocate)
+        self._free_slots: list[GradientSlot] = []
+        self._own: dict[tuple[int, int, Node], Slot] = {}
+        self._running: Slot | None = None
+        self._folds: dict[tuple[int, int, Node], Tensor] = {}
+        self._finished: dict[tuple[int, int], Tensor] = {}
+        self._kept: dict[tuple[int, int], Tensor] = {}
+        self._scratch: dict[tuple[int, int], ShardState] = {}
+        self._nothing = torch.empty(0)
+
+    # ----------------------------------------------------------------------------------------- the training loop's side
+
+    def start_run(self) -> GradientSlot:
+        """A slot for the next run; the training loop zeroes it and accumulates into it."""
+        slot = self._free_slots.pop() if self._free_slots else self.model.new_slot()
+        self._running = Slot(slot, set(range(len(self.layout.blocks))))
+        return slot
+
+    def block_done(self, event: p.RunDone) -> None:
+        assert self._running is not None
+        self._own[event.step, event.block, (event.run, event.run + 1)] = self._running
+
+    def end_run(self) -> None:
+        if self._running is not None:
+            self._running.running = False
+            self._recycle(self._running)
+            self._running = None
+
+    def _recycle(self, slot: Slot) -> None:
+        if not slot.blocks and not slot.running:
+            self._free_slots.append(slot.slot)
+
+    # ------------------------------------------------------------------------------------------------------ commands
+
+    def carry_out(self, command: p.Command) -> p.Event | None:
+        """Do the work of one command. Commands that are no work of this class are ignored."""
+        match command:
+            case p.CombineOwn():
+                self._combine_own(command)
+            case p.Keep():
+                self._folds[command.shard, command.lane, command.node] = self._incoming(command)
+            case p.CombineShard():
+                self._combine_shard(command)
+            case p.Finish():
+                return p.Finished(step=command.step, square_norms={s: self._finish(command, s) for s in command.shards})
+            case p.StoreGradient():
+                self._store_gradient(command)
+            case p.Create():
+                self._create(command)
+            case p.Apply():
+                self._apply(command)
+            case p.ApplyBehind() | p.ComputeDigests():
+                self.behind.append(command)
+            case p.Swap():
+                self.states[command.shard] = self._scratch.pop((command.shard, command.step))
+                self._let_go(command.shard, command.step)
+            case p.Bind():
+                self._bind(command.shard)
+                self._let_go(command.shard, command.step)
+            case p.Unbind():
+                state = self.states[command.shard]
+                state.parameters = state.parameters.clone()
+            case p.TakeParameters():
+                self.model.parameters_of(self.layout.shards[command.shard]).copy_(command.payload[command.index])
+            case p.TakeCopy():
+                return self._take_copy(command)
+            case p.Drop():
+                self.states.pop(command.shard, None)
+                self._let_go(command.shard, 1 << 62)
+            case p.EndAttempt():
+                self._end_attempt(command.step)
+        return None
+
+    def work_behind(self) -> p.Event | None:
+        """One task that nobody waits for at once; None when there is none."""
+        if not self.behind:
+            return None
+        task = self.behind.popleft()
+        if isinstance(task, p.ComputeDigests):
+            digests = {s: self.states[s].digest() for s in task.shards if s in self.states}
+            return p.Digested(step=task.step, digests=digests)
+        scratch = self.states[task.shard].clone()
+        self._update([(scratch, self._kept[task.shard, task.record.step], task.touched)], task.record)
+        self._scratch[task.shard, task.record.step] = scratch
+        return p.AppliedBehind(step=task.record.step, shard=task.shard, digest=scratch.digest())
+
+    # ----------------------------------------------------------------------------------------------------------- folds
+
+    def _combine_own(self, command: p.CombineOwn) -> None:
+        step, block, c = command.step, command.block, command.combine
+        left, right = self._own.pop((step, block, c.left)), self._own.pop((step, block, c.right))
+        for into, what in zip(left.slot.block_flats(block), right.slot.block_flats(block), strict=True):
+            into.add_(what)
+        self._own[step, block, c.parent] = left
+        right.blocks.discard(block)
+        self._recycle(right)
+
+    def _own_lane(self, step: int, block: int, node: Node, shard: int, lane: int) -> Tensor:
+        lanes = self.layout.shards[shard].lanes
+        if not lanes:  # a frozen shard has no gradient; it takes part so that it is published like the others
+            return self._nothing
+        return self._own[step, block, node].slot.lane(self.layout.shards[shard], lane)
+
+    def _incoming(self, command: p.Keep) -> Tensor:
+        if command.payload is None:
+            return self._own_lane(command.step, command.block, command.node, command.shard, command.lane)
+        tensor: Tensor = command.payload[command.index]
+        return tensor
+
+    def _combine_shard(self, command: p.CombineShard) -> None:
+        key, c = (command.shard, command.lane), command.combine
+        left, right = self._folds.pop((*key, c.left)), self._folds.pop((*key, c.right))
+        self._folds[(*key, c.parent)] = self._sum(left, right)
+
+    def _sum(self, left: Tensor, right: Tensor) -> Tensor:
+        """`left + right` in a buffer of ours; what belongs to a member's partial is never written."""
+        if self._buffers.owns(left):
+            left.add_(right)
+            self._buffers.give_back(right)
+            return left
+        out = right if self._buffers.owns(right) else self._buffers.take(left)
+        return torch.add(left, right, out=out)
+
+    def _finish(self, command: p.Finish, shard: int) -> float:
+        root = next(node for s, _, node in self._folds if s == shard and node[0] == 0)
+        lanes = max(1, len(self.layout.shards[shard].lanes))
+        total = self._folds.pop((shard, 0, root))
+        for lane in range(1, lanes):
+            total = self._sum(total, self._folds.pop((shard, lane, root)))
+        self._finished[command.step, shard] = total
+        return float(torch.linalg.vector_norm(total, dtype=torch.float64)) ** 2
+
+    def _store_gradient(self, command: p.StoreGradient) -> None:
+        source: Tensor = command.payload[command.index]
+        kept = self._kept.get((command.shard, command.step))
+        if kept is None:
+            kept = self._kept[command.shard, command.step] = self._buffers.take(source)
+        kept.copy_(source)
+
+    def _gradient_of(self, step: int, shard: int) -> Tensor:
+        finished = self._finished.get((step, shard))
+        return finished if finished is not None else self._kept[shard, step]
+
+    def _end_attempt(self, step: int) -> None:
+        for tensor in (*self._folds.values(), *self._finished.values()):
+            self._buffers.give_back(tensor)
+        self._folds.clear()
+        self._finished.clear()
+        for slot in {id(slot): slot for slot in self._own.values()}.values():
+            slot.blocks.clear()
+            self._recycle(slot)
+        self._own.clear()
+        self.hyper = {at: hyper for at, hyper in self.hyper.items() if at >= step}
+
+    # ---------------------------------------------------------------------------------------------------------- states
+
+    def _create(self, command: p.Create) -> None:
+        for shard in command.shards:
+            view = self.model.parameters_of(self.layout.shards[shard])
+            parameters = view if shard in command.bound else view.clone()
+            self.states[shard] = self.optimizer.create(self.layout.shards[shard], parameters)
+
+    def _apply(self, command: p.Apply) -> None:
+        step = command.record.step
+        fresh = [s for s in command.shards if (s, step) not in self._scratch]
+        items = [(self.states[s], self._gradient_of(step, s), command.touched[s]) for s in fresh]
+        self._update(items, command.record)
+        for shard in command.shards:
+            if (shard, step) in self._scratch:
+                self.states[shard] = self._scratch.pop((shard, step))
+            self._bind(shard)
+            self._let_go(shard, step)
+
+    def _update(self, items: Sequence[tuple[ShardState, Tensor, tuple[int, ...]]], record: Record) -> None:
+        """Scale, clip, update, in this order; a skipped step moves nothing but the version."""
+        for state, _, _ in items:
+            state.version = record.step
+        todo = [(s, g, self._parameters(masks)) for s, g, masks in items if self.layout.pieces[s.shard]]
+        if todo and not record.skipped:
+            factors = scale_and_clip(record, self.max_grad_norm)
+            self.optimizer.apply(todo, hyper=self.hyper[record.step], factors=factors)
+
+    def _parameters(self, masks: Iterable[int]) -> frozenset[int]:
+        leaves = [leaf for mask in masks for leaf in range(mask.bit_length()) if mask >> leaf & 1]
+        return self.layout.touched_parameters(leaves)
+
+    def _bind(self, shard: int) -> None:
+        view = self.model.parameters_of(self.layout.shards[shard])
+        state = self.states[shard]
+        if state.parameters.data_ptr() != view.data_ptr():
+            view.copy_(state.parameters)
+            state.parameters = view
+
+    def _let_go(self, shard: int, step: int) -> None:
+        """Nothing that belongs to this shard's steps up to `step` is needed any more."""
+        self.behind = deque(
+            t for t in self.behind if not (isinstance(t, p.ApplyBehind) and t.shard == shard and t.record.step <= step)
+        )
+        for key in [key for key in self._kept if key[0] == shard and key[1] <= step]:
+            self._buffers.give_back(self._kept.pop(key))
+        for key in [key for key in self._scratch if key[0] == shard and key[1] <= step]:
+            del self._scratch[key]
+
+    def _take_copy(self, command: p.TakeCopy) -> p.Event:
+        meta, *tensors = command.payload
+        digest, text = bytes(meta[:8].tolist()), bytes(meta[8:].tolist())
+        state = ShardState.unpack(text, [tensor.clone() for tensor in tensors])
+        self._let_go(command.shard, 1 << 62)
+        self.states[command.shard] = state
+        intact = state.digest() == int.from_bytes(digest, "little") and state.shard == command.shard
+        return p.TookCopy(step=command.step, shard=command.shard, intact=intact, source=command.source)
+
+    # -------------------------------------------------------------------------------------------------------- payloads
+
+    def payload(self, message: Message) -> list[Tensor]:
+        """The tensors that travel with a message, in the order in which it names them."""
+        match message:
+            case Partial():
+                at = (message.step, message.block, message.node)
+                return [self._own_lane(*at, shard, lane) for shard, lane in message.lanes]
+            case Gradient():
+                return [self._gradient_of(message.step, shard) for shard in message.shards]
+            case Publish():
+                return [self.model.parameters_of(self.layout.shards[shard]) for shard in message.shards]
+            case Copy():
+                state = self.states[message.shard]
+                text, tensors = state.pack()
+                head = state.digest().to_bytes(8, "little") + text
+                return [torch.frombuffer(bytearray(head), dtype=torch.uint8), *tensors]
+        return []
+
+
+def scale_and_clip(record: Record, max_grad_norm: float | None) -> tuple[float, ...]:
+    """Factors of the summed gradient, to be applied one after another: one over the weight, then clipping.
+
+    Clipping is that of torch.nn.utils.clip_grad_norm_: `max_norm / (norm + 1e-6)`, never above 1.
+    """
+    scale = 1.0 / record.contribution.weight
+    if max_grad_norm is None:
+        return (scale,)
+    return (scale, min(1.0, max_grad_norm / (grad_norm(record) + 1e-6)))
+
+
+def grad_norm(record: Record) -> float:
+    """Global norm of the averaged gradient."""
+    weight = record.contribution.weight
+    return math.sqrt(record.square_norm) / weight if weight else math.nan

@@ -1,0 +1,315 @@
+"""The user's side: `init`, `Job.prepare`, `Job.steps`.
+
+The same script runs in every worker of `elastrain run`, and alone under `python` as a job of one.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+import elastrain
+from elastrain import protocol as p
+from elastrain.comm.liveness import Beacon
+from elastrain.comm.mesh import Mesh
+from elastrain.errors import ConfigError, ElastrainError, RefusedError, StoppedError
+from elastrain.layout import Layout
+from elastrain.lifecycle import Lifecycle
+from elastrain.plan import plan
+from elastrain.recovery import Shape, ShardShape
+from elastrain.runtime.channel import Channel, ChannelClosedError
+from elastrain.runtime.engine import Engine
+from elastrain.runtime.environment import Environment, read_environment
+from elastrain.runtime.executor import Executor
+from elastrain.runtime.faults import Faults
+from elastrain.runtime.journal import Journal
+from elastrain.runtime.loader import DataLoader
+from elastrain.runtime.loopstate import LoopState, Stateful, settings_digest
+from elastrain.runtime.model import ModelState, describe
+from elastrain.runtime.optimizer import PieceOptimizer
+from elastrain.runtime.randomness import BlockRandomness
+from elastrain.runtime.step import Parts, Step, compute_device
+
+Model = TypeVar("Model", bound=nn.Module)
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+
+
+def init(*, seed: int = 0, run_length: int = 1, backups: int | str = 1) -> Job:
+    """Enter the job. Seeds Python, NumPy and torch, so that every member builds the same model.
+
+    seed: of data order and random streams, and of the generators now.
+    run_length: micro-batches summed in place before they enter the fold (`c`): more saves gradient copies, less
+        balances better. Part of the result's bits.
+    backups: verified in-memory copies of every shard's optimizer state on other members; "all" replicates everything.
+
+    Raises ConfigError on bad values; ConnectionError if the launcher that started this process does not answer.
+    """
+    return Job(read_environment(), seed=seed, run_length=run_length, backups=backups)
+
+
+class Job:
+    """This process's part in the job. Made by `init`."""
+
+    def __init__(self, environment: Environment, *, seed: int, run_length: int, backups: int | str) -> None:
+        _check_settings(seed=seed, run_length=run_length, backups=backups)
+        self._environment = environment
+        self._seed, self._run_length = seed, run_length
+        self._backups = 1 << 20 if backups == "all" else int(backups)
+        self._journal = Journal(environment.run_dir, environment.member)
+        self._faults = Faults(self._journal)
+        self._beacon = Beacon()
+        self._channel = _connect(environment)
+        self._registered: dict[str, Stateful] = {}
+        self._parts: Parts | None = None
+        self._optimizer: PieceOptimizer | None = None
+        self._facade: torch.optim.Optimizer | None = None
+        self._step: Step | None = None
+        self._mesh: Mesh | None = None
+        self._previous_hook = sys.excepthook
+        sys.excepthook = self._on_uncaught
+        _seed_generators(seed)
+        self._journal.write("init")
+
+    # ----------------------------------------------------------------------------------------------------- for scripts
+
+    def prepare(
+        self,
+        model: Model,
+        optimizer: Optimizer,
+        loader: DataLoader,
+        *,
+        max_grad_norm: float | None = None,
+        blocks: Sequence[str] | None = None,
+        elementwise: bool = False,
+    ) -> tuple[Model, Optimizer, DataLoader]:
+        """Take the three over and join the job; returns the same objects.
+
+        The optimizer keeps its groups and is what schedulers drive; its class does the sharded update. Do not call its
+        `step` or `zero_grad`. `max_grad_norm` clips by the global norm; `blocks` names the submodules that are reduced
+        as one (default: the model's direct children, containers expanded); `elementwise=True` vouches for an optimizer
+        class that is not torch's own.
+
+        Raises ConfigError, in one sentence, for what cannot be prepared.
+        """
+        if self._parts is not None:
+            raise ConfigError("prepare() was called before: a job has one model")
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ConfigError(f"max_grad_norm must be positive; got {max_grad_norm}")
+        loader.bind(self._seed)
+        layout = describe(model, optimizer, blocks)
+        environment = self._environment
+        self._mesh = mesh = Mesh(
+            me=environment.member,
+            node=environment.node,
+            job=environment.job,
+            secret=environment.secret,
+            beacon=self._beacon,
+        )
+        pieces = PieceOptimizer(optimizer, layout, elementwise=elementwise)
+        state = ModelState(model, layout, mesh.empty)
+        shape = _shape(layout, loader.micro_batches, self._run_length, self._backups)
+        executor = Executor(
+            layout=layout, model=state, optimizer=pieces, allocate=mesh.empty, max_grad_norm=max_grad_norm
+        )
+        engine = Engine(
+            me=environment.member,
+            mesh=mesh,
+            beacon=self._beacon,
+            core=Lifecycle(me=environment.member, shape=shape),
+            executor=executor,
+            channel=self._channel,
+            journal=self._journal,
+            faults=self._faults,
+        )
+        self._optimizer, self._facade = pieces, optimizer
+        self._parts = Parts(
+            engine=engine,
+            model=state,
+            loader=loader,
+            randomness=BlockRandomness(model, layout.blocks, self._seed, compute_device(model)),
+            run_length=self._run_length,
+            reach=self._faults.reach,
+            log=self._journal.write,
+        )
+        self._spec = self._describe_spec(layout, loader, optimizer, max_grad_norm, compute_device(model))
+        return model, optimizer, loader
+
+    def register(self, name: str, thing: Stateful) -> None:
+        """Carry `thing.state_dict()` (plain numbers and words) to members that join later. Before `steps`."""
+        if name in self._registered:
+            raise ConfigError(f"{name!r} is registered already")
+        self._registered[name] = thing
+
+    def steps(self, loader: DataLoader, *, until: int) -> Iterator[Step]:
+        """The steps of the job, up to `until` (exclusive). A member that joined late begins where the others are."""
+        parts, pieces = self._prepared()
+        if loader is not parts.loader:
+            raise ConfigError("steps() takes the loader that prepare() returned")
+        assert self._facade is not None
+        loop = LoopState(self._facade, self._registered)
+        parts.engine.start(self._spec)
+        entered = parts.engine.enter()
+        if isinstance(entered, p.Leave):
+            self._end(until)
+            return
+        if entered.state is not None:
+            loop.load(entered.state)
+        number = entered.step
+        loader.start(number, self._expected_micro_batches)
+        while True:
+            hyper = pieces.hyperparameters()
+            parts.engine.begin(number, hyper, settings_digest(hyper), loop.take(hyper))
+            if number >= until:
+                break
+            self._step = Step(number, parts)
+            yield self._step
+            if self._step._record is None:
+                raise ConfigError(
+                    f"step {number} was left before it was committed: iterate over it to its end, `for batch in step`"
+                )
+            number += 1
+        parts.engine.finish(number)
+        self._end(number)
+
+    @property
+    def rank(self) -> int:
+        """Position of this member in the present view; 0 before the job begins."""
+        view = self._parts.engine.view if self._parts else None
+        return view.rank(self._environment.member) if view and self._environment.member in view else 0
+
+    @property
+    def world_size(self) -> int:
+        """Members of the present view."""
+        view = self._parts.engine.view if self._parts else None
+        return len(view.members) if view else 1
+
+    def digest(self) -> str:
+        """Digest of the model's parameters: equal on every member, and equal to the undisturbed job's."""
+        return self._prepared()[0].model.parameters_digest()
+
+    # ---------------------------------------------------------------------------------------------------------- inside
+
+    def _prepared(self) -> tuple[Parts, PieceOptimizer]:
+        if self._parts is None or self._optimizer is None:
+            raise ConfigError("call job.prepare(model, optimizer, loader) first")
+        return self._parts, self._optimizer
+
+    def _expected_micro_batches(self, step: int) -> Sequence[int]:
+        """What this member would compute in a step that nothing disturbs: what is worth loading ahead."""
+        parts = self._prepared()[0]
+        view, me = parts.engine.view, self._environment.member
+        if view is None or me not in view:
+            return ()
+        length, total = self._run_length, parts.loader.micro_batches
+        runs = plan(view.ids, -(-total // length))[me]
+        return [m for run in runs for m in range(run * length, min(total, (run + 1) * length))]
+
+    def _end(self, step: int) -> None:
+        """The loop is over: say so, let the engine go; the rest of the script is the user's."""
+        parts = self._prepared()[0]
+        self._step = None
+        digest = self.digest()
+        self._journal.write("finished", step=step, digest=digest)
+        if self._channel is not None:
+            try:
+                self._channel.send("finished", step=step, digest=digest)
+            except ChannelClosedError:
+                pass  # the launcher has gone before us: nothing depends on it any more
+        parts.engine.close()
+        parts.loader.close()
+        sys.excepthook = self._previous_hook
+
+    def _describe_spec(
+        self,
+        layout: Layout,
+        loader: DataLoader,
+        optimizer: torch.optim.Optimizer,
+        max_grad_norm: float | None,
+        device: torch.device,
+    ) -> dict[str, Any]:
+        """Everything that decides the bits: must be equal on all members, and is checked when they join."""
+        order = loader.order
+        return {
+            "elastrain": elastrain.__version__,
+            "torch": torch.__version__,
+            "intra-op threads": torch.get_num_threads(),
+            "device": device.type,
+            "CPU capability": torch.backends.cpu.get_cpu_capability(),
+            "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+            "model": layout.digest(),
+            "optimizer": type(optimizer).__name__,
+            "max_grad_norm": max_grad_norm,
+            "seed": self._seed,
+            "run_length": self._run_length,
+            "backups": self._backups,
+            "dataset size": order.dataset_size,
+            "global batch size": order.global_batch_size,
+            "micro-batch size": order.micro_batch_size,
+            "shuffle": order.shuffle,
+        }
+
+    def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """The script ends with an exception: tell the launcher where it was, then show it as Python does."""
+        ours = isinstance(error, RefusedError | StoppedError)
+        if self._channel is not None and not ours and not issubclass(kind, KeyboardInterrupt):
+            text = "".join(traceback.format_exception(kind, error, trace))
+            if isinstance(error, ElastrainError):
+                text = f"{kind.__name__}: {error}\n"
+            try:
+                self._channel.send(
+                    "failed",
+                    step=self._step.number if self._step else 0,
+                    micro_batch=self._step.micro_batch if self._step else None,
+                    signature=f"{kind.__name__}: {error}",
+                    traceback=text,
+                )
+            except ChannelClosedError:
+                pass  # nobody is left to be told
+        if ours:
+            print(f"elastrain: {error}", file=sys.stderr)  # noqa: T201 - the last word of a worker that has to stop
+        else:
+            self._previous_hook(kind, error, trace)
+
+
+def _connect(environment: Environment) -> Channel | None:
+    if environment.agent is None:
+        return None
+    return Channel(environment.agent, secret=environment.secret, job=environment.job, member=environment.member)
+
+
+def _check_settings(*, seed: object, run_length: object, backups: object) -> None:
+    def whole(value: object, least: int) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+    if not whole(seed, 0):
+        raise ConfigError(f"seed must be a whole number from 0 on; got {seed!r}")
+    if not whole(run_length, 1):
+        raise ConfigError(f"run_length must be a whole number from 1 on; got {run_length!r}")
+    if backups != "all" and not whole(backups, 0):
+        raise ConfigError(f"backups must be a whole number from 0 on, or 'all'; got {backups!r}")
+
+
+def _seed_generators(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.manual_seed(seed)
+
+
+def _shape(layout: Layout, micro_batches: int, run_length: int, backups: int) -> Shape:
+    """A frozen shard has no gradient; in the protocol it takes part in its block's fold with nothing."""
+    shards = tuple(
+        ShardShape(
+            size_bytes=shard.numel * getattr(torch, shard.dtype).itemsize,
+            lanes=tuple(lane.block for lane in shard.lanes) or (shard.block,),
+        )
+        for shard in layout.shards
+    )
+    return Shape(runs=-(-micro_batches // run_length), blocks=len(layout.blocks), shards=shards, backups=backups)

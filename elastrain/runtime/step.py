@@ -1,0 +1,171 @@
+"""One step as the training loop sees it: an iterator over the micro-batches that this member computes.
+
+It goes on until the step is committed; when somebody is lost it yields what they left undone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from elastrain import protocol as p
+from elastrain.errors import ConfigError, StoppedError
+from elastrain.messages import Contribution, Record
+from elastrain.runtime.executor import grad_norm
+
+if TYPE_CHECKING:
+    from elastrain.runtime.engine import Engine, Work
+    from elastrain.runtime.loader import DataLoader
+    from elastrain.runtime.model import ModelState
+    from elastrain.runtime.randomness import BlockRandomness
+
+
+class Parts:
+    """What a step works with; the same objects for the whole job."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        model: ModelState,
+        loader: DataLoader,
+        randomness: BlockRandomness,
+        run_length: int,
+        reach: Callable[[int, str], None],
+        log: Callable[..., None],
+    ) -> None:
+        self.engine = engine
+        self.model = model
+        self.loader = loader
+        self.randomness = randomness
+        self.run_length = run_length
+        self.reach = reach
+        self.log = log
+
+
+class Step:
+    """`number` counts from 0. `loss`, `samples`, `skipped` and `grad_norm` are known once the step is committed."""
+
+    def __init__(self, number: int, parts: Parts) -> None:
+        self.number = number
+        self.micro_batch: int | None = None
+        """The one being computed, for error reports."""
+        self._parts = parts
+        self._record: Record | None = None
+        self._contribution = Contribution()
+        self._last_of_run = False
+        self._run = -1
+        self._backward_due = False
+
+    # --------------------------------------------------------------------------------------------- for the user's loop
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._record is not None:
+            raise ConfigError(f"step {self.number} is committed already: iterate over each step once")
+        while self._record is None:
+            work = self._parts.engine.next_work()
+            if isinstance(work, p.Advance):
+                self._record = work.record
+            elif isinstance(work, p.Leave):
+                raise StoppedError("the job has ended")
+            else:
+                yield from self._compute(work)
+
+    def backward(self, loss: Tensor, *, weight: float = 1.0) -> None:
+        """Backward of one micro-batch; `loss` is its mean, `weight` what it counts (e.g. its number of tokens).
+
+        The applied gradient is `Σ weight·gradient / Σ weight` over the global batch, whoever computed what.
+        """
+        if not self._backward_due:
+            raise ConfigError("call step.backward(loss) exactly once per micro-batch, inside `for batch in step`")
+        if loss.numel() != 1 or not loss.requires_grad:
+            raise ConfigError(
+                f"step.backward() takes the scalar loss of a model in training; got shape {tuple(loss.shape)}"
+                + ("" if loss.requires_grad else " without a gradient: is everything under torch.no_grad()?")
+            )
+        self._backward_due = False
+        self._contribution += self._told(float(loss.detach()), weight)
+        parts = self._parts
+        if self._last_of_run:
+            parts.model.arm(self._block_done)
+        (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
+        if self._last_of_run:
+            parts.model.finish()
+
+    @property
+    def loss(self) -> float:
+        """Weighted mean over the global batch."""
+        told = self._committed.contribution
+        return told.loss / told.weight if told.weight else math.nan
+
+    @property
+    def samples(self) -> int:
+        return self._committed.contribution.samples
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the step was committed without moving anything, because of a NaN or an overflow."""
+        return self._committed.skipped
+
+    @property
+    def grad_norm(self) -> float:
+        """Global norm of the averaged gradient, before clipping."""
+        return grad_norm(self._committed)
+
+    @property
+    def _committed(self) -> Record:
+        if self._record is None:
+            raise ConfigError(f"step {self.number} is not committed yet: this is known after `for batch in step`")
+        return self._record
+
+    # --------------------------------------------------------------------------------------------------------- inside
+
+    def _compute(self, work: Work) -> Iterator[Any]:
+        parts, self._run = self._parts, work.compute.run
+        first = self._run * parts.run_length
+        last = min(first + parts.run_length, parts.loader.micro_batches)
+        work.slot.zero()
+        self._contribution = Contribution()
+        for micro_batch in range(first, last):
+            self._last_of_run = micro_batch == last - 1
+            self.micro_batch = micro_batch
+            data = parts.loader.get(self.number, micro_batch)
+            started_s = parts.engine.now_s()
+            parts.randomness.begin(self.number, micro_batch)
+            parts.model.attach(work.slot)
+            self._backward_due = True
+            parts.reach(self.number, "forward")
+            yield data
+            if self._backward_due:
+                raise ConfigError(
+                    f"micro-batch {micro_batch} of step {self.number} went by without step.backward(loss): "
+                    "every micro-batch needs exactly one"
+                )
+            parts.log("micro_batch", step=self.number, micro_batch=micro_batch, run=self._run, started_s=started_s)
+        self.micro_batch = None
+        parts.model.detach()
+
+    def _told(self, loss: float, weight: float) -> Contribution:
+        assert self.micro_batch is not None
+        order = self._parts.loader.order
+        return Contribution(
+            loss=loss * weight,
+            weight=float(weight),
+            samples=len(order.positions(self.number, self.micro_batch)),
+            fingerprint=order.fingerprint(self.number, self.micro_batch),
+        )
+
+    def _block_done(self, block: int, touched: Any) -> None:
+        self._parts.reach(self.number, "backward")
+        mask = sum(1 << leaf for leaf in touched)
+        self._parts.engine.block_done(
+            p.RunDone(step=self.number, run=self._run, block=block, contribution=self._contribution, touched=mask)
+        )
+
+
+def compute_device(model: torch.nn.Module) -> torch.device:
+    return next(iter(model.parameters()), torch.empty(0)).device
