@@ -35,14 +35,19 @@ LEAN_RUN_LENGTH = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One job's figures: its seconds per step, and its heaviest member's peak of tensor bytes if it was weighed."""
+    """One job's figures: its seconds per step, and its heaviest member's tensor bytes if it was weighed."""
 
     step_s: float
     peak_bytes: int | None = None
+    resting_bytes: int | None = None
 
 
 def run_of(found: Sequence[Measurement]) -> Run:
-    return Run(step_s=step_seconds(found), peak_bytes=heaviest(one.peak_bytes for one in found))
+    return Run(
+        step_s=step_seconds(found),
+        peak_bytes=heaviest(one.peak_bytes for one in found),
+        resting_bytes=heaviest(one.resting_bytes for one in found),
+    )
 
 
 def elastrain_job(work: Workload, members: int, *, backups: int = 0, run_length: int = RUN_LENGTH) -> list[Measurement]:
@@ -92,7 +97,9 @@ def cases(work: Workload) -> dict[str, Callable[[], Run]]:
 def figures(found: Mapping[str, Sequence[Run]]) -> dict[str, float]:
     """The keys of the README out of every case's runs, one per round."""
     times = {name: [run.step_s for run in runs] for name, runs in found.items()}
-    peaks = {name: [float(run.peak_bytes or 0) for run in runs] for name, runs in found.items()}
+    weighed = {name: runs for name, runs in found.items() if all(run.peak_bytes for run in runs)}
+    peaks = {name: [float(run.peak_bytes or 0) for run in runs] for name, runs in weighed.items()}
+    resting = {name: [float(run.resting_bytes or 0) for run in runs] for name, runs in weighed.items()}
     time_ratio_ddp_2 = ratio(times["elastrain_2"], times["ddp_2"])
     time_ratio_ddp_4 = ratio(times["elastrain_4"], times["ddp_4"])
     speedup = ratio(times["elastrain_1"], times["elastrain_2"])
@@ -108,8 +115,10 @@ def figures(found: Mapping[str, Sequence[Run]]) -> dict[str, float]:
         "time_ratio_zero1_4": ratio(times["elastrain_4"], times["zero1_4"]),
         "bytes_ratio_zero1": ratio(peaks["lean_4"], peaks["zero1_4"]),
         "bytes_ratio_zero1_backup": ratio(peaks["lean_4_backup"], peaks["zero1_4"]),
+        "resting_ratio_zero1": ratio(resting["lean_4"], resting["zero1_4"]),
         **{f"{name}_step_s": quantile(values, 0.5) for name, values in times.items()},
-        **{f"{name}_peak_bytes": quantile(values, 0.5) for name, values in peaks.items() if any(values)},
+        **{f"{name}_peak_bytes": quantile(values, 0.5) for name, values in peaks.items()},
+        **{f"{name}_resting_bytes": quantile(values, 0.5) for name, values in resting.items()},
     }
 
 
