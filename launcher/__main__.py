@@ -1,0 +1,6 @@
+"""`python -m elastrain.launcher` is the same as `elastrain`."""
+
+from elastrain.launcher.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,492 @@
+"""The agent: one event loop that owns a node's workers and carries out what `core` decides.
+
+It starts and ends processes, listens to them (pidfd, robust mutex, channel), talks to the store and to the operator. It
+decides nothing and never imports the user's code.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastrain.comm.handshake import Handshake, Role
+from elastrain.comm.liveness import Watcher, watch_beacon
+from elastrain.errors import ConfigError
+from elastrain.launcher import priority, rundir, workers
+from elastrain.launcher.channel import Channel, Received, peer_uid
+from elastrain.launcher.core import (
+    Command,
+    Core,
+    End,
+    FullPriority,
+    JobConfig,
+    Kill,
+    Log,
+    Propose,
+    PutSpec,
+    Start,
+    Tell,
+)
+from elastrain.launcher.events import EventLog
+from elastrain.launcher.faults import Fault, make_fault
+from elastrain.launcher.messages import BadMessageError, Hello, decode, parse
+from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.state import describe
+from elastrain.launcher.store import Store
+from elastrain.launcher.views import JobKeys
+from elastrain.launcher.workers import Logs, Script, Surroundings, WorkerProcess
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_GREETINGS_MAX = 64
+_GREETING_S = 5.0
+_GIVE_UP_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """What the agent needs beside the job's own configuration."""
+
+    job: str
+    script: Script
+    logs: Logs
+    stop_grace_s: float = 5.0
+    """How long workers may take to end after SIGTERM, before SIGKILL."""
+
+
+@dataclass(kw_only=True)
+class _Seat:
+    """The agent's hold on one worker."""
+
+    process: WorkerProcess
+    channel: Channel | None = None
+    watcher: Watcher | None = None
+    running: bool = True
+
+
+@dataclass(kw_only=True)
+class _Greeting:
+    """A connection that has not yet proven that it belongs to the job."""
+
+    sock: socket.socket
+    handshake: Handshake
+    due_s: float = field(default=0.0)
+
+
+class Agent:
+    """`run` runs the job to its end. For the main thread of a process of its own: it takes over the signals."""
+
+    def __init__(
+        self, config: AgentConfig, job: JobConfig, run: RunDir, store: Store, faults: Sequence[Fault] = ()
+    ) -> None:
+        self._config = config
+        self._run = run
+        self._core = Core(job, faults, random.choice)
+        self._keys = JobKeys(store, config.job)
+        self._secret = run.secret.read_bytes()
+        self._log = EventLog(run.events, f"agent:{job.node}")
+        self._seats: dict[str, _Seat] = {}
+        self._greetings: dict[int, _Greeting] = {}
+        self._commands: deque[Command] = deque()
+        self._busy = False
+        self._end: End | None = None
+        self._kill_due_s: float | None = None
+        self._give_up_s: float | None = None
+        # Filled by watcher threads; the eventfd wakes the loop.
+        self._mutex_deaths: deque[tuple[str, float]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector = selectors.DefaultSelector()
+        self._signals, self._signals_in = socket.socketpair()
+        self._listener = _listen_abstract(workers.agent_address(config.job))
+        self._control = rundir.listen(run)
+        self._common = Surroundings(
+            job=config.job,
+            node=job.node,
+            run_dir=run.path,
+            secret_file=run.secret,
+            workers=job.workers,
+            max_restarts=job.max_restarts,
+            armed=job.armed,
+            master_port=_free_port(),
+        )
+
+    def run(self) -> End:
+        """Start the workers, serve them until the job has ended, leave nothing behind."""
+        handlers = {number: signal.signal(number, _noted_elsewhere) for number in _STOP_SIGNALS}
+        wakeup_before = self._take_signals()
+        try:
+            self._listen()
+            self._log.write("start", job=self._config.job, workers=self._core.config.workers)
+            self._do(self._core.begin())
+            while not self._over():
+                self._turn()
+        finally:
+            self._leave_nothing()
+            signal.set_wakeup_fd(wakeup_before)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        assert self._end is not None
+        return self._end
+
+    # ---- the loop
+
+    def _take_signals(self) -> int:
+        for sock in (self._signals, self._signals_in):
+            sock.setblocking(False)
+        return signal.set_wakeup_fd(self._signals_in.fileno(), warn_on_full_buffer=False)
+
+    def _listen(self) -> None:
+        self._serve(self._signals, self._on_signal)
+        self._serve(self._wake, self._on_wake)
+        self._serve(self._listener, self._on_connection)
+        self._serve(self._control, self._on_operator)
+
+    def _serve(self, what: Any, handler: Callable[[], None], *, writing: bool = False) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
+        self._selector.register(what, events, handler)
+
+    def _turn(self) -> None:
+        due = [self._core.next_deadline_s(), self._kill_due_s, self._give_up_s]
+        due += [greeting.due_s for greeting in self._greetings.values()]
+        first_s = min((d for d in due if d is not None), default=None)
+        timeout_s = None if first_s is None else max(0.0, first_s - time.monotonic())
+        for key, _ in self._selector.select(timeout_s):
+            # An earlier handler of this round may have closed it, and its number may even be in use again.
+            current = self._selector.get_map().get(key.fd)
+            if current is not None and current.fileobj is key.fileobj:
+                current.data()
+        now = time.monotonic()
+        self._do(self._core.on_tick(now))
+        for greeting in [g for g in self._greetings.values() if g.due_s <= now]:
+            self._end_greeting(greeting, "it did not finish its handshake in time")
+        if self._kill_due_s is not None and self._kill_due_s <= now:
+            self._kill_all()
+
+    def _over(self) -> bool:
+        if self._end is None:
+            return False
+        given_up = self._give_up_s is not None and self._give_up_s <= time.monotonic()
+        return given_up or not any(seat.running for seat in self._seats.values())
+
+    # ---- carrying out
+
+    def _do(self, commands: Sequence[Command]) -> None:
+        self._commands.extend(commands)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._commands:
+                self._carry_out(self._commands.popleft())
+        finally:
+            self._busy = False
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Propose():
+                newest = self._keys.put_view(command.view)
+                self._commands.extendleft(reversed(self._core.on_view(newest)))
+                self._run.write_state(describe(self._core, self._config.job))
+            case Tell():
+                self._tell(command)
+            case Log():
+                self._log.write(command.event, **command.fields)
+                if command.say:
+                    _say(command.say)
+            case Kill():
+                self._log.write("kill", member=command.member, reason=command.reason)
+                _say(command.reason)
+                self._signal(command.member, signal.SIGKILL)
+            case FullPriority():
+                priority.restore(self._seats[command.member].process.pid)
+            case PutSpec():
+                self._keys.put_spec(command.spec)
+            case Start():
+                self._start(command)
+            case End():
+                self._begin_end(command)
+
+    def _start(self, command: Start) -> None:
+        if self._end is not None:
+            return
+        try:
+            process = workers.start(command, self._config.script, self._common, self._config.logs)
+        except OSError as error:
+            self._do(self._core.stop(1, f"{command.member} could not be started: {error}"))
+            return
+        self._seats[command.member] = _Seat(process=process)
+        self._core.workers[command.member].pid = process.pid
+        self._log.write("worker_start", member=command.member, pid=process.pid, slot=command.slot)
+        self._serve(process.pidfd, lambda: self._on_process_end(command.member))
+
+    def _tell(self, command: Tell) -> None:
+        seat = self._seats.get(command.member)
+        if seat is None or seat.channel is None:
+            return
+        if not seat.channel.send(command.message):
+            self._drop_channel(command.member)
+        elif seat.channel.wants_to_write:
+            self._watch_channel(command.member, seat.channel)
+
+    def _signal(self, member: str, number: int) -> None:
+        seat = self._seats.get(member)
+        if seat is not None and seat.running:
+            seat.process.signal_group(number)
+
+    def _begin_end(self, end: End) -> None:
+        self._end = end
+        self._log.write("end", exit_code=end.code, reason=end.sentence)
+        running = [member for member, seat in self._seats.items() if seat.running]
+        for member in running:
+            self._tell(Tell(member=member, message={"type": "stop", "reason": end.sentence}))
+            self._signal(member, signal.SIGTERM)
+        if running:
+            self._kill_due_s = time.monotonic() + self._config.stop_grace_s
+
+    def _kill_all(self) -> None:
+        self._kill_due_s = None
+        if self._give_up_s is None:
+            self._give_up_s = time.monotonic() + _GIVE_UP_S
+        for member in self._seats:
+            self._signal(member, signal.SIGKILL)
+
+    # ---- what happens
+
+    def _on_signal(self) -> None:
+        for number in self._signals.recv(64):
+            if number in _STOP_SIGNALS:
+                self._on_stop_signal(signal.Signals(number))
+
+    def _on_stop_signal(self, number: signal.Signals) -> None:
+        if self._end is not None:  # asked twice: no more grace
+            self._kill_all()
+        self._do(self._core.stop(128 + number, f"stopped by {number.name}"))
+
+    def _on_wake(self) -> None:
+        os.eventfd_read(self._wake)
+        while self._mutex_deaths:
+            member, at_s = self._mutex_deaths.popleft()
+            # Who has finished lets its mutex go in peace; its process ends later.
+            if not self._core.workers[member].finished:
+                self._died(member, "mutex", at_s)
+
+    def _on_process_end(self, member: str) -> None:
+        seat = self._seats[member]
+        self._died(member, "pidfd", time.monotonic())
+        self._selector.unregister(seat.process.pidfd)
+        exit_code = seat.process.reap()
+        seat.running = False
+        self._drop_channel(member)
+        self._do(self._core.on_exit(member, exit_code))
+
+    def _died(self, member: str, source: str, at_s: float) -> None:
+        # First all that was said before: by the dead, why; by the others, who holds what by now.
+        for other in [m for m, seat in self._seats.items() if seat.channel is not None]:
+            self._on_channel(other)
+        self._do(self._core.on_death(member, source, at_s, time.monotonic()))
+
+    def _on_connection(self) -> None:
+        sock = _accept(self._listener)
+        if sock is None:
+            return
+        if peer_uid(sock) != os.getuid() or len(self._greetings) >= _GREETINGS_MAX:
+            sock.close()
+            return
+        handshake = Handshake(Role.ACCEPT, secret=self._secret, job=self._config.job, me="agent")
+        greeting = _Greeting(sock=sock, handshake=handshake, due_s=time.monotonic() + _GREETING_S)
+        self._greetings[sock.fileno()] = greeting
+        self._serve(sock, lambda: self._on_greeting(greeting))
+
+    def _on_greeting(self, greeting: _Greeting) -> None:
+        try:
+            data = greeting.sock.recv(greeting.handshake.wants())
+            if not data:
+                raise ConnectionError("it closed the connection")
+            greeting.handshake.receive(data)
+            greeting.sock.sendall(greeting.handshake.bytes_to_send())
+        except BlockingIOError:
+            return
+        except Exception as error:  # noqa: BLE001 - whatever a stranger's bytes bring about ends its connection only
+            self._end_greeting(greeting, str(error))
+            return
+        if greeting.handshake.done:
+            self._admit(greeting)
+
+    def _end_greeting(self, greeting: _Greeting, reason: str) -> None:
+        self._log.write("connection_refused", reason=reason)
+        self._forget_greeting(greeting)
+        try:
+            greeting.sock.send(greeting.handshake.bytes_to_send())
+        except OSError:
+            pass  # it need not hear why
+        greeting.sock.close()
+
+    def _forget_greeting(self, greeting: _Greeting) -> None:
+        del self._greetings[greeting.sock.fileno()]
+        self._selector.unregister(greeting.sock)
+
+    def _admit(self, greeting: _Greeting) -> None:
+        member = greeting.handshake.peer
+        seat = self._seats.get(member)
+        if seat is None or not seat.running or seat.channel is not None:
+            self._end_greeting(greeting, f"{member} is no worker that this agent waits for")
+            return
+        self._forget_greeting(greeting)
+        seat.channel = Channel(greeting.sock)
+        self._serve(greeting.sock, lambda: self._on_channel(member))
+
+    def _watch_channel(self, member: str, channel: Channel) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.wants_to_write else 0)
+        self._selector.modify(channel.sock, events, lambda: self._on_channel(member))
+
+    def _on_channel(self, member: str) -> None:
+        seat = self._seats[member]
+        channel = seat.channel
+        if channel is None:
+            return
+        wanted_to_write = channel.wants_to_write
+        alive = channel.flush()
+        try:
+            received = channel.receive()
+            self._hear(member, received)
+        except BadMessageError as problem:
+            self._do(self._core.on_bad_message(member, str(problem)))
+            self._drop_channel(member)
+            return
+        if received.closed or not alive:
+            self._drop_channel(member)
+        elif wanted_to_write and seat.channel is not None:
+            self._watch_channel(member, channel)
+
+    def _hear(self, member: str, received: Received) -> None:
+        try:
+            for line in received.lines:
+                message = parse(line)
+                if isinstance(message, Hello) and received.fds and self._seats[member].watcher is None:
+                    self._watch_beacon(member, received.fds[0])
+                self._do(self._core.on_message(member, message, time.monotonic()))
+        finally:
+            for fd in received.fds:
+                os.close(fd)
+
+    def _watch_beacon(self, member: str, fd: int) -> None:
+        def on_death(at_s: float) -> None:
+            self._mutex_deaths.append((member, at_s))
+            os.eventfd_write(self._wake, 1)
+
+        try:
+            self._seats[member].watcher = watch_beacon(fd, on_death)
+        except Exception as error:  # a descriptor that is no beacon is the worker's fault, whatever it makes us raise
+            raise BadMessageError(f"its beacon is not usable: {error}") from error
+
+    def _drop_channel(self, member: str) -> None:
+        seat = self._seats[member]
+        if seat.channel is None:
+            return
+        self._selector.unregister(seat.channel.sock)
+        seat.channel.close()
+        seat.channel = None
+        self._do(self._core.on_channel_closed(member, time.monotonic()))
+
+    # ---- the operator
+
+    def _on_operator(self) -> None:
+        sock = _accept(self._control)
+        if sock is None:
+            return
+        if peer_uid(sock) not in (os.getuid(), 0):
+            sock.close()
+            return
+        channel = Channel(sock)
+        self._serve(sock, lambda: self._on_request(channel))
+
+    def _on_request(self, channel: Channel) -> None:
+        try:
+            received = channel.receive()
+            answers = [self._answer(decode(line)) for line in received.lines]
+        except BadMessageError as problem:
+            answers, received = [{"ok": False, "sentence": f"the request is not understood: {problem}"}], None
+        for answer in answers:
+            channel.send(answer)
+        if answers or received is None or received.closed:
+            self._selector.unregister(channel.sock)
+            channel.close()
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["type"] == "status":
+            return {"ok": True, "state": describe(self._core, self._config.job)}
+        if request["type"] != "inject":
+            return {"ok": False, "sentence": f"this agent does not know {request['type']!r}"}
+        try:
+            at = request.get("at")
+            fault = make_fault(str(request.get("class")), str(request.get("target")), None if at is None else str(at))
+        except ConfigError as error:
+            return {"ok": False, "sentence": str(error)}
+        sentence, taken, commands = self._core.inject(fault)
+        self._do(commands)
+        return {"ok": taken, "sentence": sentence}
+
+    # ---- the end
+
+    def _leave_nothing(self) -> None:
+        for seat in self._seats.values():
+            if seat.running:  # only if the loop itself failed, or the kernel does not let go of the process
+                seat.process.signal_group(signal.SIGKILL)
+            if seat.watcher is not None:
+                seat.watcher.cancel()
+            if not seat.running:
+                seat.process.close()
+            if seat.channel is not None:
+                seat.channel.close()
+        for greeting in self._greetings.values():
+            greeting.sock.close()
+        for sock in (self._listener, self._control, self._signals):
+            sock.close()
+        self._selector.close()
+        self._run.control.unlink(missing_ok=True)
+        self._run.secret.unlink(missing_ok=True)
+        self._run.write_state(describe(self._core, self._config.job))
+        self._log.close()
+
+
+def _listen_abstract(name: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        listener.bind("\0" + name)
+    except OSError:
+        listener.close()
+        raise ConfigError(f"a job of this name already runs here ({name}): choose another --rdzv-id") from None
+    listener.listen(128)
+    return listener
+
+
+def _accept(listener: socket.socket) -> socket.socket | None:
+    try:
+        sock, _ = listener.accept()
+    except OSError:
+        return None  # it went away before it was served
+    sock.setblocking(False)
+    return sock
+
+
+def _free_port() -> int:
+    """A port for scripts that call init_process_group themselves, as under torchrun."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def _noted_elsewhere(number: int, frame: object) -> None:
+    """The wake-up descriptor has told the loop; this handler only keeps the default action away."""
+
+
+def _say(text: str) -> None:
+    print(f"elastrain: {text}", file=sys.stderr, flush=True)

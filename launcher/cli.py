@@ -1,0 +1,50 @@
+"""The command line: `elastrain COMMAND …`. One file per command in `commands/`; here they are only put together.
+
+Errors end in one sentence on standard error: exit code 2 for wrong input, 1 for what went wrong later. No torch here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec
+
+import typer
+
+from elastrain.errors import ConfigError, ElastrainError
+from elastrain.launcher.commands import inject, run, status
+
+app = typer.Typer(
+    help="Elastic, fault-tolerant training for PyTorch.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+P = ParamSpec("P")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app(prog_name="elastrain")
+
+
+def _exits(command: Callable[P, int]) -> Callable[P, None]:
+    """The command's return value becomes the exit code; the errors that users meet become one sentence."""
+
+    @wraps(command)
+    def exiting(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            code = command(*args, **kwargs)
+        except ElastrainError as error:
+            print(f"elastrain: {error}", file=sys.stderr)
+            code = 2 if isinstance(error, ConfigError) else 1
+        raise typer.Exit(code)
+
+    return exiting
+
+
+app.command("run", context_settings={"allow_interspersed_args": False})(_exits(run.run))
+app.command("status")(_exits(status.status))
+app.command("inject")(_exits(inject.inject))

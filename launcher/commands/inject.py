@@ -1,0 +1,27 @@
+"""`elastrain inject`: ask a running, armed job for a fault."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from elastrain.launcher import control, rundir
+from elastrain.launcher.faults import make_fault
+
+
+def inject(
+    kind: Annotated[str, typer.Argument(metavar="CLASS", help="kill: SIGKILL to the worker and all that it started.")],
+    target: Annotated[str, typer.Option("--target", help="member:ID, or member:random.")],
+    at: Annotated[
+        str | None, typer.Option("--at", help="step=N, phase=P or both: where it happens; without it, at once.")
+    ] = None,
+    run: Annotated[str | None, typer.Option("--run", help="The run's folder or job id; default: the newest.")] = None,
+) -> int:
+    """Inject a fault into a run that was started with --inject or --faults."""
+    make_fault(kind, target, at)
+    answer = control.ask(rundir.find(run), {"type": "inject", "class": kind, "target": target, "at": at})
+    taken = bool(answer["ok"])
+    print(f"elastrain: {answer['sentence']}", file=sys.stdout if taken else sys.stderr)
+    return 0 if taken else 1

@@ -1,0 +1,65 @@
+"""`elastrain status`: the state of a run, alive or ended, for people or (--json) for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from elastrain.launcher import control, rundir
+
+
+def status(
+    run: Annotated[str | None, typer.Argument(help="The run's folder or job id; default: the newest.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> int:
+    """Show who is a member, how far the job is, and what happened last."""
+    folder = rundir.find(run)
+    state = control.state(folder)
+    state["run_dir"] = str(folder.path)
+    if as_json:
+        print(json.dumps(state))
+    else:
+        _show(state)
+    return 0
+
+
+def _show(state: dict[str, Any]) -> None:
+    print(f"job         {state['job']} ({state['state']})")
+    print(f"generation  {state['generation']}")
+    print(f"step        {_or_dash(state['step'])}, loss {_number(state['loss'])}, steps lost {state['steps_lost']}")
+    print(f"restarts    {state['restarts_left']} left")
+    if state["window"]:
+        print(f"redundancy  {state['window']}")
+    print(f"run folder  {state['run_dir']}\n")
+    _show_members(state["members"])
+    print()
+    for reason in state["reasons"]:
+        print(f"· {reason}")
+
+
+def _show_members(members: list[dict[str, Any]]) -> None:
+    columns = ("rank", "id", "node", "pid", "state", "step", "phase")
+    rows = [[_or_dash(member[column]) for column in columns] for member in members]
+    if not sys.stdout.isatty():
+        widths = [max(len(row[place]) for row in (columns, *rows)) for place in range(len(columns))]
+        for row in (list(columns), *rows):
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None or value == "" else str(value)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

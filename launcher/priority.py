@@ -1,0 +1,53 @@
+"""Low priority for a worker that warms up while others train, and full priority once it is a member.
+
+Linux schedules sessions against each other where autogroups are on, so that `nice` alone has no effect between workers:
+the autogroup's own value is set as well. Nothing is lowered that could not be raised again.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+WARM_UP_NICE = 10
+_CAP_SYS_NICE = 23
+
+
+def lower(pid: int) -> None:
+    """Before the process has threads: they inherit it."""
+    _set_autogroup(pid, WARM_UP_NICE)
+    if _may_raise():
+        _set_nice(pid, WARM_UP_NICE)
+
+
+def restore(pid: int) -> None:
+    """All threads that the process has by now."""
+    _set_autogroup(pid, 0)
+    if _may_raise():
+        _set_nice(pid, 0)
+
+
+def _set_autogroup(pid: int, nice: int) -> None:
+    try:
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
+    except OSError:
+        pass  # no autogroups in this kernel, or the process is gone: it merely keeps its priority
+
+
+def _set_nice(pid: int, nice: int) -> None:
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.setpriority(os.PRIO_PROCESS, int(thread), nice)
+    except OSError:
+        pass  # a thread or the process has just ended
+
+
+def _may_raise() -> bool:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NICE)
+    if soft == resource.RLIM_INFINITY or soft >= 20:
+        return True
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> _CAP_SYS_NICE & 1)
+    return False

@@ -1,0 +1,190 @@
+"""Worker processes: their environment, their start through torchelastic, their end. One context per worker.
+
+Torch is imported here only, late. Which worker is started or ended when is decided in `core`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from elastrain.launcher import priority
+from elastrain.launcher.core import Start
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing import LogsDest, PContext
+
+_TORCH_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+_TORCH_SIGNALS_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What every worker runs."""
+
+    command: str
+    args: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(target: str, args: Sequence[str], *, module: bool = False, python: bool = True) -> Script:
+        """As torchrun: `python -u script args…`, `python -u -m module args…`, or the program itself."""
+        if not python:
+            return Script(command=target, args=tuple(args))
+        return Script(command=sys.executable, args=("-u", *(("-m",) if module else ()), target, *args))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logs:
+    """Where output goes. `redirects` and `tee` are bit masks per slot: 1 standard output, 2 standard error."""
+
+    folder: Path
+    redirects: Mapping[int, int] = field(default_factory=dict)
+    tee: Mapping[int, int] = field(default_factory=dict)
+
+
+def import_torch_early() -> None:
+    """Begin the import (a second or more) while the agent sets up the rest. `start` waits for it."""
+    threading.Thread(target=_import_torch, name="elastrain-import-torch", daemon=True).start()
+
+
+def _import_torch() -> None:
+    import torch.distributed.elastic.multiprocessing  # noqa: F401
+
+
+class WorkerProcess:
+    """One started worker. `pidfd` is readable once it has ended."""
+
+    def __init__(self, context: PContext) -> None:
+        self._context = context
+        self.pid: int = context.pids()[0]
+        self.pidfd = os.pidfd_open(self.pid)
+
+    def signal_group(self, number: int) -> None:
+        """To the worker and all that it started. Safe until `reap`: its process id can not be used again before."""
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            pass
+
+    def reap(self) -> int:
+        """After `pidfd` is readable: end what is left of its group, return the exit code (< 0: minus the signal)."""
+        self.signal_group(signal.SIGKILL)
+        handler = self._context.subprocess_handlers[0]  # type: ignore[attr-defined]
+        exit_code = int(handler.proc.wait())
+        os.close(self.pidfd)
+        return exit_code
+
+    def close(self) -> None:
+        """Let the last lines of its logs through and close them. Takes up to a tenth of a second per log."""
+        self._context.close()
+
+
+def start(worker: Start, script: Script, common: Surroundings, logs: Logs) -> WorkerProcess:
+    """Start one worker in a session of its own. Raises OSError if the program can not be executed."""
+    from torch.distributed.elastic.multiprocessing import start_processes
+
+    signals_before = os.environ.get(_TORCH_SIGNALS)
+    # torchelastic would install its own handlers for these; the agent's stay, and the worker inherits the usual value.
+    os.environ[_TORCH_SIGNALS] = "SIGURG"
+    handler_before = signal.getsignal(signal.SIGURG)
+    try:
+        context = start_processes(
+            name=worker.member,
+            entrypoint=script.command,
+            args={0: script.args},
+            envs={0: {_TORCH_SIGNALS: signals_before or _TORCH_SIGNALS_DEFAULT, **environment(common, worker)}},
+            logs_specs=_MemberLogs(logs, worker.member, worker.slot),  # type: ignore[arg-type]  # the methods that are called
+            log_line_prefixes={0: f"[{worker.member}] "},
+        )
+    finally:
+        signal.signal(signal.SIGURG, handler_before)
+        if signals_before is None:
+            del os.environ[_TORCH_SIGNALS]
+        else:
+            os.environ[_TORCH_SIGNALS] = signals_before
+    process = WorkerProcess(context)
+    if worker.warm_up:
+        priority.lower(process.pid)
+    return process
+
+
+class _MemberLogs:
+    """torchelastic's LogsSpecs, one folder per member: error.json, and stdout.log and stderr.log where asked for."""
+
+    def __init__(self, logs: Logs, member: str, slot: int) -> None:
+        self._folder = logs.folder / member
+        self._tee = logs.tee.get(slot, 0)
+        self._redirects = logs.redirects.get(slot, 0) | self._tee
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        from torch.distributed.elastic.multiprocessing import LogsDest
+
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        stdout, stderr = str(self._folder / "stdout.log"), str(self._folder / "stderr.log")
+        error_file = str(self._folder / "error.json")
+        envs[0]["TORCHELASTIC_ERROR_FILE"] = error_file
+        return LogsDest(
+            stdouts={0: stdout if self._redirects & 1 else ""},
+            stderrs={0: stderr if self._redirects & 2 else ""},
+            tee_stdouts={0: stdout} if self._tee & 1 else {},
+            tee_stderrs={0: stderr} if self._tee & 2 else {},
+            error_files={0: error_file},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What all workers of this agent have in common."""
+
+    job: str
+    node: str
+    run_dir: Path
+    secret_file: Path
+    workers: int
+    max_restarts: int
+    armed: bool
+    master_port: int
+
+
+def environment(common: Surroundings, worker: Start) -> dict[str, str]:
+    """torchrun's names, and ours. RANK is the rank in the first view that the worker is expected to belong to."""
+    env: dict[str, Any] = {
+        "LOCAL_RANK": worker.slot,
+        "RANK": worker.rank,
+        "GROUP_RANK": 0,
+        "ROLE_RANK": worker.rank,
+        "ROLE_NAME": "default",
+        "LOCAL_WORLD_SIZE": common.workers,
+        "WORLD_SIZE": common.workers,
+        "GROUP_WORLD_SIZE": 1,
+        "ROLE_WORLD_SIZE": common.workers,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": common.master_port,
+        "TORCHELASTIC_RUN_ID": common.job,
+        "TORCHELASTIC_RESTART_COUNT": worker.restarts,
+        "TORCHELASTIC_MAX_RESTARTS": common.max_restarts,
+        # As torchrun does; and the bits depend on it. A value that the user has set stays.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "ELASTRAIN_AGENT": agent_address(common.job),
+        "ELASTRAIN_JOB": common.job,
+        "ELASTRAIN_MEMBER": worker.member,
+        "ELASTRAIN_NODE": common.node,
+        "ELASTRAIN_SECRET_FILE": common.secret_file,
+        "ELASTRAIN_RUN_DIR": common.run_dir,
+        # Said either way: an armed run must not arm the runs that its scripts start.
+        "ELASTRAIN_INJECT": int(common.armed),
+    }
+    return {name: str(value) for name, value in env.items()}
+
+
+def agent_address(job: str) -> str:
+    """Where the agent's channel listens: an abstract UNIX address, without the leading NUL."""
+    return f"elastrain/{job}/agent"
