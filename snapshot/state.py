@@ -7,10 +7,10 @@ scalars travel as JSON text (exactly), 1-D tensors beside it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from elastrain.snapshot.digest import combine, digest
 Value = Tensor | float | int | bool | None
 """One entry of a piece's state: a 1-D tensor, a scalar tensor such as `step`, or a plain number."""
 
+T = TypeVar("T")
 _FORMAT = 1
 _DTYPES = {
     name: getattr(torch, name)
@@ -190,9 +191,9 @@ def _decoded(entry: object, taker: _Taker) -> Value:
         case {"bool": bool() as value, **rest} if not rest:
             return value
         case {"int": str() as text, **rest} if not rest and len(text) <= 32:
-            return int(text)
+            return _number(int, text)
         case {"float": str() as text, **rest} if not rest:
-            return _float(text)
+            return _number(float.fromhex, text)
         case {"scalar": str() as text, "dtype": name, **rest} if not rest:
             return _scalar(text, _dtype(name))
         case {"tensor": _}:
@@ -200,15 +201,15 @@ def _decoded(entry: object, taker: _Taker) -> Value:
     raise ValueError(f"shard state: unknown entry {str(entry)[:80]}")
 
 
-def _float(text: str) -> float:
+def _number(read: Callable[[str], T], text: str) -> T:
     try:
-        return float.fromhex(text)
-    except OverflowError:
-        raise ValueError(f"shard state: {text[:40]} is no float") from None
+        return read(text)
+    except (ValueError, OverflowError):
+        raise ValueError(f"shard state: {text[:40]!r} is no number") from None
 
 
 def _scalar(text: str, dtype: torch.dtype) -> Tensor:
-    raw = bytes.fromhex(text)
+    raw = _number(bytes.fromhex, text)
     if len(raw) != dtype.itemsize or (dtype == torch.bool and raw[0] > 1):
         raise ValueError(f"shard state: a scalar of {dtype} has {dtype.itemsize} bytes; got {len(raw)}")
     return torch.tensor(list(raw), dtype=torch.uint8).view(dtype).view(())

@@ -172,7 +172,7 @@ def test_malformed_descriptions_are_refused(what: str) -> None:
     raw, tensors = _state().pack()
     meta = json.loads(raw)
     MALFORMED[what](meta)
-    with pytest.raises(ValueError, match="shard state|fromhex|hexadecimal|invalid literal"):
+    with pytest.raises(ValueError, match="shard state"):
         ShardState.unpack(json.dumps(meta).encode(), tensors)
 
 
