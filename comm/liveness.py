@@ -16,6 +16,7 @@ import ctypes
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 from elastrain.comm.errors import CommError
@@ -55,6 +56,7 @@ class Beacon:
         # "Somebody waits": without this bit the kernel would wake nobody. No one else knows the page yet.
         word.value |= _FUTEX_WAITERS
         self._open = True
+        _beacons.add(self)
 
     def close(self) -> None:
         """Unlock, which tells every watcher that this process has left. Only from the thread that made the beacon."""
@@ -64,11 +66,22 @@ class Beacon:
             futex_wake_all(self._mapping.address)
             os.close(self.fd)
 
-    def forget(self) -> None:
-        """In a forked child: close the descriptor and touch nothing else, the mutex is the parent's."""
+    def _after_fork(self) -> None:
+        # The mutex is the parent's: only the descriptor is given back.
         if self._open:
             self._open = False
             os.close(self.fd)
+
+
+_beacons: weakref.WeakSet[Beacon] = weakref.WeakSet()  # of this process, for forks: one hook can not be taken back
+
+
+def _after_fork_in_child() -> None:
+    for beacon in list(_beacons):
+        beacon._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Watcher:

@@ -1,0 +1,187 @@
+"""Tensors in sealed shared segments: by reference, read-only for others, never used again while somebody reads."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import mmap
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from elastrain.comm.memory import create_sealed
+from elastrain.comm.mesh import Frame, Mesh
+from elastrain.comm.segments import SharedMemory
+from tests.contract.comm_tools import Cast, cast
+
+
+def _send_and_take(made: Cast, tensor: torch.Tensor) -> torch.Tensor:
+    made.meshes["a"].send("b", 1, b"take", [tensor])
+    made.until(lambda: bool(made.frames("b")))
+    frame = made.events["b"].pop()
+    assert isinstance(frame, Frame)
+    return frame.tensors[0]
+
+
+def _given_back(mesh: Mesh, member: str) -> Callable[[], bool]:
+    def claim() -> bool:
+        gc.collect()
+        return not mesh._links[member]._lent
+
+    return claim
+
+
+def test_empty_is_zero_aligned_flat_and_zero_again_after_reuse() -> None:
+    memory = SharedMemory(1 << 20)
+    for _ in range(3):
+        tensors = [memory.empty(n, torch.float32) for n in (1, 17, 1000, 300_000)]
+        for tensor in tensors:
+            assert tensor.data_ptr() % 64 == 0 and tensor.dim() == 1
+            assert not tensor.any()
+            tensor.fill_(1)
+        for tensor in tensors:
+            memory.free(tensor)
+    memory.close()
+
+
+def test_a_reference_is_a_view_of_the_senders_memory() -> None:
+    with cast("unix", "ab") as made:
+        tensor = made.meshes["a"].empty(100, torch.float32)
+        taken = _send_and_take(made, tensor.view(10, 10)[3:5])
+        tensor[30:50] = 9.0
+        assert torch.equal(taken, torch.full((2, 10), 9.0))
+
+
+def test_between_nodes_the_same_tensor_is_copied() -> None:
+    with cast("tcp", "ab") as made:
+        tensor = made.meshes["a"].empty(100, torch.float32)
+        taken = _send_and_take(made, tensor)
+        tensor.fill_(9)
+        assert torch.equal(taken, torch.zeros(100))
+
+
+def test_a_segment_crosses_a_link_once() -> None:
+    with cast("unix", "ab") as made:
+        a = made.meshes["a"]
+        taken = [_send_and_take(made, a.empty(10, torch.float32)) for _ in range(20)]
+        assert len(made.meshes["b"]._links["a"]._imports._mappings) == 1
+        assert len({tensor.data_ptr() for tensor in taken}) == 20
+
+
+def test_freed_memory_is_not_used_again_while_a_receiver_reads_it() -> None:
+    with cast("unix", "ab") as made:
+        a = made.meshes["a"]
+        tensor = a.empty(16, torch.float32)
+        tensor.fill_(5)
+        address = tensor.data_ptr()
+        taken = _send_and_take(made, tensor)[2:4]
+        a.free(tensor)
+        other = a.empty(16, torch.float32)
+        assert other.data_ptr() != address
+        assert torch.equal(taken, torch.full((2,), 5.0))
+        del taken
+        made.until(_given_back(a, "b"))
+        assert a.empty(16, torch.float32).data_ptr() == address
+
+
+def test_a_collected_tensor_is_freed_when_its_receivers_let_go() -> None:
+    with cast("unix", "ab") as made:
+        a = made.meshes["a"]
+        address = a.empty(16, torch.float32).data_ptr()
+        tensor = a.empty(16, torch.float32)
+        assert tensor.data_ptr() == address
+        taken = _send_and_take(made, tensor)
+        del tensor
+        assert a.empty(16, torch.float32).data_ptr() != address
+        del taken
+        made.until(_given_back(a, "b"))
+        assert a.empty(16, torch.float32).data_ptr() == address
+
+
+def test_memory_lent_to_a_lost_member_comes_back_with_the_edit_that_removes_it() -> None:
+    with cast("unix", "ab") as made:
+        a = made.meshes["a"]
+        tensor = a.empty(16, torch.float32)
+        address = tensor.data_ptr()
+        taken = _send_and_take(made, tensor)
+        a.free(tensor)
+        made.leave("b")
+        made.until(lambda: bool(made.lost("a")))
+        # It may be alive and reading: only the next view ends that.
+        assert a.empty(16, torch.float32).data_ptr() != address
+        a.edit(2, made.peers("a"))
+        assert a.empty(16, torch.float32).data_ptr() == address
+        del taken
+
+
+def test_memory_on_its_way_by_stream_is_not_used_again_before_it_has_left() -> None:
+    with cast("tcp", "ab") as made:
+        a = made.meshes["a"]
+        tensor = a.empty(4_000_000, torch.float32)
+        tensor.fill_(3)
+        a.send("b", 1, b"large", [tensor])
+        a.free(tensor)
+        assert a._links["b"].outbox
+        a.empty(4_000_000, torch.float32).fill_(8)
+        made.until(lambda: bool(made.frames("b")))
+        assert torch.equal(made.frames("b")[0].tensors[0], torch.full((4_000_000,), 3.0))
+
+
+def test_a_discarded_frame_gives_its_references_back() -> None:
+    with cast("unix", "ab") as made:
+        a, b = made.meshes["a"], made.meshes["b"]
+        b.edit(2, made.peers("ab"))
+        a.send("b", 1, b"old", [a.empty(16, torch.float32)])
+        assert a._links["b"]._lent
+        made.until(_given_back(a, "b"))
+        assert made.frames("b") == []
+
+
+def test_a_large_tensor_has_its_own_segment_and_mappings_go_with_it() -> None:
+    with cast("unix", "ab", segment_bytes=1 << 20) as made:
+        a, b = made.meshes["a"], made.meshes["b"]
+        large = a.empty(1 << 20, torch.float32)
+        taken = _send_and_take(made, large)
+        assert len(a._shared.segments()) == 1
+        del large, taken
+        made.until(lambda: a._shared.segments() == () and not b._links["a"]._imports._mappings)
+
+
+def test_received_tensors_outlive_link_and_mesh() -> None:
+    with cast("unix", "ab") as made:
+        tensor = made.meshes["a"].empty(16, torch.float32)
+        tensor.fill_(4)
+        taken = _send_and_take(made, tensor)
+        made.close()
+        del tensor
+        gc.collect()
+        assert torch.equal(taken, torch.full((16,), 4.0))
+
+
+def test_only_tensors_of_empty_can_be_freed() -> None:
+    memory = SharedMemory(1 << 20)
+    tensor = memory.empty(100, torch.float32)
+    for other in (torch.ones(3), tensor[50:]):
+        with pytest.raises(ValueError, match="only a tensor that came from empty"):
+            memory.free(other)
+    with pytest.raises(ValueError, match="at least one element"):
+        memory.empty(0, torch.float32)
+    memory.close()
+
+
+def test_nobody_else_can_write_shrink_or_grow_a_segment() -> None:
+    fd, mapping = create_sealed("test", 8192)
+    mapping.view(0, 4)[:] = b"mine"
+    with pytest.raises(PermissionError):
+        mmap.mmap(fd, 8192)
+    with pytest.raises(PermissionError):
+        os.pwrite(fd, b"x", 0)
+    for size_bytes in (0, 1 << 20):
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, size_bytes)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    assert bytes(mmap.mmap(fd, 8192, prot=mmap.PROT_READ)[:4]) == b"mine"
+    os.close(fd)

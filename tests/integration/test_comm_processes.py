@@ -1,0 +1,248 @@
+"""The mesh between real processes: kills, stops, forks, and what is left afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from elastrain.comm.liveness import Beacon
+from elastrain.comm.mesh import Frame, Lost, Mesh, MeshConfig, Newer, Peer
+from tests.contract.comm_tools import DEADLINE_S, SECRET, Transport
+from tests.integration.comm_processes import Child, Wire
+
+both = pytest.mark.parametrize("transport", ["unix", "tcp"])
+
+
+def _mesh(name: str, transport: Transport, beacon: Beacon | None) -> Mesh:
+    node = "here" if transport == "unix" else name
+    return Mesh(me=name, node=node, job="job", secret=SECRET, config=MeshConfig(transport=transport), beacon=beacon)
+
+
+def _peers(mesh: Mesh, wire: Wire) -> list[Peer]:
+    """Tell the other end where I am, and learn where it is."""
+    wire.say({"id": mesh.me, "node": mesh.node, "address": mesh.address})
+    return [Peer(id=mesh.me, node=mesh.node, address=mesh.address), Peer(**wire.hear())]
+
+
+def _child(
+    transport: Transport, act: Callable[[Mesh, Wire], None], *, with_beacon: bool = True
+) -> Callable[[Wire], None]:
+    def body(wire: Wire) -> None:
+        mesh = _mesh("b", transport, Beacon() if with_beacon else None)
+        mesh.edit(1, _peers(mesh, wire))
+        until(mesh, lambda events: any(isinstance(e, Frame) and e.body == b"hello" for e in events))
+        wire.say("linked")
+        wire.hear()
+        act(mesh, wire)
+
+    return body
+
+
+def until(mesh: Mesh, claim: Callable[[list[Frame | Lost | Newer]], bool]) -> list[Frame | Lost | Newer]:
+    """Poll until the claim holds of everything that came; returns that."""
+    events: list[Frame | Lost | Newer] = []
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not claim(events):
+        assert time.monotonic() < deadline_s, events
+        events += mesh.poll(deadline_s - time.monotonic())
+    return events
+
+
+def poll_for_ever(mesh: Mesh, _wire: Wire) -> None:
+    while True:
+        mesh.poll(None)
+
+
+@contextmanager
+def pair(
+    transport: Transport, act: Callable[[Mesh, Wire], None], *, with_beacon: bool = True
+) -> Iterator[tuple[Mesh, Child]]:
+    """A mesh "a" here, linked to "b" in a child that then acts."""
+    with Child(_child(transport, act, with_beacon=with_beacon)) as child:
+        mesh = _mesh("a", transport, None)
+        mesh.edit(1, _peers(mesh, child.wire))
+        mesh.send("b", 1, b"hello")
+        link = mesh._links["b"]
+        awaits_beacon = with_beacon and transport == "unix"
+        while link.stream is None or link.outbox or (awaits_beacon and link._watcher is None):
+            assert mesh.poll(DEADLINE_S) == []
+        assert child.wire.hear() == "linked"
+        child.wire.say("act")
+        yield mesh, child
+        mesh.close()
+
+
+def is_lost(events: list[Frame | Lost | Newer]) -> bool:
+    return any(isinstance(event, Lost) for event in events)
+
+
+def _with_ballast(mesh: Mesh, wire: Wire) -> None:
+    ballast = torch.ones(64 << 18)  # 64 MiB to be unmapped before sockets close
+    wire.say("ready")
+    poll_for_ever(mesh, wire)
+    del ballast
+
+
+@both
+def test_a_kill_is_known_within_milliseconds(transport: Transport, capsys: pytest.CaptureFixture[str]) -> None:
+    known_s, returned_s, reasons = [], [], []
+    for _ in range(7):
+        with pair(transport, _with_ballast) as (mesh, child):
+            child.wire.hear()
+            killed_s = time.monotonic()
+            child.kill()
+            (lost,) = until(mesh, is_lost)
+            returned_s.append(time.monotonic() - killed_s)
+            assert isinstance(lost, Lost) and lost.member == "b"
+            known_s.append(lost.at_s - killed_s)
+            reasons.append(lost.reason)
+    with capsys.disabled():
+        median_ms, worst_ms = statistics.median(returned_s) * 1e3, max(returned_s) * 1e3
+        print(  # noqa: T201 - a figure
+            f"\n{transport}: SIGKILL -> Lost out of poll: median {median_ms:.2f} ms, worst {worst_ms:.2f} ms"
+            f" (known after {statistics.median(known_s) * 1e3:.2f} ms)"
+        )
+    if transport == "unix":
+        # On a busy machine the socket may now and then be noticed first.
+        assert reasons.count("its process ended") >= 3
+        assert statistics.median(returned_s) <= 0.02
+
+
+def _send_and_wait(mesh: Mesh, wire: Wire) -> None:
+    tensor = mesh.empty(1000, torch.float32)
+    tensor.fill_(7)
+    for number in range(20):
+        mesh.send("a", number, b"x" * 100, [tensor, torch.ones(5)])
+    wire.say("sent")
+    poll_for_ever(mesh, wire)
+
+
+@both
+def test_frames_that_arrived_before_the_kill_come_before_lost(transport: Transport) -> None:
+    with pair(transport, _send_and_wait) as (mesh, child):
+        assert child.wire.hear() == "sent"
+        child.kill()
+        child.join()
+        events = until(mesh, is_lost)
+        assert [event.kind for event in events if isinstance(event, Frame)] == list(range(20))
+        assert isinstance(events[-1], Lost)
+        mesh.edit(2, [Peer(id="a", node=mesh.node, address=mesh.address)])
+        # The dead member's memory lives as long as somebody refers to it.
+        for event in events[:-1]:
+            assert isinstance(event, Frame) and torch.equal(event.tensors[0], torch.full((1000,), 7.0))
+
+
+def _send_half(mesh: Mesh, wire: Wire) -> None:
+    mesh.send("a", 1, b"", [torch.ones(50_000_000)])
+    wire.say("sending")
+    poll_for_ever(mesh, wire)
+
+
+@both
+def test_half_a_frame_is_no_frame(transport: Transport) -> None:
+    with pair(transport, _send_half) as (mesh, child):
+        child.wire.hear()
+        for _ in range(3):
+            mesh.poll(0.05)
+        child.kill()
+        assert [type(event) for event in until(mesh, is_lost)] == [Lost]
+
+
+def _fork_a_loader(mesh: Mesh, wire: Wire) -> None:
+    reader, _writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(reader, 1)  # for ever: it holds the writer itself
+    wire.say(pid)
+    poll_for_ever(mesh, wire)
+
+
+@both
+def test_a_loader_forked_by_the_dead_does_not_keep_its_links_open(transport: Transport) -> None:
+    with pair(transport, _fork_a_loader, with_beacon=False) as (mesh, child):
+        loader = child.wire.hear()
+        killed_s = time.monotonic()
+        child.kill()
+        until(mesh, is_lost)
+        assert time.monotonic() - killed_s < 1.0
+        os.kill(loader, signal.SIGKILL)
+
+
+def _open_files() -> list[str]:
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except FileNotFoundError:
+            pass  # the descriptor of the listing itself
+    return found
+
+
+def _fork_and_list(mesh: Mesh, wire: Wire) -> None:
+    tensor = mesh.empty(1000, torch.float32)
+    mesh.send("a", 1, tensors=[tensor])
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.write(writer, json.dumps(_open_files()).encode())
+        os._exit(0)
+    wire.say([json.loads(os.read(reader, 10_000)), _open_files()])
+    poll_for_ever(mesh, wire)
+
+
+def test_a_forked_child_holds_nothing_of_the_mesh() -> None:
+    with pair("unix", _fork_and_list) as (_mesh_a, child):
+        theirs, parents = child.wire.hear()
+        kinds = ("elastrain", "eventpoll", "eventfd")
+        assert all(any(kind in name for name in parents) for kind in kinds)
+        assert not [name for name in theirs if any(kind in name for kind in kinds)]
+        sockets = [sum("socket" in name for name in names) for names in (parents, theirs)]
+        assert sockets[0] - sockets[1] == 2  # the listener and the link
+
+
+def test_a_stopped_member_is_not_lost_and_goes_on_when_continued() -> None:
+    """Silence is not proof."""
+    with pair("unix", poll_for_ever) as (mesh, child):
+        os.kill(child.pid, signal.SIGSTOP)
+        for _ in range(200):
+            mesh.send("b", 1, b"x" * 10_000)
+        assert not is_lost(mesh.poll(0.2))
+        assert mesh._links["b"].outbox
+        os.kill(child.pid, signal.SIGCONT)
+        deadline_s = time.monotonic() + DEADLINE_S
+        while mesh._links["b"].outbox:
+            assert time.monotonic() < deadline_s
+            assert not is_lost(mesh.poll(0.1))
+
+
+def _leave(mesh: Mesh, _wire: Wire) -> None:
+    mesh.close()
+
+
+@both
+def test_a_member_that_leaves_says_so(transport: Transport) -> None:
+    with pair(transport, _leave) as (mesh, child):
+        assert child.join() == 0
+        (lost,) = until(mesh, is_lost)
+        assert isinstance(lost, Lost) and lost.reason in ("it left", "its process ended")
+
+
+def test_a_kill_leaves_nothing_behind() -> None:
+    def names() -> set[str]:
+        with open("/proc/net/unix") as table:
+            return {line.split()[-1] for line in table if "@elastrain-" in line}
+
+    before = (set(os.listdir("/dev/shm")), names())
+    with pair("unix", _send_and_wait) as (_mesh_a, child):
+        child.wire.hear()
+        assert names() > before[1]
+        child.kill()
+        child.join()
+    assert (set(os.listdir("/dev/shm")), names()) == before
