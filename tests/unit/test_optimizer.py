@@ -47,6 +47,16 @@ class Vouched(torch.optim.SGD):
     """A user's own elementwise class."""
 
 
+class Careless(torch.optim.SGD):
+    """Writes into the gradients that it is given."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.mul_(2)
+        return super().step(closure)
+
+
 class Unmakeable(torch.optim.Optimizer):
     def __init__(self, params: Any, secret: int) -> None:
         super().__init__(params, {"lr": secret})
@@ -133,9 +143,10 @@ def test_factors_are_multiplied_one_after_another() -> None:
     assert not torch.equal(states[(0.1, 0.3)], states[(0.1 * 0.3,)])
 
 
-def test_gradients_are_neither_written_nor_kept() -> None:
+@pytest.mark.parametrize("cls", [torch.optim.SGD, Careless])
+def test_gradients_are_neither_written_nor_kept(cls: Any) -> None:
     layout = _layout(64)
-    optimizer = _pieces(lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9, weight_decay=0.1, maximize=True), layout)
+    optimizer = _pieces(lambda p: cls(p, lr=1.0, momentum=0.9, weight_decay=0.1), layout, elementwise=True)
     (state,) = _fresh(optimizer, layout)
     gradient = torch.randn(64)
     before = gradient.clone()
