@@ -259,7 +259,7 @@ class Core:
             return log + self._on_peaceful_exit(worker, how)
         if exit_code != 0 and not self.committed:
             return log + self._finish(1, f"{how} before the first commit", self._last_traceback())
-        if self.view is not None and not self._alive_in_view():
+        if self.view is not None and not self._alive_in_view() and not self._finishing():
             return log + self._on_nobody_left(how, exit_code)
         return log + self._replace(worker, how) + self._end_if_all_left()
 
@@ -454,7 +454,8 @@ class Core:
             say = f"{how}; started again as {start.member} ({verdict.reason})"
             return [start, Log(event="restart", fields={"member": start.member, "of": worker.id}, say=say)]
         fields = {"member": worker.id, "reason": verdict.reason}
-        say = f"{how}; not started again: {verdict.reason}" if self.view is not None else ""
+        quiet = self.view is None or worker.ended_by_us
+        say = "" if quiet else f"{how}; not started again: {verdict.reason}"
         log = Log(event="no_restart", fields=fields, say=say)
         in_old_view = self.view is not None and worker.id in self.view
         return [log, *(self._edit_view() if in_old_view else [])]

@@ -1,0 +1,185 @@
+"""Decisions about members: who may go, who may come, when a worker is started again, when the job ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastrain.membership import (
+    Failure,
+    Outcome,
+    ends_job,
+    first_view,
+    may_restart,
+    missing_state,
+    most_suspected,
+    propose,
+    spec_difference,
+)
+from elastrain.world import Member, View
+
+
+def members(*ids: str) -> tuple[Member, ...]:
+    return tuple(Member(id=m, node="n0", address=f"unix:{m}") for m in ids)
+
+
+def view(*ids: str, generation: int = 4) -> View:
+    return View(generation=generation, members=members(*ids))
+
+
+RING = {"0": ("a", "b"), "1": ("b", "c"), "2": ("c", "d"), "3": ("d", "a")}
+"""Each shard on two neighbours of a, b, c, d."""
+
+
+def test_first_view_is_generation_1_in_the_given_order() -> None:
+    first = first_view(members("a", "b"))
+    assert (first.generation, first.ids) == (1, ("a", "b"))
+    assert first.reason == "all 2 workers are ready"
+
+
+def test_nothing_to_do_keeps_the_view() -> None:
+    proposal = propose(view("a", "b"), holders={}, dead=["x"], suspected=["y"], joining=members("a"))
+    assert (proposal.outcome, proposal.view) == (Outcome.KEEP, None)
+
+
+def test_proven_dead_member_goes_and_the_others_keep_their_order() -> None:
+    proposal = propose(view("a", "b", "c", "d"), holders=RING, dead=["b"])
+    assert proposal.outcome is Outcome.CHANGE
+    assert proposal.view == view("a", "c", "d", generation=5)
+    assert proposal.reason == proposal.view.reason == "b lost"
+
+
+def test_minority_may_go_on_when_all_others_are_proven_dead() -> None:
+    proposal = propose(view("a", "b", "c"), holders={"0": ("a", "b")}, dead=["b", "c"])
+    assert proposal.view == view("a", generation=5)
+
+
+def test_removal_and_join_are_one_view_with_joiners_last() -> None:
+    proposal = propose(view("a", "b", "c"), holders={"0": ("a",)}, dead=["b"], joining=members("e", "f"))
+    assert proposal.view == view("a", "c", "e", "f", generation=5)
+    assert proposal.reason == "b lost; e, f joined"
+
+
+def test_join_alone_needs_no_death() -> None:
+    proposal = propose(view("a"), holders={"0": ("a",)}, joining=members("b"))
+    assert proposal.view == view("a", "b", generation=5)
+    assert proposal.reason == "b joined"
+
+
+def test_joiner_that_has_died_meanwhile_is_left_out() -> None:
+    assert propose(view("a"), holders={}, dead=["b"], joining=members("b")).outcome is Outcome.KEEP
+
+
+def test_shard_without_living_holder_makes_the_state_lost_and_says_which() -> None:
+    proposal = propose(view("a", "b", "c", "d"), holders=RING, dead=["a", "b"])
+    assert (proposal.outcome, proposal.view) == (Outcome.LOST, None)
+    assert proposal.reason.startswith("1 of 4 shards have no living holder (0; held by a, b)")
+
+
+def test_joiner_does_not_count_as_a_holder_of_what_died() -> None:
+    assert propose(view("a", "b"), holders={"0": ("b",)}, dead=["b"], joining=members("c")).outcome is Outcome.LOST
+
+
+def test_nobody_left_is_lost_even_before_the_first_commit() -> None:
+    proposal = propose(view("a"), holders={}, dead=["a"], joining=members("b"))
+    assert proposal.outcome is Outcome.LOST
+    assert "every member of the view is gone" in proposal.reason
+
+
+def test_silent_minority_goes_when_a_strict_majority_remains() -> None:
+    proposal = propose(view("a", "b", "c"), holders={"0": ("a", "c")}, suspected=["c"], joining=members("d"))
+    assert proposal.view == view("a", "b", "d", generation=5)
+
+
+def test_even_split_waits_since_silence_is_no_proof() -> None:
+    proposal = propose(view("a", "b"), holders={}, suspected=["b"])
+    assert (proposal.outcome, proposal.view) == (Outcome.WAIT, None)
+    assert proposal.reason == "b suspected but not proven dead, and the others are no strict majority"
+
+
+def test_joiners_do_not_turn_a_minority_into_a_majority() -> None:
+    assert propose(view("a", "b"), holders={}, suspected=["b"], joining=members("c", "d")).outcome is Outcome.WAIT
+
+
+def test_proven_dead_do_not_count_towards_the_majority() -> None:
+    # Two of four are heard; one of the other two may merely be cut off, with the same idea about us.
+    proposal = propose(view("a", "b", "c", "d"), holders={}, dead=["d"], suspected=["c"], joining=members("e"))
+    assert proposal.view == view("a", "b", "c", generation=5)
+    assert proposal.reason == "d lost"
+
+
+def test_suspicion_that_would_lose_state_waits() -> None:
+    proposal = propose(view("a", "b", "c"), holders={"0": ("c",)}, suspected=["c"])
+    assert proposal.outcome is Outcome.WAIT
+    assert "1 of 1 shards have no living holder" in proposal.reason
+
+
+def test_missing_state_shortens_long_lists() -> None:
+    sentence = missing_state({str(shard): ("x",) for shard in range(9)}, {"a"})
+    assert sentence.startswith("9 of 9 shards have no living holder (0, 1, 2, 3, 4, 5 and 3 more; held by x)")
+    assert missing_state({"0": ("x", "a")}, {"a"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "finishing", "refused", "used", "yes", "reason"),
+    [
+        (-9, False, False, 0, True, "restart 1 of 2"),
+        (1, False, False, 1, True, "restart 2 of 2"),
+        (1, False, False, 2, False, "all 2 restarts are used up (--max-restarts)"),
+        (0, False, False, 0, False, "its script ended by itself"),
+        (-9, True, False, 0, False, "the job is finishing"),
+        (1, False, True, 0, False, "it was refused; the same worker would be refused again"),
+    ],
+)
+def test_restart(exit_code: int, finishing: bool, refused: bool, used: int, yes: bool, reason: str) -> None:
+    verdict = may_restart(exit_code=exit_code, finishing=finishing, refused=refused, used=used, allowed=2)
+    assert (verdict.yes, verdict.reason) == (yes, reason)
+
+
+def failure(member: str, *, step: int = 7, micro_batch: int | None = 3, signature: str = "ValueError: x") -> Failure:
+    return Failure(member=member, step=step, micro_batch=micro_batch, signature=signature)
+
+
+def test_exception_before_the_first_commit_ends_the_job() -> None:
+    assert ends_job(failure("a"), [], committed=False).yes
+
+
+def test_first_exception_after_a_commit_does_not_end_the_job() -> None:
+    verdict = ends_job(failure("a"), [], committed=True)
+    assert (verdict.yes, "step 7, micro-batch 3" in verdict.reason) == (False, True)
+
+
+def test_same_exception_on_a_second_member_ends_the_job() -> None:
+    verdict = ends_job(failure("b"), [failure("a", step=1), failure("a")], committed=True)
+    assert verdict.yes
+    assert verdict.reason.startswith("a and b raised the same exception at step 7, micro-batch 3")
+
+
+@pytest.mark.parametrize(
+    "earlier",
+    [failure("b"), failure("a", step=6), failure("a", micro_batch=4), failure("a", signature="KeyError: x")],
+    ids=["same member", "other step", "other micro-batch", "other exception"],
+)
+def test_other_exceptions_do_not_end_the_job(earlier: Failure) -> None:
+    assert not ends_job(failure("b"), [earlier], committed=True).yes
+
+
+def test_failure_outside_a_micro_batch_is_named_by_its_step() -> None:
+    assert failure("a", micro_batch=None).place == "step 7"
+
+
+def test_spec_difference_names_the_key_and_both_values() -> None:
+    assert spec_difference({"a": 1, "torch": "2.13"}, {"a": 1, "torch": "2.13"}) == ""
+    sentence = spec_difference({"a": 1, "torch": "2.13"}, {"a": 1, "torch": "2.11"})
+    assert sentence == "its torch is 2.11, the job's is 2.13: start every worker with the same torch"
+    assert "its threads is (unset), the job's is 1" in spec_difference({"threads": 1}, {})
+
+
+def test_most_suspected_member_and_among_equals_the_youngest() -> None:
+    now = view("a", "b", "c")
+    assert most_suspected(now, {"a": {"b", "c"}, "c": {"a"}}) == "a"
+    assert most_suspected(now, {"a": {"b"}, "b": {"a"}}) == "b"
+
+
+def test_nobody_is_suspected_by_nobody_or_by_outsiders() -> None:
+    assert most_suspected(view("a", "b"), {}) is None
+    assert most_suspected(view("a", "b"), {"a": {"z"}, "z": {"a"}}) is None
