@@ -68,7 +68,6 @@ class Attempt:
     own: list[PartialSet] = field(default_factory=list)
     sent: set[tuple[int, Node]] = field(default_factory=set)
     folds: dict[tuple[int, int], PartialSet] = field(default_factory=dict)
-    finishing: set[int] = field(default_factory=set)
     finished: dict[int, Finished] = field(default_factory=dict)
     acks: dict[int, set[str]] = field(default_factory=dict)
     votes: dict[str, Vote] = field(default_factory=dict)

@@ -69,9 +69,11 @@ class Lifecycle:
         self.committed = -1
         self.record: Record | None = None
         self.base: Placement | None = None
-        self.now: tuple[Holders, ...] = ()
+        self._now: tuple[Holders, ...] = ()
+        self._my_shards: list[int] = []
         self.goal: Placement = ()
         self.parameters = [NEVER] * len(shape.shards)
+        self._missing: set[int] | None = None
         self.held: dict[int, Held] = {}
         self.bound: set[int] = set()
         self.begun = -1
@@ -82,12 +84,14 @@ class Lifecycle:
         self._reports: dict[str, Report] = {}
         self._later: list[p.Arrived] = []
         self._deferred: list[p.RunDone] = []
+        self._whole: list[int] = []
         self._allowed: frozenset[int] = frozenset()
         self._ready = False
         self._settings = ""
         self._loop_state: tuple[int, str] | None = None
         self._newcomers: tuple[str, ...] = ()
         self._copying: dict[tuple[int, str], int] = {}
+        self._copies: list[tuple[int, str]] = []
         self._followers: dict[int, set[str]] = defaultdict(set)
         self._digesting = False
         self._dropping: set[int] = set()
@@ -145,8 +149,18 @@ class Lifecycle:
     def _others(self) -> list[str]:
         return [m for m in self.view.ids if m != self.me] if self.view else []
 
+    @property
+    def now(self) -> tuple[Holders, ...]:
+        """Who holds what in this view: the committed holders that live."""
+        return self._now
+
+    @now.setter
+    def now(self, holders: tuple[Holders, ...]) -> None:
+        self._now = holders
+        self._my_shards = [shard for shard, h in enumerate(holders) if h.primary == self.me]
+
     def _mine(self) -> list[int]:
-        return [shard for shard, holders in enumerate(self.now) if holders.primary == self.me]
+        return self._my_shards
 
     def _new_attempt(self, step: int) -> Attempt:
         return Attempt(step=step, fold=Fold(self.shape.runs), blocks=self.shape.blocks)
@@ -365,13 +379,13 @@ class Lifecycle:
             )
             for step in steps:
                 self._do(p.CombineShard(step=self.attempt.step, shard=shard, lane=lane, combine=step))
+            if partials.complete and self._is_folded(shard):
+                self._whole.append(shard)
 
     def _finish_folds(self) -> None:
-        attempt = self.attempt
-        whole = [s for s in self._mine() if s not in attempt.finishing and self._is_folded(s)]
+        whole, self._whole = self._whole, []
         if whole:
-            attempt.finishing.update(whole)
-            self._do(p.Finish(step=attempt.step, shards=tuple(whole)))
+            self._do(p.Finish(step=self.attempt.step, shards=tuple(whole)))
 
     def _is_folded(self, shard: int) -> bool:
         lanes = range(len(self.shape.shards[shard].lanes))
@@ -526,6 +540,7 @@ class Lifecycle:
     def _learn(self, record: Record) -> None:
         self.record = record
         self.committed = record.step
+        self._missing = None
         self._do(p.Passed(record=record))
 
     def _applied(self, shard: int) -> None:
@@ -535,7 +550,7 @@ class Lifecycle:
         held.scratch.clear()
         held.expected.clear()
         self.bound.add(shard)
-        self.parameters[shard] = self.committed
+        self._have_parameters(shard)
 
     def _apply_behind(self, record: Record, mine: set[int]) -> None:
         for shard in sorted(set(self.held) - mine):
@@ -559,6 +574,8 @@ class Lifecycle:
             if shard in self.held and self.me not in holders.all:
                 self._dropping.add(shard)
             self._followers[shard] -= set(holders.all)
+        if record.roles:
+            self._plan_copies()
 
     def _publish(self, shards_by_member: dict[str, tuple[int, ...]], record: Record | None) -> None:
         """Every publish carries the record: whoever receives it has passed."""
@@ -573,14 +590,21 @@ class Lifecycle:
             for index, shard in enumerate(message.shards):
                 if shard not in self.bound:
                     self._do(p.TakeParameters(step=message.step, shard=shard, payload=payload, index=index))
-                    self.parameters[shard] = message.step
+                    self._have_parameters(shard)
 
     def _may_take(self, message: Publish) -> bool:
         """Parameters of a step never overwrite older ones before its record is held."""
         return message.step == self.committed
 
     def _parameters_are_here(self) -> bool:
-        return all(version == self.committed for version in self.parameters)
+        if self._missing is None:
+            self._missing = {shard for shard, version in enumerate(self.parameters) if version != self.committed}
+        return not self._missing
+
+    def _have_parameters(self, shard: int) -> None:
+        self.parameters[shard] = self.committed
+        if self._missing is not None:
+            self._missing.discard(shard)
 
     # ------------------------------------------------------------------------------------------- backups behind
 
@@ -652,24 +676,39 @@ class Lifecycle:
 
     def _bind(self, shard: int) -> None:
         self.bound.add(shard)
-        self.parameters[shard] = self.held[shard].version
+        self._have_parameters(shard)
         self._do(p.Bind(step=self.held[shard].version, shard=shard))
 
     # ----------------------------------------------------------------------------------------------------- rebalancing
 
+    def _plan_copies(self) -> None:
+        """What is still to be copied towards the target, shard by shard."""
+        self._copies = [
+            (shard, member)
+            for shard in self._mine()
+            for member in self.goal[shard].all
+            if member not in {*self.now[shard].all, *self._followers[shard]}
+        ]
+
     def _rebalance(self) -> None:
         """Copy shards towards the target in the background, a bounded number of bytes at a time."""
-        if self.recovering or self.begun != self.committed + 1 or self._digesting or self.attempt.voted:
+        if not self._copies or not self._may_copy():
             return
         room = self.copy_budget_bytes - sum(self.shape.sizes[shard] for shard, _ in self._copying)
-        for shard in self._mine():
-            for member in self.goal[shard].all:
-                busy = member in {*self.now[shard].all, *self._followers[shard]} or (shard, member) in self._copying
-                if busy or self.held[shard].version != self.committed or room <= 0:
-                    continue
-                room -= self.shape.sizes[shard]
-                self._copying[shard, member] = self.committed
-                self._send(member, Copy(step=self.committed, shard=shard))
+        later: list[tuple[int, str]] = []
+        for shard, member in self._copies:
+            if room <= 0 or self.held[shard].version != self.committed:
+                later.append((shard, member))
+                continue
+            room -= self.shape.sizes[shard]
+            self._copying[shard, member] = self.committed
+            self._send(member, Copy(step=self.committed, shard=shard))
+        self._copies = later
+
+    def _may_copy(self) -> bool:
+        """A copy is read before the state moves on: no copy begins between this member's vote and the commit."""
+        begun = self.begun == self.committed + 1
+        return begun and not self.recovering and not self._digesting and not self.attempt.voted
 
     def _on_took_copy(self, event: p.TookCopy) -> None:
         if self.recovering or event.step != self.committed:
@@ -735,6 +774,7 @@ class Lifecycle:
         assert self.view is not None
         self.base, self.now = decision.base, decision.now
         self.goal = target(self.now, self.shape.sizes, self.view.nodes, self.shape.backups)
+        self._plan_copies()
         for shard in sorted(set(self.held)):
             if self.me not in self.now[shard].all:
                 self._drop(shard)
@@ -745,6 +785,7 @@ class Lifecycle:
 
     def _arrive(self, decision: Recovery) -> None:
         self.record, self.committed = decision.record, decision.committed
+        self._missing = None
         self.attempt = self._new_attempt(decision.committed + 1)
 
     def _take_over(self, shard: int, decision: Recovery) -> None:
@@ -765,6 +806,7 @@ class Lifecycle:
         if self.committed < 0:
             if self.me == self.view.ids[0]:
                 self.parameters = [-1] * len(self.parameters)
+                self._missing = None
                 self._publish(dict(decision.lacking), None)
             return
         mine = set(self._mine())
@@ -789,7 +831,6 @@ class Lifecycle:
             kept = self.held[shard].kept.get(attempt.step) if shard in self.held else None
             if kept is not None and shard not in attempt.finished:
                 attempt.finished[shard] = kept
-                attempt.finishing.add(shard)
         self.recovering = False
         self._newcomers = decision.newcomers if decision.donor == self.me else ()
         self._do(p.Resumed(view=self.view, recovery=decision))
