@@ -13,12 +13,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten
 from torch.utils.data import IterableDataset
 
 from elastrain.errors import ConfigError
@@ -41,6 +42,11 @@ class Numbers:
             raise OSError(f"sample {index} is broken")
         draws = [torch.rand(()).item(), random.random(), np.random.rand()]
         return torch.tensor([index, *draws], dtype=torch.float64)
+
+
+class Pair(NamedTuple):
+    small: torch.Tensor
+    large: torch.Tensor
 
 
 class Served(Numbers):
@@ -134,6 +140,33 @@ def test_an_error_in_the_dataset_reaches_the_caller_who_asked_for_it(num_workers
 def test_loading_happens_in_another_process_and_ahead() -> None:
     with _running(_loader(Served(), num_workers=1)) as loader:
         assert loader.get(0, 0)[0, 1] != os.getpid()
+
+
+def test_data_of_any_make_arrives_as_it_left() -> None:
+    def collate(samples: list[Any]) -> Any:
+        x = torch.stack(samples)
+        kinds = [torch.float64, torch.bfloat16, torch.bool, torch.complex64]
+        return {
+            "pair": Pair(x, torch.ones(200_000)),
+            "kinds": [x.to(kind) for kind in kinds],
+            "strided": x.T,
+            "empty": (torch.zeros(0, 3), torch.tensor(4)),
+            "other": [np.ones(2), "word", None, 3.5],
+        }
+
+    with _running(_loader(num_workers=1, collate_fn=collate)) as loader:
+        there = loader.get(0, 1)
+    with _running(_loader(num_workers=0, collate_fn=collate)) as loader:
+        here = loader.get(0, 1)
+    mine, theirs = tree_flatten(there), tree_flatten(here)
+    assert str(mine[1]) == str(theirs[1])
+    for a, b in zip(mine[0], theirs[0], strict=True):
+        assert type(a) is type(b)
+        if isinstance(a, torch.Tensor):
+            assert a.dtype == b.dtype and torch.equal(a, b)
+            a.zero_()  # and can be written
+        else:
+            assert np.array_equal(a, b)
 
 
 def test_a_micro_batch_outside_of_the_plan_is_loaded_next() -> None:
