@@ -162,6 +162,7 @@ class Core:
         self._deadlines_s: dict[str, float] = {}
         """"join", "suspicion", or a member that must leave by itself -> monotonic time."""
         self._next_id = 0
+        self._ended = False
 
     # ---- state that others read
 
@@ -260,7 +261,7 @@ class Core:
         if exit_code != 0 and not self.committed:
             return log + self._finish(1, f"{how} before the first commit", self._last_traceback())
         if self.view is not None and not self._alive_in_view() and not self._finishing():
-            return log + self._on_nobody_left(how, exit_code)
+            return log + self._on_nobody_left(worker, how)
         return log + self._replace(worker, how) + self._end_if_all_left()
 
     def on_bad_message(self, member: str, problem: str) -> list[Command]:
@@ -311,7 +312,8 @@ class Core:
             return sentence, True, [log, Kill(member=worker.id, reason=f"{worker.id} is killed on request")]
         if worker.stage is Stage.STARTING:
             self._faults.append(fault)
-            return f"{fault} waits for {worker.id} to be ready", True, [log]
+            # The event log shows it when it is handed over.
+            return f"{fault} waits for {worker.id} to be ready", True, []
         return sentence, True, [log, Tell(member=worker.id, message=_fault_message(fault))]
 
     # ---- the parts
@@ -330,7 +332,9 @@ class Core:
         commands.append(Log(event="ready", fields={"member": worker.id, "address": hello.address}))
         mine = [f for f in self._faults if f.member == worker.id]
         self._faults = [f for f in self._faults if f.member != worker.id]
-        commands += [Tell(member=worker.id, message=_fault_message(fault)) for fault in mine]
+        for fault in mine:
+            commands.append(Log(event="fault", fields=_fault_fields(fault)))
+            commands.append(Tell(member=worker.id, message=_fault_message(fault)))
         if self.view is not None:
             return commands + (self._edit_view() if not self._finishing() else [])
         # Counted from the first hello: a script that never says hello is a plain one and may run as long as it likes.
@@ -413,6 +417,9 @@ class Core:
         commands: list[Command] = [
             Log(event="finished", fields={"member": worker.id, "step": message.step, "digest": message.digest})
         ]
+        if not self._ended:  # one left in peace, so all have the last step: nobody needs to wait for anybody
+            self._ended = True
+            commands += [Tell(member=other.id, message={"type": "ended"}) for other in self.living]
         if self.view is not None and not self._unfinished(self.view):
             for member in self._alive_in_view():
                 self._must_leave(self.workers[member], now + self.config.exit_timeout_s)
@@ -433,10 +440,12 @@ class Core:
                 commands.append(Kill(member=other.id, reason=f"{other.id} has nothing left to join"))
         return commands
 
-    def _on_nobody_left(self, how: str, exit_code: int) -> list[Command]:
+    def _on_nobody_left(self, worker: Worker, how: str) -> list[Command]:
         """The last living member of the view ended without having finished."""
-        if exit_code == 0:
+        if worker.exit_code == 0:
             return self._end_late_joiners() + self._end_if_all_left()
+        if self._failures and self._failures[-1].member == worker.id:
+            how = f"the script raised on {worker.id} at {self._failures[-1].place}"
         return self._finish(1, f"{how}, and no other member was left: the state is gone", self._last_traceback())
 
     def _replace(self, worker: Worker, how: str) -> list[Command]:

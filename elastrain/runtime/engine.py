@@ -281,7 +281,6 @@ class Engine:
             reason=recovery.reason,
             runs={member: list(runs) for member, runs in recovery.runs.items()},
         )
-        self._tell_holders()
 
     def _passed(self, command: p.Passed) -> None:
         record = command.record
@@ -303,28 +302,25 @@ class Engine:
             loss=loss if loss is None or loss == loss else None,
             samples=told.samples,
             at_s=time.monotonic(),
+            **self._holders_news(),
         )
 
-    def _tell_holders(self) -> None:
+    def _holders_news(self) -> dict[str, Any]:
         """Who holds what, when it changed: the launcher judges by it whether a view keeps the state."""
         holders = self.core.now
-        if holders == self._holders_told or self.core.committed < 0:
-            return
+        if holders == self._holders_told:
+            return {}
         self._holders_told = holders
         copies = min(len(h.all) for h in holders) - 1
         wanted = min(self.core.shape.backups, len(self.view.members) - 1 if self.view else 0)
-        self._say(
-            "progress",
-            step=self.core.committed,
-            generation=self.view.generation if self.view else 0,
-            holders={str(shard): list(h.all) for shard, h in enumerate(holders)},
-            window=f"every shard survives the loss of {copies} more" + ("" if copies >= wanted else ", copying"),
-        )
+        return {
+            "holders": {str(shard): list(h.all) for shard, h in enumerate(holders)},
+            "window": f"every shard survives the loss of {copies} more" + ("" if copies >= wanted else ", copying"),
+        }
 
     def _release(self, outcome: p.Advance | p.Enter | p.Leave) -> None:
         if isinstance(outcome, p.Advance):
             self._journal.write("advance", step=outcome.record.step)
-            self._tell_holders()
         elif isinstance(outcome, p.Enter):
             self._faults.reach(outcome.step, "join")
         elif outcome.evicted:

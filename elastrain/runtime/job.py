@@ -158,8 +158,7 @@ class Job:
         parts.engine.start(self._spec)
         entered = parts.engine.enter()
         if isinstance(entered, p.Leave):
-            self._end(until)
-            return
+            raise StoppedError("the job ended before this worker had joined: there is nothing left to do")
         if entered.state is not None:
             loop.load(entered.state)
         number = entered.step

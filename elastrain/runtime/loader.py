@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._utils import ExceptionWrapper
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset as TorchDataset
@@ -32,6 +33,7 @@ Plan = Callable[[int], Sequence[int]]
 _Request = tuple[int, int] | None
 """`(step, micro-batch)`, or None: nothing to load now."""
 
+_NOT_YET = object()
 _LOOKAHEAD_STEPS = 2
 _INLINE_LIMIT_BYTES = 256 * 1024
 """Tensors up to this size come through the pipe: sharing one costs a connection, about 0.7 ms; copying, far less."""
@@ -108,18 +110,18 @@ class DataLoader:
     def get(self, step: int, micro_batch: int) -> Any:
         """The collated micro-batch; loaded next, before all others, if it was not ahead.
 
-        Raises what the dataset raised, with the loader process's traceback in the message.
+        Raises what the dataset raised, with its traceback in the message; RuntimeError if the processes died.
         """
         if self._source is None:
             raise RuntimeError("the loader is not running: start() comes first")
         self.order.positions(step, micro_batch)
         self._queue.advance(step)
         self._queue.want((step, micro_batch))
-        while (loaded := self._queue.taken((step, micro_batch))) is None:
+        while (loaded := self._queue.taken((step, micro_batch))) is _NOT_YET:
             self._queue.arrived(_next(self._source))
         for _ in range(self._queue.idle_slots()):
             self._queue.arrived(_next(self._source))
-        return tree_map(_as_tensor, loaded.value())
+        return _value(loaded)
 
     def replan(self, plan: Plan) -> None:
         """Load ahead along another plan from now on. What was loaded stays at hand."""
@@ -145,23 +147,21 @@ def _check(dataset: Any, collate_fn: Any, num_workers: Any, prefetch: Any) -> No
             raise ConfigError(f"{name} must be a whole number of at least {least}; got {value!r}")
 
 
-class _Loaded:
-    """A micro-batch, or the error with which loading it ended."""
-
-    def __init__(self, data: Any, error: Exception | None) -> None:
-        self._data, self._error = data, error
-
-    def value(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._data
-
-
-def _next(source: Iterator[Any]) -> _Loaded:
+def _next(source: Iterator[Any]) -> Any:
     try:
-        return _Loaded(next(source), None)
-    except Exception as error:  # noqa: BLE001 - edge of the loader process: whatever the dataset raised reaches get()
-        return _Loaded(None, error)
+        return next(source)
+    except StopIteration:  # would silently end the generator that the training loop iterates over
+        raise RuntimeError("the loader processes have ended: see the error before this one") from None
+
+
+def _value(loaded: Any) -> Any:
+    """The micro-batch, as it was before it was sent; or the error with which loading it ended is raised."""
+    if not isinstance(loaded, ExceptionWrapper):
+        return tree_map(_as_tensor, loaded)
+    try:
+        loaded.reraise()
+    except StopIteration as error:
+        raise RuntimeError(str(error)) from None
 
 
 class _PlanQueue:
@@ -173,7 +173,7 @@ class _PlanQueue:
         self._plan: Plan = lambda step: ()
         self._urgent: deque[tuple[int, int]] = deque()
         self._in_flight: deque[_Request] = deque()
-        self._loaded: dict[tuple[int, int], _Loaded] = {}
+        self._loaded: dict[tuple[int, int], Any] = {}
         self._delivered: set[tuple[int, int]] = set()
 
     def replan(self, plan: Plan) -> None:
@@ -190,19 +190,18 @@ class _PlanQueue:
         if key not in self._loaded and key not in self._in_flight:
             self._urgent.append(key)
 
-    def taken(self, key: tuple[int, int]) -> _Loaded | None:
-        loaded = self._loaded.pop(key, None)
-        if loaded is not None:
+    def taken(self, key: tuple[int, int]) -> Any:
+        """What was loaded for it, or `_NOT_YET`."""
+        loaded = self._loaded.pop(key, _NOT_YET)
+        if loaded is not _NOT_YET:
             self._delivered.add(key)
         return loaded
 
-    def arrived(self, loaded: _Loaded) -> None:
+    def arrived(self, loaded: Any) -> None:
         """Results come in the order of the requests."""
-        key = self._in_flight.popleft() if self._in_flight else None
+        key = self._in_flight.popleft()
         if key is not None:
             self._loaded[key] = loaded
-        else:
-            loaded.value()  # nobody asked for it: if it is an error, the loader processes themselves are in trouble
 
     def idle_slots(self) -> int:
         """Requests at the head that loaded nothing: taking them lets real ones in, when there are some."""
@@ -240,7 +239,12 @@ class _MicroBatches(TorchDataset[Any]):
     def __getitem__(self, request: _Request) -> Any:
         if request is None:
             return None
-        step, micro_batch = request
+        try:
+            return _inlined(self._load(*request))
+        except Exception:  # noqa: BLE001 - edge of the loader process: raised again in get(), when it is asked for
+            return ExceptionWrapper(where="while loading a micro-batch")
+
+    def _load(self, step: int, micro_batch: int) -> Any:
         samples = []
         for epoch, sample in self._order.samples(step, micro_batch):
             _seed_all(sample_key(self._order.seed, epoch, sample))
@@ -289,12 +293,16 @@ def _worker_processes(samples: _MicroBatches, queue: _PlanQueue, num_workers: in
         sampler=queue,  # endless: it has no length
         num_workers=num_workers,
         prefetch_factor=prefetch,
-        collate_fn=_inlined,
+        collate_fn=_as_it_is,
         worker_init_fn=lambda _: _die_with(parent),
         multiprocessing_context="fork",
         generator=torch.Generator(),  # else torch draws a base seed from the default one
     )
     return iter(loader)
+
+
+def _as_it_is(data: Any) -> Any:
+    return data
 
 
 class _Inline:

@@ -166,7 +166,7 @@ def check(optimizer: Optimizer, *, elementwise: bool = False) -> None:
 
 
 def _placeholder(optimizer: Optimizer) -> list[dict[str, Any]]:
-    parameter = optimizer.param_groups[0]["params"][0]
+    parameter = next(parameter for group in optimizer.param_groups for parameter in group["params"])
     return [{"params": [torch.zeros(ALIGN, dtype=parameter.dtype, device=parameter.device)]}]
 
 

@@ -57,6 +57,8 @@ class BlockRandomness:
 
     def _entering(self, block: str) -> Any:
         def hook(module: nn.Module, inputs: object) -> None:
+            if not module.training:
+                return  # an evaluation that samples must not draw the same numbers at every call
             # The generator was last seeded by us for this micro-batch, or restored by a checkpoint for an earlier one;
             # a seed that is not ours was set by user code in this forward.
             origin = self._origins.get(self._generators[0].initial_seed(), self._current)
