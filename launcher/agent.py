@@ -8,24 +8,32 @@ from __future__ import annotations
 
 import os
 import random
-import selectors
 import signal
 import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
-from elastrain.comm.handshake import Handshake, Role
 from elastrain.comm.liveness import Watcher, watch_beacon
 from elastrain.errors import ConfigError
 from elastrain.launcher import priority, rundir, workers
-from elastrain.launcher.channel import Channel, Received, peer_uid
-from elastrain.launcher.core import (
+from elastrain.launcher.channel import Channel, Received
+from elastrain.launcher.core import Core
+from elastrain.launcher.desk import OperatorDesk
+from elastrain.launcher.door import Door, listen_abstract, workers_handshake
+from elastrain.launcher.events import EventLog
+from elastrain.launcher.faults import Fault, make_fault
+from elastrain.launcher.loop import Loop
+from elastrain.launcher.messages import BadMessageError, Hello, parse
+from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.state import describe
+from elastrain.launcher.store import Store
+from elastrain.launcher.values import (
     Command,
-    Core,
     End,
     FullPriority,
     JobConfig,
@@ -36,18 +44,11 @@ from elastrain.launcher.core import (
     Start,
     Tell,
 )
-from elastrain.launcher.events import EventLog
-from elastrain.launcher.faults import Fault, make_fault
-from elastrain.launcher.messages import BadMessageError, Hello, decode, parse
-from elastrain.launcher.rundir import RunDir
-from elastrain.launcher.state import describe
-from elastrain.launcher.store import Store
 from elastrain.launcher.views import JobKeys
 from elastrain.launcher.workers import Logs, Script, Surroundings, WorkerProcess
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_GREETINGS_MAX = 64
-_GREETING_S = 5.0
+_RESTORE_AGAIN_S = 0.2
 _GIVE_UP_S = 10.0
 
 
@@ -72,15 +73,6 @@ class _Seat:
     running: bool = True
 
 
-@dataclass(kw_only=True)
-class _Greeting:
-    """A connection that has not yet proven that it belongs to the job."""
-
-    sock: socket.socket
-    handshake: Handshake
-    due_s: float = field(default=0.0)
-
-
 class Agent:
     """`run` runs the job to its end. For the main thread of a process of its own: it takes over the signals."""
 
@@ -91,10 +83,8 @@ class Agent:
         self._run = run
         self._core = Core(job, faults, random.choice)
         self._keys = JobKeys(store, config.job)
-        self._secret = run.secret.read_bytes()
         self._log = EventLog(run.events, f"agent:{job.node}")
         self._seats: dict[str, _Seat] = {}
-        self._greetings: dict[int, _Greeting] = {}
         self._commands: deque[Command] = deque()
         self._busy = False
         self._end: End | None = None
@@ -102,11 +92,9 @@ class Agent:
         self._give_up_s: float | None = None
         # Filled by watcher threads; the eventfd wakes the loop.
         self._mutex_deaths: deque[tuple[str, float]] = deque()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector = selectors.DefaultSelector()
-        self._signals, self._signals_in = socket.socketpair()
-        self._listener = _listen_abstract(workers.agent_address(config.job))
-        self._control = rundir.listen(run)
+        self._restore_due_s: dict[str, float] = {}
+        self._open = ExitStack()
+        self._loop = Loop()
         self._common = Surroundings(
             job=config.job,
             node=job.node,
@@ -119,54 +107,54 @@ class Agent:
         )
 
     def run(self) -> End:
-        """Start the workers, serve them until the job has ended, leave nothing behind."""
-        handlers = {number: signal.signal(number, _noted_elsewhere) for number in _STOP_SIGNALS}
-        wakeup_before = self._take_signals()
-        try:
+        """Start the workers, serve them until the job has ended, leave nothing behind. Raises ConfigError."""
+        with self._open:
+            self._open.callback(self._leave_nothing)
+            self._take_signals()
             self._listen()
             self._log.write("start", job=self._config.job, workers=self._core.config.workers)
             self._do(self._core.begin())
             while not self._over():
                 self._turn()
-        finally:
-            self._leave_nothing()
-            signal.set_wakeup_fd(wakeup_before)
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
         assert self._end is not None
         return self._end
 
     # ---- the loop
 
-    def _take_signals(self) -> int:
-        for sock in (self._signals, self._signals_in):
+    def _take_signals(self) -> None:
+        self._signals, signals_in = socket.socketpair()
+        for sock in (self._signals, signals_in):
             sock.setblocking(False)
-        return signal.set_wakeup_fd(self._signals_in.fileno(), warn_on_full_buffer=False)
+            self._open.callback(sock.close)
+        for number in _STOP_SIGNALS:
+            self._open.callback(signal.signal, number, signal.signal(number, _noted_elsewhere))
+        self._open.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(signals_in.fileno(), warn_on_full_buffer=False))
+        self._loop.serve(self._signals, self._on_signal)
 
     def _listen(self) -> None:
-        self._serve(self._signals, self._on_signal)
-        self._serve(self._wake, self._on_wake)
-        self._serve(self._listener, self._on_connection)
-        self._serve(self._control, self._on_operator)
-
-    def _serve(self, what: Any, handler: Callable[[], None], *, writing: bool = False) -> None:
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writing else 0)
-        self._selector.register(what, events, handler)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._open.callback(os.close, self._wake)
+        self._loop.serve(self._wake, self._on_wake)
+        secret, job = self._run.secret.read_bytes(), self._config.job
+        self._door = Door(
+            self._loop,
+            listen_abstract(workers.agent_address(job)),
+            lambda: workers_handshake(secret, job),
+            self._admit,
+            lambda reason: self._log.write("connection_refused", reason=reason),
+        )
+        self._open.callback(self._door.close)
+        desk = OperatorDesk(self._loop, rundir.listen(self._run), self._answer)
+        self._open.callback(desk.close)
 
     def _turn(self) -> None:
-        due = [self._core.next_deadline_s(), self._kill_due_s, self._give_up_s]
-        due += [greeting.due_s for greeting in self._greetings.values()]
-        first_s = min((d for d in due if d is not None), default=None)
-        timeout_s = None if first_s is None else max(0.0, first_s - time.monotonic())
-        for key, _ in self._selector.select(timeout_s):
-            # An earlier handler of this round may have closed it, and its number may even be in use again.
-            current = self._selector.get_map().get(key.fd)
-            if current is not None and current.fileobj is key.fileobj:
-                current.data()
+        due = [self._core.next_deadline_s(), self._door.next_deadline_s(), self._kill_due_s, self._give_up_s]
+        self._loop.turn(min((d for d in [*due, *self._restore_due_s.values()] if d is not None), default=None))
         now = time.monotonic()
+        self._door.on_tick(now)
         self._do(self._core.on_tick(now))
-        for greeting in [g for g in self._greetings.values() if g.due_s <= now]:
-            self._end_greeting(greeting, "it did not finish its handshake in time")
+        for member in [m for m, due_s in self._restore_due_s.items() if due_s <= now]:
+            self._restore_priority(member)
         if self._kill_due_s is not None and self._kill_due_s <= now:
             self._kill_all()
 
@@ -206,7 +194,7 @@ class Agent:
                 _say(command.reason)
                 self._signal(command.member, signal.SIGKILL)
             case FullPriority():
-                priority.restore(self._seats[command.member].process.pid)
+                self._restore_priority(command.member)
             case PutSpec():
                 self._keys.put_spec(command.spec)
             case Start():
@@ -225,7 +213,7 @@ class Agent:
         self._seats[command.member] = _Seat(process=process)
         self._core.workers[command.member].pid = process.pid
         self._log.write("worker_start", member=command.member, pid=process.pid, slot=command.slot)
-        self._serve(process.pidfd, lambda: self._on_process_end(command.member))
+        self._loop.serve(process.pidfd, lambda: self._on_process_end(command.member))
 
     def _tell(self, command: Tell) -> None:
         seat = self._seats.get(command.member)
@@ -234,7 +222,13 @@ class Agent:
         if not seat.channel.send(command.message):
             self._drop_channel(command.member)
         elif seat.channel.wants_to_write:
-            self._watch_channel(command.member, seat.channel)
+            self._loop.want_write(seat.channel.sock, True)
+
+    def _restore_priority(self, member: str) -> None:
+        self._restore_due_s.pop(member, None)
+        seat = self._seats[member]
+        if seat.running and not priority.restore(seat.process.pid):
+            self._restore_due_s[member] = time.monotonic() + _RESTORE_AGAIN_S
 
     def _signal(self, member: str, number: int) -> None:
         seat = self._seats.get(member)
@@ -281,7 +275,7 @@ class Agent:
     def _on_process_end(self, member: str) -> None:
         seat = self._seats[member]
         self._died(member, "pidfd", time.monotonic())
-        self._selector.unregister(seat.process.pidfd)
+        self._loop.drop(seat.process.pidfd)
         exit_code = seat.process.reap()
         seat.running = False
         self._drop_channel(member)
@@ -293,66 +287,19 @@ class Agent:
             self._on_channel(other)
         self._do(self._core.on_death(member, source, at_s, time.monotonic()))
 
-    def _on_connection(self) -> None:
-        sock = _accept(self._listener)
-        if sock is None:
-            return
-        if peer_uid(sock) != os.getuid() or len(self._greetings) >= _GREETINGS_MAX:
-            sock.close()
-            return
-        handshake = Handshake(Role.ACCEPT, secret=self._secret, job=self._config.job, me="agent")
-        greeting = _Greeting(sock=sock, handshake=handshake, due_s=time.monotonic() + _GREETING_S)
-        self._greetings[sock.fileno()] = greeting
-        self._serve(sock, lambda: self._on_greeting(greeting))
-
-    def _on_greeting(self, greeting: _Greeting) -> None:
-        try:
-            data = greeting.sock.recv(greeting.handshake.wants())
-            if not data:
-                raise ConnectionError("it closed the connection")
-            greeting.handshake.receive(data)
-            greeting.sock.sendall(greeting.handshake.bytes_to_send())
-        except BlockingIOError:
-            return
-        except Exception as error:  # noqa: BLE001 - whatever a stranger's bytes bring about ends its connection only
-            self._end_greeting(greeting, str(error))
-            return
-        if greeting.handshake.done:
-            self._admit(greeting)
-
-    def _end_greeting(self, greeting: _Greeting, reason: str) -> None:
-        self._log.write("connection_refused", reason=reason)
-        self._forget_greeting(greeting)
-        try:
-            greeting.sock.send(greeting.handshake.bytes_to_send())
-        except OSError:
-            pass  # it need not hear why
-        greeting.sock.close()
-
-    def _forget_greeting(self, greeting: _Greeting) -> None:
-        del self._greetings[greeting.sock.fileno()]
-        self._selector.unregister(greeting.sock)
-
-    def _admit(self, greeting: _Greeting) -> None:
-        member = greeting.handshake.peer
+    def _admit(self, member: str, sock: socket.socket) -> str | None:
         seat = self._seats.get(member)
         if seat is None or not seat.running or seat.channel is not None:
-            self._end_greeting(greeting, f"{member} is no worker that this agent waits for")
-            return
-        self._forget_greeting(greeting)
-        seat.channel = Channel(greeting.sock)
-        self._serve(greeting.sock, lambda: self._on_channel(member))
-
-    def _watch_channel(self, member: str, channel: Channel) -> None:
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.wants_to_write else 0)
-        self._selector.modify(channel.sock, events, lambda: self._on_channel(member))
+            return f"{member} is no worker that this agent waits for"
+        seat.channel = Channel(sock)
+        self._loop.serve(sock, lambda: self._on_channel(member))
+        return None
 
     def _on_channel(self, member: str) -> None:
         seat = self._seats[member]
         channel = seat.channel
         if channel is None:
             return
-        wanted_to_write = channel.wants_to_write
         alive = channel.flush()
         try:
             received = channel.receive()
@@ -363,8 +310,8 @@ class Agent:
             return
         if received.closed or not alive:
             self._drop_channel(member)
-        elif wanted_to_write and seat.channel is not None:
-            self._watch_channel(member, channel)
+        elif seat.channel is not None:
+            self._loop.want_write(channel.sock, channel.wants_to_write)
 
     def _hear(self, member: str, received: Received) -> None:
         try:
@@ -391,36 +338,14 @@ class Agent:
         seat = self._seats[member]
         if seat.channel is None:
             return
-        self._selector.unregister(seat.channel.sock)
+        self._loop.drop(seat.channel.sock)
         seat.channel.close()
         seat.channel = None
         self._do(self._core.on_channel_closed(member, time.monotonic()))
 
     # ---- the operator
 
-    def _on_operator(self) -> None:
-        sock = _accept(self._control)
-        if sock is None:
-            return
-        if peer_uid(sock) not in (os.getuid(), 0):
-            sock.close()
-            return
-        channel = Channel(sock)
-        self._serve(sock, lambda: self._on_request(channel))
-
-    def _on_request(self, channel: Channel) -> None:
-        try:
-            received = channel.receive()
-            answers = [self._answer(decode(line)) for line in received.lines]
-        except BadMessageError as problem:
-            answers, received = [{"ok": False, "sentence": f"the request is not understood: {problem}"}], None
-        for answer in answers:
-            channel.send(answer)
-        if answers or received is None or received.closed:
-            self._selector.unregister(channel.sock)
-            channel.close()
-
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if request["type"] == "status":
             return {"ok": True, "state": describe(self._core, self._config.job)}
         if request["type"] != "inject":
@@ -442,39 +367,16 @@ class Agent:
                 seat.process.signal_group(signal.SIGKILL)
             if seat.watcher is not None:
                 seat.watcher.cancel()
-            if not seat.running:
-                seat.process.close()
             if seat.channel is not None:
                 seat.channel.close()
-        for greeting in self._greetings.values():
-            greeting.sock.close()
-        for sock in (self._listener, self._control, self._signals):
-            sock.close()
-        self._selector.close()
+        for seat in self._seats.values():
+            if not seat.running:
+                seat.process.close()
         self._run.control.unlink(missing_ok=True)
         self._run.secret.unlink(missing_ok=True)
         self._run.write_state(describe(self._core, self._config.job))
         self._log.close()
-
-
-def _listen_abstract(name: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    try:
-        listener.bind("\0" + name)
-    except OSError:
-        listener.close()
-        raise ConfigError(f"a job of this name already runs here ({name}): choose another --rdzv-id") from None
-    listener.listen(128)
-    return listener
-
-
-def _accept(listener: socket.socket) -> socket.socket | None:
-    try:
-        sock, _ = listener.accept()
-    except OSError:
-        return None  # it went away before it was served
-    sock.setblocking(False)
-    return sock
+        self._loop.close()
 
 
 def _free_port() -> int:

@@ -21,18 +21,24 @@ def lower(pid: int) -> None:
         _set_nice(pid, WARM_UP_NICE)
 
 
-def restore(pid: int) -> None:
-    """All threads that the process has by now."""
-    _set_autogroup(pid, 0)
+def restore(pid: int) -> bool:
+    """All threads that the process has by now. False: the kernel limits how often this may be done; try again soon."""
+    done = _set_autogroup(pid, 0)
     if _may_raise():
+        # Twice: a thread that was begun meanwhile may have inherited the low priority.
         _set_nice(pid, 0)
+        _set_nice(pid, 0)
+    return done
 
 
-def _set_autogroup(pid: int, nice: int) -> None:
+def _set_autogroup(pid: int, nice: int) -> bool:
     try:
         Path(f"/proc/{pid}/autogroup").write_text(str(nice))
+    except BlockingIOError:
+        return False
     except OSError:
         pass  # no autogroups in this kernel, or the process is gone: it merely keeps its priority
+    return True
 
 
 def _set_nice(pid: int, nice: int) -> None:

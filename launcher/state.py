@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from elastrain.launcher.core import Core, Worker
+from elastrain.launcher.core import Core
+from elastrain.launcher.values import Worker
 
 
 def describe(core: Core, job: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastrain.launcher import priority
-from elastrain.launcher.core import Start
+from elastrain.launcher.values import Start
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsDest, PContext

@@ -14,8 +14,8 @@ import typer
 
 from elastrain.errors import ConfigError
 from elastrain.launcher import rundir, workers
-from elastrain.launcher.core import End, JobConfig
 from elastrain.launcher.faults import read_faults
+from elastrain.launcher.values import End, JobConfig
 from elastrain.launcher.workers import Logs, Script
 
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -1,0 +1,56 @@
+"""The agent's side of the operator's socket: one request per connection, one answer. `control` is the other side."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from elastrain.launcher.channel import Channel, peer_uid
+from elastrain.launcher.door import accept
+from elastrain.launcher.loop import Loop
+from elastrain.launcher.messages import BadMessageError, decode
+
+Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+class OperatorDesk:
+    """`answer` turns a request (an object with a `type`) into the answer (an object with `ok`)."""
+
+    def __init__(self, loop: Loop, listener: socket.socket, answer: Answer) -> None:
+        self._loop = loop
+        self._listener = listener
+        self._answer = answer
+        self._open: set[Channel] = set()
+        loop.serve(listener, self._on_connection)
+
+    def close(self) -> None:
+        for channel in self._open:
+            channel.close()
+        self._listener.close()
+
+    def _on_connection(self) -> None:
+        sock = accept(self._listener)
+        if sock is None:
+            return
+        if peer_uid(sock) not in (os.getuid(), 0):
+            sock.close()
+            return
+        channel = Channel(sock)
+        self._open.add(channel)
+        self._loop.serve(sock, lambda: self._on_request(channel))
+
+    def _on_request(self, channel: Channel) -> None:
+        try:
+            received = channel.receive()
+            answers = [self._answer(decode(line)) for line in received.lines]
+            over = received.closed or bool(answers)
+        except BadMessageError as problem:
+            answers, over = [{"ok": False, "sentence": f"the request is not understood: {problem}"}], True
+        for answer in answers:
+            channel.send(answer)
+        if over:
+            self._loop.drop(channel.sock)
+            self._open.discard(channel)
+            channel.close()

@@ -1,0 +1,499 @@
+"""What the agent decides, event by event, without processes: the core is fed by hand and its commands are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from elastrain.launcher.core import Core
+from elastrain.launcher.faults import Fault
+from elastrain.launcher.messages import Failed, Finished, Hello, LostState, Message, Note, Phase, Progress, Suspect
+from elastrain.launcher.state import describe
+from elastrain.launcher.values import (
+    Command,
+    End,
+    FullPriority,
+    JobConfig,
+    Kill,
+    Log,
+    Propose,
+    PutSpec,
+    Stage,
+    Start,
+    Tell,
+)
+
+C = TypeVar("C", bound=Command)
+NOW = 1000.0
+RING = {"0": ("m0", "m1"), "1": ("m1", "m2"), "2": ("m2", "m0")}
+
+
+class Job:
+    """A core with a store that takes every proposal, and the commands that it gave."""
+
+    def __init__(self, workers: int = 3, faults: Sequence[Fault] = (), **config: Any) -> None:
+        self.core = Core(JobConfig(workers=workers, **config), faults, choose=lambda members: members[-1])
+        self.done: list[Command] = []
+        self.do(self.core.begin())
+
+    def do(self, commands: Sequence[Command]) -> list[Command]:
+        """Carries out proposals; returns all commands, those that followed from a new view in their place."""
+        new: list[Command] = []
+        for command in commands:
+            new.append(command)
+            if isinstance(command, Propose):
+                new += self.core.on_view(command.view)
+        self.done += new
+        return new
+
+    def say(self, member: str, message: Message, now: float = NOW) -> list[Command]:
+        return self.do(self.core.on_message(member, message, now))
+
+    def hello(self, member: str, now: float = NOW, **spec: Any) -> list[Command]:
+        hello = Hello(member=member, pid=1, address=f"unix:{member}", spec=spec or {"seed": 0}, beacon=True)
+        return self.say(member, hello, now)
+
+    def commit(self, step: int, *members: str, holders: dict[str, tuple[str, ...]] | None = None) -> None:
+        for member in members or self.ids:
+            self.say(member, Progress(step=step, generation=self.generation, loss=1.0, samples=step, holders=holders))
+
+    def die(self, member: str, exit_code: int = -9, now: float = NOW) -> list[Command]:
+        died = self.do(self.core.on_death(member, "mutex", now, now))
+        return died + self.do(self.core.on_exit(member, exit_code))
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        assert self.core.view is not None
+        return self.core.view.ids
+
+    @property
+    def generation(self) -> int:
+        return self.core.view.generation if self.core.view else 0
+
+
+def running(workers: int = 3, **config: Any) -> Job:
+    """A job whose first view has committed a step."""
+    job = Job(workers, **config)
+    for n in range(workers):
+        job.hello(f"m{n}")
+    job.commit(0, holders=RING if workers == 3 else None)
+    return job
+
+
+def of(kind: type[C], commands: Sequence[Command]) -> list[C]:
+    return [command for command in commands if isinstance(command, kind)]
+
+
+def told(commands: Sequence[Command], message_type: str) -> list[str]:
+    return [c.member for c in of(Tell, commands) if c.message["type"] == message_type]
+
+
+def logged(commands: Sequence[Command], event: str) -> list[Log]:
+    return [c for c in of(Log, commands) if c.event == event]
+
+
+def test_begin_starts_every_worker_at_full_priority() -> None:
+    starts = of(Start, Job(2).done)
+    assert [(s.member, s.slot, s.rank, s.warm_up) for s in starts] == [("m0", 0, 0, False), ("m1", 1, 1, False)]
+
+
+def test_first_view_comes_with_the_last_hello_in_order_of_slots() -> None:
+    job = Job(3)
+    assert of(PutSpec, job.hello("m2")) == [PutSpec(spec={"seed": 0})]
+    assert not of(Propose, job.hello("m0"))
+    commands = job.hello("m1")
+    assert job.ids == ("m0", "m1", "m2")
+    assert told(commands, "view") == ["m0", "m1", "m2"]
+    view = of(Tell, commands)[-1].message
+    assert view["generation"] == 1
+    assert view["members"][2] == {"id": "m2", "node": "node0", "address": "unix:m2"}
+
+
+def test_death_edits_the_view_before_the_restart_and_the_new_worker_warms_up() -> None:
+    job = running()
+    died = job.do(job.core.on_death("m1", "mutex", NOW, NOW))
+    assert job.ids == ("m0", "m2")
+    assert told(died, "view") == ["m0", "m2"]
+    ended = job.do(job.core.on_exit("m1", -9))
+    assert of(Start, ended) == [Start(member="m3", slot=1, rank=2, restarts=1, warm_up=True)]
+    joined = job.hello("m3")
+    assert job.ids == ("m0", "m2", "m3")
+    kinds = [type(c) for c in joined if isinstance(c, FullPriority | Tell)]
+    assert kinds == [FullPriority, Tell, Tell, Tell]
+
+
+def test_death_is_handled_once_whatever_reports_it_again() -> None:
+    job = running()
+    job.do(job.core.on_death("m1", "mutex", NOW, NOW))
+    assert job.do(job.core.on_death("m1", "pidfd", NOW, NOW)) == []
+
+
+def test_a_view_that_is_not_newer_changes_nothing() -> None:
+    job = running()
+    assert job.core.view is not None
+    assert job.core.on_view(job.core.view) == []
+
+
+def test_losing_every_holder_of_a_shard_ends_the_job() -> None:
+    job = running()
+    job.die("m0")
+    end = of(End, job.die("m1"))[0]
+    assert end.code == 1
+    assert end.sentence.startswith("1 of 3 shards have no living holder (0; held by m0, m1)")
+
+
+def test_holders_that_a_commit_has_moved_count() -> None:
+    job = running()
+    job.die("m0")
+    job.commit(1, "m1", holders={"0": ("m1", "m2"), "1": ("m1", "m2"), "2": ("m2", "m1")})
+    job.say("m2", Progress(step=0, generation=1, holders=RING))
+    assert not of(End, job.die("m1"))
+    assert job.ids == ("m2",)
+
+
+def test_restarts_end_with_the_budget_and_the_job_goes_on() -> None:
+    job = running(max_restarts=1)
+    job.die("m0")
+    job.hello("m3")
+    job.commit(1, holders={"0": ("m1", "m3"), "1": ("m1", "m2"), "2": ("m2", "m1")})
+    commands = job.die("m3")
+    assert not of(Start, commands)
+    assert "all 1 restarts are used up" in logged(commands, "no_restart")[0].say
+    assert job.ids == ("m1", "m2")
+
+
+def test_joiner_that_dies_while_warming_up_is_started_again() -> None:
+    job = running()
+    job.die("m1")
+    assert of(Start, job.die("m3", exit_code=1))[0].member == "m4"
+    assert job.generation == 2
+
+
+def test_last_member_killed_ends_the_job() -> None:
+    job = running(1)
+    end = of(End, job.die("m0"))[0]
+    assert (end.code, end.sentence) == (1, "m0 ended by signal 9, and no other member was left: the state is gone")
+
+
+def test_lost_state_from_a_worker_ends_the_job_with_its_sentence() -> None:
+    assert of(End, running().say("m0", LostState(sentence="shard 3 is gone"))) == [
+        End(code=1, sentence="shard 3 is gone")
+    ]
+
+
+# ---- before the first commit
+
+
+def test_death_before_the_first_commit_ends_the_job_without_restart() -> None:
+    job = Job(2)
+    job.hello("m0")
+    commands = job.die("m1", exit_code=1)
+    assert not of(Start, commands)
+    assert of(End, commands) == [End(code=1, sentence="m1 ended with exit code 1 before the first commit")]
+
+
+def test_exception_before_the_first_commit_ends_the_job_with_its_traceback() -> None:
+    job = Job(1)
+    job.hello("m0")
+    end = of(End, job.say("m0", Failed(step=0, micro_batch=0, signature="E", traceback="TB")))[0]
+    assert (end.code, end.detail) == (1, "TB")
+    assert end.sentence == "the script raised on m0 before the first commit"
+
+
+def test_join_deadline_runs_from_the_first_hello_and_names_the_missing() -> None:
+    job = Job(3, join_timeout_s=5.0)
+    assert job.core.next_deadline_s() is None
+    job.hello("m1", now=NOW)
+    assert job.core.next_deadline_s() == NOW + 5
+    assert job.do(job.core.on_tick(NOW + 4.9)) == []
+    end = of(End, job.do(job.core.on_tick(NOW + 5)))[0]
+    assert end.sentence.startswith("1 of 3 workers were ready within 5 s of the first; missing: m0, m2.")
+
+
+def test_join_deadline_ends_with_the_first_view() -> None:
+    assert running().core.next_deadline_s() is None
+
+
+def test_first_worker_of_another_spec_ends_the_job() -> None:
+    job = Job(2)
+    job.hello("m0", seed=0)
+    commands = job.hello("m1", seed=1)
+    assert told(commands, "refused") == ["m1"]
+    end = of(End, commands)[0]
+    assert (end.code, end.sentence) == (
+        1,
+        "m1 is refused: its seed is 1, the job's is 0: start every worker with the same seed",
+    )
+
+
+def test_plain_scripts_that_end_well_end_the_job_well() -> None:
+    job = Job(2)
+    assert not of(End, job.die("m0", exit_code=0))
+    assert of(End, job.die("m1", exit_code=0)) == [End(code=0, sentence="every worker's script has ended")]
+
+
+# ---- joiners that do not fit
+
+
+def test_joiner_of_another_spec_is_refused_and_not_started_again() -> None:
+    job = running()
+    job.die("m1")
+    commands = job.hello("m3", seed=9)
+    assert told(commands, "refused") == ["m3"]
+    assert not of(End, commands)
+    assert job.core.next_deadline_s() == NOW + 2
+    assert of(Kill, job.do(job.core.on_tick(NOW + 2)))[0].member == "m3"
+    assert not of(Start, job.die("m3"))
+    assert job.ids == ("m0", "m2")
+
+
+def test_second_hello_or_one_in_anothers_name_is_the_end_of_its_sender() -> None:
+    job = running()
+    assert of(Kill, job.hello("m0"))[0].member == "m0"
+    job.die("m1")
+    commands = job.say("m3", Hello(member="m0", pid=1, address="", spec={"seed": 0}))
+    assert of(Kill, commands)[0].member == "m3"
+
+
+# ---- failures of the user's code
+
+
+def bug(step: int = 4) -> Failed:
+    return Failed(step=step, micro_batch=2, signature="ValueError", traceback="TB")
+
+
+def test_first_exception_costs_one_member_and_the_second_equal_one_the_job() -> None:
+    job = running()
+    assert not of(End, job.say("m0", bug()))
+    assert of(Start, job.die("m0", exit_code=1))
+    end = of(End, job.say("m1", bug()))[0]
+    assert (end.code, end.detail) == (1, "TB")
+    assert "m0 and m1 raised the same exception at step 4, micro-batch 2" in end.sentence
+
+
+def test_member_that_raised_and_does_not_end_is_ended() -> None:
+    job = running()
+    job.say("m0", bug())
+    assert of(Kill, job.do(job.core.on_tick(NOW + 2)))[0].member == "m0"
+
+
+def test_only_member_raising_ends_the_job_with_its_traceback() -> None:
+    job = running(1)
+    job.say("m0", bug())
+    end = of(End, job.die("m0", exit_code=1))[0]
+    assert end.detail == "TB"
+    assert end.sentence.startswith("the script raised on m0 at step 4, micro-batch 2, and no other member was left")
+
+
+# ---- suspicion
+
+
+def test_suspected_member_that_lives_on_is_ended_after_a_while() -> None:
+    job = running()
+    job.say("m0", Suspect(member="m1", reason="link reset"))
+    job.say("m2", Suspect(member="m1", reason="link reset"))
+    job.say("m1", Suspect(member="m0", reason="link reset"))
+    assert job.do(job.core.on_tick(NOW + 0.9)) == []
+    kill = of(Kill, job.do(job.core.on_tick(NOW + 1)))[0]
+    assert (kill.member, "m0, m2 can not reach it" in kill.reason) == ("m1", True)
+
+
+def test_suspicion_ends_with_the_proof_of_death() -> None:
+    job = running()
+    job.say("m0", Suspect(member="m1", reason="link reset"))
+    job.die("m1")
+    assert job.core.next_deadline_s() is None
+    assert job.do(job.core.on_tick(NOW + 1)) == []
+
+
+def test_nobody_outside_the_view_can_be_suspected() -> None:
+    job = running()
+    job.die("m1")
+    for member in ("m1", "m3", "m9"):
+        assert job.say("m0", Suspect(member=member, reason="silence")) == []
+
+
+# ---- the end
+
+
+def finish(job: Job, member: str) -> list[Command]:
+    return job.say(member, Finished(step=9, digest="d")) + job.die(member, exit_code=0)
+
+
+def test_job_is_over_when_every_member_has_finished_and_left() -> None:
+    job = running()
+    assert not of(Propose, finish(job, "m0"))
+    finish(job, "m1")
+    assert of(End, finish(job, "m2")) == [End(code=0, sentence="finished at step 0")]
+    assert job.generation == 1
+
+
+def test_late_joiner_is_ended_and_does_not_spoil_the_exit_code() -> None:
+    job = running()
+    job.die("m1")
+    finish(job, "m0")
+    assert of(Kill, finish(job, "m2"))[0].member == "m3"
+    assert of(End, job.die("m3")) == [End(code=0, sentence="finished at step 0")]
+
+
+def test_death_while_others_finish_is_not_followed_by_a_restart() -> None:
+    job = running()
+    job.say("m0", Finished(step=9, digest="d"))
+    commands = job.die("m1")
+    assert not of(Start, commands)
+    assert job.ids == ("m0", "m2")
+
+
+def test_joiner_is_not_let_in_when_others_have_finished() -> None:
+    job = running()
+    job.die("m1")
+    job.say("m0", Finished(step=9, digest="d"))
+    assert not of(Propose, job.hello("m3"))
+
+
+def test_crash_after_finishing_is_reported_by_the_exit_code() -> None:
+    job = running(1)
+    job.say("m0", Finished(step=9, digest="d"))
+    end = of(End, job.die("m0", exit_code=-11))[0]
+    assert (end.code, end.sentence) == (1, "m0 ended by signal 11 after it had finished its work")
+
+
+def test_finished_member_that_does_not_exit_is_ended_without_harm() -> None:
+    job = running(1, exit_timeout_s=5.0)
+    job.say("m0", Finished(step=9, digest="d"))
+    assert of(Kill, job.do(job.core.on_tick(NOW + 5)))[0].member == "m0"
+    assert of(End, job.die("m0"))[0].code == 0
+
+
+def test_member_whose_script_ends_early_is_not_replaced() -> None:
+    job = running()
+    commands = job.die("m0", exit_code=0)
+    assert not of(Start, commands)
+    assert job.ids == ("m1", "m2")
+
+
+def test_member_whose_script_ends_before_the_first_commit_leaves_the_view() -> None:
+    job = Job(2)
+    job.hello("m0")
+    job.hello("m1")
+    job.die("m0", exit_code=0)
+    assert job.ids == ("m1",)
+
+
+def test_all_scripts_ending_early_is_a_good_end() -> None:
+    job = running(2)
+    job.die("m0", exit_code=0)
+    assert of(End, job.die("m1", exit_code=0))[0].code == 0
+
+
+def test_after_the_end_nothing_is_decided_any_more() -> None:
+    job = running()
+    assert of(End, job.do(job.core.stop(143, "stopped by SIGTERM")))[0].code == 143
+    assert job.do(job.core.stop(130, "stopped by SIGINT")) == []
+    assert [c.event for c in of(Log, job.die("m0"))] == ["death", "exit"]
+    assert job.say("m1", LostState(sentence="?")) == []
+    assert logged(job.say("m1", Note(fields={"x": 1})), "note")
+    assert job.core.next_deadline_s() is None
+
+
+def test_channel_that_breaks_leaves_the_worker_a_little_time_to_end() -> None:
+    job = running()
+    assert job.do(job.core.on_channel_closed("m0", NOW)) == []
+    assert of(Kill, job.do(job.core.on_tick(NOW + 2)))[0].member == "m0"
+    job.die("m1")
+    assert job.do(job.core.on_channel_closed("m1", NOW)) == []
+    assert job.core.next_deadline_s() is None
+
+
+# ---- faults
+
+
+def test_fault_needs_an_armed_run() -> None:
+    sentence, taken, commands = running().core.inject(Fault(kind="kill", member="m1"))
+    assert (taken, commands) == (False, [])
+    assert "not armed" in sentence
+
+
+def test_fault_at_once_kills_and_one_at_a_step_is_handed_over() -> None:
+    job = running(armed=True)
+    assert of(Kill, job.core.inject(Fault(kind="kill", member="m1"))[2])[0].member == "m1"
+    tell = of(Tell, job.core.inject(Fault(kind="kill", member="m1", step=4, phase="commit"))[2])[0]
+    assert tell.message == {"type": "fault", "class": "kill", "step": 4, "phase": "commit"}
+
+
+def test_fault_for_a_worker_that_is_not_ready_waits_for_its_hello() -> None:
+    job = running(armed=True)
+    job.die("m1")
+    sentence, taken, commands = job.core.inject(Fault(kind="kill", member="m3", step=4))
+    assert (taken, commands) == (True, [])
+    assert "waits for m3" in sentence
+    assert told(job.hello("m3"), "fault") == ["m3"]
+
+
+def test_fault_for_nobody_is_refused_with_the_list_of_the_living() -> None:
+    job = running(armed=True)
+    job.die("m1")
+    for member in ("m1", "m7"):
+        sentence, taken, _ = job.core.inject(Fault(kind="kill", member=member))
+        assert (taken, sentence) == (False, f"there is no living member {member}: there are m0, m2, m3")
+
+
+def test_random_target_is_chosen_among_the_members() -> None:
+    job = running(armed=True)
+    assert of(Kill, job.core.inject(Fault(kind="kill", member="random"))[2])[0].member == "m2"
+    assert not Job(2, armed=True).core.inject(Fault(kind="kill", member="random"))[1]
+
+
+def test_faults_of_the_file_are_handed_over_with_hello_and_first_view() -> None:
+    faults = [
+        Fault(kind="kill", member="m1", step=3),
+        Fault(kind="kill", member="random", step=5),
+        Fault(kind="kill", member="m3", step=7),
+    ]
+    job = Job(2, faults, armed=True)
+    assert told(job.hello("m1"), "fault") == ["m1"]
+    assert told(job.hello("m0"), "fault") == ["m1"]
+    job.commit(0)
+    job.die("m1")
+    job.hello("m2")
+    job.die("m2")
+    assert told(job.hello("m3"), "fault") == ["m3"]
+
+
+# ---- what status shows
+
+
+def test_status_shows_members_in_rank_order_then_the_warming_up() -> None:
+    job = running()
+    job.die("m0")
+    job.say("m2", Phase(step=1, phase="backward"))
+    state = describe(job.core, "job")
+    rows = [(m["rank"], m["id"], m["state"], m["phase"]) for m in state["members"]]
+    assert rows == [(0, "m1", "member", ""), (1, "m2", "member", "backward of step 1"), (None, "m3", "starting", "")]
+    assert (state["state"], state["generation"], state["step"], state["restarts_left"]) == ("running", 2, 0, 9)
+    assert state["reasons"][-1] == "generation 2: m0 lost"
+
+
+def test_steps_committed_again_are_counted() -> None:
+    job = running()
+    job.commit(1)
+    job.commit(2)
+    assert job.core.steps_lost == 0
+    job.commit(1, "m0")
+    assert job.core.steps_lost == 2
+
+
+def test_worker_stage_follows_its_life() -> None:
+    job = Job(1)
+    stages = [job.core.workers["m0"].stage]
+    job.hello("m0")
+    stages.append(job.core.workers["m0"].stage)
+    job.commit(0)
+    finish(job, "m0")
+    stages.append(job.core.workers["m0"].stage)
+    assert stages == [Stage.STARTING, Stage.MEMBER, Stage.GONE]
+
+
+def test_worker_that_talks_nonsense_is_ended() -> None:
+    kill = of(Kill, running().core.on_bad_message("m0", "no JSON"))[0]
+    assert kill.reason == "m0 sent what no worker sends: no JSON"
