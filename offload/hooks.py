@@ -7,11 +7,13 @@ how much leaves, the residency table what happens to it.
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import torch
 
@@ -116,7 +118,7 @@ class ActivationOffload:
         keeper.begin_pass()
         self._trail.clear()
         self._trail_hooks = TrailHooks(self._trail)
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(_untraced(self._pack), _untraced(self._unpack))
         self._hooks.__enter__()
         return self
 
@@ -197,3 +199,11 @@ class ActivationOffload:
                 f"regions",
                 stacklevel=2,
             )
+
+
+def _untraced(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep the compiler out of a hook. Where nothing has imported it, nothing is compiled, and it is slow to import."""
+    if "torch._dynamo" not in sys.modules:
+        return hook
+    untraced: Callable[..., Any] = torch.compiler.disable(hook)
+    return untraced

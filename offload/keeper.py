@@ -66,6 +66,7 @@ class Keeper:
         self._smallest_bytes = 0
         self._write_fault: SpillWriteError | None = None
         self._closed = False
+        self._demanding = False
         self._pid = os.getpid()
         self._end = weakref.finalize(self, _close_all, self.devices)
 
@@ -93,7 +94,7 @@ class Keeper:
         with self._locked():
             current = self._current_pass()
             self._enter(record, current)
-            self._watch(storage)
+            self._watch(record, storage)
             if self._plan.spills(record.index):
                 self._apply(record, residency.Spill())
             self._make_room(record, current)
@@ -201,7 +202,8 @@ class Keeper:
 
     # Live bytes.
 
-    def _watch(self, storage: torch.UntypedStorage) -> None:
+    def _watch(self, record: Record, storage: torch.UntypedStorage) -> None:
+        """Count memory as live until it dies, or until the record that it was saved for is gone."""
         key, size_bytes, weak_self = next(self._keys), storage.nbytes(), weakref.ref(self)
 
         def gone(_: weakref.ref[torch.UntypedStorage]) -> None:
@@ -209,11 +211,12 @@ class Keeper:
                 keeper._later(partial(keeper._gone, key, size_bytes))
 
         self._watched[key] = weakref.ref(storage, gone)
+        record.watched.append((key, size_bytes))
         self._live(size_bytes)
 
     def _gone(self, key: int, size_bytes: int) -> None:
-        del self._watched[key]
-        self._live(-size_bytes)
+        if self._watched.pop(key, None) is not None:
+            self._live(-size_bytes)
 
     def _live(self, more_bytes: int) -> None:
         self.live_bytes += more_bytes
@@ -308,17 +311,21 @@ class Keeper:
                 pass
 
     def _dropped(self, record: Record) -> None:
-        current = self._pass_of.pop(record)
+        for key, size_bytes in record.watched:
+            self._gone(key, size_bytes)
+        del self._pass_of[record]
+
+    def _release(self, record: Record) -> None:
+        record.handles -= 1
+        if record.handles:
+            return
+        current = self._pass_of[record]
         record.released_s = self._clock() - current.began_s
         current.open -= 1
         if record.needed_s is None:
             current.unneeded -= 1
+        self._apply(record, residency.Release())
         self._finish(current)
-
-    def _release(self, record: Record) -> None:
-        record.handles -= 1
-        if not record.handles:
-            self._apply(record, residency.Release())
 
     # Writing.
 
@@ -369,11 +376,17 @@ class Keeper:
             raise fault
 
     def _make_room(self, newest: Record, current: Pass) -> None:
-        if self.limit_bytes is None or self.live_bytes <= self.limit_bytes:
+        """Wait until the next storage fits too: it will be in memory before anybody can ask for room for it."""
+        if self.limit_bytes is None:
             return
-        self._spill_more(newest, self.limit_bytes)
+        wanted_bytes = max(0, self.limit_bytes - current.largest_bytes)
+        if self.live_bytes <= wanted_bytes:
+            return
         began_s = self._clock()
-        while self.live_bytes > self.limit_bytes and self._being_written_but(newest):
+        while self.live_bytes > wanted_bytes:
+            self._spill_more(newest, wanted_bytes)
+            if not self._being_written_but(newest):
+                break
             self._wait(began_s + self._deadline_s, "writing activations")
         stalled_s = self._clock() - began_s
         current.save_stall_s += stalled_s
@@ -383,9 +396,9 @@ class Keeper:
                 raise self._write_fault
             self._smallest_bytes = max(self._smallest_bytes, self.live_bytes)
 
-    def _spill_more(self, newest: Record, limit_bytes: int) -> None:
+    def _spill_more(self, newest: Record, wanted_bytes: int) -> None:
         for record in [record for each in self._passes for record in each.records]:
-            if self.live_bytes - self._writing_bytes <= limit_bytes:
+            if self.live_bytes - self._writing_bytes <= wanted_bytes:
                 return
             if record is not newest and record.fault is None:
                 self._apply(record, residency.Spill())
@@ -400,14 +413,9 @@ class Keeper:
     def _start_read(self, record: Record, *, urgent: bool) -> None:
         device, copy = record.device, record.copy
         assert device is not None and copy is not None
-        current = self._pass_of[record]
-        if urgent:
-            self._evict_for(record, current)
         memory = lease(size_bytes=copy.size_bytes, shift_bytes=copy.shift_bytes)
         record.storage, record.image = memory.storage, memory.image
-        self._watch(memory.storage)
-        if urgent:
-            self._note_working_set(record)
+        self._watch(record, memory.storage)
         urgency = Urgency.DEMAND if urgent else Urgency.PREFETCH
         record.request = device.queue.submit(urgency, partial(self._read, record))
 
@@ -442,6 +450,7 @@ class Keeper:
             if self._closed and record.storage is None:
                 raise SpillReadError("the offload was closed before backward: close it after the last backward")
             self._look_for_original(record)
+            self._make_room_for(record, began_s + self._deadline_s)
             commands = self._apply(record, residency.Need())
             if residency.HandBack() in commands:
                 assert record.storage is not None
@@ -477,7 +486,7 @@ class Keeper:
 
     def _prefetch(self, current: Pass) -> None:
         room_bytes = self._room_bytes(current)
-        if room_bytes <= 0 or current.ahead < 0:
+        if self._demanding or room_bytes <= 0 or current.ahead < 0:
             return
         for candidate in policy.choose_prefetch(self._ahead(current), room_bytes=room_bytes):
             self._apply(current.records[candidate.index], residency.Prefetch())
@@ -495,31 +504,48 @@ class Keeper:
             else:
                 passing = False
 
-    def _evict_for(self, record: Record, current: Pass) -> None:
-        wanted_bytes = record.size_bytes - self._room_bytes(current)
-        if wanted_bytes <= 0:
-            return
-        reloaded = [
+    def _make_room_for(self, record: Record, until_s: float) -> None:
+        """Give up what backward needs later, and wait for what is on its way out, before taking memory for this."""
+        current = self._pass_of[record]
+        self._demanding = True
+        try:
+            while record.state is State.SPILLED and record.size_bytes > self._room_bytes(current):
+                if self._evict_for(record, current):
+                    continue  # memory that somebody else holds too is not free now: look again
+                if self.limit_bytes is None:
+                    return
+                if not self._anything_in_flight():
+                    self._smallest_bytes = max(self._smallest_bytes, self.live_bytes + record.size_bytes)
+                    return
+                self._wait(until_s, "making room for a tensor that backward needs")
+        finally:
+            self._demanding = False
+
+    def _evict_for(self, record: Record, current: Pass) -> bool:
+        """First what is on disk already, at no cost; then, under a limit, what has to be written."""
+        for state in (State.RELOADED, State.RESIDENT):
+            wanted_bytes = record.size_bytes - self._room_bytes(current) - self._writing_bytes
+            may_leave = state is State.RELOADED or self.limit_bytes is not None
+            if wanted_bytes > 0 and may_leave and self._give_up(state, record, current, wanted_bytes):
+                return True
+        return False
+
+    def _give_up(self, state: State, record: Record, current: Pass, wanted_bytes: int) -> bool:
+        candidates = [
             policy.Candidate(index=each.index, size_bytes=each.size_bytes)
             for each in current.records
-            if each.state is State.RELOADED
+            if each.state is state and (state is State.RELOADED or each.fault is None)
         ]
-        for choice in policy.choose_evictions(reloaded, cursor=record.index, wanted_bytes=wanted_bytes):
+        chosen = policy.choose_evictions(candidates, cursor=record.index, wanted_bytes=wanted_bytes)
+        for choice in chosen:
             self.totals.evicted_bytes += choice.size_bytes
             self._apply(current.records[choice.index], residency.Spill())
             current.ahead = max(current.ahead, choice.index if choice.index < record.index else -1)
         self._act_on_notes()
+        return bool(chosen)
 
-    def _note_working_set(self, record: Record) -> None:
-        """What is in memory now and can not be given up: the least that any limit must allow."""
-        ahead_bytes = sum(
-            each.size_bytes
-            for open_pass in self._passes
-            for each in open_pass.records
-            if each is not record and each.state is State.READING
-        )
-        if self.limit_bytes is not None and self.live_bytes - ahead_bytes > self.limit_bytes:
-            self._smallest_bytes = max(self._smallest_bytes, self.live_bytes - ahead_bytes)
+    def _anything_in_flight(self) -> bool:
+        return any(each.state in residency.IN_FLIGHT for each in self._pass_of)
 
     def _refuse_small_limit(self) -> None:
         if self.limit_bytes is not None and self._smallest_bytes > self.limit_bytes:

@@ -31,6 +31,7 @@ class Record:
         self.device: Device | None = None
         self.request: Request | None = None
         self.fault: OffloadError | None = None
+        self.watched: list[tuple[int, int]] = []
         self.handles = 0
         self.index = -1
         self.spilled = False

@@ -1,0 +1,235 @@
+"""Devices that fail, lie, fill up, slow down or vanish; limits too small; SIGKILL: never a wrong gradient."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from elastrain.offload import (
+    ActivationOffload,
+    CorruptSpillError,
+    LimitTooSmallError,
+    ModifiedInPlaceError,
+    OffloadConfig,
+    OffloadError,
+    SpillReadError,
+    SpillWriteError,
+    save_on_disk,
+)
+from elastrain.offload.engines.memory import MemoryEngine
+from elastrain.offload.faults import Faults, FaultyEngine, ThrottledEngine
+
+MIN_BYTES = 1024
+DEADLINE_S = 60
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)])
+
+
+def batch() -> Tensor:
+    return torch.randn(32, 64, generator=torch.Generator().manual_seed(1))
+
+
+def expected() -> list[Tensor]:
+    net = network()
+    net(batch()).square().mean().backward()
+    return [p.grad for p in net.parameters() if p.grad is not None]
+
+
+def with_faults(tmp_path: Path, faults: Faults, memory_limit: int | None = None) -> ActivationOffload:
+    config = OffloadConfig(dirs=(str(tmp_path),), memory_limit=memory_limit, min_bytes=MIN_BYTES, deadline_s=20.0)
+    return ActivationOffload(config, engines=[FaultyEngine(MemoryEngine(), faults)])
+
+
+def step(net: nn.Module, offload: ActivationOffload) -> list[Tensor]:
+    net.zero_grad()
+    with offload:
+        loss = net(batch()).square().mean()
+    loss.backward()
+    return [p.grad for p in net.parameters() if p.grad is not None]
+
+
+def steps(net: nn.Module, offload: ActivationOffload, count: int = 3) -> None:
+    for _ in range(count):
+        step(net, offload)
+
+
+def assert_right(found: list[Tensor]) -> None:
+    assert all(torch.equal(a, b) for a, b in zip(found, expected(), strict=True))
+
+
+def drained(offload: ActivationOffload) -> None:
+    """Let every write end before backward, so that backward has to read."""
+    for device in offload._open().devices:
+        device.queue.close()
+        device.queue = type(device.queue)("again", threads=1)
+
+
+READ_FAULTS = {
+    "EIO": (Faults(read_fails_after=2), SpillReadError, "does not give activations back"),
+    "flipped bytes": (Faults(flips_after=2), CorruptSpillError, "other bytes than were written"),
+    "a device that vanished": (Faults(vanishes_after=12), SpillReadError, "No such device|injected fault"),
+}
+
+
+@pytest.mark.parametrize("name", READ_FAULTS)
+def test_a_read_fault_raises_in_backward_and_the_micro_batch_can_be_computed_again(tmp_path: Path, name: str) -> None:
+    faults, error, message = READ_FAULTS[name]
+    offload, net = with_faults(tmp_path, faults), network()
+    with offload:
+        loss = net(batch()).square().mean()
+    drained(offload)
+    with pytest.raises(error, match=message):
+        loss.backward()
+    assert offload.stats().faults
+    del loss
+    sound = with_faults(tmp_path, Faults())
+    assert_right(step(net, sound))
+
+
+@pytest.mark.parametrize("faults", [Faults(write_fails_after=3), Faults(vanishes_after=3)], ids=["EIO", "vanished"])
+def test_a_write_fault_is_said_at_once_and_no_gradient_is_wrong(tmp_path: Path, faults: Faults) -> None:
+    offload, net = with_faults(tmp_path, faults), network()
+
+    def until_it_is_said() -> None:
+        for _ in range(100):
+            assert_right(step(net, offload))
+
+    with pytest.raises(
+        OffloadError, match=r"does not take activations \(.*injected fault.*\): name another directory|does not give"
+    ):
+        until_it_is_said()
+
+
+def test_a_full_device_without_a_limit_keeps_the_rest_in_memory(tmp_path: Path) -> None:
+    offload, net = with_faults(tmp_path, Faults(full_after=3)), network()
+    for _ in range(3):
+        assert_right(step(net, offload))
+    assert any("is full" in fault for fault in offload.stats().faults)
+
+
+def test_a_full_device_under_a_limit_is_an_error(tmp_path: Path) -> None:
+    offload, net = with_faults(tmp_path, Faults(full_after=3), memory_limit=6 * 8192), network()
+    with pytest.raises(SpillWriteError, match=r"is full .*free space there, or name another directory"):
+        steps(net, offload)
+
+
+def test_the_quota_is_obeyed_and_named(tmp_path: Path) -> None:
+    offload = save_on_disk([tmp_path], memory_limit=4 * 8192, quota=16384, min_bytes=MIN_BYTES)
+    with pytest.raises(SpillWriteError, match="quota of 16384 bytes"):
+        steps(network(), offload)
+    assert all(device.slab_bytes <= 16384 for device in offload.stats().devices)
+    offload.close()
+
+
+def test_a_slow_device_only_costs_time(tmp_path: Path) -> None:
+    config = OffloadConfig(dirs=(str(tmp_path),), memory_limit=6 * 8192, min_bytes=MIN_BYTES)
+    offload = ActivationOffload(config, engines=[ThrottledEngine(MemoryEngine(), bytes_per_s=2e6)])
+    net = network()
+    for _ in range(2):
+        assert_right(step(net, offload))
+    assert offload.stats().save_stall_s > 0
+    assert offload.stats().peak_bytes <= 6 * 8192
+    offload.close()
+
+
+def test_a_device_that_never_answers_is_an_error_not_a_hang(tmp_path: Path) -> None:
+    config = OffloadConfig(dirs=(str(tmp_path),), memory_limit=4 * 8192, min_bytes=MIN_BYTES, deadline_s=0.2)
+    offload = ActivationOffload(config, engines=[ThrottledEngine(MemoryEngine(), bytes_per_s=8192)])
+    with pytest.raises(OffloadError, match=r"did not end within 0.2 s"):
+        step(network(), offload)
+
+
+def test_a_limit_that_is_too_small_names_the_smallest_that_works(tmp_path: Path) -> None:
+    net = network()
+    small = save_on_disk([tmp_path], memory_limit=8192, min_bytes=MIN_BYTES)
+    with pytest.raises(LimitTooSmallError, match="the smallest that works for this model and batch is") as caught:
+        steps(net, small)
+    small.close()
+    enough = save_on_disk([tmp_path], memory_limit=caught.value.smallest_bytes, min_bytes=MIN_BYTES)
+    for _ in range(3):
+        assert_right(step(net, enough))
+    assert enough.stats().peak_bytes <= caught.value.smallest_bytes
+    enough.close()
+
+
+@pytest.mark.parametrize("spilled", [True, False], ids=["after it was written", "while it is in memory"])
+def test_a_change_in_place_is_refused_with_the_modules_name(tmp_path: Path, spilled: bool) -> None:
+    class Spoils(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.tanh(x)
+            y.mul_(2)  # backward of tanh needs y
+            return y
+
+    offload = save_on_disk([tmp_path], min_bytes=MIN_BYTES if spilled else 1 << 30)
+    net = nn.Sequential(nn.Linear(64, 64), Spoils())
+    with offload:
+        loss = net(batch()).sum()
+    with pytest.raises(ModifiedInPlaceError, match=r"saved for backward in 1 \(Spoils\) was changed in place"):
+        loss.backward()
+    del loss
+    offload.close()
+
+
+def test_backward_after_close_is_refused(tmp_path: Path) -> None:
+    offload = save_on_disk([tmp_path], min_bytes=MIN_BYTES)
+    with offload:
+        loss = network()(batch()).square().mean()
+    offload.close()
+    with pytest.raises(SpillReadError, match="close it after the last backward"):
+        loss.backward()
+
+
+KILLED = """
+import os, signal, sys, torch
+from pathlib import Path
+from torch import nn
+from elastrain.offload import save_on_disk
+from elastrain.offload import device, keeper
+from elastrain.offload.residency import State
+
+state = State(sys.argv[2])
+torch.set_num_threads(1)
+apply = keeper.Keeper._apply
+def die_there(self, record, event):
+    commands = apply(self, record, event)
+    if record.state is state:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return commands
+keeper.Keeper._apply = die_there
+net = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)])
+offload = save_on_disk([sys.argv[1]], memory_limit=6 * 8192, min_bytes=1024)
+for _ in range(3):
+    with offload:
+        loss = net(torch.randn(32, 64)).square().mean()
+    loss.backward()
+"""
+
+
+@pytest.mark.parametrize("state", ["writing", "spilled", "reading", "reloaded", "dropped"])
+def test_nothing_is_left_on_disk_after_sigkill(tmp_path: Path, state: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), state],
+        timeout=DEADLINE_S,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert ran.returncode == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == []

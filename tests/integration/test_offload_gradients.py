@@ -1,0 +1,424 @@
+"""Gradients with offload equal those of keeping everything, bit for bit, for whatever a model does with autograd."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from elastrain.offload import ActivationOffload, OffloadConfig, save_on_disk
+from elastrain.offload import Path as Way
+
+MIN_BYTES = 1024
+Loss = Callable[[nn.Module, Tensor], Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["as much as is hidden", "a limit that bites"])
+def offload(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ActivationOffload]:
+    limit = 384 << 10 if request.param == "a limit that bites" else None
+    made = save_on_disk([tmp_path], memory_limit=limit, min_bytes=MIN_BYTES, deadline_s=20.0)
+    yield made
+    gc.collect()  # double backward and raised errors leave cycles of graph nodes
+    made.close()
+    assert made.stats().live_bytes == 0
+    assert all(device.used_bytes == 0 for device in made.stats().devices)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Attention(nn.Module):
+    """Fused projection, equal-shaped slices, transposes, in-place activation, norm: what saves awkward views."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, c = x.shape
+        q, k, v = (z.view(b, t, 4, c // 4).transpose(1, 2) for z in self.qkv(self.norm(x)).chunk(3, dim=-1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, c)
+        x = x + self.out(y)
+        return x + self.down(F.relu(self.up(x), inplace=True))
+
+
+def model(depth: int = 3, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(*[Attention() for _ in range(depth)])
+
+
+def batch(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(2, 64, 32, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def plain_loss(net: nn.Module, x: Tensor) -> Tensor:
+    return net(x).float().square().mean()
+
+
+def gradients(net: nn.Module) -> list[Tensor]:
+    found = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+    net.zero_grad()
+    return found
+
+
+def run(net: nn.Module, x: Tensor, loss: Loss, offload: ActivationOffload | None) -> list[Tensor]:
+    if offload is None:
+        value = loss(net, x)
+    else:
+        with offload:
+            value = loss(net, x)
+    value.backward()
+    return gradients(net)
+
+
+def assert_same(offload: ActivationOffload, loss: Loss, net: nn.Module, x: Tensor, passes: int = 3) -> None:
+    expected = run(net, x, loss, None)
+    assert expected
+    for _ in range(passes):
+        found = run(net, x, loss, offload)
+        assert len(found) == len(expected)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert offload.stats().spilled_bytes > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_every_dtype(offload: ActivationOffload, dtype: torch.dtype) -> None:
+    assert_same(offload, plain_loss, model().to(dtype), batch(dtype))
+
+
+def test_autocast(offload: ActivationOffload) -> None:
+    def loss(net: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return plain_loss(net, x)
+
+    assert_same(offload, loss, model(), batch())
+
+
+def test_activation_checkpointing(offload: ActivationOffload) -> None:
+    def loss(net: nn.Module, x: Tensor) -> Tensor:
+        for block in net.children():
+            x = checkpoint(block, x, use_reentrant=False)
+        return x.square().mean()
+
+    assert_same(offload, loss, model(), batch())
+
+
+def test_reentrant_checkpointing(offload: ActivationOffload) -> None:
+    def loss(net: nn.Module, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        for block in net.children():
+            x = checkpoint(block, x, use_reentrant=True)
+        return x.square().mean()
+
+    assert_same(offload, loss, model(), batch())
+
+
+def test_selective_checkpointing(offload: ActivationOffload) -> None:
+    def policy(_ctx: Any, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        saves = op is torch.ops.aten.native_layer_norm.default
+        return CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def loss(net: nn.Module, x: Tensor) -> Tensor:
+        for block in net.children():
+            x = checkpoint(
+                block, x, use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(policy)
+            )
+        return x.square().mean()
+
+    assert_same(offload, loss, model(), batch())
+
+
+def test_dropout_and_batch_norm(offload: ActivationOffload) -> None:
+    class Conv(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.n, self.b = nn.Conv1d(32, 64, 3), nn.BatchNorm1d(64), nn.Conv1d(64, 8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.b(F.dropout(F.relu_(self.n(self.a(x.transpose(1, 2)))), 0.3))
+            return y
+
+    def loss(net: nn.Module, x: Tensor) -> Tensor:
+        torch.manual_seed(7)
+        return plain_loss(net, x)
+
+    torch.manual_seed(0)
+    assert_same(offload, loss, Conv(), batch())
+
+
+def test_double_backward(offload: ActivationOffload) -> None:
+    def penalized(offload: ActivationOffload | None) -> list[Tensor]:
+        net, x = model(2), batch().requires_grad_()
+        attention = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
+        torch.manual_seed(3)
+        for p in attention.parameters():
+            nn.init.normal_(p)
+        del net
+        if offload is None:
+            (g,) = torch.autograd.grad(attention(x).sum(), x, create_graph=True)
+            g.square().sum().backward()
+        else:
+            with offload:
+                value = attention(x).sum()
+            (g,) = torch.autograd.grad(value, x, create_graph=True)
+            with offload:
+                penalty = g.square().sum()
+            penalty.backward()
+        return gradients(attention)
+
+    for a, b in zip(penalized(offload), penalized(None), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_backward_twice_with_retain_graph(offload: ActivationOffload) -> None:
+    net, x = model(), batch()
+    plain_loss(net, x).backward()
+    expected = gradients(net)
+    for _ in range(2):
+        with offload:
+            loss = plain_loss(net, x)
+        for retain in (True, True, False):
+            loss.backward(retain_graph=retain)
+            assert all(torch.equal(a, b) for a, b in zip(gradients(net), expected, strict=True))
+
+
+def test_gradient_accumulation_over_several_graphs_at_once(offload: ActivationOffload) -> None:
+    net, batches = model(), [batch() * scale for scale in (1.0, 0.5, 2.0)]
+    for x in batches:
+        plain_loss(net, x).backward()
+    expected = gradients(net)
+    losses = []
+    for x in batches:
+        with offload:
+            losses.append(plain_loss(net, x))
+    for loss in losses:  # first in, first out, as a pipeline does it
+        loss.backward()
+    assert all(torch.equal(a, b) for a, b in zip(gradients(net), expected, strict=True))
+    del loss, losses
+
+
+def test_custom_functions_with_strided_and_offset_tensors(offload: ActivationOffload) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    class Keep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            parts = (x[3:, ::2].t(), x.t()[5:], x[:, 1].expand(4, -1), x.flip(0)[1:])
+            ctx.save_for_backward(*parts)
+            ctx.layouts = [(p.shape, p.stride(), p.storage_offset()) for p in parts]
+            return x.square()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            seen.append(([(p.shape, p.stride(), p.storage_offset()) for p in ctx.saved_tensors], ctx.layouts))
+            total: Tensor = sum((p.sum() for p in ctx.saved_tensors), torch.zeros(()))
+            return grads[0] * total
+
+    x = torch.randn(64, 32, requires_grad=True)
+    Keep.apply((x * 2).exp()).sum().backward()  # type: ignore[no-untyped-call]
+    expected, x.grad = x.grad, None
+    with offload:
+        loss = Keep.apply((x * 2).exp()).sum()  # type: ignore[no-untyped-call]
+    loss.backward()
+    assert torch.equal(x.grad, expected)  # type: ignore[arg-type]
+    assert all(found == given for found, given in seen)
+
+
+def test_the_whole_loop_inside_one_region(offload: ActivationOffload) -> None:
+    net, x = model(), batch()
+    expected = run(net, x, plain_loss, None)
+    with offload:
+        for _ in range(3):
+            plain_loss(net, x).backward()
+            assert all(torch.equal(a, b) for a, b in zip(gradients(net), expected, strict=True))
+    assert offload.stats().passes >= 3
+
+
+def test_a_forward_that_raises_leaves_nothing(offload: ActivationOffload) -> None:
+    with pytest.raises(RuntimeError, match="shape"), offload:
+        model()(batch()) @ torch.ones(7, 7)
+    assert_same(offload, plain_loss, model(), batch())
+
+
+def test_a_forward_without_backward_leaves_nothing(offload: ActivationOffload) -> None:
+    net = model()
+    with offload:
+        plain_loss(net, batch())
+    with offload, torch.no_grad():
+        plain_loss(net, batch())
+    assert_same(offload, plain_loss, net, batch())
+
+
+def test_compiled_regions_keep_their_bits_and_are_named(offload: ActivationOffload) -> None:
+    net = model(2)
+    net.compile(backend="aot_eager")
+    expected = run(net, batch(), plain_loss, None)
+    with pytest.warns(UserWarning, match="the compiled region around .* asks for all its saved tensors at once"):
+        found = run(net, batch(), plain_loss, offload)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_models_that_share_the_trainer_with_ddp(offload: ActivationOffload, tmp_path_factory: Any) -> None:
+    store = tmp_path_factory.mktemp("store") / "file"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    try:
+        net = nn.parallel.DistributedDataParallel(model())
+        assert_same(offload, plain_loss, net, batch())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_fully_sharded_models(offload: ActivationOffload, tmp_path_factory: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    store = tmp_path_factory.mktemp("store") / "file"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    try:
+        net = model()
+        for block in net.children():
+            fully_shard(block)
+        fully_shard(net)
+
+        def local(found: list[Tensor]) -> list[Tensor]:
+            return [g.to_local() if hasattr(g, "to_local") else g for g in found]
+
+        expected = local(run(net, batch(), plain_loss, None))
+        for _ in range(2):
+            found = local(run(net, batch(), plain_loss, offload))
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+# What is written, and what stays.
+
+
+def passes(offload: ActivationOffload, net: nn.Module, x: Tensor, count: int = 1) -> None:
+    for _ in range(count):
+        run(net, x, plain_loss, offload)
+
+
+def test_a_storage_is_written_once_however_many_views_are_saved(tmp_path: Path) -> None:
+    with_views = save_on_disk([tmp_path], min_bytes=MIN_BYTES)
+    x = torch.randn(64, 64, requires_grad=True)
+    with with_views:
+        h = x * 1.5
+        q, k, v = h.chunk(4, dim=1)[0], h[:, 21:37], h.t()[42:58].t()
+        loss = (q * k).sum() + (k * v).sum() + (h * h).sum()
+    loss.backward()
+    stats = with_views.stats()
+    assert stats.saved_bytes == h.nbytes
+    assert stats.shared_bytes == 5 * h.nbytes
+    with_views.close()
+
+
+def test_parameters_and_their_views_are_never_written(tmp_path: Path) -> None:
+    offload = save_on_disk([tmp_path], min_bytes=1)
+    weight = nn.Parameter(torch.randn(32, 32))
+    x = torch.ones(1, 32)
+    with offload:
+        loss = (x @ weight.t().contiguous().t()).sum() * 0 + F.linear(x, weight).sum() + (x @ weight.view(32, 32)).sum()
+    loss.backward()
+    last = offload.stats().last
+    sizes = [] if last is None else [each.size_bytes for each in last.lifetimes]
+    # The copy that `contiguous` makes of a transposed weight is an activation; the weight itself is none.
+    assert sizes.count(weight.nbytes) <= 1
+    offload.close()
+
+
+def test_detached_views_of_a_models_weights_stay(tmp_path: Path) -> None:
+    class Detached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(64, 64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.weight.detach()[:]
+
+    offload = save_on_disk([tmp_path], min_bytes=1)
+    x = torch.randn(64, 64, requires_grad=True)
+    with offload:
+        loss = Detached()(x).sum()
+    loss.backward()
+    assert offload.stats().saved_bytes == 0
+    offload.close()
+
+
+def test_the_tail_that_backward_needs_first_stays(tmp_path: Path) -> None:
+    net, x = model(6), batch()
+    probe = save_on_disk([tmp_path], min_bytes=MIN_BYTES)
+    passes(probe, net, x)
+    saved_bytes = probe.stats().saved_bytes
+    probe.close()
+    offload = save_on_disk([tmp_path], memory_limit=saved_bytes // 2, min_bytes=MIN_BYTES)
+    passes(offload, net, x, 3)
+    last = offload.stats().last
+    assert last is not None
+    assert last.peak_bytes <= saved_bytes // 2
+    ways = [each.path for each in last.lifetimes]
+    assert ways[-1] is Way.KEPT
+    first_kept = ways.index(Way.KEPT)
+    assert set(ways[first_kept:]) == {Way.KEPT}
+    assert 0 < first_kept < len(ways)
+    offload.close()
+
+
+def test_lifetimes_name_modules_and_say_when(tmp_path: Path) -> None:
+    offload = save_on_disk([tmp_path], min_bytes=MIN_BYTES)
+    passes(offload, model(), batch())
+    last = offload.stats().last
+    assert last is not None
+    assert {"0.qkv (Linear)", "2.norm (LayerNorm)"} <= {each.module for each in last.lifetimes}
+    for each in last.lifetimes:
+        assert each.needed_s is not None
+        assert 0 <= each.saved_s <= each.needed_s <= each.released_s
+    assert max(live_bytes for _, live_bytes in last.timeline) == last.peak_bytes
+    offload.close()
+
+
+def test_several_directories_share_the_load(tmp_path: Path) -> None:
+    dirs = [tmp_path / name for name in ("a", "b")]
+    for each in dirs:
+        each.mkdir()
+    offload = save_on_disk(dirs, min_bytes=MIN_BYTES)
+    assert_same(offload, plain_loss, model(6), batch())
+    assert all(device.written_bytes > 0 for device in offload.stats().devices)
+    offload.close()
+
+
+def test_entering_twice_is_refused(tmp_path: Path) -> None:
+    offload = save_on_disk([tmp_path])
+    with offload, pytest.raises(ValueError, match="entered already"):
+        offload.__enter__()
+    offload.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"dirs": ()}, "dirs is empty"),
+        ({"memory_limit": 0}, "memory_limit must be a positive number of bytes, got 0"),
+        ({"quota": -1}, "quota must be a positive number of bytes, got -1"),
+        ({"threads_per_device": 0}, "threads_per_device must be at least 1"),
+    ],
+)
+def test_wrong_settings_are_refused_in_one_sentence(tmp_path: Path, wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OffloadConfig(**{"dirs": (str(tmp_path),), **wrong})

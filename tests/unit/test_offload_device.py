@@ -1,0 +1,125 @@
+"""One device: copies come back, slots are given back, and every fault has its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from elastrain.offload.buffers import lease
+from elastrain.offload.device import PIECE_BYTES, Device, EndedEarlyError, Meter, NoSpaceError
+from elastrain.offload.engines.memory import MemoryEngine
+from elastrain.offload.engines.port import PAGE_BYTES, Engine
+from elastrain.offload.errors import CorruptSpillError, SpillReadError, SpillWriteError
+from elastrain.offload.faults import Faults, FaultyEngine
+
+Make = Callable[..., Device]
+
+
+def never() -> bool:
+    return False
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Device] = []
+
+    def device(engine: Engine | None = None, *, quota_bytes: int = 1 << 40, faults: Faults | None = None) -> Device:
+        inner = engine or MemoryEngine()
+        made.append(Device(FaultyEngine(inner, faults or Faults()), quota_bytes=quota_bytes, threads=1))
+        return made[-1]
+
+    yield device
+    for each in made:
+        each.close()
+
+
+def payload(size_bytes: int) -> memoryview:
+    return memoryview(bytearray(i % 253 for i in range(size_bytes)))
+
+
+@pytest.mark.parametrize("size_bytes", [1, PAGE_BYTES, 3 * PAGE_BYTES + 17, 2 * PIECE_BYTES + 5])
+@pytest.mark.parametrize("shift_bytes", [0, 64, PAGE_BYTES - 1])
+def test_a_copy_comes_back(make: Make, size_bytes: int, shift_bytes: int) -> None:
+    device, memory = make(), lease(size_bytes=size_bytes, shift_bytes=shift_bytes)
+    data = (bytes(range(251)) * (size_bytes // 251 + 1))[:size_bytes]
+    copy = device.write(memoryview(bytearray(data)), shift_bytes, never)
+    device.read(copy, memory.image, never)
+    assert bytes(memory.image[shift_bytes : shift_bytes + size_bytes]) == data
+
+
+def test_flipped_bytes_are_noticed(make: Make) -> None:
+    device, memory = make(faults=Faults(flips_after=0)), lease(size_bytes=PAGE_BYTES, shift_bytes=0)
+    copy = device.write(payload(PAGE_BYTES), 0, never)
+    with pytest.raises(CorruptSpillError, match="other bytes than were written"):
+        device.read(copy, memory.image, never)
+
+
+def test_a_read_error_says_what_to_do(make: Make) -> None:
+    device, memory = make(faults=Faults(read_fails_after=0)), lease(size_bytes=PAGE_BYTES, shift_bytes=0)
+    copy = device.write(payload(PAGE_BYTES), 0, never)
+    with pytest.raises(SpillReadError, match="compute the micro-batch again"):
+        device.read(copy, memory.image, never)
+
+
+@pytest.mark.parametrize(
+    ("faults", "error"),
+    [
+        (Faults(write_fails_after=0), SpillWriteError),
+        (Faults(vanishes_after=0), SpillWriteError),
+        (Faults(full_after=0), NoSpaceError),
+    ],
+)
+def test_a_write_error_has_a_name_and_gives_the_slot_back(
+    make: Make, faults: Faults, error: type[SpillWriteError]
+) -> None:
+    device = make(faults=faults)
+    with pytest.raises(error):
+        device.write(payload(PAGE_BYTES), 0, never)
+    assert device.stats().used_bytes == 0
+
+
+def test_the_quota_is_obeyed(make: Make) -> None:
+    device = make(quota_bytes=2 * PAGE_BYTES)
+    copy = device.write(payload(PAGE_BYTES), 0, never)
+    with pytest.raises(NoSpaceError, match="quota of 8192 bytes"):
+        device.write(payload(2 * PAGE_BYTES), 0, never)
+    device.free(copy.slot)
+    device.write(payload(2 * PAGE_BYTES), 0, never)
+    assert device.stats().slab_bytes <= 2 * PAGE_BYTES
+
+
+def test_a_device_with_little_room_grows_by_what_is_needed(make: Make) -> None:
+    device = make(MemoryEngine(capacity_bytes=4 * PAGE_BYTES))
+    device.write(payload(3 * PAGE_BYTES), 0, never)
+    assert device.stats().slab_bytes == 3 * PAGE_BYTES
+    with pytest.raises(NoSpaceError, match="is full"):
+        device.write(payload(2 * PAGE_BYTES), 0, never)
+    assert device.stats().used_bytes == 3 * PAGE_BYTES
+
+
+def test_a_cancelled_write_stops_between_pieces_and_gives_the_slot_back(make: Make) -> None:
+    device, asked = make(), []
+
+    def after_the_first() -> bool:
+        asked.append(None)
+        return len(asked) > 1
+
+    with pytest.raises(EndedEarlyError):
+        device.write(payload(3 * PIECE_BYTES), 0, after_the_first)
+    assert device.stats().used_bytes == 0
+    assert device.stats().written_bytes == PIECE_BYTES
+
+
+def test_the_rate_is_bytes_over_the_time_that_something_moved() -> None:
+    now = 0.0
+    meter = Meter(lambda: now)
+    meter.start()
+    now = 1.0
+    meter.start()  # two at once count once
+    now = 2.0
+    meter.stop(32 << 20)
+    meter.stop(32 << 20)
+    now = 50.0  # idle
+    meter.mark()
+    assert meter.recent_bytes_per_s == 32 << 20
