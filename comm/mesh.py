@@ -281,6 +281,11 @@ class Mesh:
         if link.outbox.size_bytes > self._config.max_send_queue_bytes:
             self._lose(link, f"it does not read: {link.outbox.size_bytes} bytes wait to be sent")
 
+    def copy_unsent(self) -> None:
+        """Copy what waits in streams: those tensors may change from now on. For ends before their time."""
+        for link in self._links.values():
+            link.outbox.copy()
+
     def poll(self, timeout_s: float | None) -> list[Event]:
         """Wait until something happened, at most `timeout_s`, and return it in order per member.
 
@@ -352,6 +357,14 @@ class Mesh:
         has let go of its references. Raises ValueError if `numel` is not positive.
         """
         return self._shared.empty(numel, dtype)
+
+    def scratch(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """As `empty`, but with any content."""
+        return self._shared.empty(numel, dtype, zero=False)
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether this contiguous tensor lies in memory of `empty`. Safe from any thread."""
+        return self._shared.find(tensor) is not None
 
     def free(self, tensor: torch.Tensor) -> None:
         """Give a tensor of `empty` back now; nobody here may touch it afterwards. Raises ValueError for others."""

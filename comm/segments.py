@@ -105,8 +105,8 @@ class SharedMemory:
         self._collected: collections.deque[Region] = collections.deque()
         self._gone: collections.deque[int] = collections.deque()
 
-    def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A zero-filled 1-D tensor, 64-byte aligned, in a segment of mine; freed when collected, if not before."""
+    def empty(self, numel: int, dtype: torch.dtype, *, zero: bool = True) -> torch.Tensor:
+        """A 1-D tensor, zero-filled or of any content, 64-byte aligned; freed when collected, if not before."""
         if numel < 1:
             raise ValueError(f"a shared tensor has at least one element; got {numel}")
         size_bytes = math.ceil(numel * dtype.itemsize / ALIGNMENT_BYTES) * ALIGNMENT_BYTES
@@ -115,7 +115,7 @@ class SharedMemory:
             region, dirty = self._take(size_bytes)
         view = region.segment.mapping.view(region.offset_bytes, size_bytes)
         tensor = torch.frombuffer(view, dtype=dtype, count=numel)
-        if dirty:
+        if dirty and zero:
             tensor.zero_()
         # The registry of finalizers keeps region and mapping alive as long as the tensor's storage lives.
         weakref.finalize(view, self._collected.append, region).atexit = False

@@ -64,6 +64,11 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
+    def copy(self) -> None:
+        """Copy what waits: the memory behind it may change from now on."""
+        for piece in self._pieces:
+            piece.view = memoryview(bytes(piece.view))
+
     def clear(self) -> None:
         self.size_bytes = 0
         while self._pieces:

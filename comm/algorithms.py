@@ -1,0 +1,105 @@
+"""Who sends which elements to whom in which round of a collective: plain values of rank, world and size.
+
+No tensors, sockets or clocks. A collective is a fixed list of rounds; in each, a rank first sends, then waits for one
+message from every rank that it awaits. The order of summation is the tree below, the same on every rank and for every
+algorithm, so that results are bitwise equal everywhere whichever is chosen.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from dataclasses import dataclass
+
+_EXCHANGE_MAX_BYTES = 32 << 10
+_CUT_ELEMENTS = 64  # slices begin at multiples of this: full cache lines for every dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class Send:
+    """Elements `[start, stop)` of what the round has to offer go to rank `to`."""
+
+    to: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    sends: tuple[Send, ...] = ()
+    awaits: frozenset[int] = frozenset()
+
+
+class AllReduce(enum.Enum):
+    EXCHANGE = "exchange"
+    SCATTER_GATHER = "scatter-gather"
+
+
+def choose_all_reduce(size_bytes: int, world: int) -> tuple[AllReduce, str]:
+    """The algorithm and why. Both give the same bits."""
+    if size_bytes <= _EXCHANGE_MAX_BYTES:
+        return AllReduce.EXCHANGE, f"{size_bytes} bytes: one round costs less than the sums that every rank repeats"
+    return AllReduce.SCATTER_GATHER, f"{size_bytes} bytes: each of {world} ranks sums one slice"
+
+
+def tree(world: int) -> tuple[tuple[int, int], ...]:
+    """Steps `(left, right)`: the sum of `right` is added to that of `left`, in this order; rank 0 holds the result.
+
+    A run of ranks splits at the largest power of two below its length.
+    """
+    steps: list[tuple[int, int]] = []
+    _fold(0, world, steps)
+    return tuple(steps)
+
+
+def _fold(start: int, stop: int, steps: list[tuple[int, int]]) -> None:
+    length = stop - start
+    if length > 1:
+        middle = start + (1 << ((length - 1).bit_length() - 1))
+        _fold(start, middle, steps)
+        _fold(middle, stop, steps)
+        steps.append((start, middle))
+
+
+def cut(numel: int, world: int) -> tuple[tuple[int, int], ...]:
+    """One slice `(start, stop)` of `numel` elements per rank, as even as whole cache lines allow; some may be empty."""
+    lines = -(-numel // _CUT_ELEMENTS)
+    edges = [min(lines * rank // world * _CUT_ELEMENTS, numel) for rank in range(world)] + [numel]
+    return tuple(itertools.pairwise(edges))
+
+
+def others(rank: int, world: int) -> tuple[int, ...]:
+    """All other ranks, beginning after this one: not everybody starts with the same receiver."""
+    return tuple((rank + step) % world for step in range(1, world))
+
+
+def barrier(rank: int, world: int) -> tuple[Round, ...]:
+    """Everybody tells rank 0, then rank 0 tells everybody: the fewest messages, which counts where cores are few."""
+    rest = others(rank, world)
+    if rank == 0:
+        return (Round(awaits=frozenset(rest)), Round(sends=tuple(Send(to=to, start=0, stop=0) for to in rest)))
+    return (Round(sends=(Send(to=0, start=0, stop=0),)), Round(awaits=frozenset({0})))
+
+
+def broadcast(rank: int, world: int, numel: int, *, root: int) -> tuple[Round, ...]:
+    if rank == root:
+        return (Round(sends=tuple(Send(to=to, start=0, stop=numel) for to in others(rank, world))),)
+    return (Round(awaits=frozenset({root})),)
+
+
+def exchange(rank: int, world: int, numel: int) -> tuple[Round, ...]:
+    """Everybody gives everything to everybody: all_gather, and the small all_reduce."""
+    rest = others(rank, world)
+    return (Round(sends=tuple(Send(to=to, start=0, stop=numel) for to in rest), awaits=frozenset(rest)),)
+
+
+def scatter_gather(rank: int, world: int, numel: int) -> tuple[Round, ...]:
+    """Slice r of everybody goes to rank r, which sums it and gives the sum, a slice of its own, to everybody."""
+    slices = cut(numel, world)
+    rest = others(rank, world)
+    own = slices[rank][1] - slices[rank][0]
+    scatter = Round(
+        sends=tuple(Send(to=to, start=slices[to][0], stop=slices[to][1]) for to in rest), awaits=frozenset(rest)
+    )
+    gather = Round(sends=tuple(Send(to=to, start=0, stop=own) for to in rest), awaits=frozenset(rest))
+    return (scatter, gather)

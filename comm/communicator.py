@@ -1,0 +1,351 @@
+"""A communicator for programs without an engine of their own: one thread drives a mesh and executes operations.
+
+Here lives the shell: requests from other threads, sequence numbers, deadlines, aborts. What is sent to whom is in
+`algorithms`, what is done with tensors in `operations`.
+
+A failure fails all groups on all members until the next edit: whoever fails tells the others. A member that fails may
+change its tensors while others still read them. So each member has a *fence*, a counter in shared memory that it raises
+before it reports a failure; whoever has read a member's tensor looks at the fence afterwards, and throws the result
+away if it was raised meanwhile. No wrong number comes out of a failure.
+"""
+
+from __future__ import annotations
+
+import collections
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
+from elastrain.comm.groups import Group, MakeOperation
+from elastrain.comm.mesh import Frame, Lost, Mesh, Newer, Peer
+from elastrain.comm.operations import Operation, Seat
+from elastrain.comm.work import Work
+
+_PART, _ABORT, _FENCE = 0x0101, 0x0102, 0x0103
+_PART_BODY = struct.Struct("<QQBq")  # group, sequence, round, the sender's fence; the operation's words follow
+_ABORT_BODY = struct.Struct("<H")  # length of the lost member's id (0: none is lost); id and reason follow
+_EARLY_MAX = 1 << 16
+_NOTHING = torch.empty(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """One message of an operation."""
+
+    words: str
+    fence: int
+    tensor: torch.Tensor
+
+
+@dataclass(kw_only=True)
+class _Request:
+    work: Work
+    make: MakeOperation
+    deadline_s: float
+    timeout_s: float
+
+
+@dataclass(kw_only=True)
+class _Running:
+    request: _Request
+    operation: Operation
+    number: int = 0  # the round
+    sent: bool = False
+    missing: set[int] = field(default_factory=set)
+    fences: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class _Line:
+    """What goes on in one group."""
+
+    group: Group
+    queue: collections.deque[_Request] = field(default_factory=collections.deque)
+    running: _Running | None = None
+    sequence: int = 0
+
+
+class Communicator:
+    """Takes the mesh over: from now on only this object's thread touches it. `timeout_s`: for calls that name none."""
+
+    def __init__(self, mesh: Mesh, *, timeout_s: float = 60.0) -> None:
+        self.address = mesh.address
+        self.newest_generation = 0  # that anybody was heard of in
+        self._mesh = mesh
+        self._timeout_s = timeout_s
+        self._fence = mesh.empty(1, torch.int64)
+        self._fences: dict[str, torch.Tensor] = {}
+        self._lines: dict[int, _Line] = {}
+        # Parts of operations that have not come so far here, by (group, sequence, round) and member.
+        self._early: dict[tuple[int, int, int], dict[str, _Part]] = {}
+        self._error: CommError | None = None
+        self._calls: collections.deque[Callable[[], None]] = collections.deque()
+        self._calls_lock = threading.Lock()
+        self._closing = False
+        self._ended = False
+        self.world = self.group("world", [mesh.me])
+        self._thread = threading.Thread(target=self._run, name="elastrain-communicator", daemon=True)
+        self._thread.start()
+
+    # For any thread
+
+    def group(self, name: str, members: Sequence[str]) -> Group:
+        """A group under this name. Raises ValueError when the name is taken, or the list does not name me."""
+        group = Group(self, name=name, me=self._mesh.me, members=members)
+        if group.number in self._lines:
+            raise ValueError(f"there is a group {name!r} already")
+        self._lines[group.number] = _Line(group=group)
+        return group
+
+    def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """A zero-filled 1-D tensor that members on this host read in place. See Mesh.empty."""
+        return self._mesh.empty(numel, dtype)
+
+    def edit(self, generation: int, members: Sequence[Peer]) -> None:
+        """Take over a newer view, in place; `world` becomes its members in this order, other groups lose the removed.
+
+        What is under way ends with Aborted; what had failed works again. Raises what Mesh.edit raises.
+        """
+        self._call(lambda: self._edit(generation, members))
+
+    def abort(self, reason: str) -> None:
+        """End whatever is under way in any group, on all members, with Aborted; so fails what follows until an edit."""
+        self._call(lambda: self._break(Aborted(reason)))
+
+    def submit(self, group: Group, make: MakeOperation, timeout_s: float | None) -> Work:
+        """Used by Group."""
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        request = _Request(work=Work(), make=make, deadline_s=time.monotonic() + timeout_s, timeout_s=timeout_s)
+        self._post(lambda: self._enqueue(self._lines[group.number], request))
+        return request.work
+
+    def close(self) -> None:
+        """End the thread and the mesh; whatever is under way ends with Aborted."""
+        self._closing = True
+        self._mesh.wake()
+        self._thread.join()
+
+    def _post(self, call: Callable[[], None]) -> None:
+        with self._calls_lock:
+            if self._ended:
+                raise CommError("this communicator is closed")
+            self._calls.append(call)
+        self._mesh.wake()
+
+    def _call(self, call: Callable[[], None]) -> None:
+        work = Work()
+
+        def run() -> None:
+            try:
+                call()
+            except (CommError, ValueError) as error:
+                work.finish(error)
+            else:
+                work.finish()
+
+        self._post(run)
+        work.wait()
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._turn()
+        except Exception as error:  # noqa: BLE001 - the edge of the thread: every waiter learns what happened
+            self._end(CommError(f"the communicator's thread failed: {error!r}"))
+        else:
+            self._end(Aborted("this communicator was closed"))
+
+    def _turn(self) -> None:
+        events = self._mesh.poll(self._wait_s())
+        for event in events:
+            if isinstance(event, Frame):
+                self._receive(event)
+            elif isinstance(event, Lost):
+                self._break(MemberLost(event.member, event.reason))
+            elif isinstance(event, Newer):
+                self.newest_generation = event.generation
+        while self._calls:
+            self._calls.popleft()()
+        self._check_deadlines()
+
+    def _wait_s(self) -> float | None:
+        deadlines = [line.running.request.deadline_s for line in list(self._lines.values()) if line.running]
+        return max(min(deadlines) - time.monotonic(), 0.0) if deadlines else None
+
+    def _end(self, error: CommError) -> None:
+        self._fail(error)
+        with self._calls_lock:
+            self._ended = True
+        while self._calls:
+            self._calls.popleft()()  # operations fail at once now; nobody is left waiting
+        self._mesh.close()
+
+    def _edit(self, generation: int, members: Sequence[Peer]) -> None:
+        self._mesh.edit(generation, members)
+        self._fail(Aborted(f"the view changed to generation {generation}"))
+        self._error = None
+        self._fences.clear()
+        self._early.clear()
+        self.world.members = tuple(peer.id for peer in members)
+        for line in list(self._lines.values()):
+            line.sequence = 0
+            line.group.members = tuple(member for member in line.group.members if member in self.world.members)
+        for member in self.world.members:
+            if member != self._mesh.me:
+                self._send(member, _FENCE, b"", self._fence)
+
+    def _send(self, member: str, kind: int, body: bytes, tensor: torch.Tensor | None = None) -> None:
+        try:
+            self._mesh.send(member, kind, body, () if tensor is None else (tensor,))
+        except MemberLost:
+            pass  # the mesh tells of it once, in the next poll: that is where it is dealt with
+
+    # Operations
+
+    def _enqueue(self, line: _Line, request: _Request) -> None:
+        if self._error is not None:
+            request.work.finish(self._error)
+        else:
+            line.queue.append(request)
+            self._advance(line)
+
+    def _advance(self, line: _Line) -> None:
+        """Go on until something is missing."""
+        while line.running is not None or line.queue:
+            running = line.running or self._start(line)
+            if running is None:
+                return
+            if running.number == len(running.operation.rounds):
+                line.running = None
+                line.sequence += 1
+                running.request.work.finish()
+                continue
+            if not running.sent:
+                self._send_round(line, running)
+            if line.running is None or running.missing:
+                return
+            self._finish_round(line, running)
+
+    def _start(self, line: _Line) -> _Running | None:
+        request = line.queue.popleft()
+        seat = Seat(rank=line.group.rank, world=line.group.size, memory=self._mesh)
+        try:
+            line.running = _Running(request=request, operation=request.make(seat))
+        except (ValueError, RuntimeError) as error:  # torch raises RuntimeError for tensors that do not fit
+            request.work.finish(ValueError(str(error)))
+            self._break(Aborted(f"{self._mesh.me!r} could not begin: {error}"))
+        return line.running
+
+    def _send_round(self, line: _Line, running: _Running) -> None:
+        operation, number = running.operation, running.number
+        running.sent = True
+        running.missing = set(operation.rounds[number].awaits)
+        running.fences.clear()
+        sends = operation.rounds[number].sends
+        if sends:
+            fence = int(self._fence.item())
+            body = _PART_BODY.pack(line.group.number, line.sequence, number, fence) + operation.words.encode()
+            offered = operation.offer(number)
+            for send in sends:
+                piece = offered[send.start : send.stop] if send.stop > send.start else None
+                self._send(line.group.members[send.to], _PART, body, piece)
+        for member, part in self._early.pop((line.group.number, line.sequence, number), {}).items():
+            self._take(line, member, part)
+
+    def _take(self, line: _Line, member: str, part: _Part) -> None:
+        running = line.running
+        if running is None:
+            return
+        words = running.operation.words
+        rank = line.group.members.index(member) if member in line.group.members else -1
+        if part.words != words or rank not in running.missing:
+            self._break(Aborted(f"{line.group.name!r}: {words} at {self._mesh.me!r}, {part.words} at {member!r}"))
+            return
+        running.missing.discard(rank)
+        running.fences[rank] = part.fence
+        running.operation.take(running.number, rank, part.tensor)
+
+    def _finish_round(self, line: _Line, running: _Running) -> None:
+        running.operation.finish(running.number)
+        for rank, fence in running.fences.items():
+            member = line.group.members[rank]
+            view = self._fences.get(member)
+            if view is None or int(view[0].item()) != fence:
+                self._break(Aborted(f"{member!r} gave up while its tensor was being read"))
+                return
+        running.number += 1
+        running.sent = False
+
+    def _receive(self, frame: Frame) -> None:
+        if frame.kind == _FENCE:
+            self._fences[frame.source] = frame.tensors[0]
+        elif frame.kind == _ABORT:
+            self._hear_abort(frame)
+        elif frame.kind == _PART:
+            self._hear_part(frame)
+
+    def _hear_part(self, frame: Frame) -> None:
+        if self._error is not None:
+            return
+        number, sequence, round_number, fence = _PART_BODY.unpack_from(frame.body)
+        words = frame.body[_PART_BODY.size :].decode()
+        part = _Part(words=words, fence=fence, tensor=frame.tensors[0] if frame.tensors else _NOTHING)
+        line = self._lines.get(number)
+        running = line.running if line else None
+        if line and running and running.sent and (sequence, round_number) == (line.sequence, running.number):
+            self._take(line, frame.source, part)
+            self._advance(line)
+        elif len(self._early) < _EARLY_MAX:
+            self._early.setdefault((number, sequence, round_number), {})[frame.source] = part
+        else:
+            self._break(Aborted(f"{self._mesh.me!r} is {_EARLY_MAX} operations behind {frame.source!r}"))
+
+    # Failures
+
+    def _hear_abort(self, frame: Frame) -> None:
+        (id_bytes,) = _ABORT_BODY.unpack_from(frame.body)
+        text = frame.body[_ABORT_BODY.size :]
+        member, reason = text[:id_bytes].decode(), text[id_bytes:].decode()
+        if self._error is None:
+            self._fail(MemberLost(member, reason) if member else Aborted(reason))
+
+    def _check_deadlines(self) -> None:
+        now_s = time.monotonic()
+        for line in list(self._lines.values()):
+            if line.running is not None and line.running.request.deadline_s <= now_s:
+                missing = [line.group.members[rank] for rank in sorted(line.running.missing)]
+                words, timeout_s = line.running.operation.words, line.running.request.timeout_s
+                self._break(Timeout(f"{words}: nothing from {', '.join(missing)} within {timeout_s} s"))
+
+    def _break(self, error: MemberLost | Aborted | Timeout) -> None:
+        """Fail here, and tell the others."""
+        if self._error is not None:
+            return
+        lost = error.member.encode() if isinstance(error, MemberLost) else b""
+        reason = str(error) if isinstance(error, Timeout) else error.reason
+        self._fail(error)
+        for member in self.world.members:
+            if member != self._mesh.me:
+                body = _ABORT_BODY.pack(len(lost)) + lost + f"{reason} (told by {self._mesh.me!r})".encode()
+                self._send(member, _ABORT, body)
+
+    def _fail(self, error: CommError) -> None:
+        """End everything that is under way, in all groups."""
+        self._error = self._error or error
+        self._early.clear()
+        # From here on callers may change their tensors.
+        self._fence += 1
+        self._mesh.copy_unsent()
+        for line in list(self._lines.values()):
+            requests = [*([line.running.request] if line.running else []), *line.queue]
+            line.running = None
+            line.queue.clear()
+            for request in requests:
+                request.work.finish(error)

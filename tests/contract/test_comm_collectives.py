@@ -1,0 +1,351 @@
+"""Collectives of several communicators, one per thread of this process, over every transport."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from elastrain.comm import algorithms
+from elastrain.comm.communicator import Communicator
+from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
+from elastrain.comm.mesh import Mesh, MeshConfig, Peer
+from elastrain.comm.operations import Reduction
+from tests.contract.comm_tools import SECRET, Transport
+
+pytestmark = pytest.mark.parametrize("transport", get_args(Transport))
+
+NAMES = "abcdefgh"
+
+
+class Party:
+    """Communicators by name; `each` runs one function per member at once and collects results or errors."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.comms: dict[str, Communicator] = {}
+        self.meshes: dict[str, Mesh] = {}
+
+    def add(self, name: str) -> Communicator:
+        node = "here" if self.transport == "unix" else f"node-{name}"
+        config = MeshConfig(transport=self.transport, segment_bytes=8 << 20)
+        self.meshes[name] = Mesh(me=name, node=node, job="job", secret=SECRET, config=config)
+        self.comms[name] = Communicator(self.meshes[name], timeout_s=20)
+        return self.comms[name]
+
+    def view(self, generation: int, names: str) -> None:
+        peers = [Peer(id=n, node=self.meshes[n].node, address=self.meshes[n].address) for n in names]
+        for name in names:
+            self.comms[name].edit(generation, peers)
+
+    def each(self, act: Callable[[Communicator, int], Any], names: str | None = None) -> list[Any]:
+        names = "".join(self.comms) if names is None else names
+        results: list[Any] = [None] * len(names)
+
+        def run(index: int, name: str) -> None:
+            try:
+                results[index] = act(self.comms[name], index)
+            except (CommError, ValueError) as error:
+                results[index] = error
+
+        threads = [threading.Thread(target=run, args=(index, name)) for index, name in enumerate(names)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive(), "a waiter hangs"
+        return results
+
+    def close(self) -> None:
+        for comm in self.comms.values():
+            comm.close()
+
+
+@contextmanager
+def party(transport: Transport, world: int) -> Iterator[Party]:
+    made = Party(transport)
+    try:
+        for name in NAMES[:world]:
+            made.add(name)
+        made.view(1, NAMES[:world])
+        yield made
+    finally:
+        made.close()
+
+
+def _inputs(world: int, numel: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(numel * world)
+    if dtype.is_floating_point:
+        return [torch.randn(numel, generator=generator, dtype=torch.float64).to(dtype) for _ in range(world)]
+    return [torch.randint(0, 100, (numel,), generator=generator).to(dtype) for _ in range(world)]
+
+
+def _expected(inputs: list[torch.Tensor], reduction: Reduction) -> torch.Tensor:
+    """The documented tree, written out plainly."""
+    dtype = inputs[0].dtype
+    half = dtype in (torch.float16, torch.bfloat16)
+    sums = [i.float() if half else i.clone() for i in inputs]
+    for left, right in algorithms.tree(len(inputs)):
+        a, b = sums[left], sums[right]
+        if reduction in ("sum", "avg"):
+            sums[left] = a + b
+        elif reduction == "prod":
+            sums[left] = a * b
+        elif reduction == "min":
+            sums[left] = torch.minimum(a, b)
+        elif reduction == "max":
+            sums[left] = torch.maximum(a, b)
+        else:
+            sums[left] = {"band": a.__and__, "bor": a.__or__, "bxor": a.__xor__}[reduction](b)
+    result = sums[0] / len(inputs) if reduction == "avg" else sums[0]
+    return result.to(dtype)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("numel", [1, 1000, 100_001])
+@pytest.mark.parametrize("shared", [False, True], ids=["ordinary", "shared"])
+def test_all_reduce_is_the_documented_sum_bit_for_bit(
+    transport: Transport, world: int, numel: int, shared: bool
+) -> None:
+    with party(transport, world) as made:
+        inputs = _inputs(world, numel, torch.float32)
+
+        def act(comm: Communicator, rank: int) -> torch.Tensor:
+            tensor = comm.empty(numel, torch.float32) if shared else torch.empty(numel)
+            tensor.copy_(inputs[rank])
+            comm.world.all_reduce(tensor).wait()
+            result = tensor.clone()
+            tensor.fill_(-1)  # allowed at once: peers must not see it
+            return result
+
+        for _ in range(2):
+            for result in made.each(act):
+                assert torch.equal(result, _expected(inputs, "sum"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool])
+@pytest.mark.parametrize("numel", [40, 60_000])
+def test_all_reduce_of_every_dtype(transport: Transport, dtype: torch.dtype, numel: int) -> None:
+    with party(transport, 3) as made:
+        inputs = _inputs(3, numel, dtype)
+        tensors = [tensor.clone() for tensor in inputs]
+        made.each(lambda comm, rank: comm.world.all_reduce(tensors[rank]).wait())
+        assert all(torch.equal(tensor, _expected(inputs, "sum")) for tensor in tensors)
+
+
+@pytest.mark.parametrize("reduction", ["avg", "min", "max", "prod", "band", "bor", "bxor"])
+def test_every_reduction(transport: Transport, reduction: Reduction) -> None:
+    dtype = torch.int32 if reduction.startswith("b") else torch.float32
+    with party(transport, 4) as made:
+        for numel in (10, 20_000):
+            inputs = _inputs(4, numel, dtype)
+            tensors = [tensor.clone() for tensor in inputs]
+            made.each(lambda comm, rank: comm.world.all_reduce(tensors[rank], reduction).wait())  # noqa: B023
+            assert all(torch.equal(tensor, _expected(inputs, reduction)) for tensor in tensors)
+
+
+@pytest.mark.parametrize("side", [10, 300])
+def test_tensors_that_are_not_contiguous(transport: Transport, side: int) -> None:
+    with party(transport, 2) as made:
+        inputs = [torch.randn(side, side) for _ in range(2)]
+        tensors = [tensor.clone() for tensor in inputs]
+        made.each(lambda comm, rank: comm.world.all_reduce(tensors[rank].t()).wait())
+        assert all(torch.equal(tensor, inputs[0] + inputs[1]) for tensor in tensors)
+        made.each(lambda comm, rank: comm.world.broadcast(tensors[rank][:, ::2], root=1).wait())
+        assert torch.equal(tensors[0][:, ::2], tensors[1][:, ::2])
+
+
+@pytest.mark.parametrize("numel", [0, 5, 100_000])
+def test_broadcast_and_all_gather(transport: Transport, numel: int) -> None:
+    with party(transport, 3) as made:
+        inputs = _inputs(3, numel, torch.float32)
+
+        def act(comm: Communicator, rank: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+            told, mine = inputs[rank].clone(), inputs[rank].clone()
+            outs = [torch.empty(numel) for _ in range(3)]
+            comm.world.broadcast(told, root=2).wait()
+            comm.world.all_gather(outs, mine).wait()
+            mine.fill_(-1)
+            return told, outs
+
+        for told, outs in made.each(act):
+            assert torch.equal(told, inputs[2])
+            assert all(torch.equal(out, given) for out, given in zip(outs, inputs, strict=True))
+
+
+def test_nobody_passes_a_barrier_before_all_have_come(transport: Transport) -> None:
+    with party(transport, 4) as made:
+        for late in range(4):
+            came: list[int] = []
+            others_came = threading.Semaphore(0)
+
+            def act(
+                comm: Communicator,
+                rank: int,
+                late: int = late,
+                came: list[int] = came,
+                others_came: threading.Semaphore = others_came,
+            ) -> int:
+                if rank == late:
+                    assert all(others_came.acquire(timeout=20) for _ in range(3))
+                came.append(rank)
+                work = comm.world.barrier()
+                others_came.release()
+                work.wait()
+                return len(came)
+
+            assert made.each(act) == [4, 4, 4, 4]
+
+
+def test_operations_run_in_order_beside_the_caller(transport: Transport) -> None:
+    with party(transport, 3) as made:
+
+        def act(comm: Communicator, rank: int) -> torch.Tensor:
+            tensor = torch.full((30_000,), float(rank + 1))
+            works = [comm.world.all_reduce(tensor) for _ in range(5)]
+            for work in works:
+                work.wait()
+            return tensor
+
+        assert all(torch.equal(t, torch.full((30_000,), 6.0 * 3**4)) for t in made.each(act))
+
+
+def test_groups_overlap_and_cost_nothing(transport: Transport) -> None:
+    with party(transport, 4) as made:
+        lists = {"left": "ab", "right": "cd", "cross": "ad", "three": "bcd"}
+
+        def act(comm: Communicator, rank: int) -> dict[str, float]:
+            found = {}
+            for name, members in lists.items():
+                if NAMES[rank] in members:
+                    group = comm.group(name, list(members))
+                    tensor = torch.tensor([float(10**rank)])
+                    group.all_reduce(tensor).wait()
+                    found[name] = tensor.item()
+            return found
+
+        assert made.each(act) == [
+            {"left": 11, "cross": 1001},
+            {"left": 11, "three": 1110},
+            {"right": 1100, "three": 1110},
+            {"right": 1100, "cross": 1001, "three": 1110},
+        ]
+
+
+def test_a_lost_member_ends_every_waiter_and_an_edit_makes_all_groups_whole(transport: Transport) -> None:
+    with party(transport, 4) as made:
+        groups = made.each(lambda comm, rank: comm.group("all", list("abcd")))
+        made.each(lambda comm, rank: comm.world.barrier().wait())
+
+        def act(comm: Communicator, rank: int) -> None:
+            if rank == 3:
+                comm.close()
+            else:
+                comm.world.all_reduce(torch.ones(50_000)).wait()
+
+        results = made.each(act)
+        assert all(isinstance(r, MemberLost) and r.member == "d" for r in results[:3])
+        again = made.each(lambda comm, rank: comm.world.barrier().wait(), "abc")
+        assert all(isinstance(r, MemberLost) for r in again)
+
+        del made.comms["d"]
+        made.view(2, "abc")
+        ones = [torch.ones(50_000) for _ in range(3)]
+        made.each(lambda comm, rank: comm.world.all_reduce(ones[rank]).wait())
+        assert made.each(lambda comm, rank: groups[rank].barrier().wait()) == [None] * 3
+        assert all(torch.equal(one, torch.full((50_000,), 3.0)) for one in ones)
+        assert groups[0].members == ("a", "b", "c") and (groups[2].rank, groups[2].size) == (2, 3)
+
+        made.add("e")
+        made.view(3, "cabe")
+        assert made.comms["c"].world.rank == 0
+        values = [torch.ones(1) for _ in range(4)]
+        made.each(lambda comm, rank: comm.world.all_reduce(values[rank]).wait())
+        assert values == [torch.tensor([4.0])] * 4
+
+
+def test_an_abort_reaches_every_waiter(transport: Transport) -> None:
+    with party(transport, 3) as made:
+
+        def act(comm: Communicator, rank: int) -> None:
+            if rank == 2:
+                comm.abort("the operator said so")
+            comm.world.barrier().wait()
+
+        for result in made.each(act):
+            assert isinstance(result, Aborted) and "the operator said so" in result.reason
+        made.view(2, "abc")
+        assert made.each(lambda comm, rank: comm.world.barrier().wait()) == [None] * 3
+
+
+def test_a_deadline_names_who_is_missing_and_ends_the_others_too(transport: Transport) -> None:
+    with party(transport, 3) as made:
+
+        def act(comm: Communicator, rank: int) -> None:
+            if rank == 0:
+                comm.world.all_reduce(torch.ones(10), timeout_s=0.1).wait()
+            elif rank == 1:
+                comm.world.all_reduce(torch.ones(10)).wait()
+
+        first, second, _ = made.each(act)
+        assert isinstance(first, Timeout) and "nothing from c within 0.1 s" in str(first)
+        assert isinstance(second, Aborted) and "nothing from c" in second.reason
+
+
+def test_members_that_disagree_are_told_how(transport: Transport) -> None:
+    with party(transport, 2) as made:
+        results = made.each(lambda comm, rank: comm.world.all_reduce(torch.ones(10 + rank)).wait())
+        assert all(isinstance(r, Aborted) for r in results)
+        assert any("float32[10]" in str(r) and "float32[11]" in str(r) for r in results)
+
+
+def test_misuse_is_named_and_does_not_leave_the_others_waiting(transport: Transport) -> None:
+    with party(transport, 2) as made:
+
+        def act(comm: Communicator, rank: int) -> None:
+            tensor = torch.ones(4) if rank else torch.ones(4, dtype=torch.complex64)
+            comm.world.all_reduce(tensor, "max").wait()
+
+        first, second = made.each(act)
+        assert isinstance(first, ValueError) and "complex numbers have no max" in str(first)
+        assert isinstance(second, Aborted) and "'a' could not begin" in second.reason
+        with pytest.raises(ValueError, match="a rank below 2"):
+            made.comms["a"].world.broadcast(torch.ones(1), root=2)
+        with pytest.raises(ValueError, match="list every member once"):
+            made.comms["a"].group("g", ["b"])
+        with pytest.raises(ValueError, match="already"):
+            made.comms["a"].group("world", ["a"])
+
+
+def test_a_closed_communicator_says_so(transport: Transport) -> None:
+    with party(transport, 1) as made:
+        comm = made.comms["a"]
+        comm.close()
+        with pytest.raises(CommError, match="is closed"):
+            comm.world.barrier()
+        comm.close()
+
+
+def test_a_result_made_of_tensors_that_changed_meanwhile_is_thrown_away(transport: Transport) -> None:
+    """b has a's and c's parts, but a has failed and raised its fence before b folds."""
+    if transport == "tcp":
+        pytest.skip("over TCP parts are copies: they can not change")
+    with party(transport, 2) as made:
+        made.each(lambda comm, rank: comm.world.barrier().wait())
+        a, b = made.comms["a"], made.comms["b"]
+        stale = b._fences["a"]
+        tensor = a.empty(100_000, torch.float32)
+        a.world.all_reduce(tensor)
+        deadline_s, tick = time.monotonic() + 20, threading.Event()
+        while not b._early:  # a's part lies at b, with the fence of before
+            assert time.monotonic() < deadline_s
+            tick.wait(0.001)
+        a._fence += 1  # what a failure does first
+        assert int(stale[0].item()) == int(a._fence.item())
+        with pytest.raises(Aborted, match="'a' gave up while its tensor was being read"):
+            b.world.all_reduce(torch.ones(100_000)).wait()

@@ -1,0 +1,111 @@
+"""comm/algorithms.py: the plans of all ranks fit together."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from elastrain.comm import algorithms
+from elastrain.comm.algorithms import AllReduce, Round
+
+WORLDS = [1, 2, 3, 4, 5, 8, 13]
+
+
+def _run(plans: list[tuple[Round, ...]]) -> list[list[tuple[int, int, int]]]:
+    """Carry every message; returns what each rank received, `(source, start, stop)`. Fails if a rank waits for ever."""
+    got: list[list[tuple[int, int, int]]] = [[] for _ in plans]
+    at = [0] * len(plans)
+    mail: dict[tuple[int, int], dict[int, tuple[int, int, int]]] = {}
+    sent: set[tuple[int, int]] = set()
+    moved = True
+    while moved:
+        moved = False
+        for rank, rounds in enumerate(plans):
+            if at[rank] == len(rounds):
+                continue
+            now = rounds[at[rank]]
+            if (rank, at[rank]) not in sent:
+                sent.add((rank, at[rank]))
+                for send in now.sends:
+                    box = mail.setdefault((send.to, at[rank]), {})
+                    assert rank not in box, "two messages from one rank in one round"
+                    box[rank] = (rank, send.start, send.stop)
+            if set(mail.get((rank, at[rank]), {})) >= now.awaits:
+                got[rank] += sorted(mail.pop((rank, at[rank]), {}).values())
+                at[rank] += 1
+                moved = True
+    assert at == [len(rounds) for rounds in plans]
+    assert not mail, "messages that nobody awaits"
+    return got
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_no_rank_leaves_a_barrier_before_all_have_come(world: int) -> None:
+    plans = [algorithms.barrier(rank, world) for rank in range(world)]
+    _run(plans)
+    for absent in range(world):
+        # Without one rank's first message nobody but itself may get through.
+        stuck = [() if rank == absent else plan for rank, plan in enumerate(plans)]
+        if world > 1:
+            with pytest.raises(AssertionError):
+                _run(stuck)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_broadcast_reaches_all_from_any_root(world: int) -> None:
+    for root in range(world):
+        got = _run([algorithms.broadcast(rank, world, 10, root=root) for rank in range(world)])
+        assert got == [[] if rank == root else [(root, 0, 10)] for rank in range(world)]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_exchange_gives_everything_to_everybody(world: int) -> None:
+    got = _run([algorithms.exchange(rank, world, 7) for rank in range(world)])
+    assert got == [[(source, 0, 7) for source in range(world) if source != rank] for rank in range(world)]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("numel", [1, 63, 64, 65, 1000, 100_000])
+def test_scatter_gather_sums_each_slice_once_and_gives_it_to_all(world: int, numel: int) -> None:
+    slices = algorithms.cut(numel, world)
+    got = _run([algorithms.scatter_gather(rank, world, numel) for rank in range(world)])
+    for rank, messages in enumerate(got):
+        scattered, gathered = messages[: world - 1], messages[world - 1 :]
+        assert [m[0] for m in scattered] == [m[0] for m in gathered] == [r for r in range(world) if r != rank]
+        assert all((start, stop) == slices[rank] for _, start, stop in scattered)
+        assert all((start, stop) == (0, slices[source][1] - slices[source][0]) for source, start, stop in gathered)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("numel", [0, 1, 64, 200, 4096, 99_999])
+def test_slices_cover_everything_once_and_begin_at_cache_lines(world: int, numel: int) -> None:
+    slices = algorithms.cut(numel, world)
+    assert slices[0][0] == 0 and slices[-1][1] == numel and len(slices) == world
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(slices))
+    assert all(start % 64 == 0 or start == numel for start, _ in slices)
+    lengths = [stop - start for start, stop in slices]
+    assert max(lengths) - min(lengths) <= 128
+
+
+def test_the_summation_tree_is_the_documented_one() -> None:
+    assert algorithms.tree(1) == ()
+    assert algorithms.tree(2) == ((0, 1),)
+    assert algorithms.tree(4) == ((0, 1), (2, 3), (0, 2))
+    assert algorithms.tree(5) == ((0, 1), (2, 3), (0, 2), (0, 4))
+    assert algorithms.tree(7) == ((0, 1), (2, 3), (0, 2), (4, 5), (4, 6), (0, 4))
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_tree_adds_every_rank_once_and_left_to_right(world: int) -> None:
+    sums = [[rank] for rank in range(world)]
+    for left, right in algorithms.tree(world):
+        sums[left] = sums[left] + sums[right]
+        sums[right] = []
+    assert sums[0] == list(range(world))
+
+
+def test_the_choice_depends_on_size_and_gives_its_reason() -> None:
+    small, large = algorithms.choose_all_reduce(4096, 4), algorithms.choose_all_reduce(4 << 20, 4)
+    assert (small[0], large[0]) == (AllReduce.EXCHANGE, AllReduce.SCATTER_GATHER)
+    assert "4096 bytes" in small[1] and "each of 4 ranks" in large[1]
