@@ -156,12 +156,9 @@ def _next(source: Iterator[Any]) -> Any:
 
 def _value(loaded: Any) -> Any:
     """The micro-batch, as it was before it was sent; or the error with which loading it ended is raised."""
-    if not isinstance(loaded, ExceptionWrapper):
-        return tree_map(_as_tensor, loaded)
-    try:
-        loaded.reraise()
-    except StopIteration as error:
-        raise RuntimeError(str(error)) from None
+    if isinstance(loaded, _Failed):
+        loaded.raise_again()
+    return tree_map(_as_tensor, loaded)
 
 
 class _PlanQueue:
@@ -242,7 +239,7 @@ class _MicroBatches(TorchDataset[Any]):
         try:
             return _inlined(self._load(*request))
         except Exception:  # noqa: BLE001 - edge of the loader process: raised again in get(), when it is asked for
-            return ExceptionWrapper(where="while loading a micro-batch")
+            return _Failed()
 
     def _load(self, step: int, micro_batch: int) -> Any:
         samples = []
@@ -299,6 +296,19 @@ def _worker_processes(samples: _MicroBatches, queue: _PlanQueue, num_workers: in
         generator=torch.Generator(),  # else torch draws a base seed from the default one
     )
     return iter(loader)
+
+
+class _Failed:
+    """The exception under way, with its traceback as text. Torch would raise a bare wrapper before it is asked for."""
+
+    def __init__(self) -> None:
+        self._wrapper = ExceptionWrapper(where="while loading a micro-batch")  # type: ignore[no-untyped-call]
+
+    def raise_again(self) -> None:
+        try:
+            self._wrapper.reraise()  # type: ignore[no-untyped-call]
+        except StopIteration as error:
+            raise RuntimeError(str(error)) from None
 
 
 def _as_it_is(data: Any) -> Any:

@@ -130,8 +130,7 @@ def test_an_error_in_the_dataset_reaches_the_caller_who_asked_for_it(num_workers
         assert loader.get(0, 0)[:, 0].tolist() == [0, 1]  # the broken one was loaded ahead meanwhile
         with pytest.raises(OSError, match="sample 3 is broken") as caught:
             loader.get(0, 1)
-        if num_workers:
-            assert "__getitem__" in str(caught.value), "the loader process's traceback is missing"
+        assert "__getitem__" in str(caught.value), "the dataset's traceback is missing"
         with pytest.raises(OSError, match="sample 3 is broken"):
             loader.get(0, 1)
         assert loader.get(0, 2)[:, 0].tolist() == [4, 5]
@@ -258,6 +257,26 @@ def test_close_ends_the_processes_and_the_loader_can_start_again() -> None:
     loader.close()
     with _running(loader):
         assert loader.get(2, 1)[0, 1] != pid
+
+
+def test_a_loader_process_that_was_killed_is_an_error_and_no_wait() -> None:
+    def kill_and_go_on(loader: DataLoader) -> None:
+        os.kill(int(loader.get(0, 0)[0, 1]), signal.SIGKILL)
+        for step in range(1, 9):
+            loader.get(step, 0)
+
+    with _running(_loader(Served(), num_workers=1)) as loader, pytest.raises(RuntimeError, match="DataLoader worker"):
+        kill_and_go_on(loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_dataset_that_raises_stop_iteration_does_not_end_the_training_loop(num_workers: int) -> None:
+    class Ended(Numbers):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            raise StopIteration("no more")
+
+    with _running(_loader(Ended(), num_workers=num_workers)) as loader, pytest.raises(RuntimeError, match="no more"):
+        loader.get(0, 0)
 
 
 def test_loader_processes_die_with_the_training_process() -> None:

@@ -223,6 +223,16 @@ def test_hyperparameters_given_win_over_those_of_the_users_object() -> None:
     assert state.parameters.tolist() == [0.5] * 64
 
 
+def test_a_group_without_parameters_does_no_harm() -> None:
+    specs = [ParameterSpec(name="w", block="b", shape=(64,), dtype="float32", group=1, requires_grad=True)]
+    layout = cut(specs, blocks=["b"])
+    groups = [{"params": []}, {"params": [torch.nn.Parameter(torch.ones(64))], "lr": 0.5}]
+    optimizer = PieceOptimizer(torch.optim.SGD(groups, lr=9.0), layout)
+    states = _fresh(optimizer, layout)
+    _apply(optimizer, states)
+    assert states[0].parameters.tolist() == [0.5] * 64
+
+
 def test_a_frozen_shard_is_left_alone() -> None:
     specs = [
         ParameterSpec(name=name, block="b", shape=(64,), dtype="float32", group=0, requires_grad=name == "w")

@@ -178,6 +178,17 @@ def test_a_forward_between_two_micro_batches_changes_nothing() -> None:
     assert _equal(_gradients(model), _alone(7, 0, 1))
 
 
+def test_an_evaluation_that_samples_draws_on() -> None:
+    model = Model().eval()
+    randomness = BlockRandomness(model, NAMES, 7, CPU)
+    randomness.begin(0, 0)
+    drawn = set()
+    for _ in range(5):
+        model(_input(0))
+        drawn.add(torch.rand(()).item())
+    assert len(drawn) == 5
+
+
 def test_python_and_numpy_are_seeded_per_micro_batch() -> None:
     randomness = BlockRandomness(nn.Identity(), (), 0, CPU)
     drawn = []
