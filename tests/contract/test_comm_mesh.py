@@ -448,7 +448,8 @@ def test_two_hundred_edits_leak_nothing(transport: Transport) -> None:
         before = _resources()
         for generation in range(4, 200, 2):
             churn(generation)
-        assert _resources() == before
+        # Fewer is possible: what earlier tests left to the collector goes meanwhile.
+        assert all(now <= then for now, then in zip(_resources(), before, strict=True))
         assert [len(segment.regions) for segment in a._shared.segments()] <= [1]
 
 
