@@ -62,7 +62,6 @@ class Core:
         self._deadlines_s: dict[str, float] = {}
         """"join", "suspicion", or a member that must leave by itself -> monotonic time."""
         self._next_id = 0
-        self._ended = False
 
     # ---- state that others read
 
@@ -143,8 +142,9 @@ class Core:
         fields = {"member": member, "detected_by": source, "detected_s": at_s, "handled_s": now}
         commands: list[Command] = [Log(event="death", fields=fields)]
         in_view = self.view is not None and member in self.view
-        # Without others to go on, the exit code decides what this means; so it does before the first commit.
-        if self.end is None and in_view and self.committed and not worker.finished and self._alive_in_view():
+        # Without others to go on, the exit code decides what this means; so it does before the first commit. And once
+        # one has finished, nobody waits for anybody.
+        if self.end is None and in_view and self.committed and not self._finishing() and self._alive_in_view():
             commands += self._edit_view()
         return commands
 
@@ -272,10 +272,8 @@ class Core:
         return [Log(event="suspect", fields={"member": target.id, "by": by.id, "reason": message.reason})]
 
     def _end_a_suspect(self) -> list[Command]:
-        if self.view is None:
-            return []
-        member = most_suspected(self.view, self._suspicions)
-        if member is None or not self.workers[member].alive:
+        member = most_suspected(self.view, self._suspicions) if self.view is not None else None
+        if member is None:  # its death has been proven meanwhile
             return []
         by = ", ".join(sorted(self._suspicions[member]))
         return [Kill(member=member, reason=f"{member} lives, but {by} can not reach it: it is ended and replaced")]
@@ -311,14 +309,14 @@ class Core:
         return [log]
 
     def _on_finished(self, worker: Worker, message: Finished, now: float) -> list[Command]:
+        first = not self._finishing()
         worker.finished, worker.digest, worker.step = True, message.digest, message.step
         if worker.alive:
             worker.stage = Stage.FINISHED
         commands: list[Command] = [
             Log(event="finished", fields={"member": worker.id, "step": message.step, "digest": message.digest})
         ]
-        if not self._ended:  # one left in peace, so all have the last step: nobody needs to wait for anybody
-            self._ended = True
+        if first:  # it leaves in peace, so all have the last step: nobody needs to wait for anybody any more
             commands += [Tell(member=other.id, message={"type": "ended"}) for other in self.living]
         if self.view is not None and not self._unfinished(self.view):
             for member in self._alive_in_view():
@@ -366,7 +364,7 @@ class Core:
         quiet = self.view is None or worker.ended_by_us
         say = "" if quiet else f"{how}; not started again: {verdict.reason}"
         log = Log(event="no_restart", fields=fields, say=say)
-        in_old_view = self.view is not None and worker.id in self.view
+        in_old_view = self.view is not None and worker.id in self.view and not self._finishing()
         return [log, *(self._edit_view() if in_old_view else [])]
 
     def _end_if_all_left(self) -> list[Command]:

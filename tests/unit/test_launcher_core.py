@@ -336,12 +336,19 @@ def test_late_joiner_is_ended_and_does_not_spoil_the_exit_code() -> None:
     assert of(End, job.die("m3")) == [End(code=0, sentence="finished at step 0")]
 
 
-def test_death_while_others_finish_is_not_followed_by_a_restart() -> None:
+def test_first_to_finish_frees_the_others_from_waiting() -> None:
     job = running()
-    job.say("m0", Finished(step=9, digest="d"))
+    assert told(job.say("m0", Finished(step=9, digest="d")), "ended") == ["m0", "m1", "m2"]
+    assert told(job.say("m1", Finished(step=9, digest="d")), "ended") == []
+
+
+def test_death_once_one_has_finished_changes_neither_view_nor_outcome() -> None:
+    job = running()
+    finish(job, "m0")
     commands = job.die("m1")
     assert not of(Start, commands)
-    assert job.ids == ("m0", "m2")
+    assert not of(Propose, commands)
+    assert of(End, finish(job, "m2"))[0].code == 0
 
 
 def test_joiner_is_not_let_in_when_others_have_finished() -> None:

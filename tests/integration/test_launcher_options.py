@@ -1,0 +1,138 @@
+"""The options of `elastrain run`: what scripts are given, where output goes, what wrong input is answered with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.launcher_harness import Launched
+
+ELASTRAIN = [sys.executable, "-m", "elastrain.launcher"]
+
+
+def script(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    return path
+
+
+def test_scripts_get_their_arguments_and_the_environment_of_torchrun_and_ours(tmp_path: Path) -> None:
+    text = (
+        "import json, os, sys\n"
+        "name = os.path.join(sys.argv[1], os.environ['RANK'])\n"
+        "json.dump({'args': sys.argv[2:], 'env': dict(os.environ)}, open(name, 'w'))\n"
+    )
+    args = (str(tmp_path), "--lr", "3e-4", "--nproc-per-node", "7", "--", "-x")
+    with Launched(
+        tmp_path, "--nproc-per-node", "2", "--rdzv-id", "j1", script=script(tmp_path, text), args=args
+    ) as job:
+        assert job.exit_code() == 0
+    got = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    assert got[1]["args"] == list(args[1:])
+    env = got[1]["env"]
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID"]
+    assert [env[name] for name in names] == ["1", "1", "2", "2", "0", "j1"]
+    ours = ["ELASTRAIN_AGENT", "ELASTRAIN_JOB", "ELASTRAIN_MEMBER", "ELASTRAIN_NODE", "ELASTRAIN_INJECT"]
+    assert [env[name] for name in ours] == ["elastrain/j1/agent", "j1", "m1", "node0", "0"]
+    assert env["ELASTRAIN_RUN_DIR"] == str(job.run.path)
+    assert env["ELASTRAIN_SECRET_FILE"] == str(job.run.secret)
+    assert env["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
+    assert env["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+
+
+def test_output_goes_to_files_or_to_both_as_asked_for_per_rank(tmp_path: Path) -> None:
+    text = "import os, sys; print('out of', os.environ['RANK']); print('err', file=sys.stderr)\n"
+    flags = ("--nproc-per-node", "3", "--redirects", "0:3", "--tee", "1:1")
+    with Launched(tmp_path, *flags, script=script(tmp_path, text)) as job:
+        assert job.exit_code() == 0
+    logs = job.run.logs
+    assert (logs / "m0" / "stdout.log").read_text() == "out of 0\n"
+    assert (logs / "m0" / "stderr.log").read_text() == "err\n"
+    assert (logs / "m1" / "stdout.log").read_text() == "out of 1\n"
+    assert not list((logs / "m2").glob("*.log"))
+    lines = job.text().splitlines()
+    assert "[m1] out of 1" in lines
+    assert "out of 2" in lines
+    assert "out of 0" not in job.text()
+    assert lines.count("err") == 2
+
+
+def test_module_and_program_are_run_as_they_are(tmp_path: Path) -> None:
+    with Launched(tmp_path, "-m", script=Path("platform"), args=("--terse",)) as job:
+        assert job.exit_code() == 0
+        assert "Linux" in job.text()
+    (tmp_path / "second").mkdir()
+    with Launched(tmp_path / "second", "--no-python", script=Path("echo"), args=("hello",)) as job:
+        assert job.exit_code() == 0
+        assert "hello" in job.text().splitlines()
+
+
+def test_exit_code_of_a_script_that_fails_is_not_zero_and_said(tmp_path: Path) -> None:
+    with Launched(tmp_path, "--nproc-per-node", "2", script=script(tmp_path, "raise SystemExit(5)")) as job:
+        assert job.exit_code() == 1
+        assert "ended with exit code 5 before the first commit" in job.text()
+        job.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["nowhere.py"], "there is no script 'nowhere.py'"),
+        (["--no-python", "no-such-program"], "there is no program 'no-such-program'"),
+        (["-m", "--no-python", "x"], "-m and --no-python exclude one another"),
+        (["--nproc-per-node", "many", __file__], "Invalid value for '--nproc-per-node'"),
+        (["--nproc-per-node", "0", __file__], "Invalid value for '--nproc-per-node'"),
+        (["--nprocs", "2", __file__], "No such option"),
+        (["--tee", "9", __file__], "--tee '9': write 0, 1, 2 or 3"),
+        (["--rdzv-id", "a/b", __file__], "--rdzv-id 'a/b': use up to 64 letters"),
+        (["--faults", "nowhere", __file__], "the faults file nowhere can not be read"),
+        (["--run-dir", "/proc/nothing/run", __file__], "can not be made"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_wrong_input_ends_in_one_sentence_and_exit_code_2(tmp_path: Path, flags: list[str], sentence: str) -> None:
+    env = {**os.environ, "ELASTRAIN_HOME": str(tmp_path)}
+    done = subprocess.run([*ELASTRAIN, "run", *flags], capture_output=True, text=True, timeout=20, env=env)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+def test_faults_file_is_checked_before_anything_starts(tmp_path: Path) -> None:
+    faults = tmp_path / "faults"
+    faults.write_text("kill --target member:m1 --at step=1\nkill --target member:m1 --at phase=lunch\n")
+    command = [*ELASTRAIN, "run", "--run-dir", str(tmp_path / "run"), "--faults", str(faults), __file__]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2
+    assert f"{faults}, line 2: unknown phase 'lunch'" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_second_job_of_one_name_is_refused_and_leaves_no_secret(tmp_path: Path) -> None:
+    with Launched(tmp_path, "--rdzv-id", "twin") as job:
+        job.wait_event("view")
+        (tmp_path / "second").mkdir()
+        with Launched(tmp_path / "second", "--rdzv-id", "twin") as second:
+            assert second.exit_code() == 2
+            assert "a job of this name already runs here" in second.text()
+            assert not second.run.secret.exists()
+        assert job.finish() == 0
+
+
+def test_nothing_is_written_outside_the_runs_folder(tmp_path: Path) -> None:
+    temporary, home, run = tmp_path / "tmp", tmp_path / "home", tmp_path / "run"
+    for folder in (temporary, home):
+        folder.mkdir()
+    env = {**os.environ, "TMPDIR": str(temporary), "HOME": str(home), "ELASTRAIN_HOME": ""}
+    command = [*ELASTRAIN, "run", "--run-dir", str(run), "--tee", "3", str(script(tmp_path, "print('hello')"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=40, env=env)
+    assert (done.returncode, done.stdout) == (0, "[m0] hello\n")
+    assert not list(temporary.iterdir())
+    assert not list(home.iterdir())
+    assert sorted(path.name for path in run.iterdir()) == ["events.jsonl", "logs", "run.json"]

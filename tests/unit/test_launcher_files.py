@@ -1,0 +1,243 @@
+"""Lines, folders and logs of a run: what is written, what is refused, how a run is found."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from elastrain.errors import ConfigError
+from elastrain.launcher import rundir
+from elastrain.launcher.channel import Channel
+from elastrain.launcher.events import EventLog
+from elastrain.launcher.messages import (
+    LINE_BYTES_MAX,
+    BadMessageError,
+    Failed,
+    Finished,
+    Hello,
+    LostState,
+    Note,
+    Phase,
+    Progress,
+    Suspect,
+    encode,
+    parse,
+)
+from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.store import MemoryStore
+from elastrain.launcher.views import JobKeys, decode_view, encode_view
+from elastrain.world import Member, View
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            {"type": "hello", "member": "m0", "pid": 3, "address": "unix:x", "spec": {"seed": 0}, "beacon": True},
+            Hello(member="m0", pid=3, address="unix:x", spec={"seed": 0}, beacon=True),
+        ),
+        ({"type": "suspect", "member": "m1", "reason": "reset"}, Suspect(member="m1", reason="reset")),
+        (
+            {"type": "progress", "step": 3, "generation": 2, "loss": 1, "samples": 8, "at_s": 2.5, "window": "w"},
+            Progress(step=3, generation=2, loss=1.0, samples=8, at_s=2.5, window="w"),
+        ),
+        (
+            {"type": "progress", "step": 3, "generation": 2, "holders": {"0": ["m0", "m1"]}},
+            Progress(step=3, generation=2, holders={"0": ("m0", "m1")}),
+        ),
+        ({"type": "phase", "step": 3, "phase": "commit"}, Phase(step=3, phase="commit")),
+        (
+            {"type": "failed", "step": 3, "micro_batch": None, "signature": "E", "traceback": "TB"},
+            Failed(step=3, micro_batch=None, signature="E", traceback="TB"),
+        ),
+        ({"type": "lost_state", "sentence": "gone"}, LostState(sentence="gone")),
+        ({"type": "finished", "step": 9, "digest": "d"}, Finished(step=9, digest="d")),
+        ({"type": "event", "x": 1}, Note(fields={"x": 1})),
+    ],
+)
+def test_every_message_is_read(line: dict[str, object], message: object) -> None:
+    assert parse(encode(line)) == message
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"{]", "not a line of JSON"),
+        (b"\xff", "not a line of JSON"),
+        (b"[]", "not an object with a type"),
+        (b"{}", "not an object with a type"),
+        (b'{"type": "shout"}', "unknown type 'shout'"),
+        (b'{"type": "phase", "step": 1}', "phase without 'phase'"),
+        (b'{"type": "phase", "step": "1", "phase": "x"}', "phase: step is '1'"),
+        (b'{"type": "phase", "step": true, "phase": "x"}', "phase: step is True"),
+        (b'{"type": "progress", "step": 1, "generation": 1, "holders": {"0": "m0"}}', "progress: holders is 'm0'"),
+        (b'{"type": "hello", "member": "m0", "pid": 1, "address": "", "spec": 3}', "hello: spec is 3"),
+    ],
+)
+def test_nonsense_is_named(line: bytes, problem: str) -> None:
+    with pytest.raises(BadMessageError, match=re.escape(problem)):
+        parse(line)
+
+
+def test_message_over_the_limit_is_not_sent() -> None:
+    with pytest.raises(ValueError, match="over the limit"):
+        encode({"type": "event", "x": "x" * LINE_BYTES_MAX})
+
+
+def channels() -> tuple[Channel, socket.socket]:
+    ours, theirs = socket.socketpair()
+    return Channel(ours), theirs
+
+
+def test_lines_that_come_in_pieces_are_put_together_and_descriptors_travel_with_them() -> None:
+    channel, other = channels()
+    read_end, write_end = os.pipe()
+    socket.send_fds(other, [b'{"a":1}\n{"b"'], [write_end])
+    first = channel.receive()
+    assert first.lines == (b'{"a":1}',)
+    os.write(first.fds[0], b"!")
+    assert os.read(read_end, 1) == b"!"
+    other.sendall(b":2}\n")
+    assert channel.receive().lines == (b'{"b":2}',)
+    assert channel.receive().lines == ()
+    for fd in (read_end, write_end, *first.fds):
+        os.close(fd)
+
+
+def test_last_lines_are_heard_before_the_end() -> None:
+    channel, other = channels()
+    other.sendall(b'{"a":1}\n')
+    other.close()
+    received = channel.receive()
+    assert (received.lines, received.closed) == ((b'{"a":1}',), True)
+
+
+def test_line_without_end_is_refused_before_it_fills_the_memory() -> None:
+    channel, other = channels()
+    other.setblocking(False)
+
+    def pour() -> None:
+        for _ in range(100):
+            other.send(b"x" * 60_000)
+            channel.receive()
+
+    with pytest.raises(BadMessageError, match="a line longer than"):
+        pour()
+
+
+def test_reader_that_is_slow_gets_everything_and_one_that_never_reads_is_given_up() -> None:
+    channel, other = channels()
+    message = {"type": "event", "x": "x" * 500_000}
+    assert channel.send(message)
+    assert channel.wants_to_write
+    received = 0
+    while channel.wants_to_write or received < len(encode(message)):
+        received += len(other.recv(1 << 20))
+        channel.flush()
+    assert received == len(encode(message))
+    assert not all(channel.send(message) for _ in range(20))
+
+
+def test_sending_to_a_closed_end_says_so() -> None:
+    channel, other = channels()
+    other.close()
+    assert not channel.send({"type": "stop"})
+
+
+def test_run_folder_is_private_and_holds_a_secret_of_32_bytes(tmp_path: Path) -> None:
+    run = rundir.create(tmp_path / "a" / "run", "job")
+    assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
+    assert stat.S_IMODE(run.secret.stat().st_mode) == 0o600
+    assert len(run.secret.read_bytes()) == 32
+
+
+def test_folder_of_another_run_is_not_written_over(tmp_path: Path) -> None:
+    run = rundir.create(tmp_path / "run", "job")
+    run.write_state({"exit_code": 0})
+    with pytest.raises(ConfigError, match="already holds a run"):
+        rundir.create(tmp_path / "run", "job")
+
+
+def test_folder_that_can_not_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="can not be made"):
+        rundir.create(tmp_path / "file" / "run", "job")
+
+
+def test_newest_run_is_found_or_one_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTRAIN_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="there is no run in"):
+        rundir.find(None)
+    for job in ("one", "two"):
+        EventLog(rundir.create(None, job).events, "test").close()
+    assert rundir.find(None).path == tmp_path / "runs" / "two"
+    assert rundir.find("one").path == rundir.find(str(tmp_path / "runs" / "one")).path == tmp_path / "runs" / "one"
+    with pytest.raises(ConfigError, match="there is no run 'three'"):
+        rundir.find("three")
+
+
+def test_operators_socket_is_private_and_its_path_may_be_long(tmp_path: Path) -> None:
+    run = rundir.create(tmp_path / ("d" * 120) / "run", "job")
+    assert rundir.connect(run, 1.0) is None
+    listener = rundir.listen(run)
+    assert stat.S_IMODE(run.control.stat().st_mode) == 0o600
+    sock = rundir.connect(run, 1.0)
+    assert sock is not None
+    sock.close()
+    listener.close()
+    assert rundir.connect(run, 1.0) is None
+
+
+def test_state_is_read_back_or_refused(tmp_path: Path) -> None:
+    run = RunDir(path=tmp_path)
+    with pytest.raises(ConfigError, match="holds no readable run"):
+        run.read_state()
+    run.write_state({"job": "j"})
+    assert run.read_state() == {"job": "j"}
+    run.state.write_text("[]")
+    with pytest.raises(ConfigError, match="is not a run's state"):
+        run.read_state()
+
+
+def test_event_log_appends_lines_with_both_times_that_nobody_can_forge(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    for member in ("m0", "m1"):
+        log = EventLog(path, "agent:n0")
+        log.write("death", member=member, source="somebody else")
+        log.close()
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert (first["event"], first["member"], first["source"]) == ("death", "m0", "agent:n0")
+    assert second["t"] >= first["t"] > 0 < second["wall"]
+
+
+def view(generation: int, *ids: str) -> View:
+    members = tuple(Member(id=m, node="n", address=f"unix:{m}") for m in ids)
+    return View(generation=generation, members=members, reason="r")
+
+
+def test_view_is_decoded_as_it_was_encoded() -> None:
+    assert decode_view(encode_view(view(3, "a", "b"))) == view(3, "a", "b")
+
+
+def test_slower_of_two_agents_gets_the_faster_ones_view_and_may_then_propose_again() -> None:
+    store = MemoryStore()
+    one, two = JobKeys(store, "j"), JobKeys(store, "j")
+    assert one.put_view(view(1, "a", "b")).generation == 1
+    assert two.put_view(view(1, "b")) == view(1, "a", "b")
+    assert two.put_view(view(2, "b")) == view(2, "b")
+    assert one.put_view(view(2, "a")) == view(2, "b")
+
+
+def test_spec_is_put_once() -> None:
+    store = MemoryStore()
+    JobKeys(store, "j").put_spec({"seed": 0})
+    JobKeys(store, "j").put_spec({"seed": 1})
+    item = store.get("/elastrain/j/spec")
+    assert item is not None
+    assert json.loads(item.value) == {"seed": 0}
