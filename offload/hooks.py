@@ -7,13 +7,11 @@ how much leaves, the residency table what happens to it.
 from __future__ import annotations
 
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 import torch
 
@@ -23,7 +21,7 @@ from elastrain.offload.engines.posix import PosixEngine, check_directory
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.identity import Handle, Kept, record_of, remember, stays_because
 from elastrain.offload.keeper import Keeper
-from elastrain.offload.modules import ModuleTrail, TrailHooks
+from elastrain.offload.modules import ModuleTrail, TrailHooks, untraced
 from elastrain.offload.planner import Planner
 from elastrain.offload.stats import OffloadStats
 
@@ -118,7 +116,7 @@ class ActivationOffload:
         keeper.begin_pass()
         self._trail.clear()
         self._trail_hooks = TrailHooks(self._trail)
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(_untraced(self._pack), _untraced(self._unpack))
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(untraced(self._pack), untraced(self._unpack))
         self._hooks.__enter__()
         return self
 
@@ -199,11 +197,3 @@ class ActivationOffload:
                 f"regions",
                 stacklevel=2,
             )
-
-
-def _untraced(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep the compiler out of a hook. Where nothing has imported it, nothing is compiled, and it is slow to import."""
-    if "torch._dynamo" not in sys.modules:
-        return hook
-    untraced: Callable[..., Any] = torch.compiler.disable(hook)
-    return untraced

@@ -5,8 +5,10 @@ Uses the global module hooks of torch while it is active, so that no model has t
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,11 +55,19 @@ class TrailHooks:
 
     def __init__(self, trail: ModuleTrail) -> None:
         self._handles = (
-            register_module_forward_pre_hook(trail.enter),
-            register_module_forward_hook(trail.leave, always_call=True),
+            register_module_forward_pre_hook(untraced(trail.enter)),
+            register_module_forward_hook(untraced(trail.leave), always_call=True),
         )
 
     def remove(self) -> None:
         """Unregister."""
         for handle in self._handles:
             handle.remove()
+
+
+def untraced(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep the compiler out of a hook. Where nothing has imported it, nothing is compiled, and it is slow to import."""
+    if "torch._dynamo" not in sys.modules:
+        return hook
+    untraced: Callable[..., Any] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return untraced
