@@ -184,10 +184,14 @@ class Lifecycle:
         return self.view is None or bool(set(self.view.ids) - set(view.ids))
 
     def _is_left_behind(self) -> bool:
-        """Somebody has gone on to a view that this member knows: nothing can be committed here without them."""
-        assert self.view is not None
-        assert self.newest is not None
-        return any(self.view.generation < a.generation <= self.newest.generation for a in self._later)
+        """One of this view has gone on to a view that this member knows: nothing can be committed here without it.
+
+        A newcomer has not gone on, it begins there: its report waits for the commit that lets it in.
+        """
+        view, newest = self.view, self.newest
+        assert view is not None
+        assert newest is not None
+        return any(view.generation < a.generation <= newest.generation and a.source in view for a in self._later)
 
     def _switch(self) -> None:
         """Stop reading anything of older generations, and say where this member stands."""

@@ -79,10 +79,10 @@ def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery 
     if lost:
         return Lost(shards=lost, reason=_lost_sentence(lost, base, committed))
     folded = _folded(reports, able, shape, committed)
-    pending = {m: _pending(reports[m], committed) for m in members}
+    fixed = {m: reports[m].fixed if reports[m].committed == committed else 0 for m in members}
+    pending = _once({m: _pending(reports[m], committed) for m in members}, fixed)
     missing = _missing(reports, shape, folded, pending, committed)
     extra = assign(missing, {m: len(pending[m]) for m in members})
-    fixed = {m: reports[m].fixed if reports[m].committed == committed else 0 for m in members}
     runs = level({m: (*pending[m], *extra[m]) for m in members}, fixed)
     source = members[0] if committed < 0 else None
     newcomers = tuple(m for m in members if committed >= 0 and reports[m].begun < 0)
@@ -144,6 +144,17 @@ def _folded(
 
 def _pending(report: Report, committed: int) -> tuple[int, ...]:
     return report.pending if report.committed == committed else ()
+
+
+def _once(pending: Mapping[str, tuple[int, ...]], fixed: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """A run that two report (one has not heard the last decision) stays with one, unless it is under way with both."""
+    taken = {run for member, runs in pending.items() for run in runs[: fixed[member]]}
+    once: dict[str, tuple[int, ...]] = {}
+    for member, runs in pending.items():
+        free = [run for run in runs[fixed[member] :] if run not in taken]
+        taken.update(free)
+        once[member] = (*runs[: fixed[member]], *free)
+    return once
 
 
 def _missing(

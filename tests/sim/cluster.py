@@ -1,7 +1,7 @@
 """A whole job under one seeded scheduler: members, ordered links, an agent that edits the view, and faults.
 
 Nothing here is concurrent: every choice (which message, which computation, which crash, when) comes from one generator,
-so a seed replays a schedule exactly.
+so a seed replays a schedule exactly. What must hold meanwhile stands in checks.py.
 """
 
 from __future__ import annotations
@@ -9,15 +9,20 @@ from __future__ import annotations
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from elastrain import protocol as p
 from elastrain.lifecycle import Lifecycle
-from elastrain.messages import Contribution
+from elastrain.membership import HoldersByShard, Outcome, propose
+from elastrain.placement import Placement
 from elastrain.recovery import Shape, ShardShape
 from elastrain.world import Member, View
+from tests.sim.checks import Checks, Truth
 from tests.sim.member import Outbox, SimMember, Violation
+
+Choice = tuple[Any, Callable[[Any], None], Any]
+"""(what is slow or not, what to do, with what)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +37,14 @@ class Scenario:
     zombies: int = 0
     joins: int = 0
     isolated: bool = False
+    hunts: int = 0
+    """Times that all but one holder of some shard die at once, as soon as the job is redundant: never a loss."""
+    flips: int = 0
+    """Updates behind or copies that come out wrong: noticed, or never used."""
+    budget_bytes: int = 1 << 20
+    """How much may be copied at a time; the shards have 8 to 13 bytes."""
+    slow: float = 0.0
+    """Share of links, loops and background workers that nearly stand still."""
 
 
 def shape_of(scenario: Scenario) -> Shape:
@@ -39,14 +52,6 @@ def shape_of(scenario: Scenario) -> Shape:
     shards = [ShardShape(size_bytes=8 + s, lanes=(s // 2,)) for s in range(6)]
     shards.append(ShardShape(size_bytes=8, lanes=(0, 2)))
     return Shape(runs=scenario.runs, blocks=3, shards=tuple(shards), backups=scenario.backups)
-
-
-@dataclass
-class Truth:
-    """What an undisturbed job of one computes: parameter digest and record content per step."""
-
-    digests: dict[int, int] = field(default_factory=dict)
-    told: dict[int, tuple[Contribution, float]] = field(default_factory=dict)
 
 
 class Cluster:
@@ -57,23 +62,34 @@ class Cluster:
         self.core = core
         self.truth = truth
         self.seen = Truth()
+        self.tell: Callable[[str], None] | None = None
+        """Takes the lines of the transcript, if anybody wants it."""
         self.members: dict[str, SimMember] = {}
         self.dead: set[str] = set()
+        self.doomed: set[str] = set()
+        """They die in the middle of what they do next, with a part of it sent."""
         self.asleep: dict[str, int] = {}
-        self.cut_off: set[str] = set()
-        self.evicted: set[str] = set()
+        """Paused member -> the tick at which it wakes."""
+        self.cut_off: dict[str, int] = {}
+        """Isolated member -> the tick at which it is reached again."""
+        self.removed: list[str] = []
         self.finished: set[str] = set()
         self.lost = ""
+        self.diverged = ""
         self.ended = False
+        self.struck = 0
         self.links: dict[tuple[str, str], deque[p.Arrived]] = defaultdict(deque)
         self.views: dict[str, deque[View]] = defaultdict(deque)
         self.loops: dict[str, deque[Callable[[], p.Event]]] = defaultdict(deque)
         self.agent_todo: deque[Callable[[], None]] = deque()
+        self.joining: list[Member] = []
+        self.slowness: dict[Any, bool] = {}
+        self.checks = Checks(self.shape, truth, self.members, self.dead)
+        self.checks.only_joins = not (scenario.crashes + scenario.zombies + scenario.isolated + scenario.hunts)
         self.ticks = 0
         self.committed = -1
-        first = [self._start() for _ in range(scenario.members)]
-        self.view = View(generation=1, members=tuple(first), reason="start")
-        self._tell(self.view)
+        self.view = View(generation=1, members=tuple(self._start() for _ in range(scenario.members)), reason="start")
+        self._tell_view()
         self.faults = self._draw_faults()
 
     # ---------------------------------------------------------------------------------------------------------- set-up
@@ -82,71 +98,109 @@ class Cluster:
         name = f"m{len(self.members)}"
         nodes = self.scenario.nodes or 10**9
         member = Member(id=name, node=f"n{len(self.members) % nodes}")
-        self.members[name] = SimMember(name, self.shape, self.core)
+        self.members[name] = SimMember(name, self.shape, self.core, self.scenario.budget_bytes)
+        self.members[name].watch = self.checks.command
         return member
 
     def _draw_faults(self) -> list[tuple[int, str]]:
-        kinds = ["crash"] * self.scenario.crashes + ["zombie"] * self.scenario.zombies
-        kinds += ["join"] * self.scenario.joins + ["isolate"] * self.scenario.isolated
-        horizon = 60 * self.scenario.members * self.scenario.steps
-        return sorted((self.rng.randrange(20, horizon), kind) for kind in kinds)
+        """Half of the faults follow close upon another one: into its recovery."""
+        drawn = self.scenario
+        kinds = ["crash"] * drawn.crashes + ["zombie"] * drawn.zombies + ["join"] * drawn.joins
+        kinds += ["isolate"] * drawn.isolated + ["hunt"] * drawn.hunts + ["flip"] * drawn.flips
+        self.rng.shuffle(kinds)
+        horizon = 22 * drawn.members * drawn.steps + 21  # about as long as the job takes undisturbed
+        times: list[int] = []
+        for _ in kinds:
+            close = times and self.rng.random() < 0.5
+            times.append(times[-1] + self.rng.randrange(60) if close else self.rng.randrange(20, horizon))
+        return sorted(zip(times, kinds, strict=True))
 
-    def _tell(self, view: View) -> None:
+    def _tell_view(self) -> None:
+        self._say(f"view {self.view.generation}:", *self.view.ids, f"({self.view.reason})")
         for name in self.members:
             if name not in self.dead and name not in self.cut_off:
-                self.views[name].append(view)
+                self.views[name].append(self.view)
+
+    def _say(self, *parts: object) -> None:
+        if self.tell is not None:
+            self.tell(f"{self.ticks:6}  " + " ".join(part if isinstance(part, str) else _short(part) for part in parts))
 
     # ------------------------------------------------------------------------------------------------------- schedule
 
     def run(self, limit: int = 60_000) -> None:
         """Run to the end. Raises Violation if an invariant breaks or the job does not end."""
-        while self.ticks < limit:
+        while self.ticks < limit and not self.diverged:
             self.ticks += 1
             self._strike()
             choices = self._choices()
-            if not choices:
+            if choices:
+                _, act, argument = self._choose(choices)
+                act(argument)
+            elif not self._wake_someone():
                 break
-            self.rng.choice(choices)()
         self._check_end()
 
-    def _choices(self) -> list[Callable[[], None]]:
-        live = [m for m in self.members if self._acts(m)]
-        found: list[Callable[[], None]] = []
-        for (source, to), queue in self.links.items():
-            if queue and self._acts(to):
-                found.append(lambda k=(source, to): self._deliver(k))  # type: ignore[misc]
-        for name in live:
+    def _choices(self) -> list[Choice]:
+        found: list[Choice] = []
+        for key, queue in self.links.items():
+            if queue and self._acts(key[1]) and key[0] not in self.cut_off and key[1] not in self.cut_off:
+                found.append((key, self._deliver, key))
+        for name, member in self.members.items():
+            if not self._acts(name):
+                continue
             if self.views[name]:
-                found.append(lambda n=name: self._feed(n, p.Viewed(view=self.views[n].popleft())))  # type: ignore[misc]
+                found.append((("view", name), self._view, name))
             if self.loops[name]:
-                found.append(lambda n=name: self._feed(n, self.loops[n].popleft()()))  # type: ignore[misc]
-            if self.members[name].behind:
-                found.append(lambda n=name: self._behind(n))  # type: ignore[misc]
+                found.append((("loop", name), self._loop, name))
+            if member.behind:
+                found.append((("behind", name), self._behind, name))
         if self.agent_todo:
-            found.append(lambda: self.agent_todo.popleft()())
-        return found or self._wake_someone()
+            found.append(("agent", lambda _: self.agent_todo.popleft()(), None))
+        return found
 
-    def _wake_someone(self) -> list[Callable[[], None]]:
-        """Nothing else can happen: sleepers wake, and faults whose time has not come strike now."""
-        if self.asleep:
-            return [lambda: self.asleep.pop(next(iter(self.asleep)), None) and None]
-        return []
+    def _choose(self, choices: list[Choice]) -> Choice:
+        choice = self.rng.choice(choices)
+        if self.scenario.slow:
+            for _ in range(12):
+                if not self._is_slow(choice[0]):
+                    break
+                choice = self.rng.choice(choices)
+        return choice
+
+    def _is_slow(self, key: Any) -> bool:
+        if key not in self.slowness:
+            self.slowness[key] = self.rng.random() < self.scenario.slow
+        return self.slowness[key]
 
     def _acts(self, name: str) -> bool:
         return name not in self.dead and name not in self.finished and name not in self.asleep
 
+    def _wake_someone(self) -> bool:
+        """Nothing else can happen: what was silent comes back now."""
+        for silent in (self.asleep, self.cut_off):
+            for name in silent:
+                if name not in self.dead and name not in self.finished:
+                    self._come_back(name)
+                    return True
+        return False
+
     def _deliver(self, key: tuple[str, str]) -> None:
-        arrival = self.links[key].popleft()
-        if key[0] in self.cut_off or key[1] in self.cut_off:
-            return
-        self._feed(key[1], arrival)
+        self._feed(key[1], self.links[key].popleft())
+
+    def _view(self, name: str) -> None:
+        self._feed(name, p.Viewed(view=self.views[name].popleft()))
+
+    def _loop(self, name: str) -> None:
+        self._feed(name, self.loops[name].popleft()())
 
     def _behind(self, name: str) -> None:
+        self._say(f"{name} works behind")
         out = self.members[name].work_behind()
         if out is not None:
             self._take(name, out)
 
     def _feed(self, name: str, event: p.Event) -> None:
+        self._say(name, "<-", event)
         try:
             self._take(name, self.members[name].handle(event))
         except Violation:
@@ -158,9 +212,15 @@ class Cluster:
 
     def _take(self, name: str, out: Outbox) -> None:
         member = self.members[name]
-        generation = member.core.view.generation if member.core.view else 0
-        for to, message, payload in out.frames:
+        dies = name in self.doomed and bool(out.frames)
+        sent = out.frames[: self.rng.randint(0, len(out.frames))] if dies else out.frames
+        for to, generation, message, payload in sent:
+            self._say("   ", name, "->", to, message)
             self.links[name, to].append(p.Arrived(source=name, generation=generation, message=message, payload=payload))
+        if dies:
+            self._die(name)
+            return
+        self.checks.event(member)
         if out.read_view:
             self.agent_todo.append(lambda: self.views[name].append(self.view))
         for step, run in out.compute:
@@ -172,106 +232,198 @@ class Cluster:
         for failure in out.failed:
             self._failed(name, failure)
         if out.left:
-            self.finished.add(name)
-            if out.evicted:
-                self.evicted.add(name)
-            elif not self.ended:
-                self.ended = True
-                for other in self.members:
-                    self.loops[other].appendleft(lambda: p.Ended())
+            self._left(name, evicted=out.evicted)
+
+    def _left(self, name: str, *, evicted: bool) -> None:
+        self._say(f"    {name} leaves{', evicted' if evicted else ''}")
+        self.finished.add(name)
+        if not evicted and not self.ended:
+            self.ended = True
+            for other in self.members:
+                self.loops[other].appendleft(p.Ended)
 
     def _compute(self, name: str, step: int, run: int) -> None:
         member = self.members[name]
+        self._say(f"    {name} computes run {run} of step {step}")
         grads, told = member.gradient_of_run(step, run), member.contribution_of_run(step, run)
         for block in reversed(range(self.shape.blocks)):
             self.loops[name].append(lambda b=block: member.finish_block(step, run, b, grads, told))  # type: ignore[misc]
-        self.loops[name].append(lambda: p.Ready())
+        self.loops[name].append(p.Ready)
 
     def _enter(self, name: str, step: int) -> None:
         member = self.members[name]
+        self.loops[name].append(lambda: member.begin(step))
         if step >= self.scenario.steps:
-            self.loops[name].append(lambda: member.begin(step))
             self.loops[name].append(lambda: p.Finishing(step=step))
         else:
-            self.loops[name].append(lambda: member.begin(step))
-            self.loops[name].append(lambda: p.Ready())
+            self.loops[name].append(p.Ready)
 
     def _advanced(self, name: str, advance: p.Advance) -> None:
         step, record = advance.record.step, advance.record
         digest = self.members[name].digest()
-        if self.truth is not None and name not in self.evicted:
-            if digest != self.truth.digests[step]:
-                raise Violation(f"{name}: parameters after step {step} differ from the undisturbed job")
-            if (record.contribution, record.square_norm) != self.truth.told[step]:
-                raise Violation(f"{name}: the record of step {step} differs from the undisturbed job")
+        self._say(f"    {name} leaves step {step} with digest {digest:016x}")
+        if self.truth is not None and digest != self.truth.digests[step]:
+            raise Violation(f"{name}: parameters after step {step} differ from the undisturbed job")
         self.seen.digests[step] = digest
+        self.seen.parameters[step] = self.members[name].parameters()
         self.seen.told[step] = (record.contribution, record.square_norm)
         self.committed = max(self.committed, step)
         self._enter(name, step + 1)
 
     def _failed(self, name: str, failure: p.Fail) -> None:
+        self._say(f"    {name} fails: {failure.kind}: {failure.reason}")
         if name not in self.view:  # a member that was removed says what it likes
             self.finished.add(name)
-            return
-        if failure.kind != "StateLostError":
+        elif failure.kind == "DivergedError" and self.scenario.flips:
+            self.diverged = failure.reason
+        elif failure.kind != "StateLostError":
             raise Violation(f"{name}: {failure.reason}")
-        holders = [core.core.base for n, core in self.members.items() if n in self.view and core.core.base]
-        newest = max(
-            (m.core for n, m in self.members.items() if n in self.view and m.core.base), key=lambda c: c.committed
-        ).base
-        assert holders
-        assert newest is not None
-        if all(set(h.all) & set(self.view.ids) for h in newest):
-            raise Violation(f"{name} reports lost state although every shard has a living holder: {failure.reason}")
-        self.lost = failure.reason
+        else:
+            self._check_loss(name, failure.reason)
+            self.lost = failure.reason
+
+    def _check_loss(self, name: str, reason: str) -> None:
+        """A shard may be lost only if nobody holds it, and the last who did was not sent away alive."""
+        gone = [h.all for h in self._newest_base() if not any(m in self.view for m in h.all)]
+        if not gone:
+            raise Violation(f"{name} reports lost state although every shard has a living holder: {reason}")
+        for holders in gone:
+            last = max(holders, key=self.removed.index)
+            if last not in self.dead:
+                raise Violation(f"the last holder {last} of a shard was removed although it lives: {reason}")
+        if self.scenario.hunts:
+            raise Violation(f"no more members died at once than there are backups: {reason}")
 
     # ---------------------------------------------------------------------------------------------------------- faults
 
     def _strike(self) -> None:
+        for silent in (self.asleep, self.cut_off):
+            for name in [n for n, until in silent.items() if until <= self.ticks]:
+                self._come_back(name)
         while self.faults and self.faults[0][0] <= self.ticks:
-            _, kind = self.faults.pop(0)
+            _, kind = self.faults[0]
+            early = self.committed < 0 or (kind == "hunt" and not self._is_redundant())
+            if early and not self.finished:
+                return  # and what was to follow, waits with it
+            self.faults.pop(0)
             if kind == "join":
                 self._join()
-                continue
-            victims = [m for m in self.view.ids if self._acts(m) and m not in self.cut_off]
-            if len(victims) < 2 or self.committed < 0 or self.finished:
-                continue
-            victim = self.rng.choice(victims)
-            if kind == "crash":
-                self.dead.add(victim)
-                for to in self.members:  # what was under way may or may not arrive
-                    keep = self.rng.randint(0, len(self.links[victim, to]))
-                    self.links[victim, to] = deque(list(self.links[victim, to])[:keep])
-            elif kind == "zombie":
-                self.asleep[victim] = self.ticks
+            elif kind == "hunt":
+                self._hunt()
             else:
-                self.cut_off.add(victim)
-            self.agent_todo.append(lambda v=victim: self._remove(v))  # type: ignore[misc]
+                self._hit(kind)
 
-    def _remove(self, victim: str) -> None:
-        rest = tuple(m for m in self.view.members if m.id != victim)
-        if rest and victim in self.view:
-            self.view = View(generation=self.view.generation + 1, members=rest, reason=f"{victim} lost")
-            self._tell(self.view)
+    def _hit(self, kind: str) -> None:
+        victims = [m for m in self.view.ids if self._acts(m) and m not in self.cut_off and m not in self.doomed]
+        if len(victims) < 2 or self.finished:
+            return
+        victim = self.rng.choice(victims)
+        self.struck += 1
+        self._say(f"FAULT {kind} {victim}")
+        silent_until = self.ticks + self.rng.choice([10, 60, 300, 1 << 30])
+        if kind == "flip":
+            self.members[victim].flips += 1
+        elif kind == "crash" and self.rng.random() < 0.5:
+            self.doomed.add(victim)
+        elif kind == "crash":
+            self._die(victim)
+        elif kind == "zombie":
+            self.asleep[victim] = silent_until
+            self.agent_todo.append(self._consider)
+        else:
+            self.cut_off[victim] = silent_until
+            self.agent_todo.append(self._consider)
+
+    def _die(self, victim: str) -> None:
+        self._say(f"    {victim} dies")
+        self.dead.add(victim)
+        self.doomed.discard(victim)
+        for to in self.members:  # what was under way may or may not arrive
+            keep = self.rng.randint(0, len(self.links[victim, to]))
+            self.links[victim, to] = deque(list(self.links[victim, to])[:keep])
+        self.agent_todo.append(self._consider)
+
+    def _come_back(self, name: str) -> None:
+        self._say(f"{name} comes back")
+        self.asleep.pop(name, None)
+        if self.cut_off.pop(name, None) is not None:
+            self.views[name].append(self.view)
+
+    def _is_redundant(self) -> bool:
+        """Every member sees as many backups of every shard as there can be."""
+        wanted = min(self.scenario.backups, len(self.view.members) - 1)
+        for name in self.view.ids:
+            core = self.members[name].core
+            if not self._acts(name) or core.view != self.view or core.recovering or core.base is None:
+                return False
+            if any(len(h.backups) < wanted or not set(h.all) <= set(self.view.ids) for h in core.base):
+                return False
+        return self.committed >= 0
+
+    def _hunt(self) -> None:
+        """All but one holder of one shard die at once."""
+        if self.finished or len(self.view.members) < 2 or not self.scenario.backups:
+            return
+        holders = self.rng.choice(self._newest_base()).all
+        spared = self.rng.choice(holders)
+        self.struck += 1
+        for victim in holders:
+            if victim != spared:
+                self._say(f"FAULT hunt {victim}")
+                self._die(victim)
 
     def _join(self) -> None:
-        if self.committed < 0 or self.finished:
+        if not self.finished:
+            self.struck += 1
+            self.joining.append(self._start())
+            self._say(f"FAULT join {self.joining[-1].id}")
+            self.agent_todo.append(self._consider)
+
+    # ----------------------------------------------------------------------------------------------------------- agent
+
+    def _newest_base(self) -> Placement:
+        cores = [self.members[m].core for m in self.view.ids]
+        base = max(cores, key=lambda core: core.committed if core.base else -2).base
+        assert base is not None
+        return base
+
+    def _holders(self) -> HoldersByShard:
+        return {str(shard): holders.all for shard, holders in enumerate(self._newest_base())}
+
+    def _consider(self) -> None:
+        """What an agent does when it hears of a loss or of a joiner: propose, and write the view."""
+        if self.finished & set(self.view.ids):
             return
-        newcomer = self._start()
+        silent = {*self.asleep, *self.cut_off}
+        proposal = propose(
+            self.view, holders=self._holders(), dead=self.dead, suspected=silent, joining=tuple(self.joining)
+        )
+        view = proposal.view
+        if proposal.outcome is Outcome.LOST:  # its members say so themselves
+            rest = tuple(m for m in self.view.members if m.id not in self.dead)
+            view = View(generation=self.view.generation + 1, members=rest, reason="the dead are gone")
+        if view is not None and view.members and view.members != self.view.members:
+            self._check_view(self.view, view)
+            self.removed += [m for m in self.view.ids if m not in view]
+            self.joining = [m for m in self.joining if m.id not in view]
+            self.view = view
+            self._tell_view()
+            if self.joining:
+                self.agent_todo.append(self._consider)
 
-        def enter() -> None:
-            if not self.finished:
-                self.view = View(
-                    generation=self.view.generation + 1, members=(*self.view.members, newcomer), reason="join"
-                )
-                self._tell(self.view)
-
-        self.agent_todo.append(enter)
+    def _check_view(self, old: View, new: View) -> None:
+        kept = set(old.ids) & set(new.ids)
+        if not set(old.ids) - kept <= self.dead and 2 * len(kept) <= len(old.ids):
+            raise Violation(f"a minority went on: {new.ids} of {old.ids}, not all others proven dead")
 
     # ----------------------------------------------------------------------------------------------------------- ending
 
+    @property
+    def outcome(self) -> str:
+        return "lost" if self.lost else "diverged" if self.diverged else "ok"
+
     def _check_end(self) -> None:
-        if self.lost:
+        if self.lost or self.diverged:
             return
         waiting = [m for m in self.view.ids if m not in self.finished and m not in self.dead]
         if waiting:
@@ -289,10 +441,23 @@ class Cluster:
         return "; ".join(parts)
 
 
-def truth_of(scenario: Scenario) -> Truth:
+def _short(value: object) -> str:
+    """One line of the transcript."""
+    if isinstance(value, p.Arrived):
+        return f"{value.source} g{value.generation} {_short(value.message)}"
+    if isinstance(value, p.Viewed):
+        return f"view {value.view.generation}"
+    hidden = {"payload", "contribution", "told", "square_norms", "touched", "settings", "state", "base", "record"}
+    fields = getattr(value, "__dataclass_fields__", {})
+    return " ".join(
+        [type(value).__name__, *(f"{name}={getattr(value, name)}" for name in fields if name not in hidden)]
+    )
+
+
+def truth_of(scenario: Scenario, core: type[Lifecycle] = Lifecycle) -> Truth:
     """The undisturbed job of one."""
     alone = Scenario(members=1, steps=scenario.steps, runs=scenario.runs, backups=scenario.backups)
-    cluster = Cluster(alone, 0, None)
+    cluster = Cluster(alone, 0, None, core)
     cluster.run()
     if set(cluster.seen.digests) != set(range(scenario.steps)):
         raise Violation("the undisturbed job did not end")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from elastrain.messages import Contribution, Copy, Gradient, Message, Partial, P
 from elastrain.recovery import Shape
 
 
-class Violation(AssertionError):
+class Violation(AssertionError):  # noqa: N818  named as what it is: a broken invariant
     """An invariant does not hold."""
 
 
@@ -43,7 +44,7 @@ class Ref:
 class Outbox:
     """What one handled event produced for the world outside."""
 
-    frames: list[tuple[str, Message, list[Ref]]] = field(default_factory=list)
+    frames: list[tuple[str, int, Message, list[Ref]]] = field(default_factory=list)
     read_view: bool = False
     compute: list[tuple[int, int]] = field(default_factory=list)
     advanced: list[p.Advance] = field(default_factory=list)
@@ -55,10 +56,12 @@ class Outbox:
 
 
 class SimMember:
-    def __init__(self, me: str, shape: Shape, core: type[Lifecycle] = Lifecycle) -> None:
+    def __init__(
+        self, me: str, shape: Shape, core: type[Lifecycle] = Lifecycle, copy_budget_bytes: int = 1 << 20
+    ) -> None:
         self.me = me
         self.shape = shape
-        self.core = core(me=me, shape=shape)
+        self.core = core(me=me, shape=shape, copy_budget_bytes=copy_budget_bytes)
         self.memory: dict[Any, Any] = {("par", s): symbol("init", s) for s in range(len(shape.shards))}
         self.states: dict[int, int] = {}
         self.scratch: dict[tuple[int, int], int] = {}
@@ -68,6 +71,12 @@ class SimMember:
         self.bound: set[int] = set()
         self.settings: dict[int, str] = {}
         self.step = -1
+        self.generation = 0
+        """Stamped on what is sent: it changes with the edit, between two commands of one event."""
+        self.flips = 0
+        """How many of the next updates behind, or copies taken, come out with a wrong bit."""
+        self.watch: Callable[[SimMember, p.Command], None] = lambda member, command: None
+        """Told of every command after it was carried out."""
 
     # ------------------------------------------------------------------------------------------------------- the model
 
@@ -111,6 +120,7 @@ class SimMember:
         while events:
             for command in self.core.handle(events.popleft()):
                 result = self._carry_out(command, out)
+                self.watch(self, command)
                 if result is not None:
                     events.append(result)
         return out
@@ -122,6 +132,7 @@ class SimMember:
         command = self.behind.popleft()
         if isinstance(command, p.ApplyBehind):
             value = self._updated(command.shard, command.record, self.grads[command.shard, command.record.step])
+            value ^= self._flip()
             self.scratch[command.shard, command.record.step] = value
             return self.handle(
                 p.AppliedBehind(step=command.record.step, shard=command.shard, digest=symbol("state", value))
@@ -129,6 +140,12 @@ class SimMember:
         assert isinstance(command, p.ComputeDigests)
         digests = {s: symbol("state", self.states[s]) for s in command.shards if s in self.states}
         return self.handle(p.Digested(step=command.step, digests=digests))
+
+    def _flip(self) -> int:
+        """1 where the device computes or stores wrongly this time."""
+        wrong = min(self.flips, 1)
+        self.flips -= wrong
+        return wrong
 
     def _updated(self, shard: int, record: Any, gradient: int) -> int:
         if record.skipped:
@@ -138,8 +155,10 @@ class SimMember:
     def _carry_out(self, command: p.Command, out: Outbox) -> p.Event | None:
         match command:
             case p.Send():
-                out.frames.append((command.to, command.message, self._payload(command.message)))
+                out.frames.append((command.to, self.generation, command.message, self._payload(command.message)))
                 out.phases.append(type(command.message).__name__)
+            case p.Edit():
+                self.generation = command.view.generation
             case p.ReadView():
                 out.read_view = True
             case p.Compute():
@@ -195,9 +214,10 @@ class SimMember:
             case p.TakeParameters():
                 self.memory["par", command.shard] = command.payload[command.index].read()
             case p.TakeCopy():
-                self.states[command.shard] = command.payload[0].read()
+                wrong = self._flip()
+                self.states[command.shard] = command.payload[0].read() ^ wrong
                 self._cancel(command.shard, command.step)
-                return p.TookCopy(step=command.step, shard=command.shard, intact=True, source=command.source)
+                return p.TookCopy(step=command.step, shard=command.shard, intact=not wrong, source=command.source)
             case p.Drop():
                 self.states.pop(command.shard, None)
                 self.memory.pop(("state", command.shard), None)

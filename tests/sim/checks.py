@@ -1,0 +1,182 @@
+"""What must hold after every event of a simulated job, whatever happens to its members.
+
+Everything is compared with the undisturbed job of one, or with what another member said of the same moment. Nothing
+here drives the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from elastrain import protocol as p
+from elastrain.fold import Node, leaves
+from elastrain.messages import Contribution, Record, Report
+from elastrain.placement import Placement
+from elastrain.recovery import Recovery, Shape
+from elastrain.world import View
+from tests.sim.member import SimMember, Violation, symbol
+
+
+@dataclass
+class Truth:
+    """What an undisturbed job of one computes: per step, parameter digest, parameters and the record's content."""
+
+    digests: dict[int, int] = field(default_factory=dict)
+    parameters: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    told: dict[int, tuple[Contribution, float]] = field(default_factory=dict)
+
+
+class Checks:
+    """Invariants of the whole job; raises Violation at the first that breaks."""
+
+    def __init__(self, shape: Shape, truth: Truth | None, members: Mapping[str, SimMember], dead: Collection[str]):
+        self.shape = shape
+        self.truth = truth
+        self.members = members
+        self.dead = dead
+        self.committed: dict[str, int] = {}
+        self.records: dict[int, Record] = {}
+        self.fresh: Record | None = None
+        """Committed in the event at hand, for the first time."""
+        self.reports: dict[tuple[int, str], Report] = {}
+        self.only_joins = False
+        """Nobody leaves: then a new view interrupts nobody who computes."""
+        self.decisions: dict[int, Recovery] = {}
+        self.roles: dict[tuple[int, int], Placement] = {}
+        self.checked_roles: dict[str, object] = {}
+
+    # ------------------------------------------------------------------------------------------------ after a command
+
+    def command(self, member: SimMember, command: p.Command) -> None:
+        match command:
+            case p.Passed():
+                self._passed(member.me, command.record)
+            case p.Resumed():
+                self._resumed(member.me, command.view, command.recovery)
+            case p.Apply():
+                for shard in command.shards:
+                    self._value(member, shard, command.record.step, member.states[shard], "applied state")
+            case p.Swap():
+                self._value(member, command.shard, command.step, member.states[command.shard], "verified copy")
+            case p.Bind() | p.TakeParameters():
+                self._value(member, command.shard, command.step, member.memory["par", command.shard], "parameters")
+            case p.Send() if isinstance(command.message, Report):
+                self._reported(member, command.message)
+
+    def _value(self, member: SimMember, shard: int, step: int, value: int, what: str) -> None:
+        if self.truth is None:
+            return
+        expected = symbol("init", shard) if step < 0 else self.truth.parameters[step][shard]
+        if value != expected:
+            raise Violation(f"{member.me}: {what} of shard {shard} after step {step} differs from the undisturbed job")
+
+    def _passed(self, me: str, record: Record) -> None:
+        first = self.records.setdefault(record.step, record)
+        same = (first.contribution, first.square_norm, first.skipped)
+        if same != (record.contribution, record.square_norm, record.skipped):
+            raise Violation(f"{me} commits step {record.step} with another content than an earlier group")
+        if first.generation == record.generation and first != record:
+            raise Violation(f"{me} holds another record of step {record.step} than others of its view")
+        if self.truth is not None and (record.contribution, record.square_norm) != self.truth.told[record.step]:
+            raise Violation(f"{me}: the record of step {record.step} differs from the undisturbed job")
+        if first is record:
+            self.fresh = record
+            self._no_fewer_holders(record)
+
+    def _no_fewer_holders(self, record: Record) -> None:
+        before = self.roles.get((record.generation, record.step - 1))
+        for shard, holders in record.roles if before else ():
+            if len(holders.all) < len(before[shard].all):
+                raise Violation(f"step {record.step} leaves shard {shard} with fewer holders: {holders}")
+
+    def _all_holders_can_make(self, me: str, record: Record) -> None:
+        """At the first commit of a step each living holder has its state, or the state before and the gradient."""
+        core = self.members[me].core
+        assert core.view is not None
+        for shard, holders in enumerate(core.base or ()):
+            for holder in holders.all:
+                if holder in core.view and holder not in self.dead:
+                    self._can_make(self.members[holder], shard, record.step)
+
+    def _can_make(self, member: SimMember, shard: int, step: int) -> None:
+        held = member.core.held.get(shard)
+        if held is None:
+            raise Violation(f"{member.me} is a holder of shard {shard} in step {step}, but holds nothing")
+        finished = shard in member.core.attempt.finished and member.core.attempt.step == step
+        if held.version != step and not (held.version == step - 1 and (step in held.kept or finished)):
+            raise Violation(f"step {step} is committed, but holder {member.me} can not make shard {shard} of it")
+        self._value(member, shard, held.version, member.states[shard], "a holder's state")
+
+    def _resumed(self, me: str, view: View, recovery: Recovery) -> None:
+        """All members come to one decision, and every run is done by somebody, and by nobody twice."""
+        first = self.decisions.setdefault(view.generation, recovery)
+        if first is recovery:
+            self._each_run_once(view, recovery)
+        elif first != recovery:
+            raise Violation(f"{me} decided otherwise than another member of generation {view.generation}")
+
+    def _each_run_once(self, view: View, recovery: Recovery) -> None:
+        if len(view.members) == 1:
+            return  # it reports to nobody
+        unheard = [m for m in view.ids if (view.generation, m) not in self.reports]
+        if unheard:
+            raise Violation(f"generation {view.generation} was decided before {unheard} reported")
+        told = {m: self.reports[view.generation, m] for m in view.ids}
+        reports = {m: report for m, report in told.items() if report.committed == recovery.committed}
+        under_way = {m: set(report.pending[: report.fixed]) for m, report in reports.items()}
+        doers: dict[int, list[str]] = {run: [] for run in range(self.shape.runs)}
+        for member, runs in recovery.runs.items():
+            for run in runs:
+                doers[run].append(member)
+        for run, members in doers.items():
+            if len(members) > 1 and not all(run in under_way.get(m, ()) for m in members):
+                raise Violation(f"run {run} is handed out to {members}")
+        todo = {run for run, members in doers.items() if members}
+        for (shard, lane), nodes in recovery.folded.items():
+            block = self.shape.shards[shard].lanes[lane]
+            computed = leaves(node for report in reports.values() for node in report.own[block])
+            if todo | computed | leaves(nodes) != set(doers):
+                raise Violation(
+                    f"runs of shard {shard} are forgotten: {todo} to do, {computed} computed, {nodes} folded"
+                )
+
+    def _reported(self, member: SimMember, report: Report) -> None:
+        assert member.core.view is not None
+        generation = member.core.view.generation
+        self.reports[generation, member.me] = report
+        ended = [leaves(nodes) for nodes in report.own]
+        if self.only_joins and any(ended) and any(set(report.pending) - runs for runs in ended):
+            raise Violation(f"{member.me} lets joiners in in the middle of step {report.committed + 1}")
+        for nodes in (*report.own, *(nodes for _, _, nodes in report.folded)):
+            if not _disjoint(nodes):
+                raise Violation(f"{member.me} keeps overlapping partials: {nodes}")
+
+    # -------------------------------------------------------------------------------------------------- after an event
+
+    def event(self, member: SimMember) -> None:
+        core = member.core
+        if core.committed < self.committed.get(member.me, -1):
+            raise Violation(f"{member.me}: the committed step fell to {core.committed}")
+        self.committed[member.me] = core.committed
+        if self.fresh is not None:
+            fresh, self.fresh = self.fresh, None
+            self._all_holders_can_make(member.me, fresh)
+        if core.view is None or core.recovering or self.checked_roles.get(member.me) is core.now:
+            return
+        self.checked_roles[member.me] = core.now
+        now = self.roles.setdefault((core.view.generation, core.committed), core.now)
+        if now != core.now:
+            raise Violation(f"{member.me} sees other holders than others after step {core.committed} of its view")
+        self._nodes_apart(core.goal, core.view.nodes)
+
+    def _nodes_apart(self, goal: Placement, nodes: Mapping[str, str]) -> None:
+        several = len(set(nodes.values())) > 1
+        for shard, holders in enumerate(goal):
+            primary = holders.primary
+            if several and holders.backups and nodes[holders.backups[0]] == nodes[primary]:
+                raise Violation(f"shard {shard} is to be backed up on its primary's node {nodes[primary]}")
+
+
+def _disjoint(nodes: Collection[Node]) -> bool:
+    return len(leaves(nodes)) == sum(stop - start for start, stop in nodes)

@@ -1,0 +1,53 @@
+"""From a seed to a schedule: every choice of the scenario follows from the seed alone, so a seed replays everything."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+from elastrain.lifecycle import Lifecycle
+from tests.sim.checks import Truth
+from tests.sim.cluster import Cluster, Scenario, truth_of
+
+
+def draw(seed: int) -> Scenario:
+    """Mixed faults mostly; one in eight hunts holders, one in sixteen computes wrongly."""
+    rng = random.Random(seed)
+    size = Scenario(
+        members=rng.choice([1, 2, 3, 4, 5]),
+        nodes=rng.choice([0, 0, 2]),
+        steps=rng.choice([3, 4]),
+        runs=rng.choice([1, 3, 4, 8]),
+        backups=rng.choice([0, 1, 1, 1, 2]),
+        budget_bytes=rng.choice([1, 20, 1 << 20]),
+    )
+    slow = rng.choice([0.0, 0.0, 0.2, 0.4])
+    joins = rng.choice([0, 1, 2])
+    kind = rng.randrange(16)
+    if kind == 0:
+        return _with(size, members=max(2, size.members), backups=max(1, size.backups), joins=joins, slow=slow, flips=2)
+    if kind <= 2:
+        return _with(size, members=max(3, size.members), backups=max(1, size.backups), joins=joins, slow=slow, hunts=3)
+    return _with(
+        size,
+        crashes=rng.choice([0, 1, 1, 2]),
+        zombies=rng.choice([0, 0, 1]),
+        joins=joins,
+        isolated=rng.choice([False, False, True]),
+        slow=slow,
+    )
+
+
+def _with(size: Scenario, **changes: object) -> Scenario:
+    return Scenario(**{**size.__dict__, **changes})
+
+
+@cache
+def _truth(steps: int, runs: int, backups: int) -> Truth:
+    return truth_of(Scenario(steps=steps, runs=runs, backups=backups))
+
+
+def cluster_of(seed: int, core: type[Lifecycle] = Lifecycle, make: type[Cluster] = Cluster) -> Cluster:
+    """The job of this seed, ready to run."""
+    scenario = draw(seed)
+    return make(scenario, seed, _truth(scenario.steps, scenario.runs, scenario.backups), core)

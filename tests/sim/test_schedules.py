@@ -1,0 +1,82 @@
+"""The step and recovery protocol under thousands of seeded schedules: crashes, zombies, joins, isolation, flips."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections import Counter
+
+import pytest
+
+from tests.sim import replay
+from tests.sim.scenarios import cluster_of, draw
+
+CHUNK = 250
+CHUNKS = 8
+LOST_AT_MOST = 0.2
+"""Half of the schedules kill members without regard to backups (one in five has none). The cluster sees to it that only
+those end as lost where every holder of a shard is really gone."""
+
+
+def run_schedules(seeds: range) -> Counter[str]:
+    ended: Counter[str] = Counter()
+    for seed in seeds:
+        cluster = cluster_of(seed)
+        try:
+            cluster.run()
+        except Exception as error:  # noqa: BLE001  the seed has to be named whatever went wrong
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            pytest.fail(
+                f"seed {seed} ({cluster.scenario}): {type(error).__name__}: {error} [{where.name}:{where.lineno}]; "
+                f"replay it with: python -m tests.sim.replay {seed}",
+                pytrace=False,
+            )
+        ended[cluster.outcome] += 1
+        ended["faults"] += cluster.struck
+    return ended
+
+
+def report(ended: Counter[str]) -> str:
+    return f"{ended['ok']} ok, {ended['lost']} lost, {ended['diverged']} diverged on purpose, {ended['faults']} faults"
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_every_schedule_ends_as_the_undisturbed_job_or_says_why_not(
+    chunk: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = run_schedules(range(chunk * CHUNK, (chunk + 1) * CHUNK))
+    with capsys.disabled():
+        print(f"\n  schedules: {report(ended)}")  # noqa: T201  the count is a result
+    assert ended["lost"] <= LOST_AT_MOST * CHUNK
+    assert ended["faults"] >= CHUNK  # a schedule without faults shows nothing
+
+
+@pytest.mark.on_demand
+@pytest.mark.timeout(0)
+def test_as_many_schedules_as_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """ELASTRAIN_SCHEDULES says how many (100,000), ELASTRAIN_FIRST_SEED where to begin."""
+    first = int(os.environ.get("ELASTRAIN_FIRST_SEED", str(CHUNK * CHUNKS)))
+    count = int(os.environ.get("ELASTRAIN_SCHEDULES", "100000"))
+    ended = run_schedules(range(first, first + count))
+    with capsys.disabled():
+        print(f"\n  schedules: {report(ended)}")  # noqa: T201  the count is a result
+    assert ended["lost"] <= LOST_AT_MOST * count
+
+
+def test_a_seed_replays_the_same_schedule() -> None:
+    seed = next(s for s in range(100) if draw(s).crashes and draw(s).joins and draw(s).members > 2)
+    transcripts: list[list[str]] = [[], []]
+    for lines in transcripts:
+        cluster = cluster_of(seed)
+        cluster.tell = lines.append
+        cluster.run()
+    assert transcripts[0] == transcripts[1]
+    assert any("FAULT" in line for line in transcripts[0])
+
+
+def test_replay_prints_the_transcript_and_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay.main(["7"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("seed 7: Scenario(")
+    assert "view 1: m0" in printed
+    assert "ended " in printed.splitlines()[-1]
