@@ -93,6 +93,7 @@ class Agent:
         # Filled by watcher threads; the eventfd wakes the loop.
         self._mutex_deaths: deque[tuple[str, float]] = deque()
         self._restore_due_s: dict[str, float] = {}
+        self._state_stale = False
         self._open = ExitStack()
         self._loop = Loop()
         self._common = Surroundings(
@@ -157,6 +158,9 @@ class Agent:
             self._restore_priority(member)
         if self._kill_due_s is not None and self._kill_due_s <= now:
             self._kill_all()
+        if self._state_stale:  # after the members were told: they wait for it
+            self._state_stale = False
+            self._run.write_state(describe(self._core, self._config.job))
 
     def _over(self) -> bool:
         if self._end is None:
@@ -182,7 +186,7 @@ class Agent:
             case Propose():
                 newest = self._keys.put_view(command.view)
                 self._commands.extendleft(reversed(self._core.on_view(newest)))
-                self._run.write_state(describe(self._core, self._config.job))
+                self._state_stale = True
             case Tell():
                 self._tell(command)
             case Log():
@@ -279,7 +283,7 @@ class Agent:
         exit_code = seat.process.reap()
         seat.running = False
         self._drop_channel(member)
-        self._do(self._core.on_exit(member, exit_code))
+        self._do(self._core.on_exit(member, exit_code, time.monotonic()))
 
     def _died(self, member: str, source: str, at_s: float) -> None:
         # First all that was said before: by the dead, why; by the others, who holds what by now.

@@ -37,6 +37,8 @@ from elastrain.membership import (
 )
 from elastrain.world import Member, View
 
+_WARM_UP = "warm-up "
+
 
 class Core:
     """Holds the state; see the module's docstring. `choose` picks one of several members for `member:random`."""
@@ -60,7 +62,7 @@ class Core:
         self._failures: list[Failure] = []
         self._suspicions: dict[str, set[str]] = {}
         self._deadlines_s: dict[str, float] = {}
-        """"join", "suspicion", or a member that must leave by itself -> monotonic time."""
+        """"join", "suspicion", "warm-up MEMBER", or a member that must leave by itself -> monotonic time."""
         self._next_id = 0
 
     # ---- state that others read
@@ -124,7 +126,8 @@ class Core:
         for worker in members:
             if worker.stage is Stage.READY:
                 worker.stage = Stage.MEMBER
-                commands.append(FullPriority(member=worker.id))
+                if self._deadlines_s.pop(_WARM_UP + worker.id, None) is not None:
+                    commands.append(FullPriority(member=worker.id))
         message = self._view_message(view)
         commands += [Tell(member=worker.id, message=message) for worker in members if worker.alive]
         fields = {"generation": view.generation, "members": list(view.ids), "reason": view.reason}
@@ -139,6 +142,7 @@ class Core:
         worker.stage = Stage.GONE
         self._suspicions.pop(member, None)
         self._deadlines_s.pop(member, None)
+        self._deadlines_s.pop(_WARM_UP + member, None)
         fields = {"member": member, "detected_by": source, "detected_s": at_s, "handled_s": now}
         commands: list[Command] = [Log(event="death", fields=fields)]
         in_view = self.view is not None and member in self.view
@@ -148,7 +152,7 @@ class Core:
             commands += self._edit_view()
         return commands
 
-    def on_exit(self, member: str, exit_code: int) -> list[Command]:
+    def on_exit(self, member: str, exit_code: int, now: float) -> list[Command]:
         """The process is reaped; `on_death` came before. `exit_code` < 0 is minus the signal."""
         worker = self.workers[member]
         worker.exit_code = exit_code
@@ -162,7 +166,7 @@ class Core:
             return log + self._finish(1, f"{how} before the first commit", self._last_traceback())
         if self.view is not None and not self._alive_in_view() and not self._finishing():
             return log + self._on_nobody_left(worker, how)
-        return log + self._replace(worker, how) + self._end_if_all_left()
+        return log + self._replace(worker, how, now) + self._end_if_all_left()
 
     def on_bad_message(self, member: str, problem: str) -> list[Command]:
         return [Kill(member=member, reason=f"{member} sent what no worker sends: {problem}")]
@@ -184,6 +188,8 @@ class Core:
                 commands += self._on_join_timeout()
             elif name == "suspicion":
                 commands += self._end_a_suspect()
+            elif name.startswith(_WARM_UP):
+                commands.append(FullPriority(member=name.removeprefix(_WARM_UP)))
             else:
                 self.workers[name].ended_by_us = True
                 commands.append(Kill(member=name, reason=f"{name} should have ended by now"))
@@ -310,7 +316,7 @@ class Core:
 
     def _on_finished(self, worker: Worker, message: Finished, now: float) -> list[Command]:
         first = not self._finishing()
-        worker.finished, worker.digest, worker.step = True, message.digest, message.step
+        worker.finished, worker.digest = True, message.digest
         if worker.alive:
             worker.stage = Stage.FINISHED
         commands: list[Command] = [
@@ -346,7 +352,7 @@ class Core:
             how = f"the script raised on {worker.id} at {self._failures[-1].place}"
         return self._finish(1, f"{how}, and no other member was left: the state is gone", self._last_traceback())
 
-    def _replace(self, worker: Worker, how: str) -> list[Command]:
+    def _replace(self, worker: Worker, how: str, now: float) -> list[Command]:
         assert worker.exit_code is not None
         verdict = may_restart(
             exit_code=worker.exit_code,
@@ -358,6 +364,7 @@ class Core:
         if verdict.yes:
             self.restarts_used += 1
             start = self._new_worker(worker.slot, rank=len(self._alive_in_view()), initial=False)
+            self._deadlines_s[_WARM_UP + start.member] = now + self.config.warm_up_s
             say = f"{how}; started again as {start.member} ({verdict.reason})"
             return [start, Log(event="restart", fields={"member": start.member, "of": worker.id}, say=say)]
         fields = {"member": worker.id, "reason": verdict.reason}
@@ -371,7 +378,7 @@ class Core:
         if self.living:
             return []
         if self._finishing():
-            return self._finish(0, f"finished at step {self.step}")
+            return self._finish(0, f"finished after step {self.step}")
         return self._finish(0, "every worker's script has ended")
 
     def _edit_view(self) -> list[Command]:

@@ -25,6 +25,8 @@ class JobConfig:
     suspicion_s: float = 1.0
     leave_timeout_s: float = 2.0
     """How long a worker that must end may take to end by itself (to print its traceback, say)."""
+    warm_up_s: float = 15.0
+    """How long a joiner warms up at low priority at most: until it is a member, the state has fewer copies."""
     exit_timeout_s: float = 30.0
     """Likewise after its work is finished."""
 

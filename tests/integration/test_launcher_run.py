@@ -15,6 +15,7 @@ import pytest
 from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.handshake import dial
 from elastrain.launcher import control
+from elastrain.launcher.priority import WARM_UP_NICE
 from tests.integration.launcher_harness import Launched, until
 
 
@@ -169,7 +170,7 @@ def test_joiner_warms_up_at_low_priority_and_trains_at_full(tmp_path: Path) -> N
         job.wait_step(1)
         job.kill("m0")
         warming = job.pid("m2")
-        until(lambda: _nice(warming) == 10 and _group_nice(warming) == 10, 2, "low priority")
+        until(lambda: _nice(warming) == WARM_UP_NICE and _group_nice(warming) == WARM_UP_NICE, 2, "low priority")
         assert _nice(job.pid("m1")) == 0
         os.kill(warming, signal.SIGKILL)
         until(lambda: job.events("view", members=["m1", "m3"]), 10, "m3 joins")

@@ -59,7 +59,7 @@ class Job:
 
     def die(self, member: str, exit_code: int = -9, now: float = NOW) -> list[Command]:
         died = self.do(self.core.on_death(member, "mutex", now, now))
-        return died + self.do(self.core.on_exit(member, exit_code))
+        return died + self.do(self.core.on_exit(member, exit_code, now))
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -114,12 +114,27 @@ def test_death_edits_the_view_before_the_restart_and_the_new_worker_warms_up() -
     died = job.do(job.core.on_death("m1", "mutex", NOW, NOW))
     assert job.ids == ("m0", "m2")
     assert told(died, "view") == ["m0", "m2"]
-    ended = job.do(job.core.on_exit("m1", -9))
+    ended = job.do(job.core.on_exit("m1", -9, NOW))
     assert of(Start, ended) == [Start(member="m3", slot=1, rank=2, restarts=1, warm_up=True)]
     joined = job.hello("m3")
     assert job.ids == ("m0", "m2", "m3")
     kinds = [type(c) for c in joined if isinstance(c, FullPriority | Tell)]
     assert kinds == [FullPriority, Tell, Tell, Tell]
+
+
+def test_joiner_that_warms_up_for_long_gets_full_priority_before_it_is_ready() -> None:
+    job = running(warm_up_s=15.0)
+    job.die("m1")
+    assert job.do(job.core.on_tick(NOW + 14)) == []
+    assert job.do(job.core.on_tick(NOW + 15)) == [FullPriority(member="m3")]
+    assert not of(FullPriority, job.hello("m3"))
+
+
+def test_joiner_that_dies_is_not_given_priority_later() -> None:
+    job = running(warm_up_s=15.0, max_restarts=1)
+    job.die("m1")
+    job.die("m3")
+    assert job.do(job.core.on_tick(NOW + 15)) == []
 
 
 def test_death_is_handled_once_whatever_reports_it_again() -> None:
@@ -302,7 +317,6 @@ def test_suspicion_ends_with_the_proof_of_death() -> None:
     job = running()
     job.say("m0", Suspect(member="m1", reason="link reset"))
     job.die("m1")
-    assert job.core.next_deadline_s() is None
     assert job.do(job.core.on_tick(NOW + 1)) == []
 
 
@@ -324,7 +338,7 @@ def test_job_is_over_when_every_member_has_finished_and_left() -> None:
     job = running()
     assert not of(Propose, finish(job, "m0"))
     finish(job, "m1")
-    assert of(End, finish(job, "m2")) == [End(code=0, sentence="finished at step 0")]
+    assert of(End, finish(job, "m2")) == [End(code=0, sentence="finished after step 0")]
     assert job.generation == 1
 
 
@@ -333,7 +347,7 @@ def test_late_joiner_is_ended_and_does_not_spoil_the_exit_code() -> None:
     job.die("m1")
     finish(job, "m0")
     assert of(Kill, finish(job, "m2"))[0].member == "m3"
-    assert of(End, job.die("m3")) == [End(code=0, sentence="finished at step 0")]
+    assert of(End, job.die("m3")) == [End(code=0, sentence="finished after step 0")]
 
 
 def test_first_to_finish_frees_the_others_from_waiting() -> None:
@@ -408,8 +422,8 @@ def test_channel_that_breaks_leaves_the_worker_a_little_time_to_end() -> None:
     assert job.do(job.core.on_channel_closed("m0", NOW)) == []
     assert of(Kill, job.do(job.core.on_tick(NOW + 2)))[0].member == "m0"
     job.die("m1")
-    assert job.do(job.core.on_channel_closed("m1", NOW)) == []
-    assert job.core.next_deadline_s() is None
+    job.core.on_channel_closed("m1", NOW)
+    assert job.do(job.core.on_tick(NOW + 2)) == []
 
 
 # ---- faults
