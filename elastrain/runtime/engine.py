@@ -78,7 +78,6 @@ class Engine:
         self._stopped = threading.Event()
         self._recovering_since_s: float | None = None
         self._holders_told: object = None
-        self._published = 0
         self._thread = threading.Thread(target=self._run, name="elastrain-engine", daemon=True)
 
     # --------------------------------------------------------------------------------------------- for the main thread
@@ -250,8 +249,6 @@ class Engine:
         match message:
             case Partial():
                 self._faults.reach(message.step, "reduce")
-            case Publish() if self._published:
-                self._faults.reach(message.step, "publish")
             case Report() if message.committed >= 0:
                 self._faults.reach(message.committed + 1, "recover")
             case Copy() | Copied():
@@ -260,9 +257,11 @@ class Engine:
             self._mesh.send(command.to, kind, body, self._executor.payload(message))
         except CommError as error:  # the view will say what became of the receiver
             self._journal.write("unsent", to=command.to, reason=str(error))
-        self._published = self._published + 1 if isinstance(message, Publish) else 0
-        if isinstance(message, Vote):
-            self._faults.reach(message.step, "commit")  # after some members have got it and others have not
+        match message:  # after some members have got it and others have not
+            case Vote():
+                self._faults.reach(message.step, "commit")
+            case Publish():
+                self._faults.reach(message.step, "publish")
 
     def _edit(self, view: View) -> None:
         self.view = view

@@ -20,7 +20,7 @@ from elastrain.runtime.executor import grad_norm
 if TYPE_CHECKING:
     from elastrain.runtime.engine import Engine, Work
     from elastrain.runtime.loader import DataLoader
-    from elastrain.runtime.model import ModelState
+    from elastrain.runtime.model import GradientSlot, ModelState
     from elastrain.runtime.randomness import BlockRandomness
 
 
@@ -59,6 +59,7 @@ class Step:
         self._contribution = Contribution()
         self._last_of_run = False
         self._run = -1
+        self._slot: GradientSlot | None = None
         self._backward_due = False
 
     # --------------------------------------------------------------------------------------------- for the user's loop
@@ -89,12 +90,18 @@ class Step:
             )
         self._backward_due = False
         self._contribution += self._told(float(loss.detach()), weight)
-        parts = self._parts
-        if self._last_of_run:
-            parts.model.arm(self._block_done)
-        (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
-        if self._last_of_run:
-            parts.model.finish()
+        assert self._slot is not None
+        model = self._parts.model
+        model.attach(self._slot)
+        try:
+            if self._last_of_run:
+                model.arm(self._block_done)
+            (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
+            if self._last_of_run:
+                model.finish()
+        finally:
+            model.disarm()
+            model.detach()
 
     @property
     def loss(self) -> float:
@@ -129,6 +136,7 @@ class Step:
         first = self._run * parts.run_length
         last = min(first + parts.run_length, parts.loader.micro_batches)
         work.slot.zero()
+        self._slot = work.slot
         self._contribution = Contribution()
         for micro_batch in range(first, last):
             self._last_of_run = micro_batch == last - 1
@@ -136,7 +144,6 @@ class Step:
             data = parts.loader.get(self.number, micro_batch)
             started_s = parts.engine.now_s()
             parts.randomness.begin(self.number, micro_batch)
-            parts.model.attach(work.slot)
             self._backward_due = True
             parts.reach(self.number, "forward")
             yield data
@@ -147,7 +154,6 @@ class Step:
                 )
             parts.log("micro_batch", step=self.number, micro_batch=micro_batch, run=self._run, started_s=started_s)
         self.micro_batch = None
-        parts.model.detach()
 
     def _told(self, loss: float, weight: float) -> Contribution:
         assert self.micro_batch is not None

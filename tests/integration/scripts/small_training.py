@@ -1,0 +1,73 @@
+"""A small model with all that decides bits: dropout, a tied weight, two parameter groups, a schedule, clipping."""
+
+import argparse
+import sys
+
+import torch
+from torch import Tensor, nn
+
+import elastrain
+
+
+class Samples(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """Random inputs: seeded per sample by the loader, so they are the same wherever they are drawn."""
+
+    def __len__(self) -> int:
+        return 500
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.randn(16), index % 32
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(32, 64)
+        self.entry = nn.Linear(16, 64)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.2)) for _ in range(3)
+        )
+        self.unused = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 32, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        hidden = self.entry(inputs) + self.embedding(labels.flip(0))
+        for layer in self.layers:
+            hidden = hidden + layer(hidden)
+        return self.head(hidden)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--backups", default="1")
+    parser.add_argument("--run-length", type=int, default=2)
+    parser.add_argument("--nan-at", type=int, default=-1, help="step whose loss is NaN")
+    parser.add_argument("--raise-at", type=int, default=-1, help="step in which the fifth micro-batch raises")
+    parser.add_argument("--odd-rank", default="", help="member that differs: lr, threads or seed")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    backups = args.backups if args.backups == "all" else int(args.backups)
+    job = elastrain.init(seed=7, run_length=args.run_length, backups=backups)
+    model = Model()
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    rest = [p for p in model.parameters() if p.dim() <= 1]
+    optimizer = torch.optim.AdamW([{"params": decayed}, {"params": rest, "weight_decay": 0.0}], lr=3e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
+    loader = elastrain.DataLoader(Samples(), global_batch_size=40, micro_batch_size=4)
+    model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=0.5)
+    for step in job.steps(loader, until=args.steps):
+        for number, (inputs, labels) in enumerate(step):
+            loss = nn.functional.cross_entropy(model(inputs, labels), labels)
+            if step.number == args.nan_at:
+                loss = loss * float("nan")
+            if step.number == args.raise_at and step.micro_batch == 4:
+                raise KeyError(f"a mistake in micro-batch {step.micro_batch}, number {number > 99}")
+            step.backward(loss, weight=float(len(labels)))
+        scheduler.step()
+    sys.stderr.write(f"digest {job.digest()} lr {optimizer.param_groups[0]['lr']:.6f}\n")
+
+
+if __name__ == "__main__":
+    main()

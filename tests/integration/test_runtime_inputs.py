@@ -1,0 +1,153 @@
+"""What users get wrong, and what goes wrong by itself: one clear sentence, a true exit code, nothing left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.training import (
+    ROOT,
+    SCRIPT,
+    assert_equal_to_undisturbed,
+    environment,
+    run_job,
+    undisturbed,
+)
+
+pytestmark = pytest.mark.slow
+
+PREPARE = """
+import torch, elastrain
+from torch import nn
+torch.set_num_threads(1)
+{setup}
+model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+data = [torch.randn(4) for _ in range(10)]
+loader_args = dict(global_batch_size=8, micro_batch_size=2, num_workers=0)
+{change}
+job = elastrain.init(seed=0)
+loader = elastrain.DataLoader(data, **loader_args)
+model, optimizer, loader = job.prepare(model, optimizer, loader)
+for step in job.steps(loader, until=2):
+    for batch in step:
+        {body}
+"""
+GOOD_BODY = "step.backward(model(batch).square().mean())"
+
+
+def _alone(
+    tmp_path: Path, *, setup: str = "", change: str = "", body: str = GOOD_BODY
+) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "script.py"
+    script.write_text(PREPARE.format(setup=setup, change=change, body=body))
+    return subprocess.run(
+        [sys.executable, str(script)], env=environment(), capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("loader_args['micro_batch_size'] = 3", "micro"),
+        ("optimizer = torch.optim.LBFGS(model.parameters())", "LBFGS needs a closure"),
+        ("model(data[0]).sum().backward(); optimizer.step()", "already has state"),
+        ("optimizer = torch.optim.AdamW(nn.Linear(4, 4).parameters())", "not the model's"),
+        ("for q in model.parameters(): q.requires_grad_(False)", "nothing to train"),
+        ("model = model.half(); optimizer = torch.optim.AdamW(model.parameters())", "float16"),
+    ],
+)
+def test_what_cannot_be_prepared_is_refused_in_one_sentence(tmp_path: Path, change: str, sentence: str) -> None:
+    done = _alone(tmp_path, change=change)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "ConfigError" in last
+    assert sentence in last
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("pass", "without step.backward"),
+        ("step.backward(model(batch))", "scalar loss"),
+        ("with torch.no_grad(): step.backward(model(batch).sum())", "no_grad"),
+        ("break", "left before it was committed"),
+    ],
+)
+def test_a_loop_that_breaks_the_rules_is_told_so(tmp_path: Path, body: str, sentence: str) -> None:
+    done = _alone(tmp_path, body=body)
+    assert done.returncode == 1
+    assert sentence in done.stderr.strip().splitlines()[-1]
+
+
+def test_zero_grad_in_the_users_loop_does_no_harm(tmp_path: Path) -> None:
+    assert _alone(tmp_path, body=f"optimizer.zero_grad(); {GOOD_BODY}").returncode == 0
+
+
+def test_a_step_with_nan_is_committed_as_skipped_and_training_goes_on(tmp_path: Path) -> None:
+    arguments = ("--steps", "12", "--nan-at", "5")
+    run = run_job(tmp_path, workers=2, arguments=arguments, faults=["kill --target member:m1 --at step=5,phase=commit"])
+    assert_equal_to_undisturbed(run, *arguments)
+    passed = [e for e in run.journals["m0"] if e["event"] == "passed"]
+    assert [e["step"] for e in passed if e["skipped"]] == [5]
+    assert undisturbed(*arguments).digests != undisturbed("--steps", "12").digests
+
+
+def test_a_users_bug_ends_the_job_with_its_traceback(tmp_path: Path) -> None:
+    run = run_job(tmp_path, workers=3, arguments=("--steps", "30", "--raise-at", "6"))
+    assert run.exit_code == 1
+    assert "KeyError: 'a mistake in micro-batch 4" in run.output
+    assert len([e for e in run.events if e["event"] == "failed"]) == 2, "a second member tried before the job ended"
+
+
+def test_a_bug_before_the_first_commit_ends_the_job_at_once(tmp_path: Path) -> None:
+    run = run_job(tmp_path, workers=2, arguments=("--steps", "30", "--raise-at", "0"))
+    assert run.exit_code == 1
+    assert "KeyError: 'a mistake" in run.output
+    assert not [e for e in run.events if e["event"] == "restart"]
+
+
+def test_losing_all_holders_is_said_and_nothing_is_invented(tmp_path: Path) -> None:
+    run = run_job(
+        tmp_path,
+        workers=2,
+        arguments=("--steps", "40", "--backups", "0"),
+        faults=["kill --target member:m1 --at step=9,phase=backward"],
+    )
+    assert run.exit_code == 1
+    assert "held by m1" in run.output
+    assert "durable checkpoint" in run.output
+
+
+@pytest.mark.parametrize("length", ["1", "3", "10"])
+def test_every_run_length_gives_the_same_bits_for_any_number_of_workers(tmp_path: Path, length: str) -> None:
+    arguments = ("--steps", "6", "--run-length", length)
+    assert_equal_to_undisturbed(run_job(tmp_path, workers=3, arguments=arguments), *arguments)
+
+
+def test_a_member_with_other_settings_is_refused_by_name(tmp_path: Path) -> None:
+    odd = tmp_path / "odd.py"
+    text = SCRIPT.read_text().replace("seed=7", "seed=7 + (__import__('os').environ['ELASTRAIN_MEMBER'] == 'm1')")
+    odd.write_text(text)
+    command = [sys.executable, "-m", "elastrain.launcher", "run", "--nproc-per-node", "2"]
+    command += ["--run-dir", str(tmp_path / "run"), str(odd), "--steps", "5"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "seed" in done.stderr + done.stdout
+
+
+def test_members_whose_hyperparameters_drift_apart_stop(tmp_path: Path) -> None:
+    odd = tmp_path / "odd.py"
+    text = SCRIPT.read_text().replace(
+        "        scheduler.step()",
+        "        if step.number != 8 or __import__('os').environ['ELASTRAIN_MEMBER'] == 'm0':\n            scheduler.step()",
+    )
+    odd.write_text(text)
+    command = [sys.executable, "-m", "elastrain.launcher", "run", "--nproc-per-node", "2"]
+    command += ["--run-dir", str(tmp_path / "run"), str(odd), "--steps", "30"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "different hyperparameters" in done.stderr + done.stdout

@@ -1,0 +1,65 @@
+"""Real workers are killed with SIGKILL in every phase of a step; the bits are those of the undisturbed job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.training import assert_equal_to_undisturbed, run_job
+
+pytestmark = pytest.mark.slow
+
+
+def _kill(member: str, step: int, phase: str) -> str:
+    return f"kill --target member:{member} --at step={step},phase={phase}"
+
+
+@pytest.mark.parametrize(
+    ("phases", "backups"),
+    [
+        (("forward", "backward", "reduce"), "1"),
+        (("commit", "apply", "publish"), "1"),
+        (("rebalance", "backward", "commit"), "2"),
+        (("publish", "reduce", "apply"), "all"),
+    ],
+)
+def test_three_of_four_die_one_after_another(tmp_path: Path, phases: tuple[str, ...], backups: str) -> None:
+    arguments = ("--steps", "60", "--backups", backups)
+    # The first kill leaves work for "rebalance" to strike at: the survivors copy what lost its backup.
+    faults = [
+        _kill(member, 10 + 15 * i, phase)
+        for i, (member, phase) in enumerate(zip(("m1", "m2", "m0"), phases, strict=True))
+    ]
+    if phases[0] == "rebalance":
+        faults[0] = _kill("m1", 10, "backward")
+        faults[1] = "kill --target member:m2 --at phase=rebalance"
+    run = run_job(tmp_path, workers=4, arguments=arguments, faults=faults)
+    assert_equal_to_undisturbed(run, *arguments)
+    assert len(run.phases_struck()) == 3
+    assert set(run.digests) >= {"m3"}
+
+
+def test_a_second_member_dies_while_the_first_loss_is_recovered(tmp_path: Path) -> None:
+    arguments = ("--steps", "40", "--backups", "2")
+    faults = [_kill("m1", 15, "backward"), "kill --target member:m3 --at step=15,phase=recover"]
+    run = run_job(tmp_path, workers=4, arguments=arguments, faults=faults)
+    assert_equal_to_undisturbed(run, *arguments)
+    assert {phase for _, _, phase in run.phases_struck()} == {"backward", "recover"}
+
+
+def test_members_come_back_and_one_dies_on_its_way_in(tmp_path: Path) -> None:
+    arguments = ("--steps", "700", "--backups", "1")
+    faults = [_kill("m1", 10, "commit"), "kill --target member:m2 --at phase=join"]
+    run = run_job(tmp_path, workers=2, arguments=arguments, faults=faults)
+    assert_equal_to_undisturbed(run, *arguments)
+    assert [(member, phase) for member, _, phase in run.phases_struck()] == [("m1", "commit"), ("m2", "join")]
+    assert "m3" in run.digests
+    assert len([e for e in run.events if e["event"] == "view"]) >= 5
+
+
+def test_a_death_at_the_very_end_loses_nothing(tmp_path: Path) -> None:
+    arguments = ("--steps", "20")
+    run = run_job(tmp_path, workers=3, arguments=arguments, faults=[_kill("m1", 20, "shutdown")])
+    assert_equal_to_undisturbed(run, *arguments)
+    assert run.phases_struck() == [("m1", 20, "shutdown")]

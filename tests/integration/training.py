@@ -1,0 +1,99 @@
+"""Runs real training jobs for tests: `elastrain run` with faults, or the undisturbed job of one."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(__file__).parent / "scripts" / "small_training.py"
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 100.0
+
+
+@dataclass(frozen=True)
+class Run:
+    exit_code: int
+    output: str
+    folder: Path
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return _lines(self.folder / "events.jsonl")
+
+    @property
+    def journals(self) -> dict[str, list[dict[str, Any]]]:
+        return {path.stem: _lines(path) for path in sorted((self.folder / "members").glob("*.jsonl"))}
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Member -> digest of its parameters at the end."""
+        return {m: e["digest"] for m, events in self.journals.items() for e in events if e["event"] == "finished"}
+
+    def phases_struck(self) -> list[tuple[str, int, str]]:
+        """(member, step, phase) of the faults that struck from inside."""
+        return [
+            (m, e["step"], e["phase"]) for m, events in self.journals.items() for e in events if e["event"] == "fault"
+        ]
+
+    def fingerprints(self) -> dict[int, set[tuple[int, int]]]:
+        """Committed step -> what members say of its samples: (count, fingerprint)."""
+        told: dict[int, set[tuple[int, int]]] = {}
+        for events in self.journals.values():
+            for e in events:
+                if e["event"] == "passed":
+                    told.setdefault(e["step"], set()).add((e["samples"], e["fingerprint"]))
+        return told
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def environment(**extra: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("ELASTRAIN_")}
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **extra}
+
+
+def run_job(
+    folder: Path, *, workers: int, arguments: Sequence[str], faults: Sequence[str] = (), options: Sequence[str] = ()
+) -> Run:
+    """One `elastrain run` to its end. `faults`: lines as after `elastrain inject`."""
+    command = [sys.executable, "-m", "elastrain.launcher", "run", "--nproc-per-node", str(workers), *options]
+    if faults:
+        plan = folder / "faults.txt"
+        plan.write_text("\n".join(faults) + "\n")
+        command += ["--faults", str(plan)]
+    command += ["--run-dir", str(folder / "run"), str(SCRIPT), *arguments]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S)
+    return Run(done.returncode, done.stdout + done.stderr, folder / "run")
+
+
+@functools.cache
+def undisturbed(*arguments: str) -> Run:
+    """The same script alone under `python`: a job of one."""
+    folder = Path(tempfile.mkdtemp(prefix="elastrain-test-"))
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments],
+        env=environment(ELASTRAIN_RUN_DIR=str(folder)),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    return Run(done.returncode, done.stdout + done.stderr, folder)
+
+
+def assert_equal_to_undisturbed(run: Run, *arguments: str) -> None:
+    """The one oracle: same digest on every member that reached the end, each sample in exactly one committed step."""
+    alone = undisturbed(*arguments)
+    assert alone.exit_code == 0, alone.output
+    assert run.exit_code == 0, run.output
+    assert set(run.digests.values()) == set(alone.digests.values()), (run.digests, alone.digests)
+    assert run.fingerprints() == alone.fingerprints()
