@@ -1,0 +1,64 @@
+"""Peak memory of one step, measured twice: by the kernel (resident set) and by an account of saved storages."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+M_MMAP_THRESHOLD = -3
+MMAP_FROM_BYTES = 256 << 10
+
+
+def give_freed_memory_back() -> None:
+    """Let the C library return what is freed to the kernel, or the resident set says nothing about live tensors."""
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MMAP_FROM_BYTES)
+
+
+def _status_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(field)
+
+
+def peak_rss_bytes(step: Callable[[], None]) -> int:
+    """How far the resident set rose above where it was before `step`."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before_bytes = _status_bytes("VmRSS")
+    step()
+    return _status_bytes("VmHWM") - before_bytes
+
+
+class Account:
+    """Bytes of storages that autograd has saved and that are alive, parameters left out: independent of ours."""
+
+    def __init__(self, parameters: list[Tensor], min_bytes: int) -> None:
+        self._parameters = {p.untyped_storage().data_ptr() for p in parameters}
+        self._min_bytes = min_bytes
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.live_bytes = self.peak_bytes = 0
+
+    def around(self) -> saved_tensors_hooks:
+        return saved_tensors_hooks(self._pack, lambda tensor: tensor)
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        key, size_bytes = storage.data_ptr(), storage.nbytes()
+        if key not in self._parameters and key not in self._alive and size_bytes >= self._min_bytes:
+            self._alive[key] = weakref.ref(storage, lambda _: self._gone(key, size_bytes))
+            self.live_bytes += size_bytes
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        return tensor.detach()
+
+    def _gone(self, key: int, size_bytes: int) -> None:
+        del self._alive[key]
+        self.live_bytes -= size_bytes

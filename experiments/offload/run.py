@@ -1,0 +1,342 @@
+"""Offload against keeping, recomputing, `save_on_cpu` and plain `torch.save`: one run, one JSON. See README.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from elastrain.offload import ActivationOffload, LimitTooSmallError, OffloadConfig, save_on_disk
+from elastrain.offload.buffers import lease
+from elastrain.offload.engines.posix import PosixEngine
+from elastrain.offload.faults import ThrottledEngine
+from elastrain.offload.hooks import MIN_BYTES
+from experiments.offload.memory import Account, give_freed_memory_back, peak_rss_bytes
+from experiments.offload.models import KINDS, Model, Shape, build, plainly
+from experiments.offload.variants import make, step
+
+REACH = {"peak_ratio": 0.40, "time_ratio": 1.03, "vs_recompute": 0.80, "vs_coarse": 1.5, "gain": 1.1}
+LIMIT_SHARE = 0.38  # of what keeping everything needs at its peak
+CURVE_GB_PER_S = (0.5, 1.0, 2.0, 4.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much to run."""
+
+    shape: Shape
+    rounds: int
+    gain_shape: Shape
+    gain_rounds: int
+    disk_bytes: int
+
+
+QUICK = Size(
+    shape=Shape(width=192, layers=4, tokens=256, batch=8),
+    rounds=3,
+    gain_shape=Shape(width=512, layers=6, tokens=64, batch=1),
+    gain_rounds=3,
+    disk_bytes=256 << 20,
+)
+FULL = Size(
+    shape=Shape(width=256, layers=16, tokens=256, batch=16),
+    rounds=5,
+    gain_shape=Shape(width=512, layers=8, tokens=64, batch=1),
+    gain_rounds=5,
+    disk_bytes=1 << 30,
+)
+
+
+def gradients(model: Model) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def zero(model: Model) -> None:
+    """Zero, but kept: gradients are no activations and must not count as such."""
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.zero_()
+
+
+def timed(model: Model, run: Callable[[], None]) -> float:
+    zero(model)
+    began_s = time.perf_counter()
+    run()
+    return time.perf_counter() - began_s
+
+
+def keep_account_bytes(model: Model, tokens: torch.Tensor) -> int:
+    account = Account(list(model.parameters()), MIN_BYTES)
+    zero(model)
+    step(model, tokens, plainly, account.around())
+    return account.peak_bytes
+
+
+def same_bits(model: Model, tokens: torch.Tensor, offload: ActivationOffload) -> bool:
+    zero(model)
+    step(model, tokens, plainly, _nothing())
+    expected = gradients(model)
+    for _ in range(3):
+        zero(model)
+        step(model, tokens, plainly, offload)
+        if not all(torch.equal(a, b) for a, b in zip(gradients(model), expected, strict=True)):
+            return False
+    return True
+
+
+def _nothing() -> Any:
+    from contextlib import nullcontext
+
+    return nullcontext()
+
+
+def measure_model(kind: str, size: Size, directory: Path) -> dict[str, Any]:
+    """Times are medians over rounds in which the variants take turns; ratios are made within a round."""
+    model, tokens = build(kind, size.shape)
+    account_bytes = keep_account_bytes(model, tokens)
+    offload = save_on_disk([directory], memory_limit=int(LIMIT_SHARE * account_bytes))
+    bits = same_bits(model, tokens, offload)
+    variants = make(model, tokens, offload=offload, directory=directory)
+    rounds = [{name: timed(model, run) for name, run in variants.items()} for _ in range(size.rounds)]
+    rss_bytes = {}
+    for name, run in variants.items():
+        zero(model)
+        rss_bytes[name] = peak_rss_bytes(run)
+    stats = offload.stats()
+    offload.close()
+
+    def ratio(above: str, below: str) -> float:
+        return statistics.median(each[above] / each[below] for each in rounds)
+
+    return {
+        "activation_bytes": account_bytes,
+        "bits_equal": bits,
+        "peak_ratio": stats.peak_bytes / account_bytes,
+        "peak_ratio_rss": rss_bytes["ours"] / rss_bytes["keep"],
+        "rss_over_account": {
+            "keep": rss_bytes["keep"] / account_bytes,
+            "ours": rss_bytes["ours"] / stats.peak_bytes,
+        },
+        "time_ratio": ratio("ours", "keep"),
+        "vs_recompute": ratio("ours", "recompute"),
+        "vs_coarse": ratio("torch_save", "ours"),
+        "vs_save_on_cpu": ratio("save_on_cpu", "ours"),
+        "seconds": {name: statistics.median(each[name] for each in rounds) for name in variants},
+        "rss_bytes": rss_bytes,
+        "spilled_share": 0.0 if stats.last is None else stats.last.spilled_bytes / stats.last.saved_bytes,
+        "stall_s_per_step": (stats.save_stall_s + stats.need_stall_s) / stats.passes,
+    }
+
+
+def measure_bits(size: Size, directory: Path) -> dict[str, bool]:
+    """Small models, every dtype and option."""
+    shape = replace(size.shape, layers=4, batch=2)
+    found = {}
+    for kind in KINDS:
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            for share in (None, 0.5):
+                for deterministic in (True, False):
+                    model, tokens = build(kind, shape, dtype)
+                    limit = None if share is None else int(share * keep_account_bytes(model, tokens))
+                    offload = save_on_disk(
+                        [directory], memory_limit=limit, deterministic=deterministic, min_bytes=64 << 10
+                    )
+                    name = f"{kind} {dtype} limit={share} deterministic={deterministic}"
+                    found[name] = same_bits(model, tokens, offload)
+                    offload.close()
+    return found
+
+
+def measure_gain(size: Size, directory: Path) -> dict[str, Any]:
+    """Best samples per second, optimizer included, at the limit that keeping needs for one sample."""
+    model, tokens = build("gpt", size.gain_shape)
+    limit_bytes = keep_account_bytes(model, tokens)
+    found: dict[str, Any] = {"limit_bytes": limit_bytes, "runs": []}
+    zero(model)
+    keep_rss_bytes = peak_rss_bytes(lambda: step(model, tokens, plainly, _nothing()))
+    for name in ("keep", "recompute", "ours"):
+        for batch in (1, 2, 4, 8, 16, 32):
+            run = _gain_of(name, replace(size.gain_shape, batch=batch), limit_bytes, directory, size.gain_rounds)
+            run["fits"] = run["fits"] and (name == "ours" or run["rss_bytes"] <= 1.05 * keep_rss_bytes)
+            found["runs"].append(run)
+            if not run["fits"]:
+                break
+    best = {
+        name: max(run["samples_per_s"] for run in found["runs"] if run["name"] == name and run["fits"])
+        for name in ("keep", "recompute", "ours")
+    }
+    return {**found, "best": best, "gain": best["ours"] / max(best["keep"], best["recompute"])}
+
+
+def _gain_of(name: str, shape: Shape, limit_bytes: int, directory: Path, rounds: int) -> dict[str, Any]:
+    model, tokens = build("gpt", shape)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    offload = save_on_disk([directory], memory_limit=limit_bytes)
+    run = make(model, tokens, offload=offload, directory=directory)[name]
+
+    def train() -> None:
+        run()
+        optimizer.step()
+
+    try:
+        timed(model, train)
+        seconds = statistics.median(timed(model, train) for _ in range(rounds))
+        zero(model)
+        rss_bytes = peak_rss_bytes(train)
+    except LimitTooSmallError:
+        return {"name": name, "batch": shape.batch, "fits": False}
+    finally:
+        offload.close()
+    return {
+        "name": name,
+        "batch": shape.batch,
+        "fits": True,
+        "seconds": seconds,
+        "samples_per_s": shape.batch / seconds,
+        "rss_bytes": rss_bytes,
+    }
+
+
+def measure_curve(size: Size, directory: Path) -> list[dict[str, Any]]:
+    """GPT with the device slowed down: at the fixed limit, and with the amount that the bandwidth hides."""
+    model, tokens = build("gpt", size.shape)
+    account_bytes = keep_account_bytes(model, tokens)
+    points = []
+    for gb_per_s in CURVE_GB_PER_S:
+        for limit in (int(LIMIT_SHARE * account_bytes), None):
+            engine = ThrottledEngine(PosixEngine(directory), bytes_per_s=gb_per_s * 1e9)
+            offload = ActivationOffload(OffloadConfig(dirs=(str(directory),), memory_limit=limit), engines=[engine])
+            for _ in range(2):
+                timed(model, lambda offload=offload: step(model, tokens, plainly, offload))  # type: ignore[misc]
+            ratios = []
+            for _ in range(size.rounds):
+                keep_s = timed(model, lambda: step(model, tokens, plainly, _nothing()))
+                ours_s = timed(model, lambda offload=offload: step(model, tokens, plainly, offload))  # type: ignore[misc]
+                ratios.append(ours_s / keep_s)
+            last = offload.stats().last
+            assert last is not None
+            points.append(
+                {
+                    "gb_per_s": gb_per_s,
+                    "limit": "fixed" if limit else "adaptive",
+                    "time_ratio": statistics.median(ratios),
+                    "peak_ratio": last.peak_bytes / account_bytes,
+                    "spilled_share": last.spilled_bytes / last.saved_bytes,
+                }
+            )
+            offload.close()
+    return points
+
+
+def measure_disk(directory: Path, size_bytes: int) -> dict[str, float]:
+    """Direct I/O in 8 MiB pieces by two threads over preallocated space, GB/s."""
+    engine, piece_bytes = PosixEngine(directory), 8 << 20
+    engine.reserve(size_bytes)
+    offsets = range(0, size_bytes, piece_bytes)
+    pages = [lease(size_bytes=piece_bytes, shift_bytes=0).image for _ in range(2)]
+    for page in pages:
+        page[:] = os.urandom(piece_bytes)
+
+    def rate(move: Callable[[int, list[memoryview]], None]) -> float:
+        def work(number: int) -> None:
+            for offset in offsets[number::2]:
+                move(offset, [pages[number]])
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+        began_s = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return size_bytes / (time.perf_counter() - began_s) / 1e9
+
+    rate(engine.write)
+    rates = {"write_gb_per_s": rate(engine.write), "read_gb_per_s": rate(engine.read), "direct": float(engine.direct)}
+    engine.close()
+    return rates
+
+
+def summary(models: dict[str, dict[str, Any]], bits: dict[str, bool], gain: float) -> dict[str, Any]:
+    """The worst over the models."""
+    each = list(models.values())
+    return {
+        "bits_equal": all(bits.values()) and all(m["bits_equal"] for m in each),
+        "peak_ratio": max(m["peak_ratio"] for m in each),
+        "peak_ratio_rss": max(m["peak_ratio_rss"] for m in each),
+        "time_ratio": max(m["time_ratio"] for m in each),
+        "vs_recompute": max(m["vs_recompute"] for m in each),
+        "vs_coarse": min(m["vs_coarse"] for m in each),
+        "gain": gain,
+    }
+
+
+def provenance() -> dict[str, Any]:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    model = next((x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")), "")
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit.stdout.strip(),
+        "processor": model.partition(": ")[2],
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "torch": torch.__version__,
+        "load_1min": os.getloadavg()[0],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small models, about a minute")
+    parser.add_argument("--dir", default=None, help="a directory on the SSD (default: the temporary directory)")
+    parser.add_argument("--out", default=None, help="also write the JSON there")
+    parser.add_argument("--only", choices=("models", "bits", "gain", "curve"), default=None)
+    given = parser.parse_args()
+    size = QUICK if given.quick else FULL
+    torch.set_num_threads(1)
+    give_freed_memory_back()
+    with tempfile.TemporaryDirectory(dir=given.dir) as name:
+        directory = Path(name)
+        result: dict[str, Any] = {
+            **provenance(),
+            "quick": given.quick,
+            "disk": measure_disk(directory, size.disk_bytes),
+        }
+        if given.only in (None, "models"):
+            result["models"] = {kind: measure_model(kind, size, directory) for kind in KINDS}
+        if given.only in (None, "bits"):
+            result["bits"] = measure_bits(size, directory)
+        if given.only in (None, "gain"):
+            result["gain"] = measure_gain(size, directory)
+        if given.only in (None, "curve"):
+            result["curve"] = measure_curve(size, directory)
+    if given.only is None:
+        result = {
+            **summary(result["models"], result["bits"], result["gain"]["gain"]),
+            "reach": REACH,
+            **_rename(result),
+        }
+    text = json.dumps(result, indent=1)
+    print(text)
+    if given.out:
+        Path(given.out).write_text(text + "\n")
+
+
+def _rename(result: dict[str, Any]) -> dict[str, Any]:
+    """The details of the gain stand beside its figure."""
+    return {("gain_runs" if key == "gain" else key): value for key, value in result.items()}
+
+
+if __name__ == "__main__":
+    main()
