@@ -141,11 +141,10 @@ def test_a_member_with_other_settings_is_refused_by_name(tmp_path: Path) -> None
 
 def test_members_whose_hyperparameters_drift_apart_stop(tmp_path: Path) -> None:
     odd = tmp_path / "odd.py"
-    text = SCRIPT.read_text().replace(
-        "        scheduler.step()",
-        "        if step.number != 8 or __import__('os').environ['ELASTRAIN_MEMBER'] == 'm0':\n            scheduler.step()",
+    lagging = (
+        "if step.number != 8 or __import__('os').environ['ELASTRAIN_MEMBER'] == 'm0':\n            scheduler.step()"
     )
-    odd.write_text(text)
+    odd.write_text(SCRIPT.read_text().replace("scheduler.step()", lagging))
     command = [sys.executable, "-m", "elastrain.launcher", "run", "--nproc-per-node", "2"]
     command += ["--run-dir", str(tmp_path / "run"), str(odd), "--steps", "30"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
