@@ -340,12 +340,14 @@ class Communicator:
         """End everything that is under way, in all groups."""
         self._error = self._error or error
         self._early.clear()
-        # From here on callers may change their tensors.
-        self._fence += 1
-        self._mesh.copy_unsent()
+        requests: list[_Request] = []
         for line in list(self._lines.values()):
-            requests = [*([line.running.request] if line.running else []), *line.queue]
+            requests += [*([line.running.request] if line.running else []), *line.queue]
             line.running = None
             line.queue.clear()
-            for request in requests:
-                request.work.finish(error)
+        if requests:
+            # Their callers may change the tensors from here on. (After a success no peer reads them any more.)
+            self._fence += 1
+            self._mesh.copy_unsent()
+        for request in requests:
+            request.work.finish(error)

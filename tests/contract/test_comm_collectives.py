@@ -269,6 +269,19 @@ def test_a_lost_member_ends_every_waiter_and_an_edit_makes_all_groups_whole(tran
         assert values == [torch.tensor([4.0])] * 4
 
 
+def test_who_is_done_may_go_on_to_the_next_view_without_disturbing_those_who_are_not(transport: Transport) -> None:
+    with party(transport, 3) as made:
+        peers = [Peer(id=n, node=made.meshes[n].node, address=made.meshes[n].address) for n in "abc"]
+
+        def act(comm: Communicator, rank: int) -> None:
+            for generation in range(2, 40):
+                comm.world.all_reduce(torch.ones(20_000)).wait()
+                comm.edit(generation, peers)
+                comm.world.barrier().wait()
+
+        assert made.each(act) == [None] * 3
+
+
 def test_an_abort_reaches_every_waiter(transport: Transport) -> None:
     with party(transport, 3) as made:
 
