@@ -110,6 +110,9 @@ class Agent:
     def run(self) -> End:
         """Start the workers, serve them until the job has ended, leave nothing behind. Raises ConfigError."""
         with self._open:
+            self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            # The last to close: watcher threads write to it until they are cancelled.
+            self._open.callback(os.close, self._wake)
             self._open.callback(self._leave_nothing)
             self._take_signals()
             self._listen()
@@ -133,8 +136,6 @@ class Agent:
         self._loop.serve(self._signals, self._on_signal)
 
     def _listen(self) -> None:
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._open.callback(os.close, self._wake)
         self._loop.serve(self._wake, self._on_wake)
         secret, job = self._run.secret.read_bytes(), self._config.job
         self._door = Door(

@@ -117,8 +117,6 @@ class Core:
         if self.view is not None and view.generation <= self.view.generation:
             return []
         first, self.view = self.view is None, view
-        self._suspicions.clear()
-        self._deadlines_s.pop("suspicion", None)
         self._deadlines_s.pop("join", None)
         self._reason(f"generation {view.generation}: {view.reason}")
         commands: list[Command] = []
@@ -159,6 +157,8 @@ class Core:
         log: list[Command] = [Log(event="exit", fields={"member": member, "exit_code": exit_code})]
         if self.end is not None:
             return log
+        if worker.surplus:
+            return log + self._end_if_all_left()
         how = f"{member} ended {describe_exit(exit_code)}"
         if worker.finished:
             return log + self._on_peaceful_exit(worker, how)
@@ -257,7 +257,7 @@ class Core:
             Tell(member=worker.id, message={"type": "refused", "reason": sentence}),
             Log(event="refused", fields={"member": worker.id, "reason": difference}, say=sentence),
         ]
-        if worker.initial and self.view is None:
+        if worker.initial:
             return commands + self._finish(1, sentence)
         self._must_leave(worker, now + self.config.leave_timeout_s)
         return commands
@@ -340,7 +340,7 @@ class Core:
         commands: list[Command] = []
         for other in self.living:
             if not other.finished:
-                other.ended_by_us = True
+                other.surplus = True
                 commands.append(Kill(member=other.id, reason=f"{other.id} has nothing left to join"))
         return commands
 
@@ -368,8 +368,7 @@ class Core:
             say = f"{how}; started again as {start.member} ({verdict.reason})"
             return [start, Log(event="restart", fields={"member": start.member, "of": worker.id}, say=say)]
         fields = {"member": worker.id, "reason": verdict.reason}
-        quiet = self.view is None or worker.ended_by_us
-        say = "" if quiet else f"{how}; not started again: {verdict.reason}"
+        say = "" if self.view is None else f"{how}; not started again: {verdict.reason}"
         log = Log(event="no_restart", fields=fields, say=say)
         in_old_view = self.view is not None and worker.id in self.view and not self._finishing()
         return [log, *(self._edit_view() if in_old_view else [])]

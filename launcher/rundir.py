@@ -71,14 +71,20 @@ def runs_folder() -> Path:
 
 
 def create(path: Path | None, job: str) -> RunDir:
-    """Make the folder and the secret. Raises ConfigError if another run's files are there or it can not be made."""
+    """Make the folder and the secret. Raises ConfigError if another run's files are there or it can not be made.
+
+    A folder that is there already and not empty keeps its mode, but others must not be able to write into it.
+    """
     folder = (path or runs_folder() / job).absolute()
     run = RunDir(path=folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if run.events.exists() or run.state.exists():
             raise ConfigError(f"{folder} already holds a run: choose another --run-dir, or remove it")
-        folder.chmod(0o700)
+        if not any(folder.iterdir()):
+            folder.chmod(0o700)
+        elif folder.stat().st_mode & 0o022:
+            raise ConfigError(f"others may write into {folder}: choose a folder of your own as --run-dir")
         descriptor = os.open(run.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(secrets.token_bytes(32))
@@ -93,11 +99,20 @@ def find(run: str | None) -> RunDir:
         folders = [path.parent for path in runs_folder().glob("*/events.jsonl")]
         if not folders:
             raise ConfigError(f"there is no run in {runs_folder()}: name the folder that was given as --run-dir")
-        return RunDir(path=max(folders, key=lambda folder: (folder / "events.jsonl").stat().st_ctime_ns))
+        return RunDir(path=max(folders, key=_started_at))
     for folder in (Path(run), runs_folder() / run):
         if (folder / "events.jsonl").exists():
             return RunDir(path=folder.absolute())
     raise ConfigError(f"there is no run {run!r}: neither a run's folder nor a job id in {runs_folder()}")
+
+
+def _started_at(folder: Path) -> float:
+    """Wall-clock time of the first event; runs without a readable one are the oldest."""
+    try:
+        with (folder / "events.jsonl").open() as lines:
+            return float(json.loads(lines.readline())["wall"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0
 
 
 def listen(run: RunDir) -> socket.socket:

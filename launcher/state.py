@@ -32,7 +32,7 @@ def describe(core: Core, job: str) -> dict[str, Any]:
 
 def _state(core: Core) -> str:
     if core.end is not None:
-        return "finished" if core.end.code == 0 else "failed"
+        return "finished" if core.end.code == 0 else "stopped" if core.end.code > 128 else "failed"
     return "starting" if core.view is None else "running"
 
 

@@ -58,6 +58,8 @@ class Worker:
     finished: bool = False
     refused: bool = False
     ended_by_us: bool = False
+    surplus: bool = False
+    """It warms up for a job that is over."""
     exit_code: int | None = None
     digest: str = ""
 

@@ -207,6 +207,13 @@ def test_death_before_the_first_commit_ends_the_job_without_restart() -> None:
     assert of(End, commands) == [End(code=1, sentence="m1 ended with exit code 1 before the first commit")]
 
 
+def test_death_before_the_first_commit_leaves_the_view_as_it_is() -> None:
+    job = Job(2)
+    job.hello("m0")
+    job.hello("m1")
+    assert not of(Propose, job.die("m1"))
+
+
 def test_exception_before_the_first_commit_ends_the_job_with_its_traceback() -> None:
     job = Job(1)
     job.hello("m0")
@@ -219,10 +226,11 @@ def test_join_deadline_runs_from_the_first_hello_and_names_the_missing() -> None
     job = Job(3, join_timeout_s=5.0)
     assert job.core.next_deadline_s() is None
     job.hello("m1", now=NOW)
+    job.hello("m0", now=NOW + 3)
     assert job.core.next_deadline_s() == NOW + 5
     assert job.do(job.core.on_tick(NOW + 4.9)) == []
     end = of(End, job.do(job.core.on_tick(NOW + 5)))[0]
-    assert end.sentence.startswith("1 of 3 workers were ready within 5 s of the first; missing: m0, m2.")
+    assert end.sentence.startswith("2 of 3 workers were ready within 5 s of the first; missing: m2.")
 
 
 def test_join_deadline_ends_with_the_first_view() -> None:
@@ -320,6 +328,13 @@ def test_suspicion_ends_with_the_proof_of_death() -> None:
     assert job.do(job.core.on_tick(NOW + 1)) == []
 
 
+def test_suspicion_outlives_a_change_of_the_view() -> None:
+    job = running()
+    job.say("m0", Suspect(member="m2", reason="link reset"))
+    job.die("m1")
+    assert of(Kill, job.do(job.core.on_tick(NOW + 1)))[0].member == "m2"
+
+
 def test_nobody_outside_the_view_can_be_suspected() -> None:
     job = running()
     job.die("m1")
@@ -365,6 +380,12 @@ def test_death_once_one_has_finished_changes_neither_view_nor_outcome() -> None:
     assert of(End, finish(job, "m2"))[0].code == 0
 
 
+def test_finished_member_that_closes_its_links_is_not_suspected() -> None:
+    job = running()
+    job.say("m0", Finished(step=9, digest="d"))
+    assert job.say("m1", Suspect(member="m0", reason="link closed")) == []
+
+
 def test_joiner_is_not_let_in_when_others_have_finished() -> None:
     job = running()
     job.die("m1")
@@ -405,6 +426,13 @@ def test_all_scripts_ending_early_is_a_good_end() -> None:
     job = running(2)
     job.die("m0", exit_code=0)
     assert of(End, job.die("m1", exit_code=0))[0].code == 0
+
+
+def test_late_joiner_does_not_spoil_the_end_of_scripts_that_end_early() -> None:
+    job = running(2)
+    job.die("m1")
+    assert of(Kill, job.die("m0", exit_code=0))[0].member == "m2"
+    assert of(End, job.die("m2"))[0].code == 0
 
 
 def test_after_the_end_nothing_is_decided_any_more() -> None:

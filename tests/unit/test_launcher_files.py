@@ -164,6 +164,15 @@ def test_folder_of_another_run_is_not_written_over(tmp_path: Path) -> None:
         rundir.create(tmp_path / "run", "job")
 
 
+def test_folder_in_use_keeps_its_mode_and_must_not_be_open_to_others(tmp_path: Path) -> None:
+    (tmp_path / "notes").touch()
+    tmp_path.chmod(0o755)
+    assert stat.S_IMODE(rundir.create(tmp_path, "job").path.stat().st_mode) == 0o755
+    tmp_path.chmod(0o777)
+    with pytest.raises(ConfigError, match="others may write into"):
+        rundir.create(tmp_path, "job")
+
+
 def test_folder_that_can_not_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="can not be made"):
@@ -175,7 +184,12 @@ def test_newest_run_is_found_or_one_by_its_id(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ConfigError, match="there is no run in"):
         rundir.find(None)
     for job in ("one", "two"):
-        EventLog(rundir.create(None, job).events, "test").close()
+        log = EventLog(rundir.create(None, job).events, "test")
+        log.write("start")
+        log.close()
+    log = EventLog(tmp_path / "runs" / "one" / "events.jsonl", "test")
+    log.write("an event later than the start of the other")
+    log.close()
     assert rundir.find(None).path == tmp_path / "runs" / "two"
     assert rundir.find("one").path == rundir.find(str(tmp_path / "runs" / "one")).path == tmp_path / "runs" / "one"
     with pytest.raises(ConfigError, match="there is no run 'three'"):
@@ -232,6 +246,11 @@ def test_slower_of_two_agents_gets_the_faster_ones_view_and_may_then_propose_aga
     assert two.put_view(view(1, "b")) == view(1, "a", "b")
     assert two.put_view(view(2, "b")) == view(2, "b")
     assert one.put_view(view(2, "a")) == view(2, "b")
+
+
+def test_one_agent_alone_puts_view_after_view() -> None:
+    keys = JobKeys(MemoryStore(), "j")
+    assert [keys.put_view(view(n, "a")).generation for n in (1, 2, 3)] == [1, 2, 3]
 
 
 def test_spec_is_put_once() -> None:
