@@ -50,6 +50,12 @@ def bytes_of(storage: torch.UntypedStorage) -> memoryview:
     return memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
 
 
+def image_of(storage: torch.UntypedStorage, shift_bytes: int) -> memoryview:
+    """The pages that a lease's storage lies in. Only for memory that comes in whole pages."""
+    length_bytes = round_up(shift_bytes + storage.nbytes())
+    return memoryview((ctypes.c_char * length_bytes).from_address(storage.data_ptr() - shift_bytes)).cast("B")
+
+
 def page_image(payload: memoryview, shift_bytes: int) -> list[memoryview]:
     """`payload` as page-aligned views: a copied first page, the pages between without a copy, a copied last page.
 
@@ -83,3 +89,12 @@ def cut(views: list[memoryview], size_bytes: int) -> list[list[memoryview]]:
             room_bytes -= part.nbytes
             view = view[part.nbytes :]
     return [piece for piece in pieces if piece]
+
+
+def tensor_checksum(memory: torch.Tensor) -> int:
+    """A sum over the bytes that depends on their places, computed where they are: no copy to the host, any device."""
+    words = memory[: memory.numel() // 8 * 8].view(torch.int64)
+    weights = torch.arange(words.numel(), device=memory.device) * 2 + 1
+    rest = memory[words.numel() * 8 :].to(torch.int64)
+    places = torch.arange(1, rest.numel() + 1, device=memory.device)
+    return int((words * weights).sum().item()) ^ int((rest * places).sum().item())

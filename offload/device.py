@@ -11,11 +11,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
+import torch
 import xxhash
 
-from elastrain.offload.buffers import cut, page_image
-from elastrain.offload.engines.port import Engine, round_up
+from elastrain.offload.buffers import cut, page_image, tensor_checksum
+from elastrain.offload.engines.port import CudaEngine, Engine, round_up
 from elastrain.offload.errors import CorruptSpillError, SpillReadError, SpillWriteError
 from elastrain.offload.queue import RequestQueue
 from elastrain.offload.slab import Slot, SlotAllocator
@@ -26,6 +28,9 @@ SLAB_GROWTH_BYTES = 256 << 20
 # Until something was measured; only the first passes, which spill everything anyway, are decided with it.
 ASSUMED_BYTES_PER_S = 1e9
 ENOUGH_TO_TELL_BYTES = 16 << 20
+
+
+P = TypeVar("P")
 
 
 class EndedEarlyError(Exception):
@@ -44,6 +49,29 @@ class Copy:
     size_bytes: int
     shift_bytes: int
     checksums: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind(Generic[P]):
+    """How to measure and to sum one piece of memory."""
+
+    size_bytes: Callable[[P], int]
+    checksum: Callable[[P], int]
+
+
+def _pieces_of(memory: torch.Tensor) -> list[torch.Tensor]:
+    return [memory[start : start + PIECE_BYTES] for start in range(0, memory.nbytes, PIECE_BYTES)]
+
+
+def _sum_of_views(piece: list[memoryview]) -> int:
+    digest = xxhash.xxh3_64()
+    for view in piece:
+        digest.update(view)
+    return int(digest.intdigest())
+
+
+HOST = Kind[list[memoryview]](size_bytes=lambda piece: sum(view.nbytes for view in piece), checksum=_sum_of_views)
+CUDA = Kind[torch.Tensor](size_bytes=lambda piece: piece.nbytes, checksum=tensor_checksum)
 
 
 class Meter:
@@ -107,39 +135,62 @@ class Device:
     def write(self, payload: memoryview, shift_bytes: int, cancelled: Callable[[], bool]) -> Copy:
         """Put `payload` into a slot. Raises `SpillWriteError` or `EndedEarlyError`, with the slot given back."""
         slot = self._allocate(shift_bytes + payload.nbytes)
+        pieces = cut(page_image(payload, shift_bytes), PIECE_BYTES)
+        sums = self._put(slot, pieces, HOST, self.engine.write, cancelled)
+        return Copy(slot=slot, size_bytes=payload.nbytes, shift_bytes=shift_bytes, checksums=sums)
+
+    def read(self, copy: Copy, image: memoryview, cancelled: Callable[[], bool]) -> None:
+        """Fill the page image. Raises `SpillReadError`, `CorruptSpillError` or `EndedEarlyError`."""
+        self._get(copy, cut([image], PIECE_BYTES), HOST, self.engine.read, cancelled)
+
+    def write_cuda(self, engine: CudaEngine, memory: torch.Tensor, cancelled: Callable[[], bool]) -> Copy:
+        """`write` for a CUDA tensor of bytes, without a copy in host memory."""
+        slot = self._allocate(memory.nbytes)
+        sums = self._put(slot, _pieces_of(memory), CUDA, engine.write_cuda, cancelled)
+        return Copy(slot=slot, size_bytes=memory.nbytes, shift_bytes=0, checksums=sums)
+
+    def read_cuda(self, engine: CudaEngine, copy: Copy, memory: torch.Tensor, cancelled: Callable[[], bool]) -> None:
+        """`read` for a CUDA tensor of bytes, without a copy in host memory."""
+        self._get(copy, _pieces_of(memory), CUDA, engine.read_cuda, cancelled)
+
+    def _put(
+        self, slot: Slot, pieces: list[P], kind: Kind[P], move: Callable[[int, P], None], cancelled: Callable[[], bool]
+    ) -> tuple[int, ...]:
         moved_bytes, sums = 0, []
         self.writes.start()
         try:
-            for piece in cut(page_image(payload, shift_bytes), PIECE_BYTES):
+            for piece in pieces:
                 if cancelled():
                     raise EndedEarlyError
-                sums.append(self._checksum(piece))
-                self.engine.write(slot.offset_bytes + moved_bytes, piece)
-                moved_bytes += sum(view.nbytes for view in piece)
+                sums.append(kind.checksum(piece) if self._checked else 0)
+                move(slot.offset_bytes + moved_bytes, piece)
+                moved_bytes += kind.size_bytes(piece)
         except OSError as fault:
             self.free(slot)
             raise _write_error(self.engine.name, fault) from fault
-        except EndedEarlyError:
+        except BaseException:
             self.free(slot)
             raise
         finally:
             self.writes.stop(moved_bytes)
-        return Copy(slot=slot, size_bytes=payload.nbytes, shift_bytes=shift_bytes, checksums=tuple(sums))
+        return tuple(sums)
 
-    def read(self, copy: Copy, image: memoryview, cancelled: Callable[[], bool]) -> None:
-        """Fill the page image. Raises `SpillReadError`, `CorruptSpillError` or `EndedEarlyError`."""
+    def _get(
+        self, copy: Copy, pieces: list[P], kind: Kind[P], move: Callable[[int, P], None], cancelled: Callable[[], bool]
+    ) -> None:
         moved_bytes = 0
         self.reads.start()
         try:
-            for piece, expected in zip(cut([image], PIECE_BYTES), copy.checksums, strict=True):
+            for piece, expected in zip(pieces, copy.checksums, strict=True):
                 if cancelled():
                     raise EndedEarlyError
-                self.engine.read(copy.slot.offset_bytes + moved_bytes, piece)
-                moved_bytes += sum(view.nbytes for view in piece)
-                if self._checksum(piece) != expected:
+                offset_bytes = copy.slot.offset_bytes + moved_bytes
+                move(offset_bytes, piece)
+                moved_bytes += kind.size_bytes(piece)
+                if self._checked and kind.checksum(piece) != expected:
                     raise CorruptSpillError(
-                        f"{self.engine.name} gave back other bytes than were written (offset "
-                        f"{copy.slot.offset_bytes + moved_bytes}): compute the micro-batch again and look at the drive"
+                        f"{self.engine.name} gave back other bytes than were written (offset {offset_bytes}): compute "
+                        f"the micro-batch again and look at the drive"
                     )
         except OSError as fault:
             raise SpillReadError(
@@ -174,14 +225,6 @@ class Device:
         """End the workers, then give the slab back."""
         self.queue.close()
         self.engine.close()
-
-    def _checksum(self, piece: list[memoryview]) -> int:
-        if not self._checked:
-            return 0
-        digest = xxhash.xxh3_64()
-        for view in piece:
-            digest.update(view)
-        return digest.intdigest()
 
     def _allocate(self, size_bytes: int) -> Slot:
         with self._lock:

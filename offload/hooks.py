@@ -16,6 +16,7 @@ from types import TracebackType
 import torch
 
 from elastrain.offload.device import Device
+from elastrain.offload.engines.gds import GdsEngine
 from elastrain.offload.engines.port import Engine
 from elastrain.offload.engines.posix import PosixEngine, check_directory
 from elastrain.offload.errors import OffloadConfigError
@@ -35,6 +36,7 @@ class OffloadConfig:
 
     `memory_limit` bounds the saved activations in memory, those being moved included; None spills as much as the
     drives can move while the step computes. `deterministic` verifies a checksum on every read.
+    `gds` moves CUDA tensors by GPUDirect Storage, and is refused where a probe does not bring bytes back.
     """
 
     dirs: tuple[str, ...]
@@ -44,6 +46,7 @@ class OffloadConfig:
     deterministic: bool = True
     threads_per_device: int = 2
     deadline_s: float = 60.0
+    gds: bool = False
 
     def __post_init__(self) -> None:
         if not self.dirs:
@@ -67,6 +70,7 @@ def save_on_disk(
     min_bytes: int = MIN_BYTES,
     threads_per_device: int = 2,
     deadline_s: float = 60.0,
+    gds: bool = False,
 ) -> ActivationOffload:
     """Keep activations on SSD between forward and backward, with the same bits.
 
@@ -81,6 +85,7 @@ def save_on_disk(
         min_bytes=min_bytes,
         threads_per_device=threads_per_device,
         deadline_s=deadline_s,
+        gds=gds,
     )
     return ActivationOffload(config)
 
@@ -152,7 +157,8 @@ class ActivationOffload:
         return self._keeper
 
     def _open_devices(self) -> list[Device]:
-        engines = self._engines if self._engines is not None else [PosixEngine(each) for each in self.config.dirs]
+        make = GdsEngine if self.config.gds else PosixEngine
+        engines = self._engines if self._engines is not None else [make(each) for each in self.config.dirs]
         quota = self.config.quota
         return [
             Device(

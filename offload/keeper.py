@@ -18,8 +18,7 @@ from functools import partial
 
 import torch
 
-from elastrain.offload import policy, residency
-from elastrain.offload.buffers import bytes_of, lease
+from elastrain.offload import policy, residency, transfer
 from elastrain.offload.device import Device, EndedEarlyError, NoSpaceError
 from elastrain.offload.errors import LimitTooSmallError, OffloadError, SpillReadError, SpillWriteError
 from elastrain.offload.planner import Planner
@@ -302,7 +301,7 @@ class Keeper:
                 device, request = _io_of(record)
                 device.queue.cancel(request)
             case residency.FreeMemory():
-                record.storage = record.image = None
+                record.storage = None
             case residency.FreeSlot():
                 if record.device is not None and record.copy is not None:
                     record.device.free(record.copy.slot)
@@ -345,7 +344,7 @@ class Keeper:
         try:
             if request.cancelled:
                 raise EndedEarlyError
-            copy = device.write(bytes_of(storage), record.shift_bytes, lambda: request.cancelled)
+            copy = transfer.write(device, storage, record.ready, lambda: request.cancelled)
         except EndedEarlyError:
             event = residency.WriteCancelled()
         except SpillWriteError as known:
@@ -413,31 +412,29 @@ class Keeper:
     def _start_read(self, record: Record, *, urgent: bool) -> None:
         device, copy = record.device, record.copy
         assert device is not None and copy is not None
-        memory = lease(size_bytes=copy.size_bytes, shift_bytes=copy.shift_bytes)
-        record.storage, record.image = memory.storage, memory.image
-        self._watch(record, memory.storage)
+        record.storage = transfer.take(size_bytes=copy.size_bytes, shift_bytes=copy.shift_bytes, device=record.place)
+        self._watch(record, record.storage)
         urgency = Urgency.DEMAND if urgent else Urgency.PREFETCH
         record.request = device.queue.submit(urgency, partial(self._read, record))
 
     def _read(self, record: Record, request: Request) -> None:
         """In a device's thread: the record is in a state that holds its memory until this has reported."""
-        device, copy, image = record.device, record.copy, record.image
-        assert device is not None and copy is not None and image is not None
+        device, copy, storage = record.device, record.copy, record.storage
+        assert device is not None and copy is not None and storage is not None
         event: residency.Event = residency.ReadDone()
         fault: OffloadError | None = None
         try:
             if request.cancelled:
                 raise EndedEarlyError
-            device.read(copy, image, lambda: request.cancelled)
+            transfer.read(device, copy, storage, lambda: request.cancelled)
         except EndedEarlyError:
             event = residency.ReadCancelled()
         except SpillReadError as known:
             event, fault = residency.ReadFailed(), known
         except Exception as unknown:  # noqa: BLE001 - edge of a thread: an unknown fault must reach the trainer
             event, fault = residency.ReadFailed(), SpillReadError(f"{device.engine.name}: {unknown!r}")
-        del image
+        del storage
         with self._locked():
-            record.image = None
             record.fault = fault
             if fault is not None:
                 self.faults.append(str(fault))
@@ -455,6 +452,7 @@ class Keeper:
             if residency.HandBack() in commands:
                 assert record.storage is not None
                 self._note_path(record, first_state)
+                transfer.hand_over(record.storage)
                 return record.storage
             if residency.RaiseFault() in commands:
                 assert record.fault is not None

@@ -6,12 +6,12 @@ import weakref
 
 import torch
 
-from elastrain.offload.buffers import shift_of
 from elastrain.offload.device import Copy, Device
 from elastrain.offload.errors import OffloadError
 from elastrain.offload.queue import Request
 from elastrain.offload.residency import State
 from elastrain.offload.stats import Lifetime, PassProfile, Path
+from elastrain.offload.transfer import ready_event
 
 
 class Record:
@@ -19,14 +19,14 @@ class Record:
 
     def __init__(self, storage: torch.UntypedStorage, *, version: int, dtype: str, module: str) -> None:
         self.size_bytes = storage.nbytes()
-        self.shift_bytes = shift_of(storage)
+        self.place = storage.device
+        self.ready = ready_event(storage)
         self.version = version
         self.dtype = dtype
         self.module = module
         self.state = State.RESIDENT
         self.storage: torch.UntypedStorage | None = storage
         self.original = weakref.ref(storage)
-        self.image: memoryview | None = None
         self.copy: Copy | None = None
         self.device: Device | None = None
         self.request: Request | None = None

@@ -26,7 +26,7 @@ def recomputed(block: nn.Module, *inputs: Tensor) -> Tensor:
 
 
 class TorchSave:
-    """The plain way, of PyTorch's tutorial on saved-tensor hooks, around each layer: `torch.save`, then `torch.load`."""
+    """The plain way, of PyTorch's tutorial on saved-tensor hooks, around each layer: `torch.save`, `torch.load`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

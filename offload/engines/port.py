@@ -1,12 +1,14 @@
 """The port to a device: five methods, the same for every engine. One contract suite runs against all of them.
 
-An engine moves bytes and reports how it went. It never decides what goes where, and knows nothing of tensors.
+An engine moves bytes and reports how it went. It never decides what goes where, and knows nothing of training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+import torch
 
 # Offsets, lengths and memory addresses handed to an engine are multiples of this: what direct I/O asks for everywhere.
 PAGE_BYTES = 4096
@@ -39,6 +41,19 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give everything back. Never raises; may be called twice."""
+        ...
+
+
+@runtime_checkable
+class CudaEngine(Protocol):
+    """What an engine also has that moves CUDA memory without a copy in host memory. Both raise `OSError`."""
+
+    def write_cuda(self, offset_bytes: int, memory: torch.Tensor) -> None:
+        """Write a contiguous CUDA tensor of bytes."""
+        ...
+
+    def read_cuda(self, offset_bytes: int, memory: torch.Tensor) -> None:
+        """Fill a contiguous CUDA tensor of bytes."""
         ...
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
-from elastrain.offload.buffers import lease
+from elastrain.offload.buffers import bytes_of, lease, tensor_checksum
 from elastrain.offload.device import PIECE_BYTES, Device, EndedEarlyError, Meter, NoSpaceError
 from elastrain.offload.engines.memory import MemoryEngine
-from elastrain.offload.engines.port import PAGE_BYTES, Engine
+from elastrain.offload.engines.port import PAGE_BYTES, CudaEngine, Engine
 from elastrain.offload.errors import CorruptSpillError, SpillReadError, SpillWriteError
 from elastrain.offload.faults import Faults, FaultyEngine
 
@@ -109,6 +110,47 @@ def test_a_cancelled_write_stops_between_pieces_and_gives_the_slot_back(make: Ma
         device.write(payload(3 * PIECE_BYTES), 0, after_the_first)
     assert device.stats().used_bytes == 0
     assert device.stats().written_bytes == PIECE_BYTES
+
+
+class TensorEngine(MemoryEngine):
+    """Takes tensors as an engine for CUDA memory does, from the CPU."""
+
+    def write_cuda(self, offset_bytes: int, memory: torch.Tensor) -> None:
+        self.write(offset_bytes, [bytes_of(memory.untyped_storage())[memory.storage_offset() :][: memory.nbytes]])
+
+    def read_cuda(self, offset_bytes: int, memory: torch.Tensor) -> None:
+        self.read(offset_bytes, [bytes_of(memory.untyped_storage())[memory.storage_offset() :][: memory.nbytes]])
+
+
+def test_device_memory_goes_there_and_back_without_the_host() -> None:
+    engine = TensorEngine()
+    assert isinstance(engine, CudaEngine)
+    assert not isinstance(MemoryEngine(), CudaEngine)
+    device = Device(engine, quota_bytes=1 << 40, threads=1)
+    there = torch.randint(0, 256, (PIECE_BYTES + 77,), dtype=torch.uint8)
+    copy = device.write_cuda(engine, there, never)
+    back = torch.zeros_like(there)
+    device.read_cuda(engine, copy, back, never)
+    assert torch.equal(there, back)
+    engine.write(copy.slot.offset_bytes, [memoryview(b"x")])
+    with pytest.raises(CorruptSpillError):
+        device.read_cuda(engine, copy, back, never)
+    device.close()
+
+
+@pytest.mark.parametrize("size_bytes", [1, 8, 4096, 4099])
+def test_the_checksum_of_a_tensor_sees_every_bit_and_every_place(size_bytes: int) -> None:
+    memory = torch.arange(size_bytes, dtype=torch.int64).to(torch.uint8)
+    first = tensor_checksum(memory)
+    for place in {0, size_bytes // 2, size_bytes - 1}:
+        for bit in (1, 128):
+            memory[place] ^= bit
+            assert tensor_checksum(memory) != first
+            memory[place] ^= bit
+    assert tensor_checksum(memory) == first
+    if size_bytes >= 4096:
+        swapped = torch.cat([memory[8:16], memory[:8], memory[16:]])
+        assert tensor_checksum(swapped) != first
 
 
 def test_the_rate_is_bytes_over_the_time_that_something_moved() -> None:

@@ -1,0 +1,112 @@
+"""What `elastrain offload show` prints: memory over one pass, what came back how, stalls, devices and wear.
+
+Pure: values in, text out. `plot` writes the same pass as a picture and imports matplotlib when it is called.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+
+from elastrain.offload.stats import DeviceStats, Lifetime, OffloadStats, PassProfile, Path
+
+COLUMNS = 60
+BARS = " ▁▂▃▄▅▆▇█"
+
+
+def render(stats: OffloadStats) -> str:
+    """The whole screen."""
+    limit = "no limit" if stats.limit_bytes is None else f"limit {size(stats.limit_bytes)}"
+    lines = [
+        f"offload   {stats.passes} passes in {stats.elapsed_s:.1f} s, {limit}",
+        f"amount    {stats.amount}",
+        f"memory    {size(stats.live_bytes)} now, {size(stats.peak_bytes)} at the peak",
+        f"saved     {size(stats.saved_bytes)}, {size(stats.shared_bytes)} more through shared storages",
+        f"spilled   {size(stats.spilled_bytes)}, of which {size(stats.forwarded_bytes)} forwarded from memory",
+        f"stalls    {stats.save_stall_s:.3f} s in forward, {stats.need_stall_s:.3f} s in backward",
+        *(f"device    {_device(each, stats.elapsed_s)}" for each in stats.devices),
+        *(f"fault     {fault}" for fault in stats.faults),
+    ]
+    return "\n".join([*lines, *([] if stats.last is None else _last_pass(stats.last))])
+
+
+def size(size_bytes: float) -> str:
+    """Bytes for people: three digits and a binary unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size_bytes) < 1000:
+            return f"{size_bytes:.3g} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.3g} TiB"
+
+
+def _device(device: DeviceStats, elapsed_s: float) -> str:
+    return (
+        f"{device.name}: slab {size(device.slab_bytes)}, written {size(device.written_bytes)}, read "
+        f"{size(device.read_bytes)}, {device.write_bytes_per_s / 1e9:.2f} / {device.read_bytes_per_s / 1e9:.2f} GB/s, "
+        f"{device.drive_writes_per_day(elapsed_s):.2f} drive writes per day"
+    )
+
+
+def _last_pass(last: PassProfile) -> list[str]:
+    return [
+        "",
+        f"pass {last.number}: forward {last.forward_s:.3f} s, whole {last.total_s:.3f} s, peak {size(last.peak_bytes)}",
+        curve(last.timeline, last.total_s),
+        "",
+        f"{'came back':<12}{'storages':>9}{'bytes':>12}{'waited':>10}",
+        *_ways(last.lifetimes),
+        "",
+        f"{'module':<40}{'saved':>12}{'spilled':>12}",
+        *_modules(last.lifetimes),
+    ]
+
+
+def curve(timeline: Sequence[tuple[float, int]], total_s: float, columns: int = COLUMNS) -> str:
+    """Live bytes over the pass, one character per column: the highest value in its span."""
+    highest = [0] * columns
+    live_bytes, column = 0, 0
+    for at_s, after_bytes in timeline:
+        reached = min(columns - 1, int(at_s / total_s * columns)) if total_s > 0 else 0
+        for passed in range(column, reached + 1):
+            highest[passed] = max(highest[passed], live_bytes)
+        live_bytes, column = after_bytes, reached
+        highest[column] = max(highest[column], live_bytes)
+    top = max(highest) or 1
+    return "".join(BARS[-(-each * (len(BARS) - 1) // top)] for each in highest)
+
+
+def _ways(lifetimes: Sequence[Lifetime]) -> list[str]:
+    lines = []
+    for path in Path:
+        found = [each for each in lifetimes if each.path is path]
+        if found:
+            moved, waited_s = sum(each.size_bytes for each in found), sum(each.waited_s for each in found)
+            lines.append(f"{path.value:<12}{len(found):>9}{size(moved):>12}{waited_s:>8.3f} s")
+    return lines
+
+
+def _modules(lifetimes: Sequence[Lifetime], most: int = 12) -> list[str]:
+    saved: dict[str, int] = defaultdict(int)
+    spilled: dict[str, int] = defaultdict(int)
+    for each in lifetimes:
+        saved[each.module] += each.size_bytes
+        spilled[each.module] += 0 if each.path is Path.KEPT else each.size_bytes
+    largest = sorted(saved, key=lambda name: -saved[name])
+    lines = [f"{name:<40}{size(saved[name]):>12}{size(spilled[name]):>12}" for name in largest[:most]]
+    rest = len(largest) - most
+    return [*lines, f"and {rest} more"] if rest > 0 else lines
+
+
+def plot(last: PassProfile, file: FilePath) -> None:
+    """Live bytes over the pass as a picture; the file's ending says which format."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    axes = figure.subplots()
+    axes.step([at_s for at_s, _ in last.timeline], [each / 2**30 for _, each in last.timeline], where="post")
+    axes.axvline(last.forward_s, linestyle=":", label="forward ends")
+    axes.set_xlabel("seconds since the pass began")
+    axes.set_ylabel("saved activations in memory (GiB)")
+    axes.legend()
+    figure.savefig(file)

@@ -1,0 +1,88 @@
+"""Between a storage's memory and what engines move: CPU storages as they are, CUDA storages through pinned memory.
+
+Called by the devices' threads only. Staging memory is bounded by their number: each stages one storage at a time.
+CUDA copies run on a stream of their own; host-side synchronization before anything is reported keeps the order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+from elastrain.offload.buffers import bytes_of, image_of, lease, shift_of
+from elastrain.offload.device import Copy, Device
+from elastrain.offload.engines.port import CudaEngine, round_up
+
+
+def ready_event(storage: torch.UntypedStorage) -> torch.cuda.Event | None:
+    """A mark after everything that the current stream still has to do to the storage."""
+    if storage.device.type == "cpu":
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(storage.device))
+    return event
+
+
+def take(*, size_bytes: int, shift_bytes: int, device: torch.device) -> torch.UntypedStorage:
+    """Memory for a storage that is to be read. Raises `torch.OutOfMemoryError` on CUDA."""
+    if device.type == "cpu":
+        return lease(size_bytes=size_bytes, shift_bytes=shift_bytes).storage
+    with torch.cuda.stream(_side_stream(device)):
+        return torch.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
+
+
+def hand_over(storage: torch.UntypedStorage) -> None:
+    """The current stream uses memory that was taken on the side stream: it must not be given out before it has."""
+    if storage.device.type != "cpu":
+        _tensor(storage).record_stream(torch.cuda.current_stream(storage.device))
+
+
+def write(
+    device: Device, storage: torch.UntypedStorage, ready: torch.cuda.Event | None, cancelled: Callable[[], bool]
+) -> Copy:
+    """Copy the storage to the device. Raises what `Device.write` raises."""
+    if ready is None:
+        return device.write(bytes_of(storage), shift_of(storage), cancelled)
+    side = _side_stream(storage.device)
+    with torch.cuda.stream(side):
+        side.wait_event(ready)
+        if isinstance(device.engine, CudaEngine):
+            side.synchronize()
+            return device.write_cuda(device.engine, _tensor(storage), cancelled)
+        host = _pinned(storage.nbytes())
+        host[: storage.nbytes()].copy_(_tensor(storage), non_blocking=True)
+        side.synchronize()
+    return device.write(bytes_of(host.untyped_storage())[: storage.nbytes()], 0, cancelled)
+
+
+def read(device: Device, copy: Copy, storage: torch.UntypedStorage, cancelled: Callable[[], bool]) -> None:
+    """Fill the storage from the device. Raises what `Device.read` raises."""
+    if storage.device.type == "cpu":
+        device.read(copy, image_of(storage, copy.shift_bytes), cancelled)
+        return
+    side = _side_stream(storage.device)
+    with torch.cuda.stream(side):
+        if isinstance(device.engine, CudaEngine):
+            side.synchronize()
+            device.read_cuda(device.engine, copy, _tensor(storage), cancelled)
+            return
+        host = _pinned(storage.nbytes())
+        device.read(copy, image_of(host.untyped_storage(), 0), cancelled)
+        _tensor(storage).copy_(host[: storage.nbytes()], non_blocking=True)
+        side.synchronize()
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _tensor(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _pinned(size_bytes: int) -> torch.Tensor:
+    """Whole pages of pinned memory (the image of a storage); torch keeps such memory for the next time."""
+    return torch.empty(round_up(size_bytes), dtype=torch.uint8, pin_memory=True)

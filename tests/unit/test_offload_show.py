@@ -1,0 +1,102 @@
+"""What is printed for people, on values."""
+
+from __future__ import annotations
+
+from pathlib import Path as FilePath
+
+from elastrain.offload.show import COLUMNS, curve, plot, render, size
+from elastrain.offload.stats import DeviceStats, Lifetime, OffloadStats, PassProfile, Path
+
+MIB = 1 << 20
+
+
+def lifetime(index: int, path: Path, module: str) -> Lifetime:
+    return Lifetime(
+        index=index,
+        size_bytes=MIB,
+        dtype="torch.float32",
+        module=module,
+        saved_s=0.1 * index,
+        needed_s=1.0 - 0.1 * index,
+        released_s=1.0 - 0.1 * index,
+        path=path,
+        waited_s=0.25 if path is Path.WAITED else 0.0,
+    )
+
+
+LAST = PassProfile(
+    number=7,
+    forward_s=0.5,
+    total_s=1.0,
+    saved_bytes=4 * MIB,
+    spilled_bytes=2 * MIB,
+    peak_bytes=3 * MIB,
+    save_stall_s=0.0,
+    need_stall_s=0.25,
+    lifetimes=(
+        lifetime(0, Path.WAITED, "0.up (Linear)"),
+        lifetime(1, Path.READ_AHEAD, "0.up (Linear)"),
+        lifetime(2, Path.KEPT, "1.up (Linear)"),
+    ),
+    timeline=((0.0, MIB), (0.25, 2 * MIB), (0.5, 3 * MIB), (0.75, MIB), (1.0, 0)),
+)
+STATS = OffloadStats(
+    limit_bytes=3 * MIB,
+    passes=8,
+    elapsed_s=86_400.0,
+    live_bytes=0,
+    peak_bytes=3 * MIB,
+    saved_bytes=32 * MIB,
+    shared_bytes=MIB,
+    spilled_bytes=16 * MIB,
+    forwarded_bytes=0,
+    evicted_bytes=0,
+    save_stall_s=0.0,
+    need_stall_s=2.0,
+    amount="the last 3 MiB stay",
+    faults=("the drive is full",),
+    devices=(
+        DeviceStats(
+            name="/ssd",
+            slab_bytes=8 * MIB,
+            used_bytes=0,
+            written_bytes=3 << 40,
+            read_bytes=16 * MIB,
+            write_bytes_per_s=2e9,
+            read_bytes_per_s=3e9,
+            capacity_bytes=1 << 40,
+        ),
+    ),
+    last=LAST,
+)
+
+
+def test_the_screen_says_where_memory_and_time_went() -> None:
+    text = render(STATS)
+    for part in (
+        "8 passes in 86400.0 s, limit 3 MiB",
+        "amount    the last 3 MiB stay",
+        "2.00 / 3.00 GB/s, 3.00 drive writes per day",
+        "fault     the drive is full",
+        "waited              1       1 MiB   0.250 s",
+        "0.up (Linear)                                  2 MiB       2 MiB",
+        "1.up (Linear)                                  1 MiB         0 B",
+    ):
+        assert part in text
+
+
+def test_the_curve_shows_the_peak_where_it_is() -> None:
+    drawn = curve(LAST.timeline, LAST.total_s)
+    assert len(drawn) == COLUMNS
+    assert drawn[COLUMNS // 2] == "█"
+    assert "█" not in drawn[: COLUMNS // 2]
+    assert curve((), 0.0) == " " * COLUMNS
+
+
+def test_sizes_are_for_people() -> None:
+    assert [size(n) for n in (0, 999, 1 << 20, 3 << 30, 5 << 40)] == ["0 B", "999 B", "1 MiB", "3 GiB", "5 TiB"]
+
+
+def test_the_picture_is_written(tmp_path: FilePath) -> None:
+    plot(LAST, tmp_path / "pass.svg")
+    assert "forward ends" in (tmp_path / "pass.svg").read_text() or (tmp_path / "pass.svg").stat().st_size > 1000
