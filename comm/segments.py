@@ -22,6 +22,7 @@ from elastrain.comm.memory import Mapping, create_sealed, open_sealed
 
 ALIGNMENT_BYTES = 64
 _PAGE_BYTES = 4096
+_IDLE_SEGMENTS = 4
 
 
 class Arena:
@@ -58,13 +59,14 @@ class Arena:
 
 
 class Segment:
-    """A sealed memfd of mine. A dedicated one holds one large tensor and goes when that tensor goes."""
+    """A sealed memfd of mine. A dedicated one holds one large tensor at a time."""
 
     def __init__(self, number: int, size_bytes: int, *, dedicated: bool) -> None:
         self.number = number
         self.dedicated = dedicated
         self.fd, self.mapping = create_sealed("elastrain-segment", size_bytes)
         self.arena = Arena(size_bytes)
+        self.idle_since = 0  # in frees: the longest idle goes first
         self.regions: dict[int, Region] = {}  # by offset
 
 
@@ -94,10 +96,14 @@ class _Held:
 
 
 class SharedMemory:
-    """My segments. Safe to use from several threads."""
+    """My segments. Safe to use from several threads.
+
+    Empty segments are kept up to `_IDLE_SEGMENTS` times the ordinary size: fresh memory costs far more than a copy.
+    """
 
     def __init__(self, segment_bytes: int) -> None:
         self._segment_bytes = segment_bytes
+        self._frees = 0
         self._lock = threading.Lock()
         self._held = _Held()
         self._next_number = 1
@@ -123,8 +129,9 @@ class SharedMemory:
 
     def _take(self, size_bytes: int) -> tuple[Region, bool]:
         dedicated = size_bytes > self._segment_bytes // 2
-        for segment in () if dedicated else self._held.segments:
-            taken = None if segment.dedicated else segment.arena.take(size_bytes)
+        fitting = self._idle_dedicated(size_bytes) if dedicated else self._held.segments
+        for segment in fitting:
+            taken = segment.arena.take(size_bytes) if segment.dedicated is dedicated else None
             if taken is not None:
                 return self._place(segment, taken[0], size_bytes), taken[1]
         wanted_bytes = size_bytes if dedicated else self._segment_bytes
@@ -132,6 +139,13 @@ class SharedMemory:
         taken = segment.arena.take(size_bytes)
         assert taken is not None
         return self._place(segment, taken[0], size_bytes), False
+
+    def _idle_dedicated(self, size_bytes: int) -> list[Segment]:
+        """Segments for one tensor that hold none and are not much too large, the smallest first."""
+        idle = [
+            s for s in self._held.segments if s.dedicated and s.arena.empty and s.arena.size_bytes <= 2 * size_bytes
+        ]
+        return sorted(idle, key=lambda segment: segment.arena.size_bytes)
 
     def _new_segment(self, size_bytes: int, *, dedicated: bool) -> Segment:
         segment = Segment(self._next_number, size_bytes, dedicated=dedicated)
@@ -201,9 +215,14 @@ class SharedMemory:
             return
         del segment.regions[region.offset_bytes]
         segment.arena.give(region.offset_bytes, region.size_bytes)
-        others = any(other is not segment and not other.dedicated for other in self._held.segments)
-        if segment.arena.empty and (segment.dedicated or others):
-            self._drop(segment)
+        self._frees += 1
+        segment.idle_since = self._frees
+        idle = sorted((s for s in self._held.segments if s.arena.empty), key=lambda segment: segment.idle_since)
+        idle_bytes = sum(segment.arena.size_bytes for segment in idle)
+        for segment in idle:
+            if idle_bytes > _IDLE_SEGMENTS * self._segment_bytes:
+                idle_bytes -= segment.arena.size_bytes
+                self._drop(segment)
 
     def _drop(self, segment: Segment) -> None:
         index = self._held.segments.index(segment)

@@ -142,11 +142,28 @@ def test_a_discarded_frame_gives_its_references_back() -> None:
 def test_a_large_tensor_has_its_own_segment_and_mappings_go_with_it() -> None:
     with cast("unix", "ab", segment_bytes=1 << 20) as made:
         a, b = made.meshes["a"], made.meshes["b"]
-        large = a.empty(1 << 20, torch.float32)
+        large = a.empty(2 << 20, torch.float32)
         taken = _send_and_take(made, large)
         assert len(a._shared.segments()) == 1
         del large, taken
         made.until(lambda: a._shared.segments() == () and not b._links["a"]._imports._mappings)
+
+
+def test_idle_segments_are_used_again_but_only_so_many_are_kept() -> None:
+    memory = SharedMemory(1 << 20)
+    first = memory.empty(300_000, torch.float32)
+    first.fill_(1)
+    address = first.data_ptr()
+    memory.free(first)
+    again = memory.empty(250_000, torch.float32)
+    assert again.data_ptr() == address and not again.any()
+    tensors = [again, *(memory.empty(300_000, torch.float32) for _ in range(9))]
+    assert len(memory.segments()) == 10
+    for tensor in tensors:
+        memory.free(tensor)
+    assert len(memory.segments()) == 3  # of 1.2 MB each: within four times 1 MiB
+    assert len(memory.take_gone()) == 7
+    memory.close()
 
 
 def test_received_tensors_outlive_link_and_mesh() -> None:
