@@ -60,7 +60,7 @@ class Held:
 class Lifecycle:
     """One member's part in the job."""
 
-    def __init__(self, *, me: str, shape: Shape, copy_budget_bytes: int = 64 << 20) -> None:
+    def __init__(self, *, me: str, shape: Shape, copy_budget_bytes: int = 8 << 20) -> None:
         self.me = me
         self.shape = shape
         self.copy_budget_bytes = copy_budget_bytes
@@ -92,6 +92,7 @@ class Lifecycle:
         self._newcomers: tuple[str, ...] = ()
         self._copying: dict[tuple[int, str], int] = {}
         self._copies: list[tuple[int, str]] = []
+        self._copied_bytes = 0
         self._followers: dict[int, set[str]] = defaultdict(set)
         self._digesting = False
         self._dropping: set[int] = set()
@@ -545,6 +546,7 @@ class Lifecycle:
         self.record = record
         self.committed = record.step
         self._missing = None
+        self._copied_bytes = 0
         self._do(p.Passed(record=record))
 
     def _applied(self, shard: int) -> None:
@@ -695,24 +697,25 @@ class Lifecycle:
         ]
 
     def _rebalance(self) -> None:
-        """Copy shards towards the target in the background, a bounded number of bytes at a time."""
+        """Copy shards towards the target, a bounded number of bytes per step: the vote waits for what is on its way."""
         if not self._copies or not self._may_copy():
             return
-        room = self.copy_budget_bytes - sum(self.shape.sizes[shard] for shard, _ in self._copying)
         later: list[tuple[int, str]] = []
         for shard, member in self._copies:
-            if room <= 0 or self.held[shard].version != self.committed:
+            spent = self._copied_bytes >= self.copy_budget_bytes
+            if spent or self.held[shard].version != self.committed:
                 later.append((shard, member))
                 continue
-            room -= self.shape.sizes[shard]
+            self._copied_bytes += self.shape.sizes[shard]
             self._copying[shard, member] = self.committed
             self._send(member, Copy(step=self.committed, shard=shard))
         self._copies = later
 
     def _may_copy(self) -> bool:
-        """A copy is read before the state moves on: no copy begins between this member's vote and the commit."""
-        begun = self.begun == self.committed + 1
-        return begun and not self.recovering and not self._digesting and not self.attempt.voted
+        """A copy is read before the state moves on, so a vote waits for it: copies are made while runs are computed."""
+        attempt = self.attempt
+        computing = self.begun == attempt.step and bool(attempt.pending or not attempt.targets)
+        return computing and not self.recovering and not self._digesting and not attempt.voted
 
     def _on_took_copy(self, event: p.TookCopy) -> None:
         if self.recovering or event.step != self.committed:

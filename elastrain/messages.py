@@ -189,7 +189,7 @@ def decode(kind: int, body: bytes) -> Message:
     try:
         fields = json.loads(body)
         message: Message = cls(**{name: _rebuild(name, value) for name, value in fields.items()})
-    except (TypeError, KeyError, AttributeError, IndexError) as error:
+    except (TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
         raise ValueError(f"malformed {cls.__name__} message: {error}") from error
     return message
 

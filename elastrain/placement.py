@@ -58,17 +58,17 @@ def target(
 
 
 def next_roles(now: Holders, goal: Holders, ready: Collection[str]) -> Holders:
-    """The holders after the next commit: as near to `goal` as verified copies allow, never fewer than now.
+    """The holders after the next commit: `goal` once all of it is verified, until then the present ones and who is ready.
 
     `ready` are the members whose copy is verified and who hold this step's gradient (the present holders among them).
+    Roles move all at once: a half-moved shard could have its backup on the primary's node.
     """
     if set(goal.all) <= set(ready):
         return goal
-    primary = goal.primary if goal.primary in ready else now.primary
-    wanted = [m for m in goal.backups if m in ready and m != primary]
-    kept = [m for m in now.all if m in ready and m != primary and m not in wanted]
+    kept = [m for m in now.backups if m in ready]
+    new = [m for m in (*goal.backups, goal.primary) if m in ready and m not in now.all]
     size = max(len(goal.backups), len(now.backups))
-    return Holders(primary, tuple([*wanted, *kept][:size]))
+    return Holders(now.primary, tuple([*kept, *new][:size]))
 
 
 def _backup_at(holders: Holders | None, place: int, primary: str, taken: tuple[str, ...]) -> str | None:

@@ -86,7 +86,9 @@ class Checks:
 
     def _no_fewer_holders(self, record: Record) -> None:
         before = self.roles.get((record.generation, record.step - 1))
-        for shard, holders in record.roles if before else ():
+        if before is None:
+            return
+        for shard, holders in record.roles:
             if len(holders.all) < len(before[shard].all):
                 raise Violation(f"step {record.step} leaves shard {shard} with fewer holders: {holders}")
 

@@ -15,12 +15,14 @@ from typing import Any
 from elastrain import protocol as p
 from elastrain.lifecycle import Lifecycle
 from elastrain.membership import HoldersByShard, Outcome, propose
+from elastrain.messages import Ack, Copy, Digests, Gradient, Partial, Publish, Report, Vote
 from elastrain.placement import Placement
 from elastrain.recovery import Shape, ShardShape
 from elastrain.world import Member, View
 from tests.sim.checks import Checks, Truth
 from tests.sim.member import Outbox, SimMember, Violation
 
+DEATHS = (object, Report, Partial, Gradient, Ack, Vote, Publish, Publish, Digests, Copy)
 Choice = tuple[Any, Callable[[Any], None], Any]
 """(what is slow or not, what to do, with what)."""
 
@@ -41,6 +43,8 @@ class Scenario:
     """Times that all but one holder of some shard die at once, as soon as the job is redundant: never a loss."""
     flips: int = 0
     """Updates behind or copies that come out wrong: noticed, or never used."""
+    trapped: bool = False
+    """Crashes hit whoever publishes next: mostly the first to pass a step, while nobody else has."""
     budget_bytes: int = 1 << 20
     """How much may be copied at a time; the shards have 8 to 13 bytes."""
     slow: float = 0.0
@@ -66,8 +70,10 @@ class Cluster:
         """Takes the lines of the transcript, if anybody wants it."""
         self.members: dict[str, SimMember] = {}
         self.dead: set[str] = set()
-        self.doomed: set[str] = set()
-        """They die in the middle of what they do next, with a part of it sent."""
+        self.doomed: dict[str, type] = {}
+        """They die when they next send such a message (object: any), with all or a part of that event's frames sent."""
+        self.trap: list[type] = []
+        """Whoever is the next, and so often the first, to send such a message dies of it."""
         self.asleep: dict[str, int] = {}
         """Paused member -> the tick at which it wakes."""
         self.cut_off: dict[str, int] = {}
@@ -212,12 +218,14 @@ class Cluster:
 
     def _take(self, name: str, out: Outbox) -> None:
         member = self.members[name]
-        dies = name in self.doomed and bool(out.frames)
-        sent = out.frames[: self.rng.randint(0, len(out.frames))] if dies else out.frames
+        dies = self._dies_of(name, out)
+        part = dies and self.rng.random() < 0.7
+        sent = out.frames[: self.rng.randint(0, len(out.frames))] if part else out.frames
         for to, generation, message, payload in sent:
             self._say("   ", name, "->", to, message)
             self.links[name, to].append(p.Arrived(source=name, generation=generation, message=message, payload=payload))
         if dies:
+            self.checks.fresh = None  # what only the dead have passed is not committed
             self._die(name)
             return
         self.checks.event(member)
@@ -233,6 +241,16 @@ class Cluster:
             self._failed(name, failure)
         if out.left:
             self._left(name, evicted=out.evicted)
+
+    def _dies_of(self, name: str, out: Outbox) -> bool:
+        sent = tuple({type(frame[2]) for frame in out.frames})
+        if self.trap and _has(sent, self.trap[0]) and name in self.view and len(self._living()) > 1:
+            self.trap.pop(0)
+            return True
+        return name in self.doomed and _has(sent, self.doomed[name])
+
+    def _living(self) -> list[str]:
+        return [m for m in self.view.ids if self._acts(m) and m not in self.cut_off and m not in self.doomed]
 
     def _left(self, name: str, *, evicted: bool) -> None:
         self._say(f"    {name} leaves{', evicted' if evicted else ''}")
@@ -314,17 +332,22 @@ class Cluster:
                 self._hit(kind)
 
     def _hit(self, kind: str) -> None:
-        victims = [m for m in self.view.ids if self._acts(m) and m not in self.cut_off and m not in self.doomed]
+        victims = self._living()
         if len(victims) < 2 or self.finished:
             return
         victim = self.rng.choice(victims)
         self.struck += 1
+        trapped = self.scenario.trapped
+        if kind == "crash" and (trapped or self.rng.random() < 0.3):
+            self.trap.append(Publish if trapped else self.rng.choice(DEATHS))
+            self._say(f"FAULT trap {self.trap}")
+            return
         self._say(f"FAULT {kind} {victim}")
         silent_until = self.ticks + self.rng.choice([10, 60, 300, 1 << 30])
         if kind == "flip":
             self.members[victim].flips += 1
-        elif kind == "crash" and self.rng.random() < 0.5:
-            self.doomed.add(victim)
+        elif kind == "crash" and self.rng.random() < 0.6:
+            self.doomed[victim] = self.rng.choice(DEATHS)
         elif kind == "crash":
             self._die(victim)
         elif kind == "zombie":
@@ -337,7 +360,7 @@ class Cluster:
     def _die(self, victim: str) -> None:
         self._say(f"    {victim} dies")
         self.dead.add(victim)
-        self.doomed.discard(victim)
+        self.doomed.pop(victim, None)
         for to in self.members:  # what was under way may or may not arrive
             keep = self.rng.randint(0, len(self.links[victim, to]))
             self.links[victim, to] = deque(list(self.links[victim, to])[:keep])
@@ -439,6 +462,10 @@ class Cluster:
                 f"pending={core.attempt.pending} voted={core.attempt.voted}"
             )
         return "; ".join(parts)
+
+
+def _has(kinds: tuple[type, ...], wanted: type) -> bool:
+    return any(issubclass(kind, wanted) for kind in kinds)
 
 
 def _short(value: object) -> str:

@@ -274,6 +274,7 @@ class SimMember:
             del self.memory[key]
 
     def _payload(self, message: Message) -> list[Ref]:
+        keys: list[tuple[Any, ...]]
         match message:
             case Partial():
                 keys = [("own", message.step, message.block, message.node, s, lane) for s, lane in message.lanes]

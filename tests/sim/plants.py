@@ -156,38 +156,14 @@ class ReleasesAtVote(Lifecycle):
 # --------------------------------------------------------------------------------------------- publish and learning
 
 
-class _TakesEarly(Lifecycle):
-    """Takes the parameters of the step in progress, and goes on as if it had not, until the votes are here."""
-
-    _early: dict[int, int]
+@_core(60)
+class LearnsWithoutPassing(Lifecycle):
+    """Every publish carries the record: who receives it has passed, with all that this means for its own shards."""
 
     def _on_publish(self, message: Publish, payload: object) -> None:
-        if message.step != self.committed + 1 or self.recovering:
-            super()._on_publish(message, payload)
-            return
-        self._early = getattr(self, "_early", {})
-        for index, shard in enumerate(message.shards):
-            self._do(p.TakeParameters(step=message.step, shard=shard, payload=payload, index=index))
-            self._early[shard] = message.step
-
-    def _learn(self, record: Record) -> None:
-        super()._learn(record)
-        for shard, step in getattr(self, "_early", {}).items():
-            if step == record.step:
-                self.parameters[shard] = step
-
-
-@_core(400)
-class TakesBeforeItPasses(_TakesEarly):
-    """Parameters of s+1 never overwrite those of s before the record of s is held."""
-
-
-@_core(400)
-class PublishesWithoutRecord(_TakesEarly):
-    """Every publish carries the record: who takes parameters has passed."""
-
-    def _publish(self, shards_by_member: dict[str, tuple[int, ...]], record: Record | None) -> None:
-        super()._publish(shards_by_member, None)
+        if message.record is not None and message.step == self.committed + 1:
+            self._learn(message.record)
+        super()._on_publish(message, payload)
 
 
 @_core(60)

@@ -11,7 +11,7 @@ from tests.sim.cluster import Cluster, Scenario, truth_of
 
 
 def draw(seed: int) -> Scenario:
-    """Mixed faults mostly; one in eight hunts holders, one in sixteen computes wrongly."""
+    """Mixed faults mostly; one in eight hunts holders, one in eight first committers, one in sixteen computes wrongly."""
     rng = random.Random(seed)
     size = Scenario(
         members=rng.choice([1, 2, 3, 4, 5]),
@@ -28,6 +28,8 @@ def draw(seed: int) -> Scenario:
         return _with(size, members=max(2, size.members), backups=max(1, size.backups), joins=joins, slow=slow, flips=2)
     if kind <= 2:
         return _with(size, members=max(3, size.members), backups=max(1, size.backups), joins=joins, slow=slow, hunts=3)
+    if kind <= 4:
+        return _with(size, members=max(3, size.members), backups=1, crashes=2, slow=0.4, trapped=True)
     return _with(
         size,
         crashes=rng.choice([0, 1, 1, 2]),

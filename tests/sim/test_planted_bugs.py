@@ -1,4 +1,16 @@
-"""Is the simulator sharp? Every planted bug has to be found within the stated number of schedules."""
+"""Is the simulator sharp? Every planted bug has to be found within the stated number of schedules.
+
+Three rules of the design are kept although breaking one alone does no harm here, because others cover it:
+
+- *Parameters of s+1 never overwrite those of s before the record of s is held.* A publish exists only after all have
+  voted. Then every gradient of the step is finished and on every holder: whoever took parameters too early has
+  nothing left to compute for that step, and the version of each parameter is in its report. What can be planted is
+  to learn the record without doing one's own part (LearnsWithoutPassing).
+- *The primary's digest of s is taken before its state goes on.* A backup that lacks the digest does not acknowledge
+  the next gradient, so the primary can not commit.
+- *A join takes effect at the step whose record names it.* Who goes early only interrupts the others' step, which then
+  recovers. A check of its own watches that joiners interrupt nobody (JoinsByItsOwnView).
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,165 @@
+"""Messages: what is said is what is heard, and garbage is refused with ValueError."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastrain.messages import (
+    KINDS,
+    Ack,
+    Contribution,
+    Copied,
+    Copy,
+    Digests,
+    Done,
+    Gradient,
+    LoopState,
+    Message,
+    Partial,
+    Publish,
+    Record,
+    Report,
+    Vote,
+    decode,
+    encode,
+)
+from elastrain.placement import Holders
+
+ints = st.integers(-2, 1 << 40)
+names = st.text(max_size=8)
+floats = st.floats()
+nodes = st.tuples(ints, ints)
+
+
+def tuples(items: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
+    return st.lists(items, max_size=3).map(tuple)
+
+
+contributions = st.builds(Contribution, floats, floats, ints, st.integers(0, (1 << 64) - 1))
+holders = st.builds(Holders, names, st.lists(names, max_size=2).map(tuple))
+roles = tuples(st.tuples(ints, holders))
+records = st.builds(
+    Record,
+    step=ints,
+    generation=ints,
+    contribution=contributions,
+    square_norm=floats,
+    skipped=st.booleans(),
+    switch=st.booleans(),
+    roles=roles,
+)
+MESSAGES: dict[type, st.SearchStrategy[Message]] = {
+    Report: st.builds(
+        Report,
+        committed=ints,
+        record=st.none() | records,
+        base=st.none() | tuples(holders),
+        parameters=tuples(ints),
+        held=tuples(st.tuples(ints, ints, tuples(ints))),
+        begun=ints,
+        finishing=st.booleans(),
+        pending=tuples(ints),
+        fixed=ints,
+        own=tuples(tuples(nodes)),
+        folded=tuples(st.tuples(ints, ints, tuples(nodes))),
+    ),
+    Partial: st.builds(
+        Partial, step=ints, block=ints, node=nodes, contribution=contributions, touched=ints, lanes=tuples(nodes)
+    ),
+    Gradient: st.builds(
+        Gradient,
+        step=ints,
+        shards=tuples(ints),
+        contribution=contributions,
+        touched=tuples(tuples(ints)),
+        square_norms=tuples(floats),
+    ),
+    Ack: st.builds(Ack, step=ints, shards=tuples(ints)),
+    Vote: st.builds(
+        Vote,
+        step=ints,
+        seen=ints,
+        contribution=st.none() | contributions,
+        square_norms=tuples(st.tuples(ints, floats)),
+        roles=roles,
+        settings=names,
+    ),
+    Publish: st.builds(Publish, step=ints, record=st.none() | records, shards=tuples(ints)),
+    Digests: st.builds(Digests, step=ints, digests=tuples(nodes)),
+    Copy: st.builds(Copy, step=ints, shard=ints),
+    Copied: st.builds(Copied, step=ints, shard=ints, intact=st.booleans()),
+    LoopState: st.builds(LoopState, step=ints, state=names),
+    Done: st.builds(Done, step=ints),
+}
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | floats | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def test_every_kind_of_message_is_tried_here() -> None:
+    assert set(MESSAGES) == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS, key=str), ids=str)
+@given(data=st.data())
+def test_what_is_said_is_what_is_heard(kind: type, data: st.DataObject) -> None:
+    message = data.draw(MESSAGES[kind])
+    number, body = encode(message)
+    heard = decode(number, body)
+    assert type(heard) is kind
+    assert repr(heard) == repr(message)  # repr: a NaN is equal to itself here, and floats are written exactly
+
+
+@given(kind=st.integers(-1, 20), body=st.binary(max_size=40))
+def test_bytes_that_are_no_message_raise_value_error(kind: int, body: bytes) -> None:
+    refuses_or_reads(lambda: decode(kind, body))
+
+
+@given(kind=st.sampled_from(sorted(KINDS.values())), value=json_values)
+def test_json_that_is_no_message_raises_value_error(kind: int, value: object) -> None:
+    refuses_or_reads(lambda: decode(kind, json.dumps(value).encode()))
+
+
+@given(data=st.data())
+def test_a_message_with_a_damaged_field_raises_value_error_or_is_read(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(sorted(KINDS, key=lambda k: k.__name__)))
+    number, body = encode(data.draw(MESSAGES[kind]))
+    fields = json.loads(body)
+    fields[data.draw(st.sampled_from(sorted(fields)))] = data.draw(json_values)
+    refuses_or_reads(lambda: decode(number, json.dumps(fields).encode()))
+
+
+@given(data=st.data())
+def test_a_message_that_lacks_a_field_is_refused(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(sorted(KINDS, key=lambda k: k.__name__)))
+    number, body = encode(data.draw(MESSAGES[kind]))
+    fields = json.loads(body)
+    del fields[data.draw(st.sampled_from(sorted(fields)))]
+    with pytest.raises(ValueError, match="malformed"):
+        decode(number, json.dumps(fields).encode())
+
+
+def refuses_or_reads(read: Callable[[], Message]) -> None:
+    try:
+        message = read()
+    except ValueError:
+        return
+    assert type(message) in KINDS
+
+
+@given(parts=st.lists(contributions, min_size=1, max_size=4))
+def test_counts_and_fingerprints_add_up_in_any_order(parts: list[Contribution]) -> None:
+    forward, backward = Contribution(), Contribution()
+    for part in parts:
+        forward = forward + part
+    for part in reversed(parts):
+        backward = part + backward
+    assert (forward.samples, forward.fingerprint) == (backward.samples, backward.fingerprint)
+    assert 0 <= forward.fingerprint < 1 << 64
