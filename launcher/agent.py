@@ -49,6 +49,8 @@ from elastrain.launcher.workers import Logs, Script, Surroundings, WorkerProcess
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _RESTORE_AGAIN_S = 0.2
+_STATE_EVERY_S = 5.0
+"""So that `status` knows about where a run was whose agent was killed."""
 _GIVE_UP_S = 10.0
 
 
@@ -94,6 +96,7 @@ class Agent:
         self._mutex_deaths: deque[tuple[str, float]] = deque()
         self._restore_due_s: dict[str, float] = {}
         self._state_stale = False
+        self._state_written_s = 0.0
         self._open = ExitStack()
         self._loop = Loop()
         self._common = Surroundings(
@@ -159,9 +162,13 @@ class Agent:
             self._restore_priority(member)
         if self._kill_due_s is not None and self._kill_due_s <= now:
             self._kill_all()
-        if self._state_stale:  # after the members were told: they wait for it
-            self._state_stale = False
-            self._run.write_state(describe(self._core, self._config.job))
+        # After the members were told of a view: they wait for that.
+        if self._state_stale or now - self._state_written_s > _STATE_EVERY_S:
+            self._write_state(now)
+
+    def _write_state(self, now: float) -> None:
+        self._state_stale, self._state_written_s = False, now
+        self._run.write_state(describe(self._core, self._config.job))
 
     def _over(self) -> bool:
         if self._end is None:
@@ -379,7 +386,7 @@ class Agent:
                 seat.process.close()
         self._run.control.unlink(missing_ok=True)
         self._run.secret.unlink(missing_ok=True)
-        self._run.write_state(describe(self._core, self._config.job))
+        self._write_state(time.monotonic())
         self._log.close()
         self._loop.close()
 

@@ -380,6 +380,12 @@ def test_death_once_one_has_finished_changes_neither_view_nor_outcome() -> None:
     assert of(End, finish(job, "m2"))[0].code == 0
 
 
+def test_last_member_dying_after_another_has_finished_does_not_spoil_the_end() -> None:
+    job = running(2)
+    finish(job, "m0")
+    assert of(End, job.die("m1"))[0].code == 0
+
+
 def test_finished_member_that_closes_its_links_is_not_suspected() -> None:
     job = running()
     job.say("m0", Finished(step=9, digest="d"))

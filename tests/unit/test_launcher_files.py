@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elastrain.errors import ConfigError
-from elastrain.launcher import rundir
+from elastrain.launcher import priority, rundir
 from elastrain.launcher.channel import Channel
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.messages import (
@@ -260,3 +260,12 @@ def test_spec_is_put_once() -> None:
     item = store.get("/elastrain/j/spec")
     assert item is not None
     assert json.loads(item.value) == {"seed": 0}
+
+
+def test_priority_that_the_kernel_does_not_change_just_now_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limited(self: Path, text: str) -> int:
+        raise BlockingIOError
+
+    assert priority.restore(os.getpid())
+    monkeypatch.setattr(Path, "write_text", limited)
+    assert not priority.restore(os.getpid())
