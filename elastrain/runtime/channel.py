@@ -6,6 +6,7 @@ Losing it means that the launcher is gone: the worker then has nobody to tell it
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Mapping
@@ -33,6 +34,7 @@ class Channel:
         self._socket.settimeout(SEND_TIMEOUT_S)
         self._lock = threading.Lock()
         self._buffer = b""
+        os.register_at_fork(after_in_child=self._after_fork)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -66,3 +68,8 @@ class Channel:
 
     def close(self) -> None:
         self._socket.close()
+
+    def _after_fork(self) -> None:
+        """A data loader must not keep the agent believing that its worker lives."""
+        if self._socket.fileno() >= 0:
+            os.close(self._socket.detach())

@@ -32,6 +32,8 @@ from elastrain.runtime.optimizer import Hyper
 from elastrain.world import Member, View
 
 POLL_S = 0.5
+BETWEEN_STEPS_S = 0.02
+"""How long background work lets the training loop go first when it leaves a step."""
 RECOVERY_DEADLINE_S = 10.0
 """A report that has not come by then is reported to the agent, who judges its sender."""
 
@@ -78,6 +80,7 @@ class Engine:
         self._stopped = threading.Event()
         self._recovering_since_s: float | None = None
         self._holders_told: object = None
+        self._loop_goes_first_until_s = 0.0
         self._thread = threading.Thread(target=self._run, name="elastrain-engine", daemon=True)
 
     # --------------------------------------------------------------------------------------------- for the main thread
@@ -164,16 +167,22 @@ class Engine:
 
     def _turn(self) -> None:
         """Whatever came in, then one task that nobody waits for at once."""
-        busy = bool(self._inbox or self._executor.behind)
-        for arrival in self._mesh.poll(0.0 if busy else POLL_S):
+        wait_s = POLL_S
+        if self._inbox or self._executor.behind:
+            wait_s = 0.0 if self._inbox or self._may_work_behind() else BETWEEN_STEPS_S
+        for arrival in self._mesh.poll(wait_s):
             self._arrived(arrival)
         while self._inbox:
             self._handle(self._inbox.popleft())
-        if self._executor.behind and not self._inbox:
+        if self._executor.behind and not self._inbox and self._may_work_behind():
             result = self._executor.work_behind()
             if result is not None:
                 self._handle(result)
         self._watch_recovery()
+
+    def _may_work_behind(self) -> bool:
+        """Between two steps the training loop needs the interpreter for itself, for a moment."""
+        return time.monotonic() >= self._loop_goes_first_until_s
 
     def _arrived(self, arrival: Frame | Lost | Newer) -> None:
         match arrival:
@@ -214,6 +223,7 @@ class Engine:
             case p.Send():
                 self._send(command)
             case p.Compute():
+                self._loop_goes_first_until_s = 0.0
                 self._outbox.put(Work(command, self._executor.start_run()))
             case p.Advance() | p.Enter() | p.Leave():
                 self._release(command)
@@ -319,6 +329,7 @@ class Engine:
 
     def _release(self, outcome: p.Advance | p.Enter | p.Leave) -> None:
         if isinstance(outcome, p.Advance):
+            self._loop_goes_first_until_s = time.monotonic() + BETWEEN_STEPS_S
             self._journal.write("advance", step=outcome.record.step)
         elif isinstance(outcome, p.Enter):
             self._faults.reach(outcome.step, "join")

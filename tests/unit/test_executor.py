@@ -1,0 +1,164 @@
+"""Slots and buffers come back, foreign memory is never written, scale and clip are those of torch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from elastrain import protocol as p
+from elastrain.fold import Combine
+from elastrain.messages import Contribution, Gradient, Record
+from elastrain.runtime.executor import Buffers, Executor, grad_norm, scale_and_clip
+from elastrain.runtime.model import ModelState, describe
+from elastrain.runtime.optimizer import PieceOptimizer
+
+
+def _allocate(numel: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(numel, dtype=dtype)
+
+
+def _record(step: int = 0, *, weight: float = 4.0, square_norm: float = 9.0, skipped: bool = False) -> Record:
+    told = Contribution(1.0, weight, 4, 0)
+    return Record(step=step, generation=1, contribution=told, square_norm=square_norm, skipped=skipped, switch=False)
+
+
+@pytest.fixture
+def executor() -> Executor:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    layout = describe(model, optimizer)
+    pieces = PieceOptimizer(optimizer, layout)
+    made = Executor(
+        layout=layout,
+        model=ModelState(model, layout, _allocate),
+        optimizer=pieces,
+        allocate=_allocate,
+        max_grad_norm=1.0,
+    )
+    made.hyper[0] = made.hyper[1] = pieces.hyperparameters()
+    made.carry_out(p.Create(shards=tuple(range(len(layout.shards))), bound=tuple(range(len(layout.shards)))))
+    return made
+
+
+def _compute_run(executor: Executor, run: int) -> None:
+    slot = executor.start_run()
+    slot.zero()
+    for block in range(len(executor.layout.blocks)):
+        for flat in slot.block_flats(block):
+            flat.fill_(float(run + 1))
+        executor.block_done(p.RunDone(step=0, run=run, block=block, contribution=Contribution(), touched=0))
+    executor.end_run()
+
+
+def test_combining_adds_in_the_left_slot_and_frees_the_right_one(executor: Executor) -> None:
+    _compute_run(executor, 0)
+    _compute_run(executor, 1)
+    combine = Combine(left=(0, 1), right=(1, 2), parent=(0, 2))
+    for block in range(len(executor.layout.blocks)):
+        executor.carry_out(p.CombineOwn(step=0, block=block, combine=combine))
+    slot = executor.start_run()
+    assert all(float(f.max()) == 2.0 for b in range(2) for f in slot.block_flats(b)), "the right one came back"
+
+
+def test_a_slot_in_use_by_the_training_loop_is_not_given_out_again(executor: Executor) -> None:
+    running = executor.start_run()
+    executor.carry_out(p.EndAttempt(step=0))
+    executor.end_run()
+    assert executor.start_run() is not running, "its blocks were never let go"
+
+
+def _keep(executor: Executor, node: tuple[int, int], tensor: torch.Tensor) -> None:
+    executor.carry_out(p.Keep(step=0, shard=0, lane=0, node=node, payload=[tensor], index=0, block=0))
+
+
+def test_a_fold_never_writes_what_belongs_to_another_member(executor: Executor) -> None:
+    numel = executor.layout.shards[0].numel
+    parts = [torch.full((numel,), float(i)) for i in range(4)]
+    for i, part in enumerate(parts):
+        _keep(executor, (i, i + 1), part)
+    for left, right, parent in [((0, 1), (1, 2), (0, 2)), ((2, 3), (3, 4), (2, 4)), ((0, 2), (2, 4), (0, 4))]:
+        combine = Combine(left=left, right=right, parent=parent)
+        executor.carry_out(p.CombineShard(step=0, shard=0, lane=0, combine=combine))
+    result = executor.carry_out(p.Finish(step=0, shards=(0,)))
+    assert isinstance(result, p.Finished)
+    assert math.isclose(result.square_norms[0], 36.0 * numel)
+    assert [float(part[0]) for part in parts] == [0.0, 1.0, 2.0, 3.0]
+
+
+def _finish(executor: Executor, value: float) -> None:
+    for shard in executor.layout.shards:
+        tensor = torch.full((shard.numel,), value)
+        executor.carry_out(
+            p.Keep(step=0, shard=shard.index, lane=0, node=(0, 1), payload=[tensor], index=0, block=shard.block)
+        )
+    executor.carry_out(p.Finish(step=0, shards=tuple(s.index for s in executor.layout.shards)))
+
+
+def _everything(executor: Executor) -> dict[int, tuple[int, ...]]:
+    mask = (1 << len(executor.layout.leaves)) - 1
+    return {shard.index: (mask,) for shard in executor.layout.shards}
+
+
+def test_a_backups_scratch_is_what_the_primary_computes(executor: Executor) -> None:
+    _finish(executor, 3.0)
+    backup = executor.states[0].clone()
+    touched = _everything(executor)
+    gradient = executor.payload(
+        Gradient(step=0, shards=(0,), contribution=Contribution(), touched=((1,),), square_norms=(1.0,))
+    )
+    executor.carry_out(p.StoreGradient(step=0, shard=0, payload=[g.clone() for g in gradient], index=0))
+    executor.states[0], primary = backup, executor.states[0]
+    executor.carry_out(p.ApplyBehind(record=_record(), shard=0, touched=touched[0]))
+    result = executor.work_behind()
+    executor.states[0] = primary
+    executor.carry_out(p.Apply(record=_record(), shards=tuple(touched), touched=touched))
+    assert isinstance(result, p.AppliedBehind)
+    assert result.digest == executor.states[0].digest()
+
+
+def test_a_skipped_step_moves_the_version_and_nothing_else(executor: Executor) -> None:
+    _finish(executor, math.nan)
+    before = executor.model.parameters_digest()
+    touched = _everything(executor)
+    executor.carry_out(p.Apply(record=_record(skipped=True), shards=tuple(touched), touched=touched))
+    assert executor.model.parameters_digest() == before
+    assert {state.version for state in executor.states.values()} == {0}
+
+
+def test_a_promoted_backup_works_on_the_models_memory(executor: Executor) -> None:
+    state = executor.states[0]
+    executor.carry_out(p.Unbind(shard=0))
+    view = executor.model.parameters_of(executor.layout.shards[0])
+    assert state.parameters.data_ptr() != view.data_ptr()
+    state.parameters.fill_(7.0)
+    executor.carry_out(p.Bind(step=0, shard=0))
+    assert state.parameters.data_ptr() == view.data_ptr()
+    assert float(view.min()) == 7.0
+
+
+def test_clipping_is_that_of_torch() -> None:
+    gradient = torch.tensor([3.0, 4.0])
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = gradient / 2.0
+    norm = torch.nn.utils.clip_grad_norm_([parameter], 1.0)
+    record = _record(weight=2.0, square_norm=25.0)
+    scale, clip = scale_and_clip(record, 1.0)
+    assert math.isclose(grad_norm(record), float(norm))
+    assert torch.allclose(gradient * scale * clip, parameter.grad)
+    assert scale_and_clip(record, None) == (0.5,)
+    assert scale_and_clip(record, 100.0)[1] == 1.0
+
+
+def test_buffers_come_back_once_and_strangers_never() -> None:
+    buffers = Buffers(_allocate)
+    like = torch.zeros(4)
+    first = buffers.take(like)
+    buffers.give_back(first)
+    buffers.give_back(first)
+    buffers.give_back(like)
+    assert buffers.take(like) is first
+    assert buffers.take(like) is not first
