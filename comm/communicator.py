@@ -274,14 +274,17 @@ class Communicator:
 
     def _finish_round(self, line: _Line, running: _Running) -> None:
         running.operation.finish(running.number)
-        for rank, fence in running.fences.items():
-            member = line.group.members[rank]
-            view = self._fences.get(member)
-            if view is None or int(view[0].item()) != fence:
-                self._break(Aborted(f"{member!r} gave up while its tensor was being read"))
-                return
-        running.number += 1
-        running.sent = False
+        running.missing = {rank for rank, fence in running.fences.items() if self._gave_up(line, rank, fence)}
+        if not running.missing:
+            running.number += 1
+            running.sent = False
+
+    def _gave_up(self, line: _Line, rank: int, fence: int) -> bool:
+        """Whether a member failed after it had sent its part. Its tensor may have changed while it was read: the
+        operation can not end well, and waits for that member's word why, for its death, or for the next view.
+        """
+        view = self._fences.get(line.group.members[rank])
+        return view is None or int(view[0].item()) != fence
 
     def _receive(self, frame: Frame) -> None:
         if frame.kind == _FENCE:
