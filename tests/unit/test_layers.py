@@ -12,7 +12,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("comm", "snapshot", "offload", "launcher")
-FORBIDDEN_IN_PURE = {"time", "random", "os", "socket", "threading", "logging", "torch", "numpy", "subprocess", "asyncio"}
+FORBIDDEN_IN_PURE = {
+    "time",
+    "random",
+    "os",
+    "socket",
+    "threading",
+    "logging",
+    "torch",
+    "numpy",
+    "subprocess",
+    "asyncio",
+}
 UNSAFE_CALLS = {("torch", "load"), ("yaml", "load"), ("marshal", "loads")}
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
 
@@ -89,7 +100,11 @@ def test_no_unsafe_deserialization(path: Path) -> None:
     tree = ast.parse(path.read_text())
     assert not {name.split(".")[0] for name in _imports(path)} & UNSAFE_MODULES
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and isinstance(node.func.value, ast.Name)
+        ):
             assert (node.func.value.id, node.func.attr) not in UNSAFE_CALLS, f"{path}:{node.lineno}"
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in {"eval", "exec"}, f"{path}:{node.lineno}"
