@@ -1,34 +1,29 @@
 """Keeps saved storages: the shell that performs what the residency table and the policy decide.
 
-One lock guards all records. Finalizers of tensors and graph nodes run anywhere, also inside this lock, so they only
-leave a note; whoever holds the lock next acts on it. No I/O is done here: devices do it in their own threads.
+One lock guards all records; finalizers leave notes with it (`notes.py`). No I/O is done here: devices do it in their
+own threads (`transfer.py`) and report what happened.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
-import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 
 import torch
 
 from elastrain.offload import policy, residency, transfer
+from elastrain.offload.account import Account
 from elastrain.offload.device import Device, EndedEarlyError, NoSpaceError
 from elastrain.offload.errors import LimitTooSmallError, OffloadError, SpillReadError, SpillWriteError
+from elastrain.offload.notes import NoteLock
 from elastrain.offload.planner import Planner
 from elastrain.offload.queue import Request, Urgency
 from elastrain.offload.records import Pass, Record, Totals
 from elastrain.offload.residency import State
 from elastrain.offload.stats import OffloadStats, Path
-
-# Finalizers notify through a note that a waiter could miss by a hair; it looks again after this long.
-LOOK_AGAIN_S = 0.02
 
 
 class Keeper:
@@ -49,16 +44,12 @@ class Keeper:
         self.devices = tuple(devices)
         self.limit_bytes = limit_bytes
         self.totals = Totals()
-        self.live_bytes = 0
         self.faults: list[str] = []
         self._plan = plan
         self._deadline_s = deadline_s
         self._clock = clock
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._notes: deque[Callable[[], None]] = deque()
-        self._watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._keys = itertools.count()
+        self._lock = NoteLock(self._read_ahead)
+        self._account = Account(self._lock, self._count_live)
         self._passes: list[Pass] = []
         self._pass_of: dict[Record, Pass] = {}
         self._writing_bytes = 0
@@ -73,14 +64,14 @@ class Keeper:
 
     def begin_pass(self) -> None:
         """A new forward begins. Raises what earlier passes left to say: `LimitTooSmallError`, `SpillWriteError`."""
-        with self._locked():
+        with self._lock.held():
             self._refuse_small_limit()
             self._raise_write_fault()
             self._open_pass()
 
     def end_forward(self, *, quietly: bool) -> None:
         """The forward is over. Raises `SpillWriteError`, unless `quietly`, if a device failed to take something."""
-        with self._locked():
+        with self._lock.held():
             for each in list(self._passes):
                 each.collecting = False
                 self._finish(each)
@@ -90,19 +81,23 @@ class Keeper:
     def save(self, storage: torch.UntypedStorage, *, version: int, dtype: str, module: str) -> Record:
         """Take a storage. Waits while there is no room for it within the limit."""
         record = Record(storage, version=version, dtype=dtype, module=module)
-        with self._locked():
+        with self._lock.held():
             current = self._current_pass()
             self._enter(record, current)
-            self._watch(record, storage)
+            self._account.watch(record, storage)
             if self._plan.spills(record.index):
                 self._apply(record, residency.Spill())
-            self._make_room(record, current)
-            self._raise_write_fault()
+            try:
+                self._make_room(record, current)
+                self._raise_write_fault()
+            except OffloadError:
+                self._release(record)  # no graph node will hold it
+                raise
         return record
 
     def share(self, record: Record) -> bool:
         """One more graph node wants a storage that was saved before; False if it is gone already."""
-        with self._locked():
+        with self._lock.held():
             if record.state in (State.DROPPED, State.LEAVING):
                 return False
             record.handles += 1
@@ -111,7 +106,7 @@ class Keeper:
 
     def need(self, record: Record) -> torch.UntypedStorage:
         """The storage, in memory. Raises `SpillReadError` (or its subclass) if it does not come back."""
-        with self._locked():
+        with self._lock.held():
             current = self._pass_of[record]
             self._enter_backward(current, record)
             began_s = self._clock()
@@ -125,23 +120,23 @@ class Keeper:
     def release(self, record: Record) -> None:
         """One graph node less. Called by finalizers: never blocks, never raises."""
         if os.getpid() == self._pid:
-            self._later(partial(self._release, record))
+            self._lock.later(partial(self._release, record))
 
     def close(self) -> None:
         """End the devices. What is on them only can not be asked for any more."""
-        with self._locked():
+        with self._lock.held():
             self._closed = True
         self._end()
 
     def stats(self, *, elapsed_s: float) -> OffloadStats:
         """What happened so far."""
-        with self._locked():
+        with self._lock.held():
             totals = self.totals
             return OffloadStats(
                 limit_bytes=self.limit_bytes,
                 passes=totals.passes,
                 elapsed_s=elapsed_s,
-                live_bytes=self.live_bytes,
+                live_bytes=self._account.live_bytes,
                 peak_bytes=totals.peak_bytes,
                 saved_bytes=totals.saved_bytes,
                 shared_bytes=totals.shared_bytes,
@@ -156,74 +151,23 @@ class Keeper:
                 last=self._plan.last,
             )
 
-    # The lock and the notes of finalizers.
+    def _wait(self, until_s: float, error: type[OffloadError], what: str) -> None:
+        """Let others work until something changes. Raises `error` when a device gives no sign in time."""
+        if self._clock() > until_s:
+            raise error(f"{what} did not end within {self._deadline_s} s: look at the drive, or use another")
+        self._lock.wait()
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        try:
-            with self._lock:
-                self._act_on_notes()
-                try:
-                    yield
-                finally:
-                    self._act_on_notes()
-        finally:
-            self._try_notes()
-
-    def _later(self, note: Callable[[], None]) -> None:
-        self._notes.append(note)
-        self._try_notes()
-
-    def _try_notes(self) -> None:
-        while self._notes and self._lock.acquire(blocking=False):
-            try:
-                self._act_on_notes()
-            finally:
-                self._lock.release()
-
-    def _act_on_notes(self) -> None:
-        if not self._notes:
-            return
-        while self._notes:
-            self._notes.popleft()()
-        self._changed.notify_all()
+    def _read_ahead(self) -> None:
         for each in self._passes:
             if each.in_backward:
                 self._prefetch(each)
 
-    def _wait(self, until_s: float, what: str) -> None:
-        """Let others work until something changes. Raises `SpillReadError` when the device gives no sign."""
-        if self._clock() > until_s:
-            raise SpillReadError(f"{what} did not end within {self._deadline_s} s: look at the drive, or use another")
-        self._act_on_notes()
-        self._changed.wait(LOOK_AGAIN_S)
-        self._act_on_notes()
-
-    # Live bytes.
-
-    def _watch(self, record: Record, storage: torch.UntypedStorage) -> None:
-        """Count memory as live until it dies, or until the record that it was saved for is gone."""
-        key, size_bytes, weak_self = next(self._keys), storage.nbytes(), weakref.ref(self)
-
-        def gone(_: weakref.ref[torch.UntypedStorage]) -> None:
-            if (keeper := weak_self()) is not None:
-                keeper._later(partial(keeper._gone, key, size_bytes))
-
-        self._watched[key] = weakref.ref(storage, gone)
-        record.watched.append((key, size_bytes))
-        self._live(size_bytes)
-
-    def _gone(self, key: int, size_bytes: int) -> None:
-        if self._watched.pop(key, None) is not None:
-            self._live(-size_bytes)
-
-    def _live(self, more_bytes: int) -> None:
-        self.live_bytes += more_bytes
-        self.totals.peak_bytes = max(self.totals.peak_bytes, self.live_bytes)
-        now_s = self._clock()
+    def _count_live(self) -> None:
+        live_bytes, now_s = self._account.live_bytes, self._clock()
+        self.totals.peak_bytes = max(self.totals.peak_bytes, live_bytes)
         for each in self._passes:
-            each.peak_bytes = max(each.peak_bytes, self.live_bytes)
-            each.timeline.append((now_s - each.began_s, self.live_bytes))
+            each.peak_bytes = max(each.peak_bytes, live_bytes)
+            each.timeline.append((now_s - each.began_s, live_bytes))
 
     # Passes.
 
@@ -310,8 +254,7 @@ class Keeper:
                 pass
 
     def _dropped(self, record: Record) -> None:
-        for key, size_bytes in record.watched:
-            self._gone(key, size_bytes)
+        self._account.forget(record)
         del self._pass_of[record]
 
     def _release(self, record: Record) -> None:
@@ -352,13 +295,13 @@ class Keeper:
         except Exception as unknown:  # noqa: BLE001 - edge of a thread: an unknown fault must reach the trainer
             event, fault = residency.WriteFailed(), SpillWriteError(f"{device.engine.name}: {unknown!r}")
         del storage
-        with self._locked():
+        with self._lock.held():
             device.queued_bytes -= record.size_bytes
             record.copy = copy
             if fault is not None:
                 self._write_failed(record, fault)
             self._apply(record, event)
-            self._changed.notify_all()
+            self._lock.tell()
 
     def _write_failed(self, record: Record, fault: SpillWriteError) -> None:
         record.fault = fault
@@ -379,29 +322,29 @@ class Keeper:
         if self.limit_bytes is None:
             return
         wanted_bytes = max(0, self.limit_bytes - current.largest_bytes)
-        if self.live_bytes <= wanted_bytes:
+        if self._account.live_bytes <= wanted_bytes:
             return
         began_s = self._clock()
-        while self.live_bytes > wanted_bytes:
+        while self._account.live_bytes > wanted_bytes:
             self._spill_more(newest, wanted_bytes)
             if not self._being_written_but(newest):
                 break
-            self._wait(began_s + self._deadline_s, "writing activations")
+            self._wait(began_s + self._deadline_s, SpillWriteError, "writing activations")
         stalled_s = self._clock() - began_s
         current.save_stall_s += stalled_s
         self.totals.save_stall_s += stalled_s
-        if self.live_bytes > self.limit_bytes:
+        if self._account.live_bytes > self.limit_bytes:
             if self._write_fault is not None:
                 raise self._write_fault
-            self._smallest_bytes = max(self._smallest_bytes, self.live_bytes)
+            self._smallest_bytes = max(self._smallest_bytes, self._account.live_bytes)
 
     def _spill_more(self, newest: Record, wanted_bytes: int) -> None:
         for record in [record for each in self._passes for record in each.records]:
-            if self.live_bytes - self._writing_bytes <= wanted_bytes:
+            if self._account.live_bytes - self._writing_bytes <= wanted_bytes:
                 return
             if record is not newest and record.fault is None:
                 self._apply(record, residency.Spill())
-                self._act_on_notes()
+                self._lock.act()
 
     def _being_written_but(self, newest: Record) -> bool:
         own_bytes = newest.size_bytes if newest.state is State.WRITING else 0
@@ -413,7 +356,7 @@ class Keeper:
         device, copy = record.device, record.copy
         assert device is not None and copy is not None
         record.storage = transfer.take(size_bytes=copy.size_bytes, shift_bytes=copy.shift_bytes, device=record.place)
-        self._watch(record, record.storage)
+        self._account.watch(record, record.storage)
         urgency = Urgency.DEMAND if urgent else Urgency.PREFETCH
         record.request = device.queue.submit(urgency, partial(self._read, record))
 
@@ -434,12 +377,12 @@ class Keeper:
         except Exception as unknown:  # noqa: BLE001 - edge of a thread: an unknown fault must reach the trainer
             event, fault = residency.ReadFailed(), SpillReadError(f"{device.engine.name}: {unknown!r}")
         del storage
-        with self._locked():
+        with self._lock.held():
             record.fault = fault
             if fault is not None:
                 self.faults.append(str(fault))
             self._apply(record, event)
-            self._changed.notify_all()
+            self._lock.tell()
 
     def _wait_for_memory(self, record: Record, began_s: float) -> torch.UntypedStorage:
         first_state = record.state
@@ -457,7 +400,7 @@ class Keeper:
             if residency.RaiseFault() in commands:
                 assert record.fault is not None
                 raise record.fault
-            self._wait(began_s + self._deadline_s, "reading activations")
+            self._wait(began_s + self._deadline_s, SpillReadError, "reading activations")
 
     def _look_for_original(self, record: Record) -> None:
         if record.state is State.SPILLED and (original := record.original()) is not None:
@@ -480,7 +423,7 @@ class Keeper:
         allowed_bytes = policy.reading_ahead_bytes(
             limit_bytes=self.limit_bytes, peak_bytes=current.peak_bytes, largest_bytes=current.largest_bytes
         )
-        return allowed_bytes - self.live_bytes
+        return allowed_bytes - self._account.live_bytes
 
     def _prefetch(self, current: Pass) -> None:
         room_bytes = self._room_bytes(current)
@@ -513,9 +456,9 @@ class Keeper:
                 if self.limit_bytes is None:
                     return
                 if not self._anything_in_flight():
-                    self._smallest_bytes = max(self._smallest_bytes, self.live_bytes + record.size_bytes)
+                    self._smallest_bytes = max(self._smallest_bytes, self._account.live_bytes + record.size_bytes)
                     return
-                self._wait(until_s, "making room for a tensor that backward needs")
+                self._wait(until_s, SpillReadError, "making room for a tensor that backward needs")
         finally:
             self._demanding = False
 
@@ -539,7 +482,7 @@ class Keeper:
             self.totals.evicted_bytes += choice.size_bytes
             self._apply(current.records[choice.index], residency.Spill())
             current.ahead = max(current.ahead, choice.index if choice.index < record.index else -1)
-        self._act_on_notes()
+        self._lock.act()
         return bool(chosen)
 
     def _anything_in_flight(self) -> bool:

@@ -1,0 +1,69 @@
+"""A lock whose holders act on notes that finalizers left.
+
+Finalizers of tensors and graph nodes run in any thread at any time, also while that very thread holds the lock: they
+must not wait for it. They leave a note; it is acted on at once if the lock is free, else by whoever holds it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+# A note can slip in between the last look and the wait; a waiter looks again after this long.
+LOOK_AGAIN_S = 0.02
+
+
+class NoteLock:
+    """`after_notes` is called, with the lock held, whenever notes were acted on."""
+
+    def __init__(self, after_notes: Callable[[], None]) -> None:
+        self._after_notes = after_notes
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._notes: deque[Callable[[], None]] = deque()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock; notes are acted on before and after."""
+        try:
+            with self._lock:
+                self.act()
+                try:
+                    yield
+                finally:
+                    self.act()
+        finally:
+            self._try()
+
+    def later(self, note: Callable[[], None]) -> None:
+        """Leave a note. Never waits."""
+        self._notes.append(note)
+        self._try()
+
+    def act(self) -> None:
+        """Act on the notes. The lock is held."""
+        if not self._notes:
+            return
+        while self._notes:
+            self._notes.popleft()()
+        self.tell()
+        self._after_notes()
+
+    def tell(self) -> None:
+        """Wake whoever waits. The lock is held."""
+        self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Let others hold the lock until something changes, or a moment has passed. The lock is held."""
+        self.act()
+        self._changed.wait(LOOK_AGAIN_S)
+        self.act()
+
+    def _try(self) -> None:
+        while self._notes and self._lock.acquire(blocking=False):
+            try:
+                self.act()
+            finally:
+                self._lock.release()
