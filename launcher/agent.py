@@ -168,7 +168,10 @@ class Agent:
 
     def _write_state(self, now: float) -> None:
         self._state_stale, self._state_written_s = False, now
-        self._run.write_state(describe(self._core, self._config.job))
+        try:
+            self._run.write_state(describe(self._core, self._config.job))
+        except OSError as error:  # a full disk must not end a job
+            self._log.write("state_not_written", reason=str(error))
 
     def _over(self) -> bool:
         if self._end is None:
@@ -220,7 +223,7 @@ class Agent:
         try:
             process = workers.start(command, self._config.script, self._common, self._config.logs)
         except OSError as error:
-            self._do(self._core.stop(1, f"{command.member} could not be started: {error}"))
+            self._do(self._core.on_start_failed(command.member, str(error)))
             return
         self._seats[command.member] = _Seat(process=process)
         self._core.workers[command.member].pid = process.pid

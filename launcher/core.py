@@ -168,6 +168,16 @@ class Core:
             return log + self._on_nobody_left(worker, how)
         return log + self._replace(worker, how, now) + self._end_if_all_left()
 
+    def on_start_failed(self, member: str, problem: str) -> list[Command]:
+        """The process could not even be started. The others can go on without it, unless it is one of the first."""
+        worker = self.workers[member]
+        worker.stage = Stage.GONE
+        self._deadlines_s.pop(_WARM_UP + member, None)
+        sentence = f"{member} could not be started: {problem}"
+        if worker.initial:
+            return self._finish(1, sentence)
+        return [Log(event="start_failed", fields={"member": member, "reason": problem}, say=sentence)]
+
     def on_bad_message(self, member: str, problem: str) -> list[Command]:
         return [Kill(member=member, reason=f"{member} sent what no worker sends: {problem}")]
 

@@ -184,6 +184,21 @@ def test_joiner_that_dies_while_warming_up_is_started_again() -> None:
     assert job.generation == 2
 
 
+def test_restart_that_fails_costs_only_that_member() -> None:
+    job = running()
+    job.die("m1")
+    assert logged(job.core.on_start_failed("m3", "no more processes"), "start_failed")[0].say.startswith("m3 could not")
+    assert job.do(job.core.on_tick(NOW + 60)) == []
+    for member in ("m0", "m2"):
+        commands = finish(job, member)
+    assert of(End, commands)[0].code == 0
+
+
+def test_first_worker_that_can_not_be_started_ends_the_job() -> None:
+    end = of(End, Job(2).core.on_start_failed("m1", "permission denied"))[0]
+    assert (end.code, end.sentence) == (1, "m1 could not be started: permission denied")
+
+
 def test_last_member_killed_ends_the_job() -> None:
     job = running(1)
     end = of(End, job.die("m0"))[0]

@@ -230,6 +230,19 @@ def test_event_log_appends_lines_with_both_times_that_nobody_can_forge(tmp_path:
     assert second["t"] >= first["t"] > 0 < second["wall"]
 
 
+def test_full_disk_costs_lines_and_says_how_many(tmp_path: Path) -> None:
+    log = EventLog(Path("/dev/full"), "test")
+    log.write("first")
+    log.write("second")
+    os.dup2(os.open(tmp_path / "events.jsonl", os.O_WRONLY | os.O_CREAT), log._fd)
+    log.write("third")
+    log.write("fourth")
+    log.close()
+    third, fourth = (json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines())
+    assert (third["event"], third["lines_lost"]) == ("third", 2)
+    assert "lines_lost" not in fourth
+
+
 def view(generation: int, *ids: str) -> View:
     members = tuple(Member(id=m, node="n", address=f"unix:{m}") for m in ids)
     return View(generation=generation, members=members, reason="r")
