@@ -58,7 +58,7 @@ def target(
 
 
 def next_roles(now: Holders, goal: Holders, ready: Collection[str]) -> Holders:
-    """The holders after the next commit: `goal` once all of it is verified, until then the present ones and who is ready.
+    """The holders after the next commit: `goal` once it is verified whole; till then the present ones and who is ready.
 
     `ready` are the members whose copy is verified and who hold this step's gradient (the present holders among them).
     Roles move all at once: a half-moved shard could have its backup on the primary's node.

@@ -11,7 +11,7 @@ from tests.sim.cluster import Cluster, Scenario, truth_of
 
 
 def draw(seed: int) -> Scenario:
-    """Mixed faults mostly; one in eight hunts holders, one in eight first committers, one in sixteen computes wrongly."""
+    """Mixed faults mostly; one in eight hunts holders, one in eight first committers, one in 16 computes wrongly."""
     rng = random.Random(seed)
     size = Scenario(
         members=rng.choice([1, 2, 3, 4, 5]),

@@ -1,0 +1,58 @@
+"""Messages, by example."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from elastrain.messages import KINDS, Ack, Contribution, Done, Publish, Record, Vote, decode, encode
+from elastrain.placement import Holders
+
+
+def test_a_commit_record_travels_whole_with_infinite_and_missing_numbers() -> None:
+    record = Record(
+        step=3,
+        generation=2,
+        contribution=Contribution(math.nan, 2.0, 4, (1 << 64) - 1),
+        square_norm=math.inf,
+        skipped=True,
+        switch=False,
+        roles=((1, Holders("a", ("b", "c"))),),
+    )
+    heard = decode(*encode(Publish(step=3, record=record, shards=(0, 1))))
+    assert isinstance(heard, Publish) and heard.record is not None
+    assert math.isnan(heard.record.contribution.loss)
+    assert heard.record.square_norm == math.inf
+    assert heard.record.roles == record.roles
+
+
+def test_the_smallest_difference_of_a_float_survives() -> None:
+    loss = math.nextafter(0.1, 1.0)
+    vote = Vote(step=0, seen=1, contribution=Contribution(loss), square_norms=((0, 5e-324),), roles=(), settings="")
+    assert decode(*encode(vote)) == vote
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "says"),
+    [
+        (99, b"{}", "kind 99 is unknown"),
+        (KINDS[Done], b"[]", "malformed Done"),
+        (KINDS[Done], b'{"step": 1, "other": 2}', "malformed Done"),
+        (KINDS[Ack], b"{}", "malformed Ack"),
+        (KINDS[Done], b"no json", "Expecting value"),
+        (KINDS[Done], b"\xff\xfe\xff", "decode"),
+        (KINDS[Done], b"[" * 100_000, "malformed Done"),
+        (KINDS[Vote], b'{"contribution": 1}', "malformed Vote"),
+        (KINDS[Vote], b'{"roles": [[0, {"primary": "a"}]]}', "malformed Vote"),
+    ],
+    ids=["kind", "list", "extra", "lacking", "text", "bytes", "deep", "contribution", "roles"],
+)
+def test_what_is_no_message_is_refused(kind: int, body: bytes, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        decode(kind, body)
+
+
+def test_contributions_add_and_fingerprints_wrap() -> None:
+    whole = Contribution(1.0, 2.0, 3, (1 << 64) - 1) + Contribution(0.5, 1.0, 1, 2)
+    assert whole == Contribution(1.5, 3.0, 4, 1)

@@ -1,0 +1,33 @@
+"""Hand-outs, by example."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastrain.plan import assign, level, plan
+
+
+def test_earlier_ranks_take_the_remainder() -> None:
+    assert plan(["a", "b", "c"], 8) == {"a": (0, 1, 2), "b": (3, 4, 5), "c": (6, 7)}
+
+
+def test_who_is_busy_gets_less() -> None:
+    assert assign([4, 5, 6], {"a": 3, "b": 1, "c": 0}) == {"a": (), "b": (4,), "c": (5, 6)}
+
+
+def test_more_members_than_runs_leaves_some_without() -> None:
+    assert plan(["a", "b"], 1) == {"a": (0,), "b": ()}
+
+
+def test_a_plan_needs_a_member() -> None:
+    with pytest.raises(ValueError, match="at least one member"):
+        plan([], 4)
+
+
+def test_a_newcomer_takes_runs_that_are_not_under_way() -> None:
+    levelled = level({"a": (0, 1, 2, 3), "new": ()}, {"a": 2, "new": 0})
+    assert levelled == {"a": (0, 1), "new": (3, 2)}
+
+
+def test_what_is_fixed_is_not_moved_however_uneven() -> None:
+    assert level({"a": (0, 1, 2), "b": ()}, {"a": 3, "b": 0}) == {"a": (0, 1, 2), "b": ()}

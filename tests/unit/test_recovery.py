@@ -1,0 +1,120 @@
+"""The recovery decision, by example: two members, three runs, one block in two shards, one backup."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastrain.messages import Contribution, Record, Report
+from elastrain.placement import Holders
+from elastrain.recovery import Lost, Recovery, Shape, ShardShape, decide, is_covered
+from elastrain.world import Member, View
+
+SHAPE = Shape(
+    runs=3, blocks=1, shards=(ShardShape(size_bytes=8, lanes=(0,)), ShardShape(size_bytes=8, lanes=(0,))), backups=1
+)
+BASE = (Holders("a", ("b",)), Holders("b", ("a",)))
+RECORD = Record(step=1, generation=1, contribution=Contribution(), square_norm=0.0, skipped=False, switch=False)
+
+
+def view(*names: str) -> View:
+    return View(generation=2, members=tuple(Member(id=name, node=name) for name in names))
+
+
+def report(**changes: object) -> Report:
+    plain = Report(
+        committed=1,
+        record=RECORD,
+        base=BASE,
+        parameters=(1, 1),
+        held=((0, 1, ()), (1, 1, ())),
+        begun=2,
+        finishing=False,
+        pending=(),
+        fixed=0,
+        own=((),),
+        folded=(),
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+NEWCOMER = report(committed=-1, record=None, base=None, parameters=(-2, -2), held=(), begun=-1)
+
+
+def recovery(**reports: Report) -> Recovery:
+    decision = decide(view(*reports), reports, SHAPE)
+    assert isinstance(decision, Recovery)
+    return decision
+
+
+def test_the_job_starts_with_the_parameters_of_rank_0() -> None:
+    decision = recovery(a=NEWCOMER, b=NEWCOMER)
+    assert decision.committed == -1
+    assert decision.lacking == {"a": (), "b": (0, 1)}
+    assert decision.newcomers == () and decision.donor is None
+    assert decision.runs == {"a": (0, 1), "b": (2,)}
+    assert {holders.primary for holders in decision.now} == {"a", "b"}
+
+
+def test_a_survivor_takes_over_and_the_lost_runs_are_handed_out_again() -> None:
+    decision = recovery(a=report(own=(((0, 1),),), folded=((0, 0, ((0, 2),)),)))
+    assert decision.now == (Holders("a"), Holders("a"))
+    # Shard 0 has runs 0 and 1; shard 1, whose primary died, has nothing: what nobody has is 1 for it, and 2 for both.
+    assert decision.runs == {"a": (1, 2)}
+    assert decision.redone == 2
+    assert "step 1 is the highest committed one; 2 of 3 runs handed out" in decision.reason
+
+
+def test_who_is_behind_completes_the_highest_commit_first() -> None:
+    late = report(
+        committed=0, record=replace(RECORD, step=0), parameters=(0, 0), held=((0, 0, (1,)), (1, 0, (1,))), pending=(0,)
+    )
+    decision = recovery(a=late, b=report())
+    assert (decision.committed, decision.record) == (1, RECORD)
+    assert decision.lacking == {"a": (0, 1), "b": ()}
+    assert decision.unverified == {"a": frozenset({1}), "b": frozenset()}
+    assert decision.folded[0, 0] == frozenset()
+    assert sorted(run for runs in decision.runs.values() for run in runs) == [0, 1, 2]
+
+
+def test_a_holder_that_can_not_make_the_commit_is_none() -> None:
+    blind = report(committed=0, parameters=(0, 0), held=((0, 0, ()), (1, 0, ())))
+    assert recovery(a=blind, b=report()).now == (Holders("b"), Holders("b"))
+
+
+def test_a_gradient_that_is_kept_needs_no_runs() -> None:
+    decision = recovery(a=report(held=((0, 1, (2,)), (1, 1, (2,)))))
+    assert decision.redone == 0
+    assert decision.folded[1, 0] == {(0, 3)}
+
+
+def test_a_newcomer_gets_parameters_and_loop_state_and_a_share_of_what_is_left() -> None:
+    decision = recovery(a=report(pending=(0, 1, 2), fixed=1), n=NEWCOMER)
+    assert decision.lacking["n"] == (0, 1)
+    assert (decision.newcomers, decision.donor) == (("n",), "a")
+    assert decision.runs == {"a": (0, 1), "n": (2,)}
+    assert decision.redone == 0
+
+
+def test_a_run_that_two_report_stays_where_it_is_under_way() -> None:
+    decision = recovery(a=report(pending=(0, 1), fixed=1), b=report(pending=(2, 1), fixed=2))
+    assert decision.runs == {"a": (0,), "b": (2, 1)}
+
+
+def test_a_shard_without_holders_is_said_to_be_lost_with_its_holders_and_the_way_on() -> None:
+    decision = decide(view("n"), {"n": replace(report(), held=((0, 1, ()),))}, SHAPE)
+    assert isinstance(decision, Lost)
+    assert decision.shards == (0, 1)  # n is in no role: what it has was never verified
+    assert "all holders of shard 0, 1 are gone (a, b); the last committed step is 1" in decision.reason
+    assert "start the job again" in decision.reason
+
+
+def test_many_lost_shards_are_not_all_listed() -> None:
+    shape = replace(SHAPE, shards=SHAPE.shards * 5)
+    lost = decide(view("n"), {"n": report(base=BASE * 5, parameters=(1,) * 10, held=())}, shape)
+    assert isinstance(lost, Lost)
+    assert "shard 0, 1, 2, 3, 4, 5, 6, 7 …" in lost.reason
+
+
+def test_is_covered() -> None:
+    assert is_covered((0, 1), frozenset({(0, 2)}))
+    assert not is_covered((0, 2), frozenset({(0, 1)}))

@@ -1,0 +1,85 @@
+"""From votes to the commit record."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from elastrain.messages import Contribution, Record, Vote
+from elastrain.placement import Holders
+from elastrain.voting import Disagreement, combine_votes
+from elastrain.world import Member, View
+
+VIEW = View(generation=5, members=(Member(id="a", node="a"), Member(id="b", node="b"), Member(id="c", node="c")))
+TOLD = Contribution(3.0, 8.0, 8, 77)
+
+
+def vote(**changes: object) -> Vote:
+    plain = Vote(step=2, seen=5, contribution=TOLD, square_norms=(), roles=(), settings="lr=1")
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def record_of(*votes: Vote) -> Record:
+    record = combine_votes(2, VIEW, votes)
+    assert isinstance(record, Record)
+    return record
+
+
+def test_norms_are_added_in_shard_order_whoever_measured_them() -> None:
+    norms = [1e16, 1.0, -1e16, 1.0]
+    in_order = sum(norms)
+    one = record_of(
+        vote(square_norms=((0, norms[0]), (3, norms[3]))), vote(square_norms=((1, norms[1]), (2, norms[2])))
+    )
+    two = record_of(
+        vote(square_norms=((2, norms[2]), (3, norms[3]))), vote(square_norms=((0, norms[0]), (1, norms[1])))
+    )
+    assert one.square_norm == two.square_norm == in_order
+
+
+def test_the_record_carries_step_view_contribution_and_roles_in_shard_order() -> None:
+    holders = Holders("a", ("b",))
+    record = record_of(vote(roles=((3, holders),)), vote(roles=((1, holders),)))
+    assert record == Record(
+        step=2,
+        generation=5,
+        contribution=TOLD,
+        square_norm=0.0,
+        skipped=False,
+        switch=False,
+        roles=((1, holders), (3, holders)),
+    )
+
+
+def test_a_member_without_shards_has_nothing_to_say_about_the_contribution() -> None:
+    assert record_of(vote(), vote(contribution=None)).contribution == TOLD
+
+
+@pytest.mark.parametrize(("seen", "switch"), [((6, 6, 7), True), ((6, 5, 7), False), ((5, 5, 5), False)])
+def test_the_view_changes_after_the_step_once_all_have_seen_a_newer_one(seen: tuple[int, ...], switch: bool) -> None:
+    assert record_of(*(vote(seen=generation) for generation in seen)).switch is switch
+
+
+@pytest.mark.parametrize(
+    "told", [replace(TOLD, loss=math.nan), replace(TOLD, loss=math.inf), replace(TOLD, weight=0.0)], ids=repr
+)
+def test_a_step_without_a_finite_loss_or_without_weight_is_skipped(told: Contribution) -> None:
+    assert record_of(vote(contribution=told), vote(contribution=told)).skipped
+
+
+def test_a_step_with_an_infinite_norm_is_skipped() -> None:
+    assert record_of(vote(square_norms=((0, math.inf),))).skipped
+
+
+def test_different_hyperparameters_are_named_with_their_members() -> None:
+    answer = combine_votes(2, VIEW, [vote(), vote(settings="lr=2"), vote()])
+    assert isinstance(answer, Disagreement)
+    assert "a: lr=1, b: lr=2, c: lr=1" in answer.reason
+
+
+def test_different_contributions_are_a_disagreement() -> None:
+    answer = combine_votes(2, VIEW, [vote(), vote(contribution=replace(TOLD, samples=7)), vote()])
+    assert isinstance(answer, Disagreement)
+    assert "folded from different contributions" in answer.reason
