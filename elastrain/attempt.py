@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from elastrain.fold import Combine, Fold, Node, absorb, covers, leaves
+from elastrain.fold import Combine, Fold, Node, absorb, covers, is_covered, leaves
 from elastrain.messages import Contribution, Vote
 
 Weight = tuple[Contribution, int]
@@ -38,7 +38,7 @@ class PartialSet:
 
     def add(self, node: Node, weight: Weight, within: Node | None = None) -> list[Combine] | None:
         """The additions that follow, in order; None if the partial was covered already."""
-        if any(covers(have, node) for have in self.nodes):
+        if is_covered(node, self.nodes):
             return None
         self._weights[node] = weight
         self.nodes, steps = absorb(self._fold, self.nodes, node, within)

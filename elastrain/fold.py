@@ -38,6 +38,10 @@ def covers(outer: Node, inner: Node) -> bool:
     return outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
+def is_covered(node: Node, nodes: Iterable[Node]) -> bool:
+    return any(covers(have, node) for have in nodes)
+
+
 @dataclass(frozen=True)
 class Fold:
     """The tree over `runs` leaves."""
@@ -94,7 +98,7 @@ def absorb(
     covers others replaces them. Afterwards the set is disjoint and no two siblings below `within` are left apart.
     """
     limit = within or fold.root
-    if any(covers(have, node) for have in held):
+    if is_covered(node, held):
         return held, []
     nodes = {have for have in held if not covers(node, have)} | {node}
     steps: list[Combine] = []

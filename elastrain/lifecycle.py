@@ -4,18 +4,15 @@ Compute, fold, reduce, commit, apply, publish; and after any change of view: rep
 step, resume. ARCHITECTURE.md follows one failure through it. A driver carries the commands out in order and feeds the
 results back; the simulator and the worker's engine are two drivers of the same class.
 
-The methods named `_may_…` and `_is_…` are the rules that keep the bits; each has a planted bug in tests/sim.
+The layers below (standing, reduction, backing, committing) do the step; here are views, messages, recovery and the
+training loop's side. The methods named `_may_…` and `_is_…` are the rules that keep the bits; each has a planted bug in
+tests/sim.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-
 from elastrain import protocol as p
-from elastrain.attempt import Attempt, Finished, Weight
-from elastrain.fold import Fold, Node
+from elastrain.committing import Committing
 from elastrain.messages import (
     Ack,
     Copied,
@@ -27,78 +24,17 @@ from elastrain.messages import (
     Message,
     Partial,
     Publish,
-    Record,
     Report,
     Vote,
 )
-from elastrain.placement import Holders, Placement, next_roles, target
-from elastrain.plan import plan
-from elastrain.recovery import Lost, Recovery, Shape, decide, is_covered
-from elastrain.voting import Disagreement, combine_votes
+from elastrain.placement import target
+from elastrain.recovery import Lost, Recovery, decide
+from elastrain.standing import NEVER
 from elastrain.world import View
 
-NEVER = -2
-"""Version of what was never there; -1 is what the job starts with."""
 
-
-@dataclass
-class Held:
-    """A shard's state in this member's hands."""
-
-    version: int = NEVER
-    """The step after which it stands, verified (or its own work as primary)."""
-    kept: dict[int, Finished] = field(default_factory=dict)
-    """Finished gradients by step, until their update is verified."""
-    scratch: dict[int, int] = field(default_factory=dict)
-    """Step -> digest of the update made behind, not yet verified."""
-    expected: dict[int, int] = field(default_factory=dict)
-    """Step -> the primary's digest."""
-    owed: dict[int, str] = field(default_factory=dict)
-    """Step -> the primary that waits for an acknowledgement."""
-
-
-class Lifecycle:
+class Lifecycle(Committing):
     """One member's part in the job."""
-
-    def __init__(self, *, me: str, shape: Shape, copy_budget_bytes: int = 8 << 20) -> None:
-        self.me = me
-        self.shape = shape
-        self.copy_budget_bytes = copy_budget_bytes
-        self.view: View | None = None
-        self.newest: View | None = None
-        self.committed = -1
-        self.record: Record | None = None
-        self.base: Placement | None = None
-        self._now: tuple[Holders, ...] = ()
-        self._my_shards: list[int] = []
-        self.goal: Placement = ()
-        self.parameters = [NEVER] * len(shape.shards)
-        self._missing: set[int] | None = None
-        self.held: dict[int, Held] = {}
-        self.bound: set[int] = set()
-        self.begun = -1
-        self.entered = False
-        self.recovering = True
-        self.attempt = self._new_attempt(0)
-        self._out: list[p.Command] = []
-        self._reports: dict[str, Report] = {}
-        self._later: list[p.Arrived] = []
-        self._deferred: list[p.RunDone] = []
-        self._whole: list[int] = []
-        self._allowed: frozenset[int] = frozenset()
-        self._ready = False
-        self._settings = ""
-        self._loop_state: tuple[int, str] | None = None
-        self._newcomers: tuple[str, ...] = ()
-        self._copying: dict[tuple[int, str], int] = {}
-        self._copies: list[tuple[int, str]] = []
-        self._copied_bytes = 0
-        self._followers: dict[int, set[str]] = defaultdict(set)
-        self._digesting = False
-        self._dropping: set[int] = set()
-        self._finishing: int | None = None
-        self._done: set[str] = set()
-        self._over = False
 
     # --------------------------------------------------------------------------------------------------- the one entry
 
@@ -135,36 +71,6 @@ class Lifecycle:
         self._progress()
         out, self._out = self._out, []
         return out
-
-    def _do(self, command: p.Command) -> None:
-        self._out.append(command)
-
-    def _send(self, to: str, message: Message) -> None:
-        self._out.append(p.Send(to=to, message=message))
-
-    def _fail(self, kind: str, reason: str) -> None:
-        self._out.append(p.Fail(kind=kind, reason=reason))
-        self._over = True
-
-    @property
-    def _others(self) -> list[str]:
-        return [m for m in self.view.ids if m != self.me] if self.view else []
-
-    @property
-    def now(self) -> tuple[Holders, ...]:
-        """Who holds what in this view: the committed holders that live."""
-        return self._now
-
-    @now.setter
-    def now(self, holders: tuple[Holders, ...]) -> None:
-        self._now = holders
-        self._my_shards = [shard for shard, h in enumerate(holders) if h.primary == self.me]
-
-    def _mine(self) -> list[int]:
-        return self._my_shards
-
-    def _new_attempt(self, step: int) -> Attempt:
-        return Attempt(step=step, fold=Fold(self.shape.runs), blocks=self.shape.blocks)
 
     # ----------------------------------------------------------------------------------------------------------- views
 
@@ -304,439 +210,6 @@ class Lifecycle:
             case Done():
                 self._done.add(source)
 
-    # ------------------------------------------------------------------------------------------------ compute and fold
-
-    def _on_began(self, event: p.Began) -> None:
-        self.begun = event.step
-        self.entered = True
-        self._settings = event.settings
-        self._loop_state = (event.step, event.state)
-
-    def _end_run(self) -> None:
-        attempt = self.attempt
-        if attempt.running is not None:
-            attempt.end(attempt.running)
-
-    def _on_run_done(self, event: p.RunDone) -> None:
-        if event.step != self.attempt.step:
-            return
-        if self.recovering:
-            self._deferred.append(event)
-            return
-        own = self.attempt.own[event.block]
-        goal = self.attempt.target_of(event.run)
-        weight = (event.contribution, event.touched)
-        for step in own.add((event.run, event.run + 1), weight, within=goal) or ():
-            self._do(p.CombineOwn(step=event.step, block=event.block, combine=step))
-        self._deliver_unsent()
-
-    def _deliver_unsent(self) -> None:
-        for block, node in list(self.attempt.unsent()):
-            self.attempt.sent.add((block, node))
-            self._deliver(block, node)
-
-    def _deliver(self, block: int, node: Node, covered: dict[tuple[int, int], frozenset[Node]] | None = None) -> None:
-        """Send a partial to the primaries of the block's shards, less those that have it already."""
-        weight = self.attempt.own[block].weight(node)
-        lanes: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for shard, lane in self._lanes_of(block):
-            if covered is None or not is_covered(node, covered[shard, lane]):
-                lanes[self.now[shard].primary].append((shard, lane))
-        for primary, wanted in lanes.items():
-            if primary == self.me:
-                self._fold_in(block, node, weight, wanted, None)
-                continue
-            self._send(
-                primary,
-                Partial(
-                    step=self.attempt.step,
-                    block=block,
-                    node=node,
-                    contribution=weight[0],
-                    touched=weight[1],
-                    lanes=tuple(wanted),
-                ),
-            )
-
-    def _lanes_of(self, block: int) -> Iterable[tuple[int, int]]:
-        for shard, shape in enumerate(self.shape.shards):
-            for lane, lane_block in enumerate(shape.lanes):
-                if lane_block == block:
-                    yield shard, lane
-
-    def _on_partial(self, message: Partial, payload: object) -> None:
-        if message.step == self.attempt.step:
-            weight = (message.contribution, message.touched)
-            self._fold_in(message.block, message.node, weight, message.lanes, payload)
-
-    def _fold_in(
-        self, block: int, node: Node, weight: Weight, lanes: Iterable[tuple[int, int]], payload: object
-    ) -> None:
-        for index, (shard, lane) in enumerate(lanes):
-            partials = self.attempt.fold_of(shard, lane)
-            steps = partials.add(node, weight)
-            if steps is None:
-                continue
-            self._do(
-                p.Keep(
-                    step=self.attempt.step, shard=shard, lane=lane, node=node, payload=payload, index=index, block=block
-                )
-            )
-            for step in steps:
-                self._do(p.CombineShard(step=self.attempt.step, shard=shard, lane=lane, combine=step))
-            if partials.complete and self._is_folded(shard):
-                self._whole.append(shard)
-
-    def _finish_folds(self) -> None:
-        whole, self._whole = self._whole, []
-        if whole:
-            self._do(p.Finish(step=self.attempt.step, shards=tuple(whole)))
-
-    def _is_folded(self, shard: int) -> bool:
-        lanes = range(len(self.shape.shards[shard].lanes))
-        return all((shard, n) in self.attempt.folds and self.attempt.folds[shard, n].complete for n in lanes)
-
-    def _on_finished(self, event: p.Finished) -> None:
-        if event.step != self.attempt.step:
-            return
-        root = self.attempt.fold.root
-        for shard, square_norm in event.square_norms.items():
-            lanes = range(len(self.shape.shards[shard].lanes))
-            weights = [self.attempt.folds[shard, lane].weight(root) for lane in lanes]
-            self.attempt.finished[shard] = Finished(
-                contribution=weights[0][0], touched=tuple(w[1] for w in weights), square_norm=square_norm
-            )
-        if not self.recovering:
-            self._forward_gradients(event.square_norms)
-
-    # --------------------------------------------------------------------------------------- backups of the gradient
-
-    def _forward_gradients(self, shards: Iterable[int], only: str | None = None) -> None:
-        """Send finished gradients to backups and followers."""
-        wanted: dict[str, list[int]] = defaultdict(list)
-        for shard in shards:
-            for member in {*self.now[shard].backups, *self._followers[shard]}:
-                if only in (None, member):
-                    wanted[member].append(shard)
-        for member, their in sorted(wanted.items()):
-            done = [self.attempt.finished[shard] for shard in their]
-            self._send(
-                member,
-                Gradient(
-                    step=self.attempt.step,
-                    shards=tuple(their),
-                    contribution=done[0].contribution,
-                    touched=tuple(f.touched for f in done),
-                    square_norms=tuple(f.square_norm for f in done),
-                ),
-            )
-
-    def _on_gradient(self, source: str, message: Gradient, payload: object) -> None:
-        if message.step != self.attempt.step:
-            return
-        for index, shard in enumerate(message.shards):
-            held = self._held(shard)
-            held.kept[message.step] = Finished(
-                message.contribution, message.touched[index], message.square_norms[index]
-            )
-            self._do(p.StoreGradient(step=message.step, shard=shard, payload=payload, index=index))
-            held.owed[message.step] = source
-        self._acknowledge(message.shards)
-
-    def _may_acknowledge(self, held: Held, step: int) -> bool:
-        """A backup answers for `step` only when its state of the step before is verified."""
-        return held.version == step - 1
-
-    def _acknowledge(self, shards: Iterable[int]) -> None:
-        step = self.attempt.step
-        by_primary: dict[str, list[int]] = defaultdict(list)
-        for shard in shards:
-            held = self.held[shard]
-            if step in held.owed and self._may_acknowledge(held, step):
-                by_primary[held.owed.pop(step)].append(shard)
-        for primary, acked in by_primary.items():
-            self._send(primary, Ack(step=step, shards=tuple(acked)))
-
-    # ------------------------------------------------------------------------------------------------ vote and commit
-
-    def _vote(self) -> None:
-        attempt = self.attempt
-        if attempt.voted or not self._may_vote():
-            return
-        assert self.newest is not None
-        mine = self._mine()
-        vote = Vote(
-            step=attempt.step,
-            seen=self.newest.generation,
-            contribution=attempt.finished[mine[0]].contribution if mine else None,
-            square_norms=tuple((s, attempt.finished[s].square_norm) for s in mine),
-            roles=tuple(self._proposed_roles(mine)),
-            settings=self._settings,
-        )
-        attempt.voted = True
-        attempt.votes[self.me] = vote
-        for member in self._others:
-            self._send(member, vote)
-
-    def _may_vote(self) -> bool:
-        attempt = self.attempt
-        return (
-            not self.recovering
-            and self.begun == attempt.step
-            and not self._digesting
-            and not self._copying
-            and self._parameters_are_here()
-            and all(self._is_safe(shard) for shard in self._mine())
-        )
-
-    def _is_safe(self, shard: int) -> bool:
-        """Finished, on state of the step before, and acknowledged by all who keep a copy or are about to."""
-        attempt, holders = self.attempt, self.now[shard]
-        waiting_for = {*holders.backups, *self._followers[shard]}
-        return (
-            shard in attempt.finished
-            and self.held[shard].version == self.committed
-            and waiting_for <= attempt.acks.get(shard, set())
-        )
-
-    def _proposed_roles(self, mine: Iterable[int]) -> Iterable[tuple[int, Holders]]:
-        assert self.base is not None
-        for shard in mine:
-            ready = {self.me, *self.attempt.acks.get(shard, set())}
-            after = next_roles(self.now[shard], self.goal[shard], ready)
-            if after != self.base[shard]:
-                yield shard, after
-
-    def _commit(self) -> None:
-        attempt, view = self.attempt, self.view
-        if view is None or self.recovering or not set(attempt.votes) >= set(view.ids):
-            return
-        record = combine_votes(attempt.step, view, [attempt.votes[m] for m in view.ids])
-        if isinstance(record, Disagreement):
-            self._fail("DivergedError", record.reason)
-        else:
-            self._pass(record)
-
-    # ----------------------------------------------------------------------------------------- pass, apply and publish
-
-    def _pass(self, record: Record) -> None:
-        """This member holds the record: the step can not be undone any more."""
-        mine = self._mine()
-        before = self.now
-        touched = {s: self.attempt.finished[s].touched for s in mine}
-        self._learn(record)
-        if mine:
-            self._do(p.Apply(record=record, shards=tuple(mine), touched=touched))
-        for shard in mine:
-            self._applied(shard)
-        self._apply_behind(record, set(mine))
-        self._change_roles(record, before)
-        self._do(p.EndAttempt(step=record.step))
-        self.attempt = self._new_attempt(record.step + 1)
-        if record.switch and not self.recovering:
-            self._switch()
-        elif not self.recovering:
-            assert self.view is not None
-            self.attempt.hand(plan(self.view.ids, self.shape.runs)[self.me])
-            self._publish(dict.fromkeys(self._others, tuple(mine)), record)
-            self._compute_digests(mine, before)
-            self._replay_later()
-
-    def _learn(self, record: Record) -> None:
-        self.record = record
-        self.committed = record.step
-        self._missing = None
-        self._copied_bytes = 0
-        self._do(p.Passed(record=record))
-
-    def _applied(self, shard: int) -> None:
-        held = self.held[shard]
-        held.version = self.committed
-        held.kept = {step: kept for step, kept in held.kept.items() if step > self.committed}
-        held.scratch.clear()
-        held.expected.clear()
-        self.bound.add(shard)
-        self._have_parameters(shard)
-
-    def _apply_behind(self, record: Record, mine: set[int]) -> None:
-        for shard in sorted(set(self.held) - mine):
-            held = self.held[shard]
-            if record.step in held.kept:
-                touched = held.kept[record.step].touched
-                self._do(p.ApplyBehind(record=record, shard=shard, touched=touched))
-            else:  # a copy that was not followed up is stale from now on
-                self._drop(shard)
-
-    def _change_roles(self, record: Record, before: tuple[Holders, ...]) -> None:
-        assert self.base is not None
-        base, now = list(self.base), list(self.now)
-        for shard, holders in record.roles:
-            base[shard] = now[shard] = holders
-        self.base, self.now = tuple(base), tuple(now)
-        for shard, holders in record.roles:
-            if self.me == before[shard].primary != holders.primary and self.me in holders.backups:
-                self.bound.discard(shard)
-                self._do(p.Unbind(shard=shard))
-            if shard in self.held and self.me not in holders.all:
-                self._dropping.add(shard)
-            self._followers[shard] -= set(holders.all)
-        if record.roles:
-            self._plan_copies()
-
-    def _publish(self, shards_by_member: dict[str, tuple[int, ...]], record: Record | None) -> None:
-        """Every publish carries the record: whoever receives it has passed."""
-        for member, shards in shards_by_member.items():
-            if shards and member != self.me:
-                self._send(member, Publish(step=self.committed, record=record, shards=shards))
-
-    def _on_publish(self, message: Publish, payload: object) -> None:
-        if message.record is not None and message.step == self.committed + 1:
-            self._pass(message.record)
-        if self._may_take(message):
-            for index, shard in enumerate(message.shards):
-                if shard not in self.bound:
-                    self._do(p.TakeParameters(step=message.step, shard=shard, payload=payload, index=index))
-                    self._have_parameters(shard)
-
-    def _may_take(self, message: Publish) -> bool:
-        """Parameters of a step never overwrite older ones before its record is held."""
-        return message.step == self.committed
-
-    def _parameters_are_here(self) -> bool:
-        if self._missing is None:
-            self._missing = {shard for shard, version in enumerate(self.parameters) if version != self.committed}
-        return not self._missing
-
-    def _have_parameters(self, shard: int) -> None:
-        self.parameters[shard] = self.committed
-        if self._missing is not None:
-            self._missing.discard(shard)
-
-    # ------------------------------------------------------------------------------------------- backups behind
-
-    def _held(self, shard: int) -> Held:
-        return self.held.setdefault(shard, Held())
-
-    def _compute_digests(self, shards: Iterable[int], before: tuple[Holders, ...]) -> None:
-        wanted = tuple(s for s in shards if self._compares_with(s, before))
-        if wanted:
-            self._digesting = True
-            self._do(p.ComputeDigests(step=self.committed, shards=wanted))
-        else:
-            self._drop_given_away()
-
-    def _compares_with(self, shard: int, before: tuple[Holders, ...]) -> set[str]:
-        """Who compares its copy of this shard with ours."""
-        members = {*before[shard].all, *self.now[shard].all, *self._followers[shard]}
-        return members & set(self._others)
-
-    def _on_digested(self, event: p.Digested) -> None:
-        self._digesting = False
-        if event.step != self.committed or self.recovering:
-            return
-        digests = tuple(sorted(event.digests.items()))
-        for member in self._others:
-            self._send(member, Digests(step=event.step, digests=digests))
-        self._drop_given_away()
-
-    def _drop_given_away(self) -> None:
-        for shard in sorted(self._dropping):
-            self._drop(shard)
-
-    def _drop(self, shard: int) -> None:
-        self._dropping.discard(shard)
-        self.bound.discard(shard)
-        if self.held.pop(shard, None) is not None:
-            self._do(p.Drop(shard=shard))
-
-    def _on_digests(self, message: Digests) -> None:
-        for shard, digest in message.digests:
-            held = self.held.get(shard)
-            if held is not None and shard not in self.bound and held.version < message.step:
-                held.expected[message.step] = digest
-                self._verify(shard, message.step)
-
-    def _on_applied_behind(self, event: p.AppliedBehind) -> None:
-        held = self.held.get(event.shard)
-        if held is not None and event.shard not in self.bound and event.step == held.version + 1:
-            held.scratch[event.step] = event.digest
-            self._verify(event.shard, event.step)
-
-    def _verify(self, shard: int, step: int) -> None:
-        held = self.held[shard]
-        if step not in held.scratch or step not in held.expected:
-            return
-        if held.scratch.pop(step) != held.expected.pop(step):
-            self._fail(
-                "DivergedError",
-                f"the state of shard {shard} after step {step} differs between its primary and its backup {self.me}: "
-                "one of the two devices computes wrongly; restart from a durable checkpoint without them",
-            )
-            return
-        held.version = step
-        held.kept.pop(step, None)
-        self._do(p.Swap(step=step, shard=shard))
-        if self.now[shard].primary == self.me:
-            self._bind(shard)
-        self._acknowledge([shard])
-
-    def _bind(self, shard: int) -> None:
-        self.bound.add(shard)
-        self._have_parameters(shard)
-        self._do(p.Bind(step=self.held[shard].version, shard=shard))
-
-    # ----------------------------------------------------------------------------------------------------- rebalancing
-
-    def _plan_copies(self) -> None:
-        """What is still to be copied towards the target, shard by shard."""
-        self._copies = [
-            (shard, member)
-            for shard in self._mine()
-            for member in self.goal[shard].all
-            if member not in {*self.now[shard].all, *self._followers[shard]}
-        ]
-
-    def _rebalance(self) -> None:
-        """Copy shards towards the target, a bounded number of bytes per step: the vote waits for what is on its way."""
-        if not self._copies or not self._may_copy():
-            return
-        later: list[tuple[int, str]] = []
-        for shard, member in self._copies:
-            spent = self._copied_bytes >= self.copy_budget_bytes
-            if spent or self.held[shard].version != self.committed:
-                later.append((shard, member))
-                continue
-            self._copied_bytes += self.shape.sizes[shard]
-            self._copying[shard, member] = self.committed
-            self._send(member, Copy(step=self.committed, shard=shard))
-        self._copies = later
-
-    def _may_copy(self) -> bool:
-        """A copy is read before the state moves on, so a vote waits for it: copies are made while runs are computed."""
-        attempt = self.attempt
-        computing = self.begun == attempt.step and bool(attempt.pending or not attempt.targets)
-        return computing and not self.recovering and not self._digesting and not attempt.voted
-
-    def _on_took_copy(self, event: p.TookCopy) -> None:
-        if self.recovering or event.step != self.committed:
-            return
-        held = self._held(event.shard)
-        held.version = event.step
-        held.kept.clear()
-        held.scratch.clear()
-        held.expected.clear()
-        self._send(event.source, Copied(step=event.step, shard=event.shard, intact=event.intact))
-
-    def _on_copied(self, source: str, message: Copied) -> None:
-        if self._copying.pop((message.shard, source), None) is None:
-            return
-        if not message.intact:
-            self._fail("DivergedError", f"the copy of shard {message.shard} arrived at {source} with other content")
-            return
-        self._followers[message.shard].add(source)
-        if message.shard in self.attempt.finished:
-            self._forward_gradients([message.shard], only=source)
-
     # -------------------------------------------------------------------------------------------------------- recovery
 
     def _on_report(self, source: str, report: Report) -> None:
@@ -852,6 +325,17 @@ class Lifecycle:
         self._replay_later()
 
     # ---------------------------------------------------------------------------------------- the training loop's side
+
+    def _on_began(self, event: p.Began) -> None:
+        self.begun = event.step
+        self.entered = True
+        self._settings = event.settings
+        self._loop_state = (event.step, event.state)
+
+    def _end_run(self) -> None:
+        attempt = self.attempt
+        if attempt.running is not None:
+            attempt.end(attempt.running)
 
     def _progress(self) -> None:
         """Whatever has become possible, in an order that cannot matter for the result."""

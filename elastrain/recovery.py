@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elastrain.fold import Node, covers, leaves
+from elastrain.fold import Node, leaves
 from elastrain.messages import Record, Report
 from elastrain.placement import Holders, Placement, effective, target
 from elastrain.plan import assign, level
@@ -186,10 +186,6 @@ def _lacking(report: Report, committed: int, *, is_source: bool) -> tuple[int, .
 def _unverified(member: str, report: Report, now: tuple[Holders, ...], committed: int) -> frozenset[int]:
     versions = {shard: version for shard, version, _ in report.held}
     return frozenset(s for s, h in enumerate(now) if member in h.backups and versions.get(s) != committed)
-
-
-def is_covered(node: Node, nodes: frozenset[Node]) -> bool:
-    return any(covers(have, node) for have in nodes)
 
 
 def _lost_sentence(lost: tuple[int, ...], base: Placement, committed: int) -> str:

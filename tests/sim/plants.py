@@ -15,10 +15,11 @@ from unittest.mock import patch
 from elastrain import protocol as p
 from elastrain.attempt import PartialSet, Weight
 from elastrain.fold import Combine, Fold, Node, absorb, covers
-from elastrain.lifecycle import Held, Lifecycle
+from elastrain.lifecycle import Lifecycle
 from elastrain.messages import Contribution, Publish, Record, Report, Vote
 from elastrain.placement import Holders
 from elastrain.recovery import Lost, Recovery, Shape, decide
+from elastrain.standing import Held
 from elastrain.voting import Disagreement, combine_votes
 from elastrain.world import View
 from tests.sim.cluster import Cluster, Scenario
@@ -353,7 +354,7 @@ class CountsAFollowerEarly(Lifecycle):
                 yield shard, self.goal[shard]
 
 
-@_function(100, "lifecycle.next_roles", lambda scenario: scenario.budget_bytes < 1 << 20 and scenario.joins > 0)
+@_function(100, "committing.next_roles", lambda scenario: scenario.budget_bytes < 1 << 20 and scenario.joins > 0)
 def gives_up_holders(now: Holders, goal: Holders, ready: Collection[str]) -> Holders:
     """A commit never leaves fewer holders than verified copies allow."""
     left = tuple(member for member in goal.all if member in ready)
@@ -416,7 +417,7 @@ class ResendsWithoutContribution(Lifecycle):
         super()._fold_in(block, node, weight if generation == 1 else (Contribution(), weight[1]), lanes, payload)
 
 
-@_function(60, "lifecycle.combine_votes")
+@_function(60, "committing.combine_votes")
 def counts_at_the_voter(step: int, view: View, votes: Sequence[Vote]) -> Record | Disagreement:
     """Loss and counts are folded with the partials, not taken from who votes."""
     record = combine_votes(step, view, votes)

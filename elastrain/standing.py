@@ -1,0 +1,121 @@
+"""What one member knows of the job, and the few ways in which that is read; the layers of the protocol stand on it.
+
+`Standing` → `Reduction` → `Backing` → `Committing` → `Lifecycle`, each in its own file: one machine, cut so that each
+part can be read by itself. No decision lives here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from elastrain import protocol as p
+from elastrain.attempt import Attempt, Finished
+from elastrain.fold import Fold
+from elastrain.messages import Message, Record, Report
+from elastrain.placement import Holders, Placement
+from elastrain.recovery import Shape
+from elastrain.world import View
+
+NEVER = -2
+"""Version of what was never there; -1 is what the job starts with."""
+
+
+@dataclass
+class Held:
+    """A shard's state in this member's hands."""
+
+    version: int = NEVER
+    """The step after which it stands, verified (or its own work as primary)."""
+    kept: dict[int, Finished] = field(default_factory=dict)
+    """Finished gradients by step, until their update is verified."""
+    scratch: dict[int, int] = field(default_factory=dict)
+    """Step -> digest of the update made behind, not yet verified."""
+    expected: dict[int, int] = field(default_factory=dict)
+    """Step -> the primary's digest."""
+    owed: dict[int, str] = field(default_factory=dict)
+    """Step -> the primary that waits for an acknowledgement."""
+
+
+class Standing:
+    """One member's knowledge."""
+
+    def __init__(self, *, me: str, shape: Shape, copy_budget_bytes: int = 8 << 20) -> None:
+        self.me = me
+        self.shape = shape
+        self.copy_budget_bytes = copy_budget_bytes
+        self.view: View | None = None
+        self.newest: View | None = None
+        self.committed = -1
+        self.record: Record | None = None
+        self.base: Placement | None = None
+        self._now: tuple[Holders, ...] = ()
+        self._my_shards: list[int] = []
+        self.goal: Placement = ()
+        self.parameters = [NEVER] * len(shape.shards)
+        self._missing: set[int] | None = None
+        self.held: dict[int, Held] = {}
+        self.bound: set[int] = set()
+        self.begun = -1
+        self.entered = False
+        self.recovering = True
+        self.attempt = self._new_attempt(0)
+        self._out: list[p.Command] = []
+        self._reports: dict[str, Report] = {}
+        self._later: list[p.Arrived] = []
+        self._deferred: list[p.RunDone] = []
+        self._whole: list[int] = []
+        self._allowed: frozenset[int] = frozenset()
+        self._ready = False
+        self._settings = ""
+        self._loop_state: tuple[int, str] | None = None
+        self._newcomers: tuple[str, ...] = ()
+        self._copying: dict[tuple[int, str], int] = {}
+        self._copies: list[tuple[int, str]] = []
+        self._copied_bytes = 0
+        self._followers: dict[int, set[str]] = defaultdict(set)
+        self._digesting = False
+        self._dropping: set[int] = set()
+        self._finishing: int | None = None
+        self._done: set[str] = set()
+        self._over = False
+
+    def _do(self, command: p.Command) -> None:
+        self._out.append(command)
+
+    def _send(self, to: str, message: Message) -> None:
+        self._out.append(p.Send(to=to, message=message))
+
+    def _fail(self, kind: str, reason: str) -> None:
+        self._out.append(p.Fail(kind=kind, reason=reason))
+        self._over = True
+
+    @property
+    def _others(self) -> list[str]:
+        return [m for m in self.view.ids if m != self.me] if self.view else []
+
+    @property
+    def now(self) -> tuple[Holders, ...]:
+        """Who holds what in this view: the committed holders that live."""
+        return self._now
+
+    @now.setter
+    def now(self, holders: tuple[Holders, ...]) -> None:
+        self._now = holders
+        self._my_shards = [shard for shard, h in enumerate(holders) if h.primary == self.me]
+
+    def _mine(self) -> list[int]:
+        return self._my_shards
+
+    def _new_attempt(self, step: int) -> Attempt:
+        return Attempt(step=step, fold=Fold(self.shape.runs), blocks=self.shape.blocks)
+
+    def _parameters_are_here(self) -> bool:
+        if self._missing is None:
+            self._missing = {shard for shard, version in enumerate(self.parameters) if version != self.committed}
+        return not self._missing
+
+    def _have_parameters(self, shard: int) -> None:
+        self.parameters[shard] = self.committed
+        if self._missing is not None:
+            self._missing.discard(shard)
