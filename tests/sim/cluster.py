@@ -135,7 +135,7 @@ class Cluster:
 
     def run(self, limit: int = 60_000) -> None:
         """Run to the end. Raises Violation if an invariant breaks or the job does not end."""
-        while self.ticks < limit and not self.diverged:
+        while self.ticks < limit and not self.diverged and not self.lost:
             self.ticks += 1
             self._strike()
             choices = self._choices()
@@ -405,10 +405,13 @@ class Cluster:
     # ----------------------------------------------------------------------------------------------------------- agent
 
     def _newest_base(self) -> Placement:
-        cores = [self.members[m].core for m in self.view.ids]
-        base = max(cores, key=lambda core: core.committed if core.base else -2).base
-        assert base is not None
-        return base
+        """As the living know it; where none of them has been told yet, as anybody knew it."""
+        for names in (self.view.ids, tuple(self.members)):
+            cores = [self.members[m].core for m in names]
+            base = max(cores, key=lambda core: core.committed if core.base else -2).base
+            if base is not None:
+                return base
+        return ()
 
     def _holders(self) -> HoldersByShard:
         return {str(shard): holders.all for shard, holders in enumerate(self._newest_base())}
@@ -422,8 +425,10 @@ class Cluster:
             self.view, holders=self._holders(), dead=self.dead, suspected=silent, joining=tuple(self.joining)
         )
         view = proposal.view
-        if proposal.outcome is Outcome.LOST:  # its members say so themselves
+        if proposal.outcome is Outcome.LOST:
             rest = tuple(m for m in self.view.members if m.id not in self.dead)
+            if not any(self.members[m.id].core.base for m in rest):  # nobody is left who could say it
+                self.lost = proposal.reason
             view = View(generation=self.view.generation + 1, members=rest, reason="the dead are gone")
         if view is not None and view.members and view.members != self.view.members:
             self._check_view(self.view, view)

@@ -78,5 +78,5 @@ def test_replay_prints_the_transcript_and_the_end(capsys: pytest.CaptureFixture[
     assert replay.main(["7"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("seed 7: Scenario(")
-    assert "view 1: m0" in printed
+    assert "view 2: m0" in printed
     assert "ended " in printed.splitlines()[-1]

@@ -1,0 +1,225 @@
+"""The lifecycle's corners that schedules seldom reach; the protocol itself is shown in tests/sim."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastrain import protocol as p
+from elastrain.lifecycle import Lifecycle
+from elastrain.messages import Ack, Contribution, Copied, Copy, Digests, Done, Gradient, Message, Partial, Report, Vote
+from elastrain.recovery import Shape, ShardShape
+from elastrain.world import Member, View
+
+SHAPE = Shape(runs=1, blocks=1, shards=(ShardShape(size_bytes=8, lanes=(0,)),), backups=1)
+TOLD = Contribution(1.0, 1.0, 1, 1)
+
+
+def view(generation: int, *names: str) -> View:
+    return View(generation=generation, members=tuple(Member(id=name, node=name) for name in names))
+
+
+def sent(commands: list[p.Command], kind: type[Message]) -> list[p.Send]:
+    return [c for c in commands if isinstance(c, p.Send) and isinstance(c.message, kind)]
+
+
+class Pair:
+    """`a` is the primary of the only shard and does the only run; `b` is its backup. Both are driven by hand."""
+
+    def __init__(self) -> None:
+        self.a = Lifecycle(me="a", shape=SHAPE)
+        self.b = Lifecycle(me="b", shape=SHAPE)
+        self.generation = 1
+        self.done: dict[str, list[p.Command]] = {"a": [], "b": []}
+
+    def tell(self, name: str, event: p.Event) -> list[p.Command]:
+        """Handle the event, carry out what follows in both members, and say what `name` was told to do."""
+        core, other = (self.a, "b") if name == "a" else (self.b, "a")
+        commands = core.handle(event)
+        self.done[name] += commands
+        for command in commands:
+            if isinstance(command, p.Edit):
+                self.generation = max(self.generation, command.view.generation)
+            if isinstance(command, p.Send):
+                self.tell(other, p.Arrived(source=name, generation=self.generation, message=command.message))
+            if isinstance(command, p.Finish):
+                self.tell(name, p.Finished(step=command.step, square_norms=dict.fromkeys(command.shards, 4.0)))
+        return commands
+
+    def start(self) -> None:
+        for name in ("a", "b"):
+            self.tell(name, p.Viewed(view=view(1, "a", "b")))
+        for name in ("a", "b"):
+            self.tell(name, p.Began(step=0, settings="lr", state="s"))
+            self.tell(name, p.Ready())
+
+    def one_step(self) -> None:
+        self.tell("a", p.RunDone(step=0, run=0, block=0, contribution=TOLD, touched=1))
+        self.tell("a", p.Ready())
+
+
+def test_two_members_commit_a_step() -> None:
+    pair = Pair()
+    pair.start()
+    assert p.Compute(step=0, run=0) in pair.done["a"]
+    pair.one_step()
+    records = [[c.record for c in pair.done[name] if isinstance(c, p.Passed)] for name in ("a", "b")]
+    assert records[0] == records[1]
+    assert records[0][0].contribution == TOLD
+    assert records[0][0].square_norm == 4.0
+
+
+def test_a_backup_that_computes_otherwise_ends_the_job_and_says_what_to_do() -> None:
+    pair = Pair()
+    pair.start()
+    pair.one_step()
+    pair.tell("a", p.Digested(step=0, digests={0: 1}))
+    commands = pair.b.handle(p.AppliedBehind(step=0, shard=0, digest=2))
+    assert [c.kind for c in commands if isinstance(c, p.Fail)] == ["DivergedError"]
+    assert "shard 0 after step 0 differs between its primary and its backup b" in str(commands)
+    assert pair.b.handle(p.Ready()) == []  # it has ended
+
+
+def test_a_verified_backup_acknowledges_the_next_gradient_that_waits() -> None:
+    pair = Pair()
+    pair.start()
+    pair.one_step()
+    gradient = Gradient(step=1, shards=(0,), contribution=TOLD, touched=((1,),), square_norms=(1.0,))
+    assert not sent(pair.b.handle(p.Arrived(source="a", generation=1, message=gradient)), Ack)
+    pair.b.handle(p.AppliedBehind(step=0, shard=0, digest=7))
+    commands = pair.b.handle(p.Arrived(source="a", generation=1, message=Digests(step=0, digests=((0, 7),))))
+    assert p.Swap(step=0, shard=0) in commands
+    assert [c.message for c in sent(commands, Ack)] == [Ack(step=1, shards=(0,))]
+
+
+def test_a_removed_member_leaves() -> None:
+    pair = Pair()
+    pair.start()
+    assert pair.b.handle(p.Viewed(view=view(2, "a"))) == [p.Leave(evicted=True)]
+
+
+def test_a_newcomer_ignores_views_before_its_own() -> None:
+    newcomer = Lifecycle(me="n", shape=SHAPE)
+    assert newcomer.handle(p.Viewed(view=view(1, "a"))) == []
+    commands = newcomer.handle(p.Viewed(view=view(2, "a", "n")))
+    assert [c.to for c in sent(commands, Report)] == ["a"]
+
+
+def test_a_view_that_is_known_or_older_changes_nothing() -> None:
+    pair = Pair()
+    pair.start()
+    assert pair.a.handle(p.Viewed(view=view(1, "a"))) == []
+
+
+def test_a_frame_of_a_newer_generation_is_held_and_makes_it_read_the_view() -> None:
+    pair = Pair()
+    pair.start()
+    commands = pair.a.handle(p.Arrived(source="b", generation=3, message=Done(step=0)))
+    assert commands == [p.ReadView(generation=3)]
+
+
+def test_a_frame_of_an_older_generation_is_void() -> None:
+    core = Lifecycle(me="a", shape=SHAPE)
+    core.handle(p.Viewed(view=view(4, "a", "b")))
+    old = Vote(step=0, seen=3, contribution=TOLD, square_norms=(), roles=(), settings="")
+    assert core.handle(p.Arrived(source="b", generation=3, message=old)) == []
+    assert core.attempt.votes == {}
+
+
+def test_what_belongs_to_a_step_that_is_over_is_ignored() -> None:
+    pair = Pair()
+    pair.start()
+    pair.one_step()
+    stale: list[Message] = [
+        Partial(step=0, block=0, node=(0, 1), contribution=TOLD, touched=1, lanes=((0, 0),)),
+        Gradient(step=0, shards=(0,), contribution=TOLD, touched=((1,),), square_norms=(1.0,)),
+        Ack(step=0, shards=(0,)),
+        Vote(step=0, seen=1, contribution=TOLD, square_norms=(), roles=(), settings=""),
+        Copied(step=0, shard=0, intact=True),
+    ]
+    for message in stale:
+        assert pair.b.handle(p.Arrived(source="a", generation=1, message=message)) == []
+    events: list[p.Event] = [
+        p.RunDone(step=0, run=0, block=0, contribution=TOLD, touched=1),
+        p.Finished(step=0, square_norms={0: 1.0}),
+        p.Digested(step=7, digests={0: 1}),
+        p.TookCopy(step=7, shard=0, intact=True, source="b"),
+        p.AppliedBehind(step=7, shard=0, digest=1),
+    ]
+    for event in events:
+        assert not any(isinstance(c, p.Send) for c in pair.b.handle(event))
+
+
+def test_a_copy_that_came_through_damaged_ends_the_job() -> None:
+    pair = Pair()
+    pair.start()
+    pair.a._copying[0, "b"] = 0
+    commands = pair.a.handle(p.Arrived(source="b", generation=1, message=Copied(step=-1, shard=0, intact=False)))
+    assert [c.kind for c in commands if isinstance(c, p.Fail)] == ["DivergedError"]
+
+
+def test_a_copy_of_the_committed_step_is_taken_and_answered() -> None:
+    pair = Pair()
+    pair.start()
+    commands = pair.b.handle(p.Arrived(source="a", generation=1, message=Copy(step=-1, shard=0)))
+    assert any(isinstance(c, p.TakeCopy) for c in commands)
+    answer = sent(pair.b.handle(p.TookCopy(step=-1, shard=0, intact=True, source="a")), Copied)
+    assert [c.message for c in answer] == [Copied(step=-1, shard=0, intact=True)]
+
+
+def test_different_hyperparameters_end_the_job() -> None:
+    pair = Pair()
+    for name in ("a", "b"):
+        pair.tell(name, p.Viewed(view=view(1, "a", "b")))
+    pair.tell("a", p.Began(step=0, settings="lr=1", state=""))
+    pair.tell("b", p.Began(step=0, settings="lr=2", state=""))
+    pair.tell("b", p.Ready())
+    pair.tell("a", p.Ready())
+    pair.one_step()
+    assert [c.kind for c in pair.done["a"] if isinstance(c, p.Fail)] == ["DivergedError"]
+
+
+def test_members_that_are_done_wait_for_each_other_and_leave() -> None:
+    pair = Pair()
+    pair.start()
+    pair.tell("a", p.Finishing(step=0))
+    assert p.Leave() not in pair.done["a"]
+    pair.tell("b", p.Finishing(step=0))
+    assert p.Leave() in pair.done["a"] and p.Leave() in pair.done["b"]
+
+
+def test_when_one_has_left_in_peace_the_others_do_not_wait() -> None:
+    pair = Pair()
+    pair.start()
+    assert pair.a.handle(p.Ended()) == [p.Leave()]
+
+
+def test_a_loss_while_all_are_finishing_needs_no_state() -> None:
+    pair = Pair()
+    pair.start()
+    pair.one_step()
+    pair.b.parameters = [0]
+    pair.b.handle(p.Finishing(step=1))
+    assert p.Leave() in pair.b.handle(p.Viewed(view=view(2, "b")))
+
+
+def test_lost_state_is_said_not_invented() -> None:
+    pair = Pair()
+    pair.start()
+    pair.one_step()
+    pair.b.held.clear()
+    commands = pair.b.handle(p.Viewed(view=view(2, "b")))
+    failures = [c for c in commands if isinstance(c, p.Fail)]
+    assert [failure.kind for failure in failures] == ["StateLostError"]
+    assert "all holders of shard 0 are gone (a, b)" in failures[0].reason
+
+
+def test_runs_that_end_during_a_recovery_count_afterwards() -> None:
+    pair = Pair()
+    pair.start()
+    pair.a.handle(p.Viewed(view=view(2, "a", "c")))
+    pair.a.handle(p.RunDone(step=0, run=0, block=0, contribution=TOLD, touched=1))
+    assert pair.a.attempt.own[0].nodes == frozenset()
+    report = Lifecycle(me="c", shape=SHAPE)._report()
+    commands = pair.a.handle(p.Arrived(source="c", generation=2, message=replace(report, begun=-1)))
+    assert any(isinstance(c, p.Resumed) for c in commands)
+    assert any(isinstance(c, p.Keep) for c in commands)
