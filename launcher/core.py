@@ -349,7 +349,7 @@ class Core:
     def _end_late_joiners(self) -> list[Command]:
         commands: list[Command] = []
         for other in self.living:
-            if not other.finished:
+            if not other.finished and not other.surplus:
                 other.surplus = True
                 commands.append(Kill(member=other.id, reason=f"{other.id} has nothing left to join"))
         return commands

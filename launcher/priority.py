@@ -19,7 +19,7 @@ def lower(pid: int) -> None:
     """Before the process has threads: they inherit it."""
     _set_autogroup(pid, WARM_UP_NICE)
     if _may_raise():
-        _set_nice(pid, WARM_UP_NICE)
+        _set_nice(pid, min(_own_nice() + WARM_UP_NICE, 19))
 
 
 def restore(pid: int) -> bool:
@@ -27,8 +27,8 @@ def restore(pid: int) -> bool:
     done = _set_autogroup(pid, 0)
     if _may_raise():
         # Twice: a thread that was begun meanwhile may have inherited the low priority.
-        _set_nice(pid, 0)
-        _set_nice(pid, 0)
+        _set_nice(pid, _own_nice())
+        _set_nice(pid, _own_nice())
     return done
 
 
@@ -40,6 +40,11 @@ def _set_autogroup(pid: int, nice: int) -> bool:
     except OSError:
         pass  # no autogroups in this kernel, or the process is gone: it merely keeps its priority
     return True
+
+
+def _own_nice() -> int:
+    """The agent's: what the workers began with. (An autogroup begins with 0, whoever makes it.)"""
+    return os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def _set_nice(pid: int, nice: int) -> None:

@@ -45,4 +45,5 @@ def _member(core: Core, worker: Worker, rank: int | None) -> dict[str, Any]:
         "state": str(worker.stage) if not worker.finished else "finished",
         "step": worker.step,
         "phase": worker.phase,
+        "digest": worker.digest,
     }
