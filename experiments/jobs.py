@@ -1,0 +1,76 @@
+"""Starting jobs for experiments: under `elastrain run`, and alone as the undisturbed reference.
+
+Processes and folders only; what is measured in them lives with the experiment.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.harness import ROOT
+
+TRAIN_GPT = ROOT / "experiments" / "train_gpt" / "train.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A training script and its arguments."""
+
+    path: Path
+    args: tuple[str, ...] = ()
+
+
+@contextmanager
+def elastic(
+    folder: Path, script: Script, *, members: int, options: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A job under `elastrain run` in `folder`; its output goes to `output.log` there. Ended when the block is left."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [str(Path(sys.executable).with_name("elastrain")), "run", "--nproc-per-node", str(members)]
+    command += ["--run-dir", str(folder), *options, str(script.path), *script.args]
+    with _started(command, folder / "output.log", {}) as process:
+        yield process
+
+
+@contextmanager
+def alone(folder: Path, script: Script) -> Iterator[subprocess.Popen[bytes]]:
+    """The same script as an undisturbed job of one, journal in `folder`. Ended when the block is left."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-u", str(script.path), *script.args]
+    with _started(command, folder / "output.log", {"ELASTRAIN_RUN_DIR": str(folder)}) as process:
+        yield process
+
+
+def finish(process: subprocess.Popen[bytes], folder: Path, *, timeout_s: float) -> str:
+    """Wait for the end; its output. Raises RuntimeError with the end of the output unless it ends well in time."""
+    try:
+        code: int | str = process.wait(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        code = f"nothing within {timeout_s:g} s"
+    output = (folder / "output.log").read_text(errors="replace")
+    if code != 0:
+        raise RuntimeError(f"expected exit code 0 from the job in {folder}; got {code}:\n{output[-2000:]}")
+    return output
+
+
+@contextmanager
+def _started(command: list[str], output: Path, extra: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **extra}
+    with output.open("wb") as file:
+        process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

@@ -1,0 +1,1 @@
+"""What a loss costs the members that are left."""
