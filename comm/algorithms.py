@@ -30,6 +30,14 @@ class Round:
     awaits: frozenset[int] = frozenset()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Partners:
+    """Of a collective of one round: to whom this rank sends, in order, and from whom it receives."""
+
+    to: tuple[int, ...] = ()
+    of: frozenset[int] = frozenset()
+
+
 class AllReduce(enum.Enum):
     EXCHANGE = "exchange"
     SCATTER_GATHER = "scatter-gather"
@@ -81,16 +89,19 @@ def barrier(rank: int, world: int) -> tuple[Round, ...]:
     return (Round(sends=(Send(to=0, start=0, stop=0),)), Round(awaits=frozenset({0})))
 
 
-def broadcast(rank: int, world: int, numel: int, *, root: int) -> tuple[Round, ...]:
-    if rank == root:
-        return (Round(sends=tuple(Send(to=to, start=0, stop=numel) for to in others(rank, world))),)
-    return (Round(awaits=frozenset({root})),)
+def one_to_others(rank: int, world: int, root: int) -> Partners:
+    """broadcast, scatter"""
+    return Partners(to=others(rank, world)) if rank == root else Partners(of=frozenset({root}))
 
 
-def exchange(rank: int, world: int, numel: int) -> tuple[Round, ...]:
-    """Everybody gives everything to everybody: all_gather, and the small all_reduce."""
-    rest = others(rank, world)
-    return (Round(sends=tuple(Send(to=to, start=0, stop=numel) for to in rest), awaits=frozenset(rest)),)
+def others_to_one(rank: int, world: int, root: int) -> Partners:
+    """gather, reduce"""
+    return Partners(of=frozenset(others(rank, world))) if rank == root else Partners(to=(root,))
+
+
+def all_to_all(rank: int, world: int) -> Partners:
+    """all_gather, all_to_all, reduce_scatter, and the small all_reduce"""
+    return Partners(to=others(rank, world), of=frozenset(others(rank, world)))
 
 
 def scatter_gather(rank: int, world: int, numel: int) -> tuple[Round, ...]:

@@ -268,9 +268,13 @@ class Communicator:
         if part.words != words or rank not in running.missing:
             self._break(Aborted(f"{line.group.name!r}: {words} at {self._mesh.me!r}, {part.words} at {member!r}"))
             return
+        try:
+            running.operation.take(running.number, rank, part.tensor)
+        except ValueError as error:
+            self._break(Aborted(f"{words} of {line.group.name!r} at {self._mesh.me!r}: {error}"))
+            return
         running.missing.discard(rank)
         running.fences[rank] = part.fence
-        running.operation.take(running.number, rank, part.tensor)
 
     def _finish_round(self, line: _Line, running: _Running) -> None:
         running.operation.finish(running.number)

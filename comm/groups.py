@@ -10,9 +10,10 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import torch
+from torch import Tensor
 
-from elastrain.comm.operations import AllGather, Barrier, Broadcast, Operation, Reduction, Seat, all_reduce
+from elastrain.comm import operations
+from elastrain.comm.operations import Barrier, Operation, Reduction, Seat
 from elastrain.comm.work import Work
 
 MakeOperation = Callable[[Seat], Operation]
@@ -28,8 +29,11 @@ class Group:
     """`members` in rank order. Every call returns at once with a Work; `wait()` raises how it failed.
 
     A tensor must not be touched between the call and the end of its Work, and may be changed right after. Operations on
-    one group are executed in the order of the calls, which must be the same on all members. Tensors of `empty` are read
-    by members on this host in place; others are staged.
+    one group are executed in the order of the calls, which must be the same on all members.
+
+    Reductions combine the ranks along a fixed binary tree: bitwise equal on all members and between runs; half
+    precision is accumulated in float32. A large all_reduce of a tensor of `empty` is done in place; other tensors are
+    staged.
     """
 
     def __init__(self, runner: Runner, *, name: str, me: str, members: Sequence[str]) -> None:
@@ -52,19 +56,50 @@ class Group:
     def barrier(self, *, timeout_s: float | None = None) -> Work:
         return self._runner.submit(self, Barrier, timeout_s)
 
-    def broadcast(self, tensor: torch.Tensor, *, root: int = 0, timeout_s: float | None = None) -> Work:
+    def broadcast(self, tensor: Tensor, *, root: int = 0, timeout_s: float | None = None) -> Work:
         """`tensor` becomes rank `root`'s, in place."""
-        if not 0 <= root < self.size:
-            raise ValueError(f"root is a rank below {self.size}; got {root}")
-        return self._runner.submit(self, lambda seat: Broadcast(seat, tensor, root=root), timeout_s)
+        self._check_rank(root)
+        return self._runner.submit(self, lambda seat: operations.broadcast(seat, tensor, root), timeout_s)
 
-    def all_gather(self, outs: Sequence[torch.Tensor], tensor: torch.Tensor, *, timeout_s: float | None = None) -> Work:
-        """`outs[r]` becomes rank r's `tensor`; all have one shape and dtype."""
-        return self._runner.submit(self, lambda seat: AllGather(seat, outs, tensor), timeout_s)
+    def all_gather(self, outs: Sequence[Tensor], tensor: Tensor, *, timeout_s: float | None = None) -> Work:
+        """`outs[r]` becomes rank r's `tensor`; sizes may differ between ranks."""
+        return self._runner.submit(self, lambda seat: operations.all_gather(seat, outs, tensor), timeout_s)
 
-    def all_reduce(self, tensor: torch.Tensor, reduction: Reduction = "sum", *, timeout_s: float | None = None) -> Work:
-        """In place. Ranks are combined along a fixed binary tree: bitwise equal on all members and between runs.
+    def gather(
+        self, outs: Sequence[Tensor] | None, tensor: Tensor, *, root: int = 0, timeout_s: float | None = None
+    ) -> Work:
+        """On `root`, `outs[r]` becomes rank r's `tensor`; elsewhere `outs` is None."""
+        self._check_rank(root)
+        return self._runner.submit(self, lambda seat: operations.gather(seat, outs, tensor, root), timeout_s)
 
-        Half precision is accumulated in float32. `avg` divides the sum; the bitwise ones need integers or booleans.
-        """
-        return self._runner.submit(self, lambda seat: all_reduce(seat, tensor, reduction), timeout_s)
+    def scatter(
+        self, tensor: Tensor, given: Sequence[Tensor] | None, *, root: int = 0, timeout_s: float | None = None
+    ) -> Work:
+        """Rank r's `tensor` becomes `given[r]` of `root`; elsewhere `given` is None."""
+        self._check_rank(root)
+        return self._runner.submit(self, lambda seat: operations.scatter(seat, tensor, given, root), timeout_s)
+
+    def all_to_all(self, outs: Sequence[Tensor], given: Sequence[Tensor], *, timeout_s: float | None = None) -> Work:
+        """`outs[r]` becomes rank r's `given[mine]`; sizes may differ."""
+        return self._runner.submit(self, lambda seat: operations.all_to_all(seat, outs, given), timeout_s)
+
+    def all_reduce(self, tensor: Tensor, reduction: Reduction = "sum", *, timeout_s: float | None = None) -> Work:
+        """In place. `avg` divides the sum; the bitwise reductions need integers or booleans."""
+        return self._runner.submit(self, lambda seat: operations.all_reduce(seat, tensor, reduction), timeout_s)
+
+    def reduce(
+        self, tensor: Tensor, reduction: Reduction = "sum", *, root: int = 0, timeout_s: float | None = None
+    ) -> Work:
+        """As all_reduce, but only `root`'s tensor changes."""
+        self._check_rank(root)
+        return self._runner.submit(self, lambda seat: operations.reduce(seat, tensor, root, reduction), timeout_s)
+
+    def reduce_scatter(
+        self, out: Tensor, given: Sequence[Tensor], reduction: Reduction = "sum", *, timeout_s: float | None = None
+    ) -> Work:
+        """`out` becomes the reduction of all ranks' `given[mine]`; sizes may differ between ranks."""
+        return self._runner.submit(self, lambda seat: operations.reduce_scatter(seat, out, given, reduction), timeout_s)
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"a rank of group {self.name!r} is at least 0 and below {self.size}; got {rank}")

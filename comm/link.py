@@ -47,6 +47,7 @@ class Link:
         self.same_host = same_host
         self.deadline_s = deadline_s
         self.lost: str | None = None
+        self.lost_at_s = 0.0
         self.left_out: int | None = None
         self.stream: Stream | None = None
         self.outbox = Outbox()

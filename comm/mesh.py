@@ -65,7 +65,11 @@ class Mesh:
         self._last_stranger = ""
         self._open = True
         events = DoorEvents(on_open=self._admit, on_refused=self._refused)
-        self._door = Door(self._loop, events, me=me, job=job, secret=secret, config=self._config)
+        try:
+            self._door = Door(self._loop, events, me=me, job=job, secret=secret, config=self._config)
+        except (OSError, ValueError):
+            self._loop.close()
+            raise
         self.address = self._door.address
         _meshes.add(self)
 
@@ -80,8 +84,8 @@ class Mesh:
         """Take over a newer view, in place: links of removed members close, links to added ones open.
 
         Of two members the one with the smaller id dials. Frames of older generations are discarded from now on; frames
-        held for exactly this one come with the next poll. Raises ValueError for a generation that is not newer, a view
-        without me, or an id named twice.
+        held for exactly this one come with the next poll; so does Lost, once more, for a member of the new view that
+        was lost before. Raises ValueError for a generation that is not newer, a view without me, an id named twice.
         """
         self._check_open()
         peers = {peer.id: peer for peer in members}
@@ -95,7 +99,7 @@ class Mesh:
         self._newest_told = max(self._newest_told, generation)
         for member in [member for member in self._links if member not in peers]:
             self._remove(member)
-        self._forget_the_past(set(peers))
+        self._forget_the_past()
         for member, peer in peers.items():
             if member not in self._links:
                 self._add(peer)
@@ -103,13 +107,14 @@ class Mesh:
             self._aside.pop(member)[0].close()
         for link in self._links.values():
             self._deliver_held(link)
+            if link.lost is not None:
+                self._tell_lost(link)
 
-    def _forget_the_past(self, members: set[str]) -> None:
+    def _forget_the_past(self) -> None:
         kept = [
             event
             for event in self._ready
             if (isinstance(event, Frame) and event.generation >= self.generation)
-            or (isinstance(event, Lost) and event.member in members)
             or (isinstance(event, Newer) and event.generation > self.generation)
         ]
         self._ready = collections.deque(kept)
@@ -242,8 +247,12 @@ class Mesh:
         if link.lost is None:
             link.lost = reason
             self._hang_up(link)
-            known_s = time.monotonic() if at_s is None else at_s
-            self._ready.append(Lost(member=link.peer.id, reason=reason, at_s=known_s))
+            link.lost_at_s = time.monotonic() if at_s is None else at_s
+            self._tell_lost(link)
+
+    def _tell_lost(self, link: Link) -> None:
+        assert link.lost is not None
+        self._ready.append(Lost(member=link.peer.id, reason=link.lost, at_s=link.lost_at_s))
 
     def _hang_up(self, link: Link) -> None:
         if link.stream is not None:

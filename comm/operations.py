@@ -1,19 +1,19 @@
 """Collectives as objects: the tensors behind the rounds of `algorithms`. No threads, sockets or clocks.
 
-A caller's tensor that lies in shared memory is read by peers in place; any other is staged. After an operation is done
-its caller may change the tensor at once: whatever peers still read by then lies in memory of the operation's own.
+After an operation is done its caller may change every tensor at once: whatever peers still read by then lies in memory
+of the operation's own. Sums are made along `algorithms.tree` and are bitwise equal on all members and between runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 
 from elastrain.comm import algorithms
-from elastrain.comm.algorithms import AllReduce, Round
+from elastrain.comm.algorithms import AllReduce, Partners, Round, Send
 
 Reduction = Literal["sum", "avg", "min", "max", "prod", "band", "bor", "bxor"]
 
@@ -27,8 +27,8 @@ _COMBINE: dict[str, Callable[..., torch.Tensor]] = {
     "bor": torch.bitwise_or,
     "bxor": torch.bitwise_xor,
 }
+_STREAM_MAX_BYTES = 16 << 10
 _CHUNK_ELEMENTS = 32 << 10  # so that the inner sums of a chunk stay in the cache
-_NOTHING = torch.empty(0)
 
 
 class Memory(Protocol):
@@ -51,21 +51,20 @@ class Seat:
 
 
 class Operation(Protocol):
-    """`offer` what the round's sends cut from, `take` every message, then `finish` the round."""
+    """`offer` what the round's sends cut from, `take` every message, then `finish` the round.
+
+    `words`: what it is and on what, for messages; equal on all members, or they disagree. `take` raises ValueError for
+    a message that does not fit.
+    """
 
     rounds: tuple[Round, ...]
-    words: str  # what it is and on what, for messages; equal on all members, or they disagree
+    words: str
 
     def offer(self, number: int) -> torch.Tensor: ...
 
     def take(self, number: int, rank: int, tensor: torch.Tensor) -> None: ...
 
     def finish(self, number: int) -> None: ...
-
-
-def _staged(tensor: torch.Tensor, memory: Memory) -> torch.Tensor:
-    copy = memory.scratch(tensor.numel(), tensor.dtype) if tensor.numel() else torch.empty(0, dtype=tensor.dtype)
-    return copy.copy_(tensor.reshape(-1))
 
 
 class Barrier:
@@ -75,7 +74,7 @@ class Barrier:
         self.rounds = algorithms.barrier(seat.rank, seat.world)
 
     def offer(self, number: int) -> torch.Tensor:
-        return _NOTHING
+        return torch.empty(0)
 
     def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
         pass
@@ -84,85 +83,89 @@ class Barrier:
         pass
 
 
-class Broadcast:
-    def __init__(self, seat: Seat, tensor: torch.Tensor, *, root: int) -> None:
-        self.words = f"broadcast from rank {root} of {_describe(tensor)}"
-        self.rounds = algorithms.broadcast(seat.rank, seat.world, tensor.numel(), root=root)
-        self._tensor = tensor
-        self._memory = seat.memory
+class Exchange:
+    """One round in which each partner gets a tensor and gives one. `given` and `wanted` are by rank; mine is copied."""
+
+    def __init__(
+        self,
+        seat: Seat,
+        words: str,
+        partners: Partners,
+        *,
+        given: Mapping[int, torch.Tensor],
+        wanted: Mapping[int, torch.Tensor],
+    ) -> None:
+        self.words = words
+        self._wanted = wanted
+        self._staged, places = _stage({id(given[to]): given[to] for to in partners.to}, seat.memory)
+        sends = tuple(Send(to=to, start=places[id(given[to])][0], stop=places[id(given[to])][1]) for to in partners.to)
+        self.rounds: tuple[Round, ...] = (Round(sends=sends, awaits=partners.of),)
+        if seat.rank in wanted and seat.rank in given:
+            self.take(0, seat.rank, given[seat.rank])
 
     def offer(self, number: int) -> torch.Tensor:
-        return _staged(self._tensor, self._memory)
+        return self._staged
 
     def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
-        self._tensor.copy_(tensor.view(self._tensor.shape))
+        wanted = self._wanted[rank]
+        if tensor.numel() != wanted.numel() or (tensor.numel() and tensor.dtype != wanted.dtype):
+            raise ValueError(f"{_describe(wanted)} wanted from rank {rank}, {_describe(tensor)} given")
+        if wanted.numel():
+            wanted.copy_(tensor.view(wanted.shape))
 
     def finish(self, number: int) -> None:
         pass
 
 
-class AllGather:
-    """`outs[r]` becomes rank r's `tensor`."""
+class ExchangeReduce(Exchange):
+    """As Exchange, but what is received is folded into `out`; rank r gives one of my kind for it."""
 
-    def __init__(self, seat: Seat, outs: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:
-        if len(outs) != seat.world or any(o.shape != tensor.shape or o.dtype != tensor.dtype for o in outs):
-            raise ValueError(f"all_gather of {_describe(tensor)} fills {seat.world} tensors of the same kind")
-        self.words = f"all_gather of {_describe(tensor)}"
-        self.rounds = algorithms.exchange(seat.rank, seat.world, tensor.numel())
-        self._outs = outs
-        self._offered = _staged(tensor, seat.memory)
-        outs[seat.rank].copy_(tensor)
-
-    def offer(self, number: int) -> torch.Tensor:
-        return self._offered
-
-    def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
-        self._outs[rank].copy_(tensor.view(self._outs[rank].shape))
-
-    def finish(self, number: int) -> None:
-        pass
-
-
-class ExchangeReduce:
-    """all_reduce in one round: everybody folds everything."""
-
-    def __init__(self, seat: Seat, tensor: torch.Tensor, reduction: Reduction) -> None:
-        self.words = f"all_reduce ({reduction}) of {_describe(tensor)}"
-        self.rounds = algorithms.exchange(seat.rank, seat.world, tensor.numel())
-        self._tensor, self._reduction = tensor, reduction
-        # A copy that nobody changes: peers may read it after this operation is done.
-        self._offered = tensor.reshape(-1).clone()
-        self._parts: list[torch.Tensor] = [self._offered] * seat.world
-
-    def offer(self, number: int) -> torch.Tensor:
-        return self._offered
+    def __init__(
+        self,
+        seat: Seat,
+        words: str,
+        partners: Partners,
+        *,
+        given: Mapping[int, torch.Tensor],
+        out: torch.Tensor | None,
+        reduction: Reduction,
+    ) -> None:
+        super().__init__(seat, words, partners, given=given, wanted={})
+        self._out, self._reduction = out, reduction
+        # `out` may be the tensor that is given: it is written only when all parts are there.
+        self._parts: dict[int, torch.Tensor] = {} if out is None else {seat.rank: given[seat.rank].reshape(-1)}
 
     def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
+        own = next(iter(self._parts.values()))
+        if tensor.numel() != own.numel() or (tensor.numel() and tensor.dtype != own.dtype):
+            raise ValueError(f"{_describe(own)} is reduced here, rank {rank} gives {_describe(tensor)}")
         self._parts[rank] = tensor
 
     def finish(self, number: int) -> None:
-        out = torch.empty_like(self._offered)
-        fold(self._parts, self._reduction, out)
-        self._tensor.copy_(out.view(self._tensor.shape))
+        if self._out is not None and self._out.numel():
+            summed = torch.empty(self._out.numel(), dtype=self._out.dtype)
+            fold([self._parts[rank] for rank in sorted(self._parts)], self._reduction, summed)
+            self._out.copy_(summed.view(self._out.shape))
 
 
 class ScatterGatherReduce:
     """all_reduce in two rounds: each rank folds one slice of everybody's tensor, then everybody takes all slices.
 
-    When all slices have come, every peer has read its slice of mine: the caller's tensor is free again.
+    When all slices have come, every peer has read its slice of mine: the caller's tensor is free again. So a tensor in
+    shared memory needs no staging.
     """
 
-    def __init__(self, seat: Seat, tensor: torch.Tensor, reduction: Reduction) -> None:
-        self.words = f"all_reduce ({reduction}) of {_describe(tensor)}"
+    def __init__(self, seat: Seat, words: str, tensor: torch.Tensor, reduction: Reduction) -> None:
+        self.words = words
         self.rounds = algorithms.scatter_gather(seat.rank, seat.world, tensor.numel())
         self._slices = algorithms.cut(tensor.numel(), seat.world)
         self._rank, self._reduction = seat.rank, reduction
         self._memory = seat.memory
         in_place = tensor.is_contiguous() and seat.memory.owns(tensor)
-        self._given = tensor.reshape(-1) if in_place else _staged(tensor, seat.memory)
+        self._given = tensor.view(-1) if in_place else _stage({0: tensor}, seat.memory)[0]
         self._tensor = tensor
-        self._result = self._given if in_place else _flat_or_new(tensor)
-        self._sum = _NOTHING
+        self._result = tensor.view(-1) if tensor.is_contiguous() else torch.empty(tensor.numel(), dtype=tensor.dtype)
+        self._sum = self._given[:0]
         start, stop = self._slices[seat.rank]
         self._parts = [self._given[start:stop]] * seat.world
 
@@ -179,29 +182,81 @@ class ScatterGatherReduce:
     def finish(self, number: int) -> None:
         start, stop = self._slices[self._rank]
         if number == 0:
-            own = self._given[start:stop]
-            self._sum = self._memory.scratch(stop - start, own.dtype) if stop > start else own.clone()
-            fold(self._parts, self._reduction, self._sum)
+            if stop > start:
+                self._sum = self._memory.scratch(stop - start, self._given.dtype)
+                fold(self._parts, self._reduction, self._sum)
             self._parts = []
         else:
             self._result[start:stop].copy_(self._sum)
-            if self._result.data_ptr() != self._tensor.data_ptr():
+            if not self._tensor.is_contiguous():
                 self._tensor.copy_(self._result.view(self._tensor.shape))
 
 
+def broadcast(seat: Seat, tensor: torch.Tensor, root: int) -> Operation:
+    partners = algorithms.one_to_others(seat.rank, seat.world, root)
+    words = f"broadcast from rank {root} of {_describe(tensor)}"
+    return Exchange(seat, words, partners, given=dict.fromkeys(partners.to, tensor), wanted={root: tensor})
+
+
+def all_gather(seat: Seat, outs: Sequence[torch.Tensor], tensor: torch.Tensor) -> Operation:
+    _check_count("all_gather", outs, seat)
+    given, wanted = dict.fromkeys(range(seat.world), tensor), dict(enumerate(outs))
+    return Exchange(
+        seat, f"all_gather of {tensor.dtype}", algorithms.all_to_all(seat.rank, seat.world), given=given, wanted=wanted
+    )
+
+
+def gather(seat: Seat, outs: Sequence[torch.Tensor] | None, tensor: torch.Tensor, root: int) -> Operation:
+    if seat.rank == root:
+        _check_count("gather", outs or (), seat)
+    partners = algorithms.others_to_one(seat.rank, seat.world, root)
+    given, wanted = dict.fromkeys([*partners.to, seat.rank], tensor), dict(enumerate(outs or ()))
+    return Exchange(seat, f"gather to rank {root} of {tensor.dtype}", partners, given=given, wanted=wanted)
+
+
+def scatter(seat: Seat, tensor: torch.Tensor, given: Sequence[torch.Tensor] | None, root: int) -> Operation:
+    if seat.rank == root:
+        _check_count("scatter", given or (), seat)
+    partners = algorithms.one_to_others(seat.rank, seat.world, root)
+    words = f"scatter from rank {root} of {tensor.dtype}"
+    return Exchange(seat, words, partners, given=dict(enumerate(given or ())), wanted={root: tensor})
+
+
+def all_to_all(seat: Seat, outs: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> Operation:
+    _check_count("all_to_all", outs, seat)
+    _check_count("all_to_all", given, seat)
+    partners = algorithms.all_to_all(seat.rank, seat.world)
+    return Exchange(
+        seat, f"all_to_all of {given[0].dtype}", partners, given=dict(enumerate(given)), wanted=dict(enumerate(outs))
+    )
+
+
+def reduce(seat: Seat, tensor: torch.Tensor, root: int, reduction: Reduction) -> Operation:
+    _check_reduction(reduction, tensor)
+    partners = algorithms.others_to_one(seat.rank, seat.world, root)
+    words = f"reduce ({reduction}) to rank {root} of {_describe(tensor)}"
+    given = dict.fromkeys([*partners.to, seat.rank], tensor)
+    out = tensor if seat.rank == root else None
+    return ExchangeReduce(seat, words, partners, given=given, out=out, reduction=reduction)
+
+
+def reduce_scatter(seat: Seat, out: torch.Tensor, given: Sequence[torch.Tensor], reduction: Reduction) -> Operation:
+    _check_reduction(reduction, out)
+    _check_count("reduce_scatter", given, seat)
+    partners = algorithms.all_to_all(seat.rank, seat.world)
+    words = f"reduce_scatter ({reduction}) of {out.dtype}"
+    return ExchangeReduce(seat, words, partners, given=dict(enumerate(given)), out=out, reduction=reduction)
+
+
 def all_reduce(seat: Seat, tensor: torch.Tensor, reduction: Reduction) -> Operation:
-    """In place. Raises ValueError for a reduction that the dtype does not have."""
-    if reduction not in _COMBINE:
-        raise ValueError(f"reductions are {', '.join(_COMBINE)}; got {reduction!r}")
-    if reduction.startswith("b") and (tensor.is_floating_point() or tensor.is_complex()):
-        raise ValueError(f"{reduction} needs integers or booleans; got {tensor.dtype}")
-    if reduction in ("min", "max") and tensor.is_complex():
-        raise ValueError(f"complex numbers have no {reduction}")
-    if reduction == "avg" and not (tensor.is_floating_point() or tensor.is_complex()):
-        raise ValueError(f"avg needs floating point numbers; got {tensor.dtype}")
+    _check_reduction(reduction, tensor)
+    words = f"all_reduce ({reduction}) of {_describe(tensor)}"
     choice, _reason = algorithms.choose_all_reduce(tensor.nbytes, seat.world)
-    make = ExchangeReduce if choice is AllReduce.EXCHANGE else ScatterGatherReduce
-    return make(seat, tensor, reduction)
+    if choice is AllReduce.SCATTER_GATHER:
+        return ScatterGatherReduce(seat, words, tensor, reduction)
+    partners = algorithms.all_to_all(seat.rank, seat.world)
+    given = dict.fromkeys(range(seat.world), tensor)
+    return ExchangeReduce(seat, words, partners, given=given, out=tensor, reduction=reduction)
 
 
 def fold(parts: Sequence[torch.Tensor], reduction: Reduction, out: torch.Tensor) -> None:
@@ -223,8 +278,38 @@ def fold(parts: Sequence[torch.Tensor], reduction: Reduction, out: torch.Tensor)
             out[piece].copy_(sums[0])
 
 
-def _flat_or_new(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(-1) if tensor.is_contiguous() else torch.empty(tensor.numel(), dtype=tensor.dtype)
+def _stage(tensors: Mapping[int, torch.Tensor], memory: Memory) -> tuple[torch.Tensor, dict[int, tuple[int, int]]]:
+    """Copy tensors of one dtype one after the other; returns the copy and where each lies in it.
+
+    Large copies lie in shared memory. Small ones do not: writing them into a stream costs less than a reference.
+    """
+    places: dict[int, tuple[int, int]] = {}
+    total, dtype = sum(tensor.numel() for tensor in tensors.values()), torch.float32
+    for key, tensor in tensors.items():
+        start = max((stop for _, stop in places.values()), default=0)
+        places[key], dtype = (start, start + tensor.numel()), tensor.dtype
+    large = total * dtype.itemsize > _STREAM_MAX_BYTES
+    staged = memory.scratch(total, dtype) if large else torch.empty(total, dtype=dtype)
+    for key, tensor in tensors.items():
+        start, stop = places[key]
+        staged[start:stop].view(tensor.shape).copy_(tensor)
+    return staged, places
+
+
+def _check_count(what: str, tensors: Sequence[torch.Tensor], seat: Seat) -> None:
+    if len(tensors) != seat.world:
+        raise ValueError(f"{what} needs one tensor for each of {seat.world} ranks; got {len(tensors)}")
+
+
+def _check_reduction(reduction: Reduction, tensor: torch.Tensor) -> None:
+    if reduction not in _COMBINE:
+        raise ValueError(f"reductions are {', '.join(_COMBINE)}; got {reduction!r}")
+    if reduction.startswith("b") and (tensor.is_floating_point() or tensor.is_complex()):
+        raise ValueError(f"{reduction} needs integers or booleans; got {tensor.dtype}")
+    if reduction in ("min", "max") and tensor.is_complex():
+        raise ValueError(f"complex numbers have no {reduction}")
+    if reduction == "avg" and not (tensor.is_floating_point() or tensor.is_complex()):
+        raise ValueError(f"avg needs floating point numbers; got {tensor.dtype}")
 
 
 def _describe(tensor: torch.Tensor) -> str:

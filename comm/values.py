@@ -33,7 +33,7 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Lost:
-    """A peer's link broke or its process died; told once per link. `at_s`: time.monotonic() when it became known."""
+    """A peer's link broke or its process died; told once per view. `at_s`: time.monotonic() when it became known."""
 
     member: str
     reason: str

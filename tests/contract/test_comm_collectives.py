@@ -178,6 +178,58 @@ def test_broadcast_and_all_gather(transport: Transport, numel: int) -> None:
             assert all(torch.equal(out, given) for out, given in zip(outs, inputs, strict=True))
 
 
+@pytest.mark.parametrize("numel", [0, 3, 30_000])
+def test_gather_scatter_and_all_to_all(transport: Transport, numel: int) -> None:
+    with party(transport, 3) as made:
+
+        def given(rank: int, to: int) -> torch.Tensor:
+            return torch.full((numel + to,), 10.0 * rank + to)  # uneven on purpose
+
+        def act(comm: Communicator, rank: int) -> list[torch.Tensor]:
+            scattered, gathered = torch.empty(numel + rank), [torch.empty(numel + r) for r in range(3)]
+            exchanged = [torch.empty(numel + rank) for _ in range(3)]
+            gives = [given(rank, to) for to in range(3)]
+            comm.world.scatter(scattered, gives if rank == 1 else None, root=1).wait()
+            comm.world.gather(gathered if rank == 2 else None, scattered, root=2).wait()
+            comm.world.all_to_all(exchanged, gives).wait()
+            for tensor in gives:
+                tensor.fill_(-1)
+            if rank == 2:
+                assert all(torch.equal(gathered[r], given(1, r)) for r in range(3))
+            return [scattered, *exchanged]
+
+        for rank, found in enumerate(made.each(act)):
+            assert all(torch.equal(a, b) for a, b in zip(found, [given(r, rank) for r in (1, 0, 1, 2)], strict=True))
+
+
+@pytest.mark.parametrize("numel", [1, 1000, 50_000])
+def test_reduce_and_reduce_scatter_use_the_same_tree(transport: Transport, numel: int) -> None:
+    with party(transport, 4) as made:
+        inputs = _inputs(4, 4 * numel, torch.float32)
+        total = _expected(inputs, "sum")
+
+        def act(comm: Communicator, rank: int) -> torch.Tensor:
+            reduced, out = inputs[rank].clone(), torch.empty(numel)
+            comm.world.reduce(reduced, root=3).wait()
+            assert torch.equal(reduced, total if rank == 3 else inputs[rank])
+            pieces = list(inputs[rank].clone().chunk(4))
+            comm.world.reduce_scatter(out, pieces).wait()
+            pieces[0].fill_(-1)
+            return out
+
+        assert torch.equal(torch.cat(made.each(act)), total)
+
+
+def test_sizes_that_do_not_fit_are_named(transport: Transport) -> None:
+    with party(transport, 2) as made:
+
+        def act(comm: Communicator, rank: int) -> None:
+            outs = [torch.empty(2), torch.empty(2)]
+            comm.world.all_gather(outs, torch.ones(2 + rank)).wait()
+
+        assert any("float32[2] wanted from rank 1, float32[3] given" in str(error) for error in made.each(act))
+
+
 def test_nobody_passes_a_barrier_before_all_have_come(transport: Transport) -> None:
     with party(transport, 4) as made:
         for late in range(4):
@@ -327,7 +379,7 @@ def test_misuse_is_named_and_does_not_leave_the_others_waiting(transport: Transp
         first, second = made.each(act)
         assert isinstance(first, ValueError) and "complex numbers have no max" in str(first)
         assert isinstance(second, Aborted) and "'a' could not begin" in second.reason
-        with pytest.raises(ValueError, match="a rank below 2"):
+        with pytest.raises(ValueError, match="below 2; got 2"):
             made.comms["a"].world.broadcast(torch.ones(1), root=2)
         with pytest.raises(ValueError, match="list every member once"):
             made.comms["a"].group("g", ["b"])

@@ -233,6 +233,21 @@ def test_lost_is_told_once_and_sending_raises(transport: Transport) -> None:
         assert made.meshes["b"].poll(0) == []
 
 
+def test_a_new_view_that_still_names_a_lost_member_tells_of_it_again(transport: Transport) -> None:
+    with cast(transport, "abc") as made:
+        everybody = made.peers("abc")
+        made.leave("c")
+        made.until(lambda: "c" in made.lost("a"))
+        for generation in (2, 3):
+            made.meshes["a"].edit(generation, everybody)
+            assert [type(event) for event in made.meshes["a"].poll(0)] == [Lost]
+        made.meshes["b"].edit(3, everybody)  # lost, but not told yet
+        made.events["b"].clear()
+        made.until(lambda: "c" in made.lost("b"))
+        made.meshes["b"].poll(0.01)
+        assert sum(isinstance(event, Lost) for event in made.events["b"]) == 1
+
+
 def test_a_loss_that_an_edit_has_dealt_with_is_not_told(transport: Transport) -> None:
     with cast(transport, "abc") as made:
         made.leave("c")
@@ -288,8 +303,11 @@ def test_a_secret_is_not_needed_on_loopback_but_is_elsewhere(transport: Transpor
             made.add(name, secret=None)
         made.together(1, "ab")
     if transport == "tcp":
+        before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(ValueError, match="need a secret"):
             Mesh(me="a", node="n", job="j", secret=None, config=MeshConfig(transport="tcp", bind_host="0.0.0.0"))
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def _connect_raw(mesh: Mesh) -> socket.socket:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 
 from elastrain.comm import algorithms
-from elastrain.comm.algorithms import AllReduce, Round
+from elastrain.comm.algorithms import AllReduce, Partners, Round
 
 WORLDS = [1, 2, 3, 4, 5, 8, 13]
 
@@ -53,16 +54,24 @@ def test_no_rank_leaves_a_barrier_before_all_have_come(world: int) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_broadcast_reaches_all_from_any_root(world: int) -> None:
+def test_partners_of_all_ranks_agree(world: int) -> None:
+    kinds: list[Callable[[int], Partners]] = [lambda rank: algorithms.all_to_all(rank, world)]
     for root in range(world):
-        got = _run([algorithms.broadcast(rank, world, 10, root=root) for rank in range(world)])
-        assert got == [[] if rank == root else [(root, 0, 10)] for rank in range(world)]
+        kinds.append(lambda rank, root=root: algorithms.one_to_others(rank, world, root))  # type: ignore[misc]
+        kinds.append(lambda rank, root=root: algorithms.others_to_one(rank, world, root))  # type: ignore[misc]
+    for kind in kinds:
+        partners = [kind(rank) for rank in range(world)]
+        sent = {(rank, to) for rank in range(world) for to in partners[rank].to}
+        awaited = {(source, rank) for rank in range(world) for source in partners[rank].of}
+        assert sent == awaited and all(source != to for source, to in sent)
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_exchange_gives_everything_to_everybody(world: int) -> None:
-    got = _run([algorithms.exchange(rank, world, 7) for rank in range(world)])
-    assert got == [[(source, 0, 7) for source in range(world) if source != rank] for rank in range(world)]
+def test_roots_reach_and_hear_everybody(world: int) -> None:
+    for root in range(world):
+        rest = [rank for rank in range(world) if rank != root]
+        assert sorted(algorithms.one_to_others(root, world, root).to) == rest
+        assert sorted(algorithms.others_to_one(root, world, root).of) == rest
 
 
 @pytest.mark.parametrize("world", WORLDS)
