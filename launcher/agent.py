@@ -235,6 +235,8 @@ class Agent:
         if seat is None or seat.channel is None:
             return
         if not seat.channel.send(command.message):
+            # It may have said its last words before it closed its end.
+            self._on_channel(command.member)
             self._drop_channel(command.member)
         elif seat.channel.wants_to_write:
             self._loop.want_write(seat.channel.sock, True)
