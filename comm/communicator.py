@@ -22,13 +22,15 @@ import torch
 
 from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
 from elastrain.comm.groups import Group, MakeOperation
+from elastrain.comm.mailbox import Address, Mailbox
 from elastrain.comm.mesh import Frame, Lost, Mesh, Newer, Peer
 from elastrain.comm.operations import Operation, Seat
-from elastrain.comm.work import Work
+from elastrain.comm.work import Received, Work
 
-_PART, _ABORT, _FENCE = 0x0101, 0x0102, 0x0103
+_PART, _ABORT, _FENCE, _LETTER = 0x0101, 0x0102, 0x0103, 0x0104
 _PART_BODY = struct.Struct("<QQBq")  # group, sequence, round, the sender's fence; the operation's words follow
 _ABORT_BODY = struct.Struct("<H")  # length of the lost member's id (0: none is lost); id and reason follow
+_LETTER_BODY = struct.Struct("<Qq")  # group, tag
 _EARLY_MAX = 1 << 16
 _NOTHING = torch.empty(0)
 
@@ -48,6 +50,16 @@ class _Request:
     make: MakeOperation
     deadline_s: float
     timeout_s: float
+
+
+@dataclass(kw_only=True)
+class _Reader:
+    """Somebody who waits for a tagged message."""
+
+    work: Received
+    out: torch.Tensor
+    deadline_s: float
+    words: str
 
 
 @dataclass(kw_only=True)
@@ -83,6 +95,7 @@ class Communicator:
         self._lines: dict[int, _Line] = {}
         # Parts of operations that have not come so far here, by (group, sequence, round) and member.
         self._early: dict[tuple[int, int, int], dict[str, _Part]] = {}
+        self._mailbox: Mailbox[torch.Tensor, _Reader] = Mailbox()
         self._error: CommError | None = None
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._calls_lock = threading.Lock()
@@ -123,6 +136,33 @@ class Communicator:
         request = _Request(work=Work(), make=make, deadline_s=time.monotonic() + timeout_s, timeout_s=timeout_s)
         self._post(lambda: self._enqueue(self._lines[group.number], request))
         return request.work
+
+    def post(self, group: Group, tensor: torch.Tensor, to: int, tag: int) -> Work:
+        """Used by Group: the tensor is copied before this returns."""
+        work, staged = Work(), self._mesh.scratch(max(tensor.numel(), 1), tensor.dtype)[: tensor.numel()]
+        staged.view(tensor.shape).copy_(tensor)
+        body, member = _LETTER_BODY.pack(group.number, tag), group.members[to]
+
+        def run() -> None:
+            if self._error is None:
+                self._send(member, _LETTER, body, staged)
+            work.finish(self._error)
+
+        self._post(run)
+        return work
+
+    def await_letter(
+        self, group: Group, out: torch.Tensor, of: int | None, tag: int, timeout_s: float | None
+    ) -> Received:
+        """Used by Group."""
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        source = None if of is None else group.members[of]
+        words = f"nothing tagged {tag} from {'anybody' if source is None else source} within {timeout_s} s"
+        work = Received()
+        reader = _Reader(work=work, out=out, deadline_s=time.monotonic() + timeout_s, words=words)
+        address = Address(group=group.number, source=source, tag=tag)
+        self._post(lambda: self._read(address, reader))
+        return work
 
     def close(self) -> None:
         """End the thread and the mesh; whatever is under way ends with Aborted."""
@@ -177,6 +217,7 @@ class Communicator:
 
     def _wait_s(self) -> float | None:
         deadlines = [line.running.request.deadline_s for line in list(self._lines.values()) if line.running]
+        deadlines += [reader.deadline_s for _, reader in self._mailbox.readers]
         return max(min(deadlines) - time.monotonic(), 0.0) if deadlines else None
 
     def _end(self, error: CommError) -> None:
@@ -297,6 +338,33 @@ class Communicator:
             self._hear_abort(frame)
         elif frame.kind == _PART:
             self._hear_part(frame)
+        elif frame.kind == _LETTER and self._error is None:
+            number, tag = _LETTER_BODY.unpack_from(frame.body)
+            sent = Address(group=number, source=frame.source, tag=tag)
+            reader = self._mailbox.put(sent, frame.tensors[0])
+            if reader is not None:
+                self._hand_over(reader, frame.source, frame.tensors[0])
+
+    def _read(self, address: Address, reader: _Reader) -> None:
+        if self._error is not None:
+            reader.work.finish(self._error)
+            return
+        found = self._mailbox.take(address, reader)
+        if found is not None:
+            self._hand_over(reader, found[0].source or "", found[1])
+
+    def _hand_over(self, reader: _Reader, source: str, tensor: torch.Tensor) -> None:
+        out = reader.out
+        if (tensor.numel(), tensor.dtype) != (out.numel(), out.dtype):
+            reader.work.finish(
+                ValueError(
+                    f"{tensor.dtype}[{tensor.numel()}] came from {source!r}, {out.dtype}[{out.numel()}] was awaited"
+                )
+            )
+            return
+        out.copy_(tensor.view(out.shape))
+        reader.work.source = source
+        reader.work.finish()
 
     def _hear_part(self, frame: Frame) -> None:
         if self._error is not None:
@@ -331,6 +399,11 @@ class Communicator:
                 words, timeout_s = line.running.operation.words, line.running.request.timeout_s
                 self._break(Timeout(f"{words}: nothing from {', '.join(missing)} within {timeout_s} s"))
 
+        for _, reader in self._mailbox.readers:
+            if reader.deadline_s <= now_s:
+                self._break(Timeout(reader.words))
+                return
+
     def _break(self, error: MemberLost | Aborted | Timeout) -> None:
         """Fail here, and tell the others."""
         if self._error is not None:
@@ -358,3 +431,5 @@ class Communicator:
             self._mesh.copy_unsent()
         for request in requests:
             request.work.finish(error)
+        for reader in self._mailbox.clear():
+            reader.work.finish(error)

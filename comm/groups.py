@@ -14,7 +14,7 @@ from torch import Tensor
 
 from elastrain.comm import operations
 from elastrain.comm.operations import Barrier, Operation, Reduction, Seat
-from elastrain.comm.work import Work
+from elastrain.comm.work import Received, Work
 
 MakeOperation = Callable[[Seat], Operation]
 
@@ -23,6 +23,12 @@ class Runner(Protocol):
     """What executes operations, in order per group."""
 
     def submit(self, group: Group, make: MakeOperation, timeout_s: float | None) -> Work: ...
+
+    def post(self, group: Group, tensor: Tensor, to: int, tag: int) -> Work: ...
+
+    def await_letter(
+        self, group: Group, out: Tensor, of: int | None, tag: int, timeout_s: float | None
+    ) -> Received: ...
 
 
 class Group:
@@ -99,6 +105,17 @@ class Group:
     ) -> Work:
         """`out` becomes the reduction of all ranks' `given[mine]`; sizes may differ between ranks."""
         return self._runner.submit(self, lambda seat: operations.reduce_scatter(seat, out, given, reduction), timeout_s)
+
+    def send(self, tensor: Tensor, to: int, *, tag: int = 0) -> Work:
+        """Done as soon as the tensor is copied. Messages of one tag arrive in order."""
+        self._check_rank(to)
+        return self._runner.post(self, tensor, to, tag)
+
+    def recv(self, tensor: Tensor, of: int | None = None, *, tag: int = 0, timeout_s: float | None = None) -> Received:
+        """`tensor` becomes what rank `of` (None: anybody) sent under this tag."""
+        if of is not None:
+            self._check_rank(of)
+        return self._runner.await_letter(self, tensor, of, tag, timeout_s)
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:

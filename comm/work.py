@@ -33,6 +33,14 @@ class Work:
         self._ended.set()
 
 
+class Received(Work):
+    """The handle of an awaited message. `source`: who sent it, once it is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source = ""
+
+
 def _copy(error: CommError | ValueError) -> CommError | ValueError:
     fresh = type(error).__new__(type(error))
     fresh.__dict__.update(vars(error))

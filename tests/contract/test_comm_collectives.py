@@ -220,6 +220,49 @@ def test_reduce_and_reduce_scatter_use_the_same_tree(transport: Transport, numel
         assert torch.equal(torch.cat(made.each(act)), total)
 
 
+def test_tagged_messages_arrive_in_order_per_tag_and_from_anybody(transport: Transport) -> None:
+    with party(transport, 3) as made:
+
+        def act(comm: Communicator, rank: int) -> list[float]:
+            world, cells = comm.world, [torch.zeros(1) for _ in range(6)]
+            if rank == 0:
+                for number in range(4):
+                    tensor = torch.tensor([float(number)])
+                    world.send(tensor, 1, tag=number % 2)
+                    tensor.fill_(-1)
+                world.send(torch.full((50_000,), 7.0), 0).wait()
+                large = torch.zeros(50_000)
+                world.recv(large, 0).wait()
+                return [large.sum().item()]
+            if rank == 2:
+                world.send(torch.tensor([9.0]), 1, tag=5).wait()
+                return []
+            odd = [world.recv(cell, 0, tag=1) for cell in cells[:2]]
+            even = [world.recv(cell, 0, tag=0) for cell in cells[2:4]]
+            anybody = world.recv(cells[4], tag=5)
+            for work in (*even, *odd, anybody):
+                work.wait()
+            assert anybody.source == "c"
+            return [cell.item() for cell in cells[:5]]
+
+        assert made.each(act) == [[350_000.0], [1.0, 3.0, 0.0, 2.0, 9.0], []]
+
+
+def test_a_message_that_does_not_fit_or_never_comes_is_named(transport: Transport) -> None:
+    with party(transport, 2) as made:
+
+        def act(comm: Communicator, rank: int) -> None:
+            if rank == 0:
+                comm.world.send(torch.ones(3), 1).wait()
+            else:
+                with pytest.raises(ValueError, match=r"float32\[3\] came from 'a', torch.float32\[2\] was awaited"):
+                    comm.world.recv(torch.ones(2), 0).wait()
+                comm.world.recv(torch.ones(2), 0, tag=4, timeout_s=0.1).wait()
+
+        _, second = made.each(act)
+        assert isinstance(second, Timeout) and "nothing tagged 4 from a within 0.1 s" in str(second)
+
+
 def test_sizes_that_do_not_fit_are_named(transport: Transport) -> None:
     with party(transport, 2) as made:
 
