@@ -15,7 +15,7 @@ import torch
 
 from elastrain.offload.engines.port import PAGE_BYTES, round_up
 
-HUGE_PAGES_FROM_BYTES = 4 << 20
+HUGE_PAGES_FROM_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,8 @@ from experiments.offload.variants import make, step
 
 REACH = {"peak_ratio": 0.40, "time_ratio": 1.03, "vs_recompute": 0.80, "vs_coarse": 1.5, "gain": 1.1}
 LIMIT_SHARE = 0.38  # of what keeping everything needs at its peak
+GAIN_LIMIT_SHARE = 0.6
+RSS_NOISE = 1.05
 CURVE_GB_PER_S = (0.5, 1.0, 2.0, 4.0)
 
 
@@ -47,14 +49,14 @@ class Size:
 QUICK = Size(
     shape=Shape(width=192, layers=4, tokens=256, batch=8),
     rounds=3,
-    gain_shape=Shape(width=512, layers=6, tokens=64, batch=1),
+    gain_shape=Shape(width=256, layers=12, tokens=128, batch=1),
     gain_rounds=3,
     disk_bytes=256 << 20,
 )
 FULL = Size(
     shape=Shape(width=256, layers=16, tokens=256, batch=16),
-    rounds=5,
-    gain_shape=Shape(width=512, layers=8, tokens=64, batch=1),
+    rounds=3,
+    gain_shape=Shape(width=384, layers=16, tokens=128, batch=1),
     gain_rounds=5,
     disk_bytes=1 << 30,
 )
@@ -142,7 +144,7 @@ def measure_model(kind: str, size: Size, directory: Path) -> dict[str, Any]:
 
 def measure_bits(size: Size, directory: Path) -> dict[str, bool]:
     """Small models, every dtype and option."""
-    shape = replace(size.shape, layers=4, batch=2)
+    shape = replace(size.shape, layers=2, batch=2)
     found = {}
     for kind in KINDS:
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
@@ -160,53 +162,73 @@ def measure_bits(size: Size, directory: Path) -> dict[str, bool]:
 
 
 def measure_gain(size: Size, directory: Path) -> dict[str, Any]:
-    """Best samples per second, optimizer included, at the limit that keeping needs for one sample."""
-    model, tokens = build("gpt", size.gain_shape)
-    limit_bytes = keep_account_bytes(model, tokens)
-    found: dict[str, Any] = {"limit_bytes": limit_bytes, "runs": []}
-    zero(model)
-    keep_rss_bytes = peak_rss_bytes(lambda: step(model, tokens, plainly, _nothing()))
+    """Best samples per second, optimizer included, in the memory that keeping needs for one sample.
+
+    Memory is the rise of the resident set in one step, for all variants alike. First the largest micro-batch that
+    fits is looked for, then the variants take turns at theirs.
+    """
+    limit_bytes = _rss_of("keep", replace(size.gain_shape, batch=1), directory, 0)
+    largest: dict[str, int] = {}
+    tried = []
     for name in ("keep", "recompute", "ours"):
-        for batch in (1, 2, 4, 8, 16, 32):
-            run = _gain_of(name, replace(size.gain_shape, batch=batch), limit_bytes, directory, size.gain_rounds)
-            run["fits"] = run["fits"] and (name == "ours" or run["rss_bytes"] <= 1.05 * keep_rss_bytes)
-            found["runs"].append(run)
-            if not run["fits"]:
+        for batch in (1, 2, 4, 8, 16):
+            rss_bytes = _rss_of(name, replace(size.gain_shape, batch=batch), directory, limit_bytes)
+            fits = rss_bytes is not None and rss_bytes <= limit_bytes * RSS_NOISE
+            tried.append({"name": name, "batch": batch, "rss_bytes": rss_bytes, "fits": fits})
+            if not fits:
                 break
-    best = {
-        name: max(run["samples_per_s"] for run in found["runs"] if run["name"] == name and run["fits"])
-        for name in ("keep", "recompute", "ours")
+            largest[name] = batch
+    trainers = {
+        name: Trainer(name, replace(size.gain_shape, batch=batch), directory, limit_bytes)
+        for name, batch in largest.items()
     }
-    return {**found, "best": best, "gain": best["ours"] / max(best["keep"], best["recompute"])}
-
-
-def _gain_of(name: str, shape: Shape, limit_bytes: int, directory: Path, rounds: int) -> dict[str, Any]:
-    model, tokens = build("gpt", shape)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    offload = save_on_disk([directory], memory_limit=limit_bytes)
-    run = make(model, tokens, offload=offload, directory=directory)[name]
-
-    def train() -> None:
-        run()
-        optimizer.step()
-
-    try:
-        timed(model, train)
-        seconds = statistics.median(timed(model, train) for _ in range(rounds))
-        zero(model)
-        rss_bytes = peak_rss_bytes(train)
-    except LimitTooSmallError:
-        return {"name": name, "batch": shape.batch, "fits": False}
-    finally:
-        offload.close()
+    for trainer in trainers.values():
+        trainer.seconds()
+    rounds = [{name: trainer.seconds() for name, trainer in trainers.items()} for _ in range(size.gain_rounds)]
+    for trainer in trainers.values():
+        trainer.offload.close()
+    rates = [{name: largest[name] / seconds for name, seconds in each.items()} for each in rounds]
     return {
-        "name": name,
-        "batch": shape.batch,
-        "fits": True,
-        "seconds": seconds,
-        "samples_per_s": shape.batch / seconds,
-        "rss_bytes": rss_bytes,
+        "limit_bytes": limit_bytes,
+        "largest_batch": largest,
+        "samples_per_s": {name: statistics.median(each[name] for each in rates) for name in largest},
+        "gain": statistics.median(each["ours"] / max(each["keep"], each["recompute"]) for each in rates),
+        "tried": tried,
     }
+
+
+class Trainer:
+    """One variant with its model, optimizer and micro-batch."""
+
+    def __init__(self, name: str, shape: Shape, directory: Path, limit_bytes: int) -> None:
+        self.model, tokens = build("gpt", shape)
+        # What backward computes with besides saved tensors needs room too.
+        self.offload = save_on_disk(
+            [directory], memory_limit=int(GAIN_LIMIT_SHARE * limit_bytes) or None, min_bytes=64 << 10
+        )
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self._run = make(self.model, tokens, offload=self.offload, directory=directory)[name]
+
+    def train(self) -> None:
+        self._run()
+        self._optimizer.step()
+
+    def seconds(self) -> float:
+        return timed(self.model, self.train)
+
+
+def _rss_of(name: str, shape: Shape, directory: Path, limit_bytes: int) -> Any:
+    """How far one step raises the resident set; None if the memory limit is refused as too small."""
+    trainer = Trainer(name, shape, directory, limit_bytes)
+    try:
+        for _ in range(2):
+            trainer.seconds()
+        zero(trainer.model)
+        return peak_rss_bytes(trainer.train)
+    except LimitTooSmallError:
+        return None
+    finally:
+        trainer.offload.close()
 
 
 def measure_curve(size: Size, directory: Path) -> list[dict[str, Any]]:
