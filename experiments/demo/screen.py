@@ -105,6 +105,8 @@ def _row(run: Run, member: Member) -> tuple[RenderableType, ...]:
     if member.faults:
         fault = member.faults[0]
         return Text(member.id, style="red"), "–", Text(f"killed in {fault.phase}", style="red"), str(fault.step), ""
+    if member.digest is not None:
+        return Text(member.id, style="green"), "", Text("done", style="green"), str(member.ended_at_step), ""
     if member.id in run.deaths_s:
         return Text(member.id, style="dim"), "–", Text("ended", style="dim"), "", ""
     if member.id not in view:
@@ -112,8 +114,6 @@ def _row(run: Run, member: Member) -> tuple[RenderableType, ...]:
         return Text(member.id, style="yellow"), "–", Text(what, style="yellow"), "", ""
     step = max(member.advanced_s, default=-1) + 1
     rank = str(view.index(member.id))
-    if member.digest is not None:
-        return Text(member.id, style="green"), rank, Text("done", style="green"), str(member.ended_at_step), ""
     works = Text("■" * len(of_step(member, step)), style="blue")
     return Text(member.id, style="green"), rank, Text("training", style="green"), str(step), works
 
