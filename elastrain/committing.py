@@ -143,7 +143,7 @@ class Committing(Backing):
             if self.me == before[shard].primary != holders.primary and self.me in holders.backups:
                 self.bound.discard(shard)
                 self._do(p.Unbind(shard=shard))
-            if shard in self.held and self.me not in holders.all:
+            if self.me in before[shard].all and self.me not in holders.all:  # a follower's time is still to come
                 self._dropping.add(shard)
             self._followers[shard] -= set(holders.all)
         if record.roles:

@@ -377,6 +377,15 @@ class DropsWhatItGaveAwayAtOnce(Lifecycle):
             self._drop(message.shard)
 
 
+@_core(600, lambda scenario: scenario.joins > 0 and scenario.backups > 0 and scenario.budget_bytes == 20)
+class ForgetsAFollowerThatMustWait(Lifecycle):
+    """A verified copy stays when roles change without it: its own time comes when the whole goal is verified."""
+
+    def _change_roles(self, record: Record, before: tuple[Holders, ...]) -> None:
+        super()._change_roles(record, before)
+        self._dropping.update(s for s, holders in record.roles if s in self.held and self.me not in holders.all)
+
+
 # ------------------------------------------------------------------------------------------------------------ agent
 
 

@@ -18,7 +18,7 @@ def draw(seed: int) -> Scenario:
         nodes=rng.choice([0, 0, 2]),
         steps=rng.choice([3, 4]),
         runs=rng.choice([1, 3, 4, 8]),
-        backups=rng.choice([0, 1, 1, 1, 2]),
+        backups=rng.choice([0, 1, 1, 1, 2, 2, 2]),
         budget_bytes=rng.choice([1, 20, 1 << 20]),
     )
     slow = rng.choice([0.0, 0.0, 0.2, 0.4])
@@ -29,7 +29,7 @@ def draw(seed: int) -> Scenario:
     if kind <= 2:
         return _with(size, members=max(3, size.members), backups=max(1, size.backups), joins=joins, slow=slow, hunts=3)
     if kind <= 4:
-        return _with(size, members=max(3, size.members), backups=1, crashes=2, slow=0.4, trapped=True)
+        return _with(size, members=max(3, size.members), backups=1, crashes=1, zombies=1, slow=0.4, trapped=True)
     return _with(
         size,
         crashes=rng.choice([0, 1, 1, 2]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.fold import Combine, Fold, absorb, covers, leaves, split
+from elastrain.fold import Combine, Fold, absorb, covers, is_covered, leaves, split
 
 
 def test_a_node_splits_at_the_largest_power_of_two_below_its_length() -> None:
@@ -66,3 +66,8 @@ def test_nothing_is_combined_above_the_target() -> None:
 def test_covers_and_leaves() -> None:
     assert covers((0, 4), (1, 2)) and covers((1, 2), (1, 2)) and not covers((1, 2), (0, 4))
     assert leaves([(0, 2), (5, 6)]) == {0, 1, 5}
+
+
+def test_a_set_covers_what_one_of_its_partials_covers() -> None:
+    assert is_covered((0, 1), frozenset({(0, 2)}))
+    assert not is_covered((0, 2), frozenset({(0, 1), (1, 2)}))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from elastrain.messages import Contribution, Record, Report
 from elastrain.placement import Holders
-from elastrain.recovery import Lost, Recovery, Shape, ShardShape, decide, is_covered
+from elastrain.recovery import Lost, Recovery, Shape, ShardShape, decide
 from elastrain.world import Member, View
 
 SHAPE = Shape(
@@ -113,8 +113,3 @@ def test_many_lost_shards_are_not_all_listed() -> None:
     lost = decide(view("n"), {"n": report(base=BASE * 5, parameters=(1,) * 10, held=())}, shape)
     assert isinstance(lost, Lost)
     assert "shard 0, 1, 2, 3, 4, 5, 6, 7 …" in lost.reason
-
-
-def test_is_covered() -> None:
-    assert is_covered((0, 1), frozenset({(0, 2)}))
-    assert not is_covered((0, 2), frozenset({(0, 1)}))
