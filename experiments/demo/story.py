@@ -59,7 +59,7 @@ def _went_on(run: Run, victim: str, killed_s: float) -> list[Sentence]:
     view = run.view_without(victim)
     assert view is not None
     known, again = _ms(loss.detect_s), _ms(loss.resumed_s - killed_s)
-    text = f"{' '.join(view.members)} know after {known} and go on after {again}"
+    text = f"{' '.join(view.members)} knew after {known} and went on after {again}"
     return [Sentence(at_s=loss.resumed_s, text=text)]
 
 
