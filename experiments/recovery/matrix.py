@@ -155,12 +155,15 @@ def full(folder: Path) -> list[Cell]:
     phases = [phase for phase in PHASES if phase not in NOT_YET]
     jobs = [(phase, tuple(range(MEMBERS))) for phase in phases if phase != "shutdown"]
     jobs += [("shutdown", (rank,)) for rank in range(MEMBERS)]
-    return [cell for phase, ranks in jobs for cell in strike(folder, [(phase, rank) for rank in ranks], reference)]
+    cells = []
+    for phase, ranks in jobs:
+        cells += shown(strike(folder, [(phase, rank) for rank in ranks], reference))
+    return cells
 
 
 def quick(folder: Path) -> list[Cell]:
     """Three phases, each in another member."""
-    return strike(folder, [("backward", 1), ("commit", 2), ("publish", 0)], reference_of(folder))
+    return shown(strike(folder, [("backward", 1), ("commit", 2), ("publish", 0)], reference_of(folder)))
 
 
 def reference_of(folder: Path) -> Member:
@@ -224,12 +227,12 @@ def _died_in(run: Run, member: str) -> set[str]:
     return {fault.phase for fault in run.members[member].faults}
 
 
-def show(cells: Sequence[Cell]) -> None:
-    """A line per phase: what became of each rank, and what went wrong."""
+def shown(cells: list[Cell]) -> list[Cell]:
+    """The same cells, after a line per phase: what became of each rank, and what went wrong."""
     for phase in dict.fromkeys(cell.phase for cell in cells):
         row = [cell for cell in cells if cell.phase == phase]
         marks = " ".join(f"{cell.rank}:{'equal' if cell.held else 'FAILED'}" for cell in row)
         print(f"{phase:<12}{marks}", flush=True)
         for reason in dict.fromkeys(cell.reason or "not struck" for cell in row if not cell.held):
             print(f"{'':<12}{reason}")
-    print(f"{', '.join(NOT_YET)}: does not exist yet")
+    return cells

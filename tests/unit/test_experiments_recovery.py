@@ -142,6 +142,11 @@ def test_the_interrupted_step_is_the_lowest_that_a_survivor_had_still_to_end(run
     assert figures.interrupted_step([m1], 3.5) == 4
 
 
+def test_a_step_whose_beginning_is_unknown_has_no_wall_time(run: Run) -> None:
+    assert figures.step_wall_s([run.members["m0"]], 4) == pytest.approx(1.9)
+    assert figures.step_wall_s([run.members["m2"]], 5) is None
+
+
 def test_standstill_ends_with_the_next_steps_first_micro_batch(loss: figures.Loss) -> None:
     assert loss.standstill_s == pytest.approx(0.2)  # from 5.05 to 5.25
 
