@@ -9,7 +9,7 @@ from elastrain.fold import Fold
 from elastrain.messages import Contribution
 
 ONE = (Contribution(1.0, 1.0, 1, 5), 0b01)
-TWO = (Contribution(2.0, 1.0, 1, 6), 0b10)
+TWO = (Contribution(2.0, 1.0, 1, 6), 0b11)
 
 
 def attempt(runs: int = 8, blocks: int = 1) -> Attempt:

@@ -66,7 +66,12 @@ def test_a_survivor_takes_over_and_the_lost_runs_are_handed_out_again() -> None:
 
 def test_who_is_behind_completes_the_highest_commit_first() -> None:
     late = report(
-        committed=0, record=replace(RECORD, step=0), parameters=(0, 0), held=((0, 0, (1,)), (1, 0, (1,))), pending=(0,)
+        committed=0,
+        record=replace(RECORD, step=0),
+        parameters=(0, 0),
+        held=((0, 0, (1,)), (1, 0, (1,))),
+        pending=(0,),
+        folded=((0, 0, ((0, 3),)),),  # of the step that is now known to be committed
     )
     decision = recovery(a=late, b=report())
     assert (decision.committed, decision.record) == (1, RECORD)
