@@ -26,8 +26,8 @@ NOT_YET = ("checkpoint",)
 """Phases that have a name but no code so far."""
 BACKUPS = 2
 """Two, because some cells lose two members at nearly the same time; one loss at a time needs one."""
-STEPS = 400
-AHEAD = 3
+STEPS = 300
+AHEAD = 2
 """How many steps after the present one a fault is aimed at."""
 LOOK_EVERY_S = 0.02
 STRIKE_TIMEOUT_S = 60.0

@@ -22,7 +22,7 @@ import elastrain
 
 SAMPLES, FEATURES, WIDTH = 1000, 32, 64
 GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE = 64, 8
-PAUSE_S = 0.05
+PAUSE_S = 0.2
 
 
 class Teacher(Dataset[tuple[Tensor, Tensor]]):
