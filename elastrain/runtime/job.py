@@ -38,6 +38,9 @@ from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.runtime.randomness import BlockRandomness
 from elastrain.runtime.step import Parts, Step, compute_device
 
+LEAVE_TIMEOUT_S = 60.0
+"""How long a member that left its loop early waits for the others to do the same."""
+
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
@@ -72,6 +75,7 @@ class Job:
         self._optimizer: PieceOptimizer | None = None
         self._facade: torch.optim.Optimizer | None = None
         self._step: Step | None = None
+        self._failed = False
         self._mesh: Mesh | None = None
         self._previous_hook = sys.excepthook
         sys.excepthook = self._on_uncaught
@@ -169,14 +173,25 @@ class Job:
             if number >= until:
                 break
             self._step = Step(number, parts)
-            yield self._step
-            if self._step._record is None:
+            try:
+                yield self._step
+            except GeneratorExit:
+                self._left_early(self._step)
+                raise
+            if not self._step.is_committed:
                 raise ConfigError(
                     f"step {number} was left before it was committed: iterate over it to its end, `for batch in step`"
                 )
             number += 1
         parts.engine.finish(number)
         self._end(number)
+
+    def _left_early(self, step: Step) -> None:
+        """The loop was left by `break`: fine when all members do so after the same step."""
+        if self._failed or not step.is_committed:
+            return
+        self._prepared()[0].engine.finish(step.number + 1, timeout_s=LEAVE_TIMEOUT_S)
+        self._end(step.number + 1)
 
     @property
     def rank(self) -> int:
@@ -257,6 +272,7 @@ class Job:
 
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """The script ends with an exception: tell the launcher where it was, then show it as Python does."""
+        self._failed = True
         ours = isinstance(error, RefusedError | StoppedError)
         if self._channel is not None and not ours and not issubclass(kind, KeyboardInterrupt):
             text = "".join(traceback.format_exception(kind, error, trace))

@@ -104,6 +104,10 @@ class Step:
             model.detach()
 
     @property
+    def is_committed(self) -> bool:
+        return self._record is not None
+
+    @property
     def loss(self) -> float:
         """Weighted mean over the global batch."""
         told = self._committed.contribution

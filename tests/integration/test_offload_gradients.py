@@ -329,6 +329,23 @@ def test_a_storage_is_written_once_however_many_views_are_saved(tmp_path: Path) 
     with_views.close()
 
 
+def test_a_storage_that_is_saved_again_after_a_change_is_written_again(tmp_path: Path) -> None:
+    offload = save_on_disk([tmp_path], min_bytes=MIN_BYTES)
+    x = torch.randn(64, 64, requires_grad=True)
+    with offload:
+        y = x * 1.5
+        unused = y.sin()  # saves y as it is now; its backward is never run
+        (device,) = offload._open().devices
+        device.queue.close()  # y is on disk now
+        device.queue = type(device.queue)("again", threads=1)
+        y.mul_(2)
+        loss = y.cos().sum()
+    del y, unused
+    loss.backward()
+    assert torch.equal(x.grad, -(x.detach() * 1.5 * 2).sin() * 2 * 1.5)  # type: ignore[arg-type]
+    offload.close()
+
+
 def test_parameters_and_their_views_are_never_written(tmp_path: Path) -> None:
     offload = save_on_disk([tmp_path], min_bytes=1)
     weight = nn.Parameter(torch.randn(32, 32))

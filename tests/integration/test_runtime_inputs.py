@@ -96,6 +96,13 @@ def test_a_step_with_nan_is_committed_as_skipped_and_training_goes_on(tmp_path: 
     assert undisturbed(*arguments).digests != undisturbed("--steps", "12").digests
 
 
+def test_leaving_the_loop_early_on_all_members_ends_the_job_in_peace(tmp_path: Path) -> None:
+    arguments = ("--steps", "30", "--break-at", "9")
+    run = run_job(tmp_path, workers=2, arguments=arguments)
+    assert_equal_to_undisturbed(run, *arguments)
+    assert set(run.digests) == {"m0", "m1"}
+
+
 def test_a_users_bug_ends_the_job_with_its_traceback(tmp_path: Path) -> None:
     run = run_job(tmp_path, workers=3, arguments=("--steps", "30", "--raise-at", "6"))
     assert run.exit_code == 1

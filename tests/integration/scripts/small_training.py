@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--run-length", type=int, default=2)
     parser.add_argument("--nan-at", type=int, default=-1, help="step whose loss is NaN")
     parser.add_argument("--raise-at", type=int, default=-1, help="step in which the fifth micro-batch raises")
-    parser.add_argument("--odd-rank", default="", help="member that differs: lr, threads or seed")
+    parser.add_argument("--break-at", type=int, default=-1, help="step after which the loop is left")
     args = parser.parse_args()
     torch.set_num_threads(1)
     backups = args.backups if args.backups == "all" else int(args.backups)
@@ -66,6 +66,8 @@ def main() -> None:
                 raise KeyError(f"a mistake in micro-batch {step.micro_batch}, number {number > 99}")
             step.backward(loss, weight=float(len(labels)))
         scheduler.step()
+        if step.number == args.break_at:
+            break
     sys.stderr.write(f"digest {job.digest()} lr {optimizer.param_groups[0]['lr']:.6f}\n")
 
 
