@@ -32,6 +32,7 @@ _PART_BODY = struct.Struct("<QQBq")  # group, sequence, round, the sender's fenc
 _ABORT_BODY = struct.Struct("<H")  # length of the lost member's id (0: none is lost); id and reason follow
 _LETTER_BODY = struct.Struct("<Qq")  # group, tag
 _EARLY_MAX = 1 << 16
+_LINGER_S = 5.0
 _NOTHING = torch.empty(0)
 
 
@@ -96,6 +97,7 @@ class Communicator:
         # Parts of operations that have not come so far here, by (group, sequence, round) and member.
         self._early: dict[tuple[int, int, int], dict[str, _Part]] = {}
         self._mailbox: Mailbox[torch.Tensor, _Reader] = Mailbox()
+        self._left: set[str] = set()  # members that need not be heard of any more: they have said everything
         self._error: CommError | None = None
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._calls_lock = threading.Lock()
@@ -201,6 +203,8 @@ class Communicator:
             self._end(CommError(f"the communicator's thread failed: {error!r}"))
         else:
             self._end(Aborted("this communicator was closed"))
+            self._linger()
+        self._mesh.close()
 
     def _turn(self) -> None:
         events = self._mesh.poll(self._wait_s())
@@ -208,7 +212,7 @@ class Communicator:
             if isinstance(event, Frame):
                 self._receive(event)
             elif isinstance(event, Lost):
-                self._break(MemberLost(event.member, event.reason))
+                self._lose(event)
             elif isinstance(event, Newer):
                 self.newest_generation = event.generation
         while self._calls:
@@ -226,7 +230,12 @@ class Communicator:
             self._ended = True
         while self._calls:
             self._calls.popleft()()  # operations fail at once now; nobody is left waiting
-        self._mesh.close()
+
+    def _linger(self) -> None:
+        """Send what others may still need of operations that are done here."""
+        deadline_s = time.monotonic() + _LINGER_S
+        while self._mesh.unsent_bytes and time.monotonic() < deadline_s:
+            self._mesh.poll(deadline_s - time.monotonic())
 
     def _edit(self, generation: int, members: Sequence[Peer]) -> None:
         self._mesh.edit(generation, members)
@@ -234,6 +243,7 @@ class Communicator:
         self._error = None
         self._fences.clear()
         self._early.clear()
+        self._left.clear()
         self.world.members = tuple(peer.id for peer in members)
         for line in list(self._lines.values()):
             line.sequence = 0
@@ -271,6 +281,7 @@ class Communicator:
             if not running.sent:
                 self._send_round(line, running)
             if line.running is None or running.missing:
+                self._check_left(line)
                 return
             self._finish_round(line, running)
 
@@ -383,6 +394,21 @@ class Communicator:
             self._break(Aborted(f"{self._mesh.me!r} is {_EARLY_MAX} operations behind {frame.source!r}"))
 
     # Failures
+
+    def _lose(self, lost: Lost) -> None:
+        if not lost.left:
+            self._break(MemberLost(lost.member, lost.reason))
+            return
+        # Who leaves in good order has sent all its parts: only what still needs it fails.
+        self._left.add(lost.member)
+        for line in list(self._lines.values()):
+            self._check_left(line)
+
+    def _check_left(self, line: _Line) -> None:
+        if self._left and line.running is not None:
+            missing = {line.group.members[rank] for rank in line.running.missing} & self._left
+            if missing:
+                self._break(MemberLost(min(missing), "it left"))
 
     def _hear_abort(self, frame: Frame) -> None:
         (id_bytes,) = _ABORT_BODY.unpack_from(frame.body)

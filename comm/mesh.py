@@ -252,7 +252,8 @@ class Mesh:
 
     def _tell_lost(self, link: Link) -> None:
         assert link.lost is not None
-        self._ready.append(Lost(member=link.peer.id, reason=link.lost, at_s=link.lost_at_s))
+        left = link.left_out == 0
+        self._ready.append(Lost(member=link.peer.id, reason=link.lost, at_s=link.lost_at_s, left=left))
 
     def _hang_up(self, link: Link) -> None:
         if link.stream is not None:
@@ -344,6 +345,11 @@ class Mesh:
                 if link.lost is None:
                     link.push_gone(number, self.generation)
                     self._flush(link)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What waits to be sent to members that are not lost."""
+        return sum(link.outbox.size_bytes for link in self._links.values() if link.lost is None)
 
     def wake(self) -> None:
         """Make a running or the next poll return soon. Safe from any thread."""

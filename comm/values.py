@@ -33,11 +33,15 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Lost:
-    """A peer's link broke or its process died; told once per view. `at_s`: time.monotonic() when it became known."""
+    """A peer's link broke or its process died; told once per view. `at_s`: time.monotonic() when it became known.
+
+    `left`: it has closed its mesh in good order, after everything that it had to say.
+    """
 
     member: str
     reason: str
     at_s: float
+    left: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from elastrain.comm.errors import CommError
 
@@ -13,10 +14,17 @@ class Work:
     def __init__(self) -> None:
         self._ended = threading.Event()
         self._error: CommError | ValueError | None = None
+        self._then: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
 
     @property
     def done(self) -> bool:
         return self._ended.is_set()
+
+    @property
+    def error(self) -> CommError | ValueError | None:
+        """How it failed; None while it is under way or when it is done well."""
+        return self._error
 
     def wait(self) -> None:
         """Return when it is done. Raises MemberLost, Aborted, Timeout; another CommError or ValueError for misuse.
@@ -28,9 +36,22 @@ class Work:
             # A new object for each waiter: one exception raised in several threads mixes their tracebacks.
             raise _copy(self._error) from self._error
 
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call back when it is done, in the thread that finishes it; at once if it is done already."""
+        with self._lock:
+            if not self._ended.is_set():
+                self._then.append(callback)
+                return
+        callback()
+
     def finish(self, error: CommError | ValueError | None = None) -> None:
-        self._error = error
-        self._ended.set()
+        """By the one who does the work."""
+        with self._lock:
+            self._error = error
+            self._ended.set()
+        for callback in self._then:
+            callback()
+        self._then.clear()
 
 
 class Received(Work):

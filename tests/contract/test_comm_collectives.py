@@ -377,6 +377,26 @@ def test_who_is_done_may_go_on_to_the_next_view_without_disturbing_those_who_are
         assert made.each(act) == [None] * 3
 
 
+def test_who_leaves_after_its_part_is_done_spoils_nothing_but_is_missed_afterwards(transport: Transport) -> None:
+    with party(transport, 4) as made:
+        all_have_summed = threading.Barrier(3)
+
+        def act(comm: Communicator, rank: int) -> float:
+            tensor = torch.full((2_000_000,), float(rank))
+            comm.world.all_reduce(tensor).wait()
+            comm.world.barrier().wait()
+            if rank == 3:
+                comm.close()
+                return float(tensor[-1])
+            comm.group("three", list("abc")).all_reduce(tensor).wait()
+            all_have_summed.wait(20)
+            with pytest.raises(MemberLost, match="'d' is lost: it left"):
+                comm.world.barrier().wait()
+            return float(tensor[-1])
+
+        assert made.each(act) == [18.0, 18.0, 18.0, 6.0]
+
+
 def test_an_abort_reaches_every_waiter(transport: Transport) -> None:
     with party(transport, 3) as made:
 
@@ -437,6 +457,18 @@ def test_a_closed_communicator_says_so(transport: Transport) -> None:
         with pytest.raises(CommError, match="is closed"):
             comm.world.barrier()
         comm.close()
+
+
+def test_a_failure_shows_in_the_fence_before_its_caller_hears_of_it(transport: Transport) -> None:
+    if transport == "tcp":
+        pytest.skip("over TCP parts are copies: there is nothing to fence")
+    with party(transport, 2) as made:
+        made.each(lambda comm, rank: comm.world.barrier().wait())
+        seen_by_b = made.comms["b"]._fences["a"]
+        before = int(seen_by_b[0].item())
+        with pytest.raises(Timeout):
+            made.comms["a"].world.all_reduce(torch.ones(10), timeout_s=0.05).wait()
+        assert int(seen_by_b[0].item()) > before
 
 
 def test_a_result_made_of_tensors_that_changed_meanwhile_is_thrown_away(transport: Transport) -> None:
