@@ -6,6 +6,7 @@ Processes and folders only; what is measured in them lives with the experiment.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,11 @@ class Script:
 
     path: Path
     args: tuple[str, ...] = ()
+
+
+def unwind_on_sigterm() -> None:
+    """Leave by an exception when somebody ends this program, so that the jobs that it started are ended too."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 @contextmanager

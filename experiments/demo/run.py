@@ -20,7 +20,7 @@ from experiments import timeline
 from experiments.demo import story
 from experiments.demo.screen import LiveScreen, PlainScreen, Screen, print_proof
 from experiments.harness import ROOT
-from experiments.jobs import TRAIN_GPT, Script, alone, elastic, finish
+from experiments.jobs import TRAIN_GPT, Script, alone, elastic, finish, unwind_on_sigterm
 from experiments.journals import Follower, Member, Run, read_member
 from experiments.recovery.figures import loss_curve
 
@@ -38,6 +38,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.steps < 10:
         parser.error(f"--steps must be at least 10, so that both faults strike; got {args.steps}")
+    unwind_on_sigterm()
     return demonstrate(Console(), args.run_dir.absolute(), steps=args.steps)
 
 

@@ -30,7 +30,7 @@ STEPS = 300
 AHEAD = 2
 """How many steps after the present one a fault is aimed at."""
 LOOK_EVERY_S = 0.02
-STRIKE_TIMEOUT_S = 60.0
+STRIKE_TIMEOUT_S = 120.0
 JOB_TIMEOUT_S = 600.0
 ORDER = DataOrder(
     dataset_size=small.SAMPLES, global_batch_size=small.GLOBAL_BATCH_SIZE, micro_batch_size=small.MICRO_BATCH_SIZE

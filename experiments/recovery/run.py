@@ -18,7 +18,7 @@ from typing import Any
 from elastrain.batch import DataOrder
 from experiments import timeline
 from experiments.harness import ROOT, Reach, record, report
-from experiments.jobs import TRAIN_GPT, Script, alone, finish
+from experiments.jobs import TRAIN_GPT, Script, alone, finish, unwind_on_sigterm
 from experiments.journals import Member, Run, read_member
 from experiments.recovery import matrix
 from experiments.recovery.figures import (
@@ -178,6 +178,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="steps of the storm")
     parser.add_argument("--seed", type=int, default=0, help="chooses victims and moments")
     args = parser.parse_args()
+    unwind_on_sigterm()
     setting = Setting(
         steps=args.steps or (32 if args.quick else 200),
         kills=args.kills or (3 if args.quick else 100),
