@@ -63,6 +63,8 @@ class Measurement:
 
     step_s: list[float]
     """Wall time of each timed step, loading of the batches included."""
+    cpu_s: list[float]
+    """Processor time of all of the member's threads in each timed step; loader processes are not included."""
     losses: list[float]
     """This member's mean loss, in nats, of each step from the first one on."""
     peak_bytes: int | None = None
@@ -73,6 +75,10 @@ class Measurement:
     @property
     def median_step_s(self) -> float:
         return statistics.median(self.step_s)
+
+    @property
+    def median_cpu_s(self) -> float:
+        return statistics.median(self.cpu_s)
 
 
 class Trainer(Protocol):
@@ -112,20 +118,21 @@ def measure(
     trainer = make(work)
     windows = Windows("train", context=work.context)
     order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(work.seed)).tolist()
-    losses, step_s = [], []
+    losses, step_s, cpu_s = [], [], []
     start.wait()
     for step in range(work.warmup_steps + work.steps):
-        began = time.perf_counter()
+        began, began_cpu = time.perf_counter(), time.process_time()
         loss = trainer.step(step_batches(windows, order, work, step=step, share=share))
         step_s.append(time.perf_counter() - began)
+        cpu_s.append(time.process_time() - began_cpu)
         losses.append(loss.item())
-    timed = step_s[work.warmup_steps :]
+    timed, timed_cpu = step_s[work.warmup_steps :], cpu_s[work.warmup_steps :]
     if not work.weigh:
-        return Measurement(step_s=timed, losses=losses)
+        return Measurement(step_s=timed, cpu_s=timed_cpu, losses=losses)
     resting = account.live_bytes()
     with account.measure() as usage:
         trainer.step(step_batches(windows, order, work, step=work.total_steps - 1, share=share))
-    return Measurement(step_s=timed, losses=losses, peak_bytes=usage.peak_bytes, resting_bytes=resting)
+    return Measurement(step_s=timed, cpu_s=timed_cpu, losses=losses, peak_bytes=usage.peak_bytes, resting_bytes=resting)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +183,11 @@ def step_seconds(found: Sequence[Measurement]) -> float:
     return statistics.mean(one.median_step_s for one in found)
 
 
+def cpu_seconds(found: Sequence[Measurement]) -> float:
+    """Processor seconds per step of all members together: the sum of their medians."""
+    return sum(one.median_cpu_s for one in found)
+
+
 def heaviest(sizes_bytes: Iterable[int | None]) -> int | None:
     """The largest; None if nothing was weighed."""
     return max((size for size in sizes_bytes if size is not None), default=None)
@@ -186,6 +198,7 @@ def summary(found: Sequence[Measurement]) -> dict[str, Any]:
     return {
         "members": len(found),
         "step_s": step_seconds(found),
+        "cpu_s": cpu_seconds(found),
         "peak_bytes": heaviest(one.peak_bytes for one in found),
         "resting_bytes": heaviest(one.resting_bytes for one in found),
         "last_loss": statistics.mean(one.losses[-1] for one in found),

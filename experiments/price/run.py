@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from experiments.baselines import ddp, plain, zero1
-from experiments.baselines.workload import Measurement, Workload, heaviest, step_seconds
+from experiments.baselines.workload import Measurement, Workload, cpu_seconds, heaviest, step_seconds
 from experiments.harness import ROOT, Reach, interleave, quantile, ratio, record, report
 from experiments.plots import bars
 
@@ -38,6 +38,8 @@ class Run:
     """One job's figures: its seconds per step, and its heaviest member's tensor bytes if it was weighed."""
 
     step_s: float
+    cpu_s: float
+    """Processor seconds per step of all members together."""
     peak_bytes: int | None = None
     resting_bytes: int | None = None
 
@@ -45,6 +47,7 @@ class Run:
 def run_of(found: Sequence[Measurement]) -> Run:
     return Run(
         step_s=step_seconds(found),
+        cpu_s=cpu_seconds(found),
         peak_bytes=heaviest(one.peak_bytes for one in found),
         resting_bytes=heaviest(one.resting_bytes for one in found),
     )
@@ -97,6 +100,7 @@ def cases(work: Workload) -> dict[str, Callable[[], Run]]:
 def figures(found: Mapping[str, Sequence[Run]]) -> dict[str, float]:
     """The keys of the README out of every case's runs, one per round."""
     times = {name: [run.step_s for run in runs] for name, runs in found.items()}
+    cpu = {name: [run.cpu_s for run in runs] for name, runs in found.items()}
     weighed = {name: runs for name, runs in found.items() if all(run.peak_bytes for run in runs)}
     peaks = {name: [float(run.peak_bytes or 0) for run in runs] for name, runs in weighed.items()}
     resting = {name: [float(run.resting_bytes or 0) for run in runs] for name, runs in weighed.items()}
@@ -113,10 +117,14 @@ def figures(found: Mapping[str, Sequence[Run]]) -> dict[str, float]:
         "time_ratio_ddp_2": time_ratio_ddp_2,
         "time_ratio_ddp_4": time_ratio_ddp_4,
         "time_ratio_zero1_4": ratio(times["elastrain_4"], times["zero1_4"]),
+        "cpu_price_1": ratio(cpu["elastrain_1"], cpu["plain_1"]),
+        "cpu_backup_price": ratio(cpu["elastrain_4_backup"], cpu["elastrain_4"]),
+        "cpu_ratio_ddp_4": ratio(cpu["elastrain_4"], cpu["ddp_4"]),
         "bytes_ratio_zero1": ratio(peaks["lean_4"], peaks["zero1_4"]),
         "bytes_ratio_zero1_backup": ratio(peaks["lean_4_backup"], peaks["zero1_4"]),
         "resting_ratio_zero1": ratio(resting["lean_4"], resting["zero1_4"]),
         **{f"{name}_step_s": quantile(values, 0.5) for name, values in times.items()},
+        **{f"{name}_cpu_s": quantile(values, 0.5) for name, values in cpu.items()},
         **{f"{name}_peak_bytes": quantile(values, 0.5) for name, values in peaks.items()},
         **{f"{name}_resting_bytes": quantile(values, 0.5) for name, values in resting.items()},
     }

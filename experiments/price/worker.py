@@ -41,7 +41,7 @@ def train(work: Workload, *, backups: int, run_length: int) -> Measurement:
     optimizer = adamw(model, lr=work.lr)
     scheduler = cosine_with_warmup(optimizer, warmup_steps=10, total_steps=1000)
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=MAX_GRAD_NORM)
-    ends, losses = [time.perf_counter()], []
+    ends, cpu_ends, losses = [time.perf_counter()], [time.process_time()], []
     usage, resting = Usage(), None
     for index, step in enumerate(job.steps(loader, until=work.total_steps)):
         weighed = work.weigh and index == work.total_steps - 1
@@ -52,10 +52,12 @@ def train(work: Workload, *, backups: int, run_length: int) -> Measurement:
                 step.backward(next_token_loss(model, batch))
             scheduler.step()
         ends.append(time.perf_counter())
+        cpu_ends.append(time.process_time())
         losses.append(float(step.loss))
     timed = slice(work.warmup_steps, work.warmup_steps + work.steps)
     return Measurement(
         step_s=[end - start for start, end in pairwise(ends)][timed],
+        cpu_s=[end - start for start, end in pairwise(cpu_ends)][timed],
         losses=losses,
         peak_bytes=usage.peak_bytes if work.weigh else None,
         resting_bytes=resting,

@@ -89,9 +89,10 @@ def _runs(**changed: float) -> dict[str, list[Run]]:
     names = ("plain_1", "elastrain_1", "plain_2", "elastrain_2", "ddp_2", "elastrain_4", "elastrain_4_backup", "ddp_4")
     times = dict.fromkeys(names, 1.0) | {"plain_1": 2.0, "elastrain_1": 2.0, "plain_2": 2.0} | changed
     weighed = {
-        name: [Run(step_s=1.0, peak_bytes=100, resting_bytes=20)] for name in ("zero1_4", "lean_4", "lean_4_backup")
+        name: [Run(step_s=1.0, cpu_s=1.0, peak_bytes=100, resting_bytes=20)]
+        for name in ("zero1_4", "lean_4", "lean_4_backup")
     }
-    return {name: [Run(step_s=step_s)] for name, step_s in times.items()} | weighed
+    return {name: [Run(step_s=step_s, cpu_s=2 * step_s)] for name, step_s in times.items()} | weighed
 
 
 def test_price_figures_are_one_when_elastrain_costs_nothing() -> None:
@@ -104,7 +105,7 @@ def test_price_figures_move_with_their_own_case() -> None:
     assert figures(_runs(elastrain_4_backup=1.2))["backup_price"] == pytest.approx(1.2)
     assert figures(_runs(ddp_2=0.8))["time_ratio_ddp"] == pytest.approx(1.25)
     assert figures(_runs(ddp_4=0.5))["time_ratio_ddp"] == pytest.approx(2.0)
-    heavy = _runs() | {"lean_4": [Run(step_s=1.0, peak_bytes=130, resting_bytes=30)]}
+    heavy = _runs() | {"lean_4": [Run(step_s=1.0, cpu_s=1.0, peak_bytes=130, resting_bytes=30)]}
     assert figures(heavy)["bytes_ratio_zero1"] == pytest.approx(1.3)
     assert figures(heavy)["resting_ratio_zero1"] == pytest.approx(1.5)
 
@@ -146,8 +147,12 @@ def test_any_number_of_members_sees_the_same_samples_in_a_step() -> None:
 
 
 def test_a_runs_seconds_are_the_mean_of_its_members_medians() -> None:
-    found = [Measurement(step_s=[1.0, 9.0, 2.0], losses=[4.0]), Measurement(step_s=[4.0], losses=[2.0], peak_bytes=7)]
+    found = [
+        Measurement(step_s=[1.0, 9.0, 2.0], cpu_s=[1.0, 5.0, 2.0], losses=[4.0]),
+        Measurement(step_s=[4.0], cpu_s=[3.0], losses=[2.0], peak_bytes=7),
+    ]
     assert step_seconds(found) == 3.0
+    assert summary(found)["cpu_s"] == 5.0
     assert summary(found)["peak_bytes"] == 7
     assert summary(found)["last_loss"] == 3.0
 
