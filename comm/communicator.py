@@ -23,7 +23,7 @@ import torch
 from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
 from elastrain.comm.groups import Group, MakeOperation
 from elastrain.comm.mailbox import Address, Mailbox
-from elastrain.comm.mesh import Frame, Lost, Mesh, Newer, Peer
+from elastrain.comm.mesh import Frame, How, Lost, Mesh, Newer, Peer
 from elastrain.comm.operations import Operation, Seat
 from elastrain.comm.work import Received, Work
 
@@ -89,6 +89,7 @@ class Communicator:
     def __init__(self, mesh: Mesh, *, timeout_s: float = 60.0) -> None:
         self.address = mesh.address
         self.newest_generation = 0  # that anybody was heard of in
+        self.lost: dict[str, How] = {}  # members of the view, and how that became known
         self._mesh = mesh
         self._timeout_s = timeout_s
         self._fence = mesh.empty(1, torch.int64)
@@ -97,7 +98,6 @@ class Communicator:
         # Parts of operations that have not come so far here, by (group, sequence, round) and member.
         self._early: dict[tuple[int, int, int], dict[str, _Part]] = {}
         self._mailbox: Mailbox[torch.Tensor, _Reader] = Mailbox()
-        self._left: set[str] = set()  # members that need not be heard of any more: they have said everything
         self._error: CommError | None = None
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._calls_lock = threading.Lock()
@@ -108,6 +108,11 @@ class Communicator:
         self._thread.start()
 
     # For any thread
+
+    @property
+    def error(self) -> CommError | None:
+        """What made everything fail until the next edit; None when all is well."""
+        return self._error
 
     def group(self, name: str, members: Sequence[str]) -> Group:
         """A group under this name. Raises ValueError when the name is taken, or the list does not name me."""
@@ -217,6 +222,7 @@ class Communicator:
                 self.newest_generation = event.generation
         while self._calls:
             self._calls.popleft()()
+        self._check_silent()
         self._check_deadlines()
 
     def _wait_s(self) -> float | None:
@@ -243,7 +249,7 @@ class Communicator:
         self._error = None
         self._fences.clear()
         self._early.clear()
-        self._left.clear()
+        self.lost = {}
         self.world.members = tuple(peer.id for peer in members)
         for line in list(self._lines.values()):
             line.sequence = 0
@@ -281,7 +287,6 @@ class Communicator:
             if not running.sent:
                 self._send_round(line, running)
             if line.running is None or running.missing:
-                self._check_left(line)
                 return
             self._finish_round(line, running)
 
@@ -396,24 +401,31 @@ class Communicator:
     # Failures
 
     def _lose(self, lost: Lost) -> None:
-        if not lost.left:
+        self.lost[lost.member] = lost.how
+        if lost.how is not How.LEFT:
             self._break(MemberLost(lost.member, lost.reason))
-            return
-        # Who leaves in good order has sent all its parts: only what still needs it fails.
-        self._left.add(lost.member)
-        for line in list(self._lines.values()):
-            self._check_left(line)
 
-    def _check_left(self, line: _Line) -> None:
-        if self._left and line.running is not None:
-            missing = {line.group.members[rank] for rank in line.running.missing} & self._left
-            if missing:
-                self._break(MemberLost(min(missing), "it left"))
+    def _check_silent(self) -> None:
+        """Fail what awaits somebody who will send nothing more, though nothing is wrong with it.
+
+        Links keep the order of frames: who has left, or is in a newer generation, has sent all that it ever will.
+        """
+        for line in list(self._lines.values()):
+            missing = line.running.missing if line.running else ()
+            for member in (line.group.members[rank] for rank in sorted(missing)):
+                if self.lost.get(member) is How.LEFT:
+                    self._break(MemberLost(member, "it left"))
+                    return
+                if self._mesh.is_ahead(member):
+                    self._break(Aborted(f"{member!r} went on to a newer view"))
+                    return
 
     def _hear_abort(self, frame: Frame) -> None:
         (id_bytes,) = _ABORT_BODY.unpack_from(frame.body)
         text = frame.body[_ABORT_BODY.size :]
         member, reason = text[:id_bytes].decode(), text[id_bytes:].decode()
+        if member:
+            self.lost.setdefault(member, How.BROKEN)
         if self._error is None:
             self._fail(MemberLost(member, reason) if member else Aborted(reason))
 

@@ -26,7 +26,7 @@ from elastrain.comm.frames import (
 from elastrain.comm.liveness import Watcher, watch_beacon
 from elastrain.comm.segments import Imports, Region, SharedMemory
 from elastrain.comm.stream import Outbox, Stream
-from elastrain.comm.values import Frame, Peer
+from elastrain.comm.values import Frame, How, Peer
 
 _BEACON = FIRST_CONTROL_KIND  # with the sender's beacon
 _SEGMENT = FIRST_CONTROL_KIND + 1  # with a segment; body: number, size
@@ -48,6 +48,7 @@ class Link:
         self.deadline_s = deadline_s
         self.lost: str | None = None
         self.lost_at_s = 0.0
+        self.lost_how = How.BROKEN
         self.left_out: int | None = None
         self.stream: Stream | None = None
         self.outbox = Outbox()

@@ -23,12 +23,17 @@ from elastrain.comm.liveness import Beacon
 from elastrain.comm.loop import READ, WRITE, Loop
 from elastrain.comm.segments import SharedMemory
 from elastrain.comm.stream import Stream
-from elastrain.comm.values import Frame, Lost, MeshConfig, Newer, Peer
+from elastrain.comm.values import Frame, How, Lost, MeshConfig, Newer, Peer
 
-__all__ = ["Frame", "Lost", "Mesh", "MeshConfig", "Newer", "Peer"]
+__all__ = ["Frame", "How", "Lost", "Mesh", "MeshConfig", "Newer", "Peer", "dials"]
 
 Event = Frame | Lost | Newer
 _ASIDE_MAX = 64
+
+
+def dials(one: str, other: str) -> bool:
+    """Whether `one` opens the link between the two: ids rise, and the later member comes to those who are there."""
+    return (len(one), one) > (len(other), other)
 
 
 class Mesh:
@@ -83,9 +88,10 @@ class Mesh:
     def edit(self, generation: int, members: Sequence[Peer]) -> None:
         """Take over a newer view, in place: links of removed members close, links to added ones open.
 
-        Of two members the one with the smaller id dials. Frames of older generations are discarded from now on; frames
-        held for exactly this one come with the next poll; so does Lost, once more, for a member of the new view that
-        was lost before. Raises ValueError for a generation that is not newer, a view without me, an id named twice.
+        Of two members the later one dials (see `dials`): a newcomer's links stand ready before the others take over the
+        view that names it. Frames of older generations are discarded from now on; frames held for exactly this one come
+        with the next poll; so does Lost, once more, for a member of the new view that was lost before. Raises
+        ValueError for a generation that is not newer, a view without me, an id named twice.
         """
         self._check_open()
         peers = {peer.id: peer for peer in members}
@@ -139,7 +145,7 @@ class Mesh:
         self._links[peer.id] = link
         if by_unix and self._beacon is not None:
             link.push_beacon(self._beacon.fd, self.generation)
-        if self.me < peer.id:
+        if dials(self.me, peer.id):
             self._door.dial(peer, same_node=same_node)
         elif peer.id in self._aside:
             self._connect(link, self._aside.pop(peer.id)[0])
@@ -155,7 +161,7 @@ class Mesh:
     def _admit(self, member: str, generation: int, sock: socket.socket) -> None:
         self._heard_of(generation)
         link = self._links.get(member)
-        if link is None and member not in self._aside and len(self._aside) < _ASIDE_MAX and member < self.me:
+        if link is None and member not in self._aside and len(self._aside) < _ASIDE_MAX and dials(member, self.me):
             self._aside[member] = (sock, generation)
         elif link is None or link.stream is not None or link.lost is not None:
             sock.close()  # an id is never used twice: this is a duplicate, or one that was lost already
@@ -198,7 +204,7 @@ class Mesh:
         if link.left_out is not None:
             self._heard_of(link.left_out)
         if stream.ended is not None:
-            self._lose(link, _farewell(link) or stream.ended)
+            self._lose(link, stream.ended)
         elif len(link.held) >= self._config.max_held_frames:
             self._set_events(link)
 
@@ -222,7 +228,7 @@ class Mesh:
         except OSError as error:
             # What it sent before its end comes first.
             self._read(link, everything=True)
-            self._lose(link, _farewell(link) or f"its connection broke ({error.strerror})")
+            self._lose(link, f"its connection broke ({error.strerror})")
             return
         self._set_events(link)
 
@@ -241,19 +247,22 @@ class Mesh:
             link, at_s = self._deaths.popleft()
             if link.lost is None and self._links.get(link.peer.id) is link:
                 self._read(link, everything=True)
-                self._lose(link, _farewell(link) or "its process ended", at_s=at_s)
+                self._lose(link, "its process ended", at_s=at_s, how=How.DEAD)
 
-    def _lose(self, link: Link, reason: str, *, at_s: float | None = None) -> None:
-        if link.lost is None:
-            link.lost = reason
-            self._hang_up(link)
-            link.lost_at_s = time.monotonic() if at_s is None else at_s
-            self._tell_lost(link)
+    def _lose(self, link: Link, reason: str, *, at_s: float | None = None, how: How = How.BROKEN) -> None:
+        if link.lost is not None:
+            return
+        if link.left_out is not None:  # it has said why itself
+            how = How.LEFT_US_OUT if link.left_out else How.LEFT
+            reason = f"it went on without us in generation {link.left_out}" if link.left_out else "it left"
+        link.lost, link.lost_how = reason, how
+        link.lost_at_s = time.monotonic() if at_s is None else at_s
+        self._hang_up(link)
+        self._tell_lost(link)
 
     def _tell_lost(self, link: Link) -> None:
         assert link.lost is not None
-        left = link.left_out == 0
-        self._ready.append(Lost(member=link.peer.id, reason=link.lost, at_s=link.lost_at_s, left=left))
+        self._ready.append(Lost(member=link.peer.id, reason=link.lost, at_s=link.lost_at_s, how=link.lost_how))
 
     def _hang_up(self, link: Link) -> None:
         if link.stream is not None:
@@ -346,6 +355,11 @@ class Mesh:
                     link.push_gone(number, self.generation)
                     self._flush(link)
 
+    def is_ahead(self, member: str) -> bool:
+        """Whether this member is known to be in a newer generation: nothing of this one comes from it any more."""
+        link = self._links.get(member)
+        return link is not None and bool(link.held)
+
     @property
     def unsent_bytes(self) -> int:
         """What waits to be sent to members that are not lost."""
@@ -420,12 +434,6 @@ class Mesh:
     def _check_open(self) -> None:
         if not self._open:
             raise CommError("this mesh is closed, or belongs to the process that forked this one")
-
-
-def _farewell(link: Link) -> str | None:
-    if link.left_out is None:
-        return None
-    return f"it went on without us in generation {link.left_out}" if link.left_out else "it left"
 
 
 _meshes: weakref.WeakSet[Mesh] = weakref.WeakSet()  # of this process, for forks: one hook can not be taken back

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import ipaddress
 from dataclasses import dataclass
 from typing import Literal
@@ -31,17 +32,23 @@ class Frame:
     tensors: tuple[torch.Tensor, ...]
 
 
+class How(enum.Enum):
+    """How a member was lost: what that says about it."""
+
+    BROKEN = "broken"  # its link failed; it may be alive
+    DEAD = "dead"  # its process has ended, that is proven
+    LEFT = "left"  # it closed its mesh in good order, after everything that it had to say
+    LEFT_US_OUT = "left us out"  # it is alive and went on without us
+
+
 @dataclass(frozen=True, kw_only=True)
 class Lost:
-    """A peer's link broke or its process died; told once per view. `at_s`: time.monotonic() when it became known.
-
-    `left`: it has closed its mesh in good order, after everything that it had to say.
-    """
+    """A peer's link broke or its process died; told once per view. `at_s`: time.monotonic() when it became known."""
 
     member: str
     reason: str
     at_s: float
-    left: bool = False
+    how: How = How.BROKEN
 
 
 @dataclass(frozen=True, kw_only=True)

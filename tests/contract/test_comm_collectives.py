@@ -377,6 +377,22 @@ def test_who_is_done_may_go_on_to_the_next_view_without_disturbing_those_who_are
         assert made.each(act) == [None] * 3
 
 
+def test_who_awaits_somebody_that_is_in_a_newer_view_fails_at_once(transport: Transport) -> None:
+    with party(transport, 3) as made:
+        peers = [Peer(id=n, node=made.meshes[n].node, address=made.meshes[n].address) for n in "abc"]
+
+        def act(comm: Communicator, rank: int) -> None:
+            if rank == 2:
+                comm.edit(2, peers)
+            else:
+                comm.world.all_reduce(torch.ones(10)).wait()
+
+        first, second, _ = made.each(act)
+        assert all(
+            isinstance(error, Aborted) and "'c' went on to a newer view" in error.reason for error in (first, second)
+        )
+
+
 def test_who_leaves_after_its_part_is_done_spoils_nothing_but_is_missed_afterwards(transport: Transport) -> None:
     with party(transport, 4) as made:
         all_have_summed = threading.Barrier(3)

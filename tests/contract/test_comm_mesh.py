@@ -16,7 +16,7 @@ import torch
 
 from elastrain.comm.errors import CommError, MemberLost
 from elastrain.comm.frames import DTYPES, HEADER_BYTES, encode
-from elastrain.comm.mesh import Frame, Lost, Mesh, MeshConfig, Newer, Peer
+from elastrain.comm.mesh import Frame, How, Lost, Mesh, MeshConfig, Newer, Peer, dials
 from tests.contract.comm_tools import DEADLINE_S, Cast, Transport, cast
 
 pytestmark = pytest.mark.parametrize("transport", get_args(Transport))
@@ -215,7 +215,7 @@ def test_frames_sent_before_the_end_arrive_before_lost(transport: Transport) -> 
         made.until(lambda: bool(made.lost("b")))
         kinds = [event.kind if isinstance(event, Frame) else event for event in made.events["b"]]
         assert kinds[:-1] == list(range(20))
-        assert isinstance(kinds[-1], Lost) and kinds[-1].reason == "it left"
+        assert isinstance(kinds[-1], Lost) and (kinds[-1].reason, kinds[-1].how) == ("it left", How.LEFT)
 
 
 def test_lost_is_told_once_and_sending_raises(transport: Transport) -> None:
@@ -260,30 +260,29 @@ def test_a_loss_that_an_edit_has_dealt_with_is_not_told(transport: Transport) ->
 
 def test_a_member_that_nobody_listens_for_is_lost(transport: Transport) -> None:
     with cast(transport) as made:
-        a, gone = made.add("a"), made.add("b")
+        gone, later = made.add("a"), made.add("b")
         peers = made.peers("ab")
         gone.close()
-        del made.meshes["b"]
-        a.edit(1, peers)
-        made.until(lambda: "b" in made.lost("a"))
-        assert "no connection" in made.lost("a")["b"]
+        del made.meshes["a"]
+        later.edit(1, peers)
+        made.until(lambda: "a" in made.lost("b"))
+        assert "no connection" in made.lost("b")["a"]
 
 
 def test_a_member_that_never_dials_is_lost_after_the_deadline(transport: Transport) -> None:
     with cast(transport, connect_timeout_s=0.05, handshake_timeout_s=0.05) as made:
-        made.add("a")
-        made.add("b").edit(1, made.peers("ab"))
-        made.until(lambda: made.lost("b") == {"a": "it did not connect in time"})
+        made.add("b")
+        made.add("a").edit(1, made.peers("ab"))
+        made.until(lambda: made.lost("a") == {"b": "it did not connect in time"})
 
 
 def test_a_silent_listener_is_lost_after_the_deadline(transport: Transport) -> None:
     with cast(transport, connect_timeout_s=0.05, handshake_timeout_s=0.05) as made:
-        a = made.add("a")
-        made.add("b")
-        a.edit(1, made.peers("ab"))
-        silent = made.meshes.pop("b")  # accepts, as the kernel does for it, but never answers
-        made.until(lambda: "b" in made.lost("a"))
-        assert "in time" in made.lost("a")["b"]
+        made.add("a")
+        made.add("b").edit(1, made.peers("ab"))
+        silent = made.meshes.pop("a")  # accepts, as the kernel does for it, but never answers
+        made.until(lambda: "a" in made.lost("b"))
+        assert "in time" in made.lost("b")["a"]
         silent.close()
 
 
@@ -471,9 +470,14 @@ def test_two_hundred_edits_leak_nothing(transport: Transport) -> None:
         assert [len(segment.regions) for segment in a._shared.segments()] <= [1]
 
 
-def test_peers_need_no_more_than_the_address(transport: Transport) -> None:
+def test_an_address_that_makes_no_sense_is_refused_by_who_dials_it(transport: Transport) -> None:
     with cast(transport) as made:
-        mesh = made.add("a")
-        mesh.edit(1, [Peer(id="a", node=mesh.node, address="")])
+        mesh = made.add("b")
+        mesh.edit(1, [Peer(id="b", node=mesh.node, address="")])
         with pytest.raises(ValueError, match="is no mesh address"):
-            mesh.edit(2, [*made.peers("a"), Peer(id="b", node="n", address="carrier pigeon")])
+            mesh.edit(2, [*made.peers("b"), Peer(id="a", node="n", address="carrier pigeon")])
+
+
+def test_the_later_member_dials_also_when_numbers_grow_longer(transport: Transport) -> None:
+    assert dials("b", "a") and not dials("a", "b")
+    assert dials("m10", "m9") and not dials("m9", "m10")
