@@ -315,7 +315,7 @@ class Keeper:
         fault = self._write_fault
         if fault is not None and not isinstance(fault, NoSpaceError):
             self._write_fault = None
-            raise fault
+            raise _again(fault)
 
     def _make_room(self, newest: Record, current: Pass) -> None:
         """Wait until the next storage fits too: it will be in memory before anybody can ask for room for it."""
@@ -335,7 +335,7 @@ class Keeper:
         self.totals.save_stall_s += stalled_s
         if self._account.live_bytes > self.limit_bytes:
             if self._write_fault is not None:
-                raise self._write_fault
+                raise _again(self._write_fault)
             self._smallest_bytes = max(self._smallest_bytes, self._account.live_bytes)
 
     def _spill_more(self, newest: Record, wanted_bytes: int) -> None:
@@ -399,7 +399,7 @@ class Keeper:
                 return record.storage
             if residency.RaiseFault() in commands:
                 assert record.fault is not None
-                raise record.fault
+                raise _again(record.fault)
             self._wait(began_s + self._deadline_s, SpillReadError, "reading activations")
 
     def _look_for_original(self, record: Record) -> None:
@@ -491,6 +491,11 @@ class Keeper:
     def _refuse_small_limit(self) -> None:
         if self.limit_bytes is not None and self._smallest_bytes > self.limit_bytes:
             raise LimitTooSmallError(self.limit_bytes, self._smallest_bytes)
+
+
+def _again(fault: OffloadError) -> OffloadError:
+    """A fault that is kept must not be raised itself: its traceback would hold the graph as long as it is kept."""
+    return type(fault)(*fault.args)
 
 
 def _io_of(record: Record) -> tuple[Device, Request]:

@@ -134,8 +134,13 @@ def test_a_full_device_without_a_limit_keeps_the_rest_in_memory(tmp_path: Path) 
 
 def test_a_full_device_under_a_limit_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     offload, net = with_faults(tmp_path, Faults(full_after=3), memory_limit=6 * 8192), network()
-    with pytest.raises(SpillWriteError, match=r"is full .*free space there, or name another directory"):
+    said = ""
+    try:
         steps(net, offload)
+    except SpillWriteError as error:
+        said = str(error)  # and not the error, whose traceback holds the graph
+    assert "is full" in said
+    assert "free space there, or name another directory" in said
     gc.collect()
     drained(offload)
     assert offload.stats().live_bytes == 0
