@@ -37,16 +37,18 @@ class Options:
 
 
 @dataclass(kw_only=True)
-class _Session:
-    """What the default group brought about."""
+class Session:
+    """What the default group brought about. `steps`: made by `surviving`."""
 
     communicator: Communicator
     beacon: Beacon
     peers: tuple[Peer, ...]  # by rank
     generation: int
+    timeout_s: float
+    steps: int = 0
 
 
-_session: _Session | None = None  # one default group per process is torch's own rule
+_session: Session | None = None  # one default group per process is torch's own rule
 
 
 def register() -> None:
@@ -67,7 +69,7 @@ def _create(opts: Any, options: Options | None) -> ProcessGroup:
     return ProcessGroup(_session.communicator.group(opts.group_id, members), opts.group_id)
 
 
-def _start(opts: Any, options: Options) -> _Session:
+def _start(opts: Any, options: Options) -> Session:
     rank, world, store = opts.group_rank, opts.group_size, opts.store
     if rank == 0:
         store.set("secret", secrets.token_hex(32))
@@ -82,7 +84,9 @@ def _start(opts: Any, options: Options) -> _Session:
     peers = tuple(Peer(**json.loads(store.get(f"member/{other}"))) for other in range(world))
     communicator.edit(1, peers)
     communicator.world.barrier().wait()
-    return _Session(communicator=communicator, beacon=beacon, peers=peers, generation=1)
+    return Session(
+        communicator=communicator, beacon=beacon, peers=peers, generation=1, timeout_s=opts.timeout.total_seconds()
+    )
 
 
 def _stop() -> None:
@@ -106,6 +110,13 @@ def _own_address() -> str:
         return str(probe.getsockname()[0])
 
 
+def session() -> Session:
+    """Raises RuntimeError where there is no default group of this backend."""
+    if _session is None:
+        raise RuntimeError(f"there is no default group of the backend {NAME}: call init_process_group({NAME!r}) first")
+    return _session
+
+
 def reconfigure(survivors: Sequence[int]) -> None:
     """Go on with these ranks of the default group, in this order: rank `survivors[i]` becomes rank i.
 
@@ -114,19 +125,22 @@ def reconfigure(survivors: Sequence[int]) -> None:
     member lost meanwhile makes it raise MemberLost, and the survivors call it again. Raises ValueError for unusable
     lists.
     """
-    session = _session
-    if session is None:
-        raise RuntimeError(f"there is no default group of the backend {NAME}")
-    peers = tuple(session.peers[rank] for rank in survivors)
-    session.generation += 1
-    session.communicator.edit(session.generation, peers)
-    session.peers = peers
-    _renumber(session)
-    session.communicator.world.barrier().wait()
+    edit(survivors)
+    session().communicator.world.barrier().wait()
 
 
-def _renumber(session: _Session) -> None:
-    new_rank = {peer.id: rank for rank, peer in enumerate(session.peers)}
+def edit(survivors: Sequence[int]) -> None:
+    """As `reconfigure`, without the barrier: the others may not have come so far."""
+    current = session()
+    peers = tuple(current.peers[rank] for rank in survivors)
+    generation = max(current.generation + 1, current.communicator.newest_generation)
+    current.communicator.edit(generation, peers)
+    current.generation, current.peers = generation, peers
+    _renumber(current)
+
+
+def _renumber(current: Session) -> None:
+    new_rank = {peer.id: rank for rank, peer in enumerate(current.peers)}
     book = dist.distributed_c10d._world.pg_group_ranks
     for group in list(book):
         if isinstance(group, ProcessGroup):

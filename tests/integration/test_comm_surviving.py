@@ -1,0 +1,122 @@
+"""DDP under `surviving`: members are killed at every point of a step, and replicas stay bitwise equal."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from elastrain.comm import torch_backend
+from elastrain.comm.surviving import Verdict, judge, surviving
+from tests.integration.test_comm_torch import _batch, _digest, _model, run
+
+_KILL_AT = 3
+_STEPS = _KILL_AT + 10
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _arm(when: str, ddp: DistributedDataParallel) -> None:
+    """Make this process die at that point of its next step."""
+    communicator = torch_backend.session().communicator
+    if when == "forward":
+        _die()
+    elif when == "backward":
+        first = next(iter(ddp.module.parameters()))
+        first.register_post_accumulate_grad_hook(lambda _: _die())  # the last gradient: other buckets are on their way
+    else:
+        sends = 0
+        send = communicator._send
+
+        def send_and_die(member: str, kind: int, body: bytes, tensor: Any = None) -> None:
+            nonlocal sends
+            if b"barrier" in body:
+                sends += 1
+                if when == "before the vote":
+                    _die()
+                if sends == 2:  # one survivor has heard that all are complete, the other one has not
+                    _die()
+            send(member, kind, body, tensor)
+
+        communicator._send = send_and_die  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("when", "victim"),
+    [
+        ("forward", 1),
+        ("backward", 0),
+        ("backward", 2),
+        ("before the vote", 1),
+        ("between two votes", 0),  # rank 0 tells the others the outcome
+    ],
+)
+@pytest.mark.parametrize("nodes", [False, True], ids=["one-node", "nodes"])
+def test_replicas_stay_equal_whenever_a_member_is_killed(tmp_path: Path, when: str, victim: int, nodes: bool) -> None:
+    def body(rank: int) -> tuple[int, int, list[str]]:
+        ddp = DistributedDataParallel(_model(), bucket_cap_mb=0.01)
+        optimizer = torch.optim.SGD(ddp.parameters(), 0.1, momentum=0.9)
+        for step in range(_STEPS):
+            if step == _KILL_AT and rank == victim:
+                _arm(when, ddp)
+            for attempt in surviving(ddp, optimizer):
+                with attempt:
+                    optimizer.zero_grad()
+                    ddp(_batch(rank, step)).square().mean().backward()
+        return torch_backend.session().steps, dist.get_world_size(), _digest(ddp)
+
+    said = [s for s in run(3, tmp_path / "store", body, nodes=nodes, expect_killed=(victim,)) if s is not None]
+    assert said[0] == said[1]
+    assert said[0][:2] == [_STEPS, 2]
+
+
+def test_two_of_four_killed_in_the_same_step(tmp_path: Path) -> None:
+    def body(rank: int) -> tuple[int, list[str]]:
+        ddp = DistributedDataParallel(_model(), bucket_cap_mb=0.01)
+        optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+        for step in range(_STEPS):
+            if step == _KILL_AT and rank in (1, 2):
+                _arm("backward" if rank == 1 else "before the vote", ddp)
+            for attempt in surviving(ddp, optimizer):
+                with attempt:
+                    optimizer.zero_grad()
+                    ddp(_batch(rank, step)).square().mean().backward()
+        return dist.get_world_size(), _digest(ddp)
+
+    first, _, _, last = run(4, tmp_path / "store", body, expect_killed=(1, 2))
+    assert first == last and first[0] == 2
+
+
+def test_an_error_of_the_users_own_comes_through(tmp_path: Path) -> None:
+    def body(rank: int) -> str:
+        ddp = DistributedDataParallel(_model())
+        optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+        attempt = next(surviving(ddp, optimizer))
+        with pytest.raises(ZeroDivisionError), attempt:
+            _ = 1 / 0
+        return "done"
+
+    assert run(2, tmp_path / "store", body) == ["done"] * 2
+
+
+@pytest.mark.parametrize(
+    ("steps", "told", "verdict"),
+    [
+        (4, [(4, True), (4, True)], Verdict.STEP),
+        (4, [(4, True), (4, False)], Verdict.AGAIN),
+        (4, [(4, True), (5, False)], Verdict.STEP),  # the other one came through the vote
+        (5, [(4, True), (5, False)], Verdict.AGAIN),
+        (5, [(4, True), (5, True)], Verdict.AGAIN),  # who is behind has no gradients of this step yet
+        (4, [(4, False)], Verdict.AGAIN),
+    ],
+)
+def test_the_verdict_after_a_failure(steps: int, told: list[tuple[int, bool]], verdict: Verdict) -> None:
+    assert judge(steps, told)[0] is verdict
