@@ -69,10 +69,19 @@ class Lost:
     reason: str
 
 
+_NEWCOMERS_ONLY = (
+    "nobody of the job is left: all members of this view came later, and there is no durable checkpoint to fall back "
+    "to; start the job again"
+)
+
+
 def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery | Lost:
     """The same for all members of `view`. `reports` must have an entry for each of them."""
     members = view.ids
     committed = max(reports[m].committed for m in members)
+    if view.generation > 1 and not any(reports[m].base for m in members):
+        # Only the first view begins the job; newcomers by themselves would begin it anew.
+        return Lost(shards=tuple(range(len(shape.shards))), reason=_NEWCOMERS_ONLY)
     leader = next(m for m in members if reports[m].committed == committed and (reports[m].base or committed < 0))
     base = reports[leader].base or target([None] * len(shape.shards), shape.sizes, view.nodes, shape.backups)
     able, lost = _able_holders(view, reports, base, committed)

@@ -16,8 +16,8 @@ BASE = (Holders("a", ("b",)), Holders("b", ("a",)))
 RECORD = Record(step=1, generation=1, contribution=Contribution(), square_norm=0.0, skipped=False, switch=False)
 
 
-def view(*names: str) -> View:
-    return View(generation=2, members=tuple(Member(id=name, node=name) for name in names))
+def view(*names: str, generation: int = 2) -> View:
+    return View(generation=generation, members=tuple(Member(id=name, node=name) for name in names))
 
 
 def report(**changes: object) -> Report:
@@ -47,12 +47,19 @@ def recovery(**reports: Report) -> Recovery:
 
 
 def test_the_job_starts_with_the_parameters_of_rank_0() -> None:
-    decision = recovery(a=NEWCOMER, b=NEWCOMER)
+    decision = decide(view("a", "b", generation=1), {"a": NEWCOMER, "b": NEWCOMER}, SHAPE)
+    assert isinstance(decision, Recovery)
     assert decision.committed == -1
     assert decision.lacking == {"a": (), "b": (0, 1)}
     assert decision.newcomers == () and decision.donor is None
     assert decision.runs == {"a": (0, 1), "b": (2,)}
     assert {holders.primary for holders in decision.now} == {"a", "b"}
+
+
+def test_newcomers_by_themselves_do_not_begin_the_job_anew() -> None:
+    decision = decide(view("x", "y"), {"x": NEWCOMER, "y": NEWCOMER}, SHAPE)
+    assert isinstance(decision, Lost)
+    assert "nobody of the job is left" in decision.reason
 
 
 def test_a_survivor_takes_over_and_the_lost_runs_are_handed_out_again() -> None:
