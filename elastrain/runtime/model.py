@@ -91,6 +91,7 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Sequenc
 
     Raises ConfigError, with one sentence, for models and optimizers that can not be cut.
     """
+    _check_statistics(model)
     names = default_blocks(model) if blocks is None else _completed(model, tuple(blocks))
     groups = _groups(optimizer)
     places = _registrations(model, names)
@@ -120,6 +121,16 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Sequenc
     if len(devices) > 1:
         raise ConfigError(f"all parameters must be on one device; got {sorted(devices)}")
     return cut(specs, blocks=names, ties=ties)
+
+
+def _check_statistics(model: nn.Module) -> None:
+    """Running statistics would be those of whoever computed last: refused until they are folded like gradients."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            raise ConfigError(
+                f"{type(module).__name__} {name!r} keeps running statistics, which members cannot share yet: "
+                "use LayerNorm or GroupNorm, or track_running_stats=False"
+            )
 
 
 def _groups(optimizer: torch.optim.Optimizer) -> dict[int, int]:

@@ -58,6 +58,7 @@ def _alone(
         ("optimizer = torch.optim.AdamW(nn.Linear(4, 4).parameters())", "not the model's"),
         ("for q in model.parameters(): q.requires_grad_(False)", "nothing to train"),
         ("model = model.half(); optimizer = torch.optim.AdamW(model.parameters())", "float16"),
+        ("model.append(nn.BatchNorm1d(4)); optimizer = torch.optim.SGD(model.parameters())", "running statistics"),
     ],
 )
 def test_what_cannot_be_prepared_is_refused_in_one_sentence(tmp_path: Path, change: str, sentence: str) -> None:
