@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,31 +32,29 @@ def figure(rows: int, *, heights: tuple[float, ...], size: tuple[float, float] =
     return drawn, list(panels[:, 0])
 
 
-def members(axes: Axes, run: Run, *, origin_s: float, unit_s: float = 1.0) -> None:
-    """A row per member: grey while its process starts, blue where it computes, a cross where it was killed."""
-    names = list(run.members)
+def members(axes: Axes, run: Run, names: Sequence[str], *, origin_s: float) -> None:
+    """A row per named member: grey while its process starts, blue where it computes, a triangle where it came back."""
     for row, name in enumerate(names):
         member = run.members[name]
         joined = run.first_view_with(name)
         begin, end = run.started_s[name], run.deaths_s.get(name)
         until = joined.at_s if joined else end
         if until is not None:
-            axes.barh(row, (until - begin) / unit_s, left=(begin - origin_s) / unit_s, height=0.3, color=WARMING)
+            axes.barh(row, until - begin, left=begin - origin_s, height=0.3, color=WARMING)
         for parity, colour in enumerate(FORWARD_STEPS):
             works = [work for work in member.micro_batches if work.step % 2 == parity]
-            bars = [((w.started_s - origin_s) / unit_s, (w.ended_s - w.started_s) / unit_s) for w in works]
+            bars = [(w.started_s - origin_s, w.ended_s - w.started_s) for w in works]
             axes.broken_barh(bars, (row - 0.35, 0.7), facecolors=colour, linewidth=0)
         if joined is not None and name in run.replaces:
-            axes.plot((joined.at_s - origin_s) / unit_s, row, marker=">", color=BACK, markersize=7)
+            axes.plot(joined.at_s - origin_s, row, marker=">", color=BACK, markersize=7)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
 
 
-def kills(axes: Axes, run: Run, killed_s: Mapping[str, float], *, origin_s: float, unit_s: float = 1.0) -> None:
+def kills(axes: Axes, names: Sequence[str], killed_s: Mapping[str, float], *, origin_s: float) -> None:
     """A cross in the row of each killed member."""
-    names = list(run.members)
     for name, at_s in killed_s.items():
-        axes.plot((at_s - origin_s) / unit_s, names.index(name), marker="X", color=LOST, markersize=9, zorder=5)
+        axes.plot(at_s - origin_s, names.index(name), marker="X", color=LOST, markersize=9, zorder=5)
 
 
 def save(drawn: Figure, path: Path) -> Path:

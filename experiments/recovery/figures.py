@@ -46,6 +46,8 @@ class Rejoin:
     """The first step in which it computed."""
     stall_s: float
     """Longest wait of a survivor between the view with the newcomer and that step, less its usual wait."""
+    standstill_s: float
+    """Longest time in which no survivor computed, from that view to the first micro-batch of that step."""
     first_step_stall_s: float | None
     """The same at the end of the newcomer's first step; None if no step followed."""
     warm_up_s: float
@@ -216,6 +218,7 @@ def rejoin_of(run: Run, newcomer: str) -> Rejoin | None:
         member=newcomer,
         step=first,
         stall_s=max(stalls, default=0.0),
+        standstill_s=standstill_s(there, first - 1, view.at_s),
         first_step_stall_s=max(following, default=None),
         warm_up_s=min(work.started_s for work in works) - run.started_s[newcomer],
     )

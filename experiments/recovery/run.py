@@ -106,6 +106,7 @@ def figures(found: Storm, reference: Member, setting: Setting) -> dict[str, Any]
         **_middle_and_worst("standstill_undisturbed_s", standstills),
         **_middle_and_worst("redone_s", [loss.redone_s for loss in losses]),
         **_middle_and_worst("rejoin_stall_s", [rejoin.stall_s for rejoin in rejoins]),
+        **_middle_and_worst("rejoin_standstill_s", [rejoin.standstill_s for rejoin in rejoins]),
         **_middle_and_worst("rejoin_first_step_s", _there([rejoin.first_step_stall_s for rejoin in rejoins])),
         **_middle_and_worst("rejoin_after_s", [rejoin.warm_up_s for rejoin in rejoins]),
         **_middle_and_worst("rejoin_cpu_s", [found.warm_up_cpu_s.get(rejoin.member, 0.0) for rejoin in rejoins]),
@@ -135,19 +136,25 @@ def reference_of(folder: Path, script: Script, *, timeout_s: float = 3600.0) -> 
 
 
 def plot(path: Path, run: Run, loss: Loss) -> Path:
-    """One recovery from half a step before the kill to a step after it."""
+    """One recovery from a step before the kill to two steps after it."""
     drawn, (axes,) = timeline.figure(1, heights=(1,), size=(9, 3))
-    timeline.members(axes, run, origin_s=loss.killed_s)
-    timeline.kills(axes, run, {loss.member: loss.killed_s}, origin_s=loss.killed_s)
-    axes.axvline(0, color=timeline.LOST, linewidth=1, label=f"SIGKILL of {loss.member}")
+    step_s = max(undisturbed_walls_s(run, MEMBERS), default=1.0)
+    begin_s, end_s = loss.killed_s - step_s, loss.killed_s + 2 * step_s
+    names = [
+        name
+        for name in run.members
+        if run.started_s[name] < end_s and run.deaths_s.get(name, loss.killed_s) >= loss.killed_s
+    ]
+    timeline.members(axes, run, names, origin_s=loss.killed_s)
+    timeline.kills(axes, names, {loss.member: loss.killed_s}, origin_s=loss.killed_s)
     resumed_s = loss.resumed_s - loss.killed_s
+    axes.axvline(0, color=timeline.LOST, linewidth=1, label=f"SIGKILL of {loss.member}, in step {loss.step}")
     axes.axvline(
         resumed_s, color=timeline.BACK, linewidth=1, label=f"the others go on, {resumed_s * 1000:.0f} ms later"
     )
-    step_s = max(undisturbed_walls_s(run, MEMBERS), default=1.0)
-    axes.set_xlim(-step_s, 2 * step_s)
-    axes.set_xlabel(f"seconds since the kill; it struck in step {loss.step} (shades alternate by step)")
-    axes.legend(frameon=False, loc="upper right", fontsize=8)
+    axes.set_xlim(begin_s - loss.killed_s, end_s - loss.killed_s)
+    axes.set_xlabel("seconds since the kill; shades alternate by step, grey is a process that starts")
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0)
     return timeline.save(drawn, path)
 
 
