@@ -187,7 +187,7 @@ def main() -> int:
     args = parser.parse_args()
     unwind_on_sigterm()
     setting = Setting(
-        steps=args.steps or (32 if args.quick else 200),
+        steps=args.steps or (28 if args.quick else 200),
         kills=args.kills or (3 if args.quick else 100),
         global_batch_size=64 if args.quick else 128,
         seed=args.seed,
