@@ -23,6 +23,7 @@ from elastrain.comm.values import MeshConfig, Peer
 _GREETINGS_MAX = 256
 _BACKLOG = 1024
 _DIAL_AGAIN_S = 0.01
+_ACCEPT_AGAIN_S = 0.1
 
 
 @dataclass(kw_only=True, eq=False)
@@ -57,11 +58,11 @@ class Door:
         self.generation = 0  # told to whoever greets us
         self._greetings: set[_Greeting] = set()
         self._dial_later: list[tuple[float, Peer, str, float]] = []
+        self._accept_again_s: float | None = None
         self._listeners = [self._listen_unix()]
         if config.transport == "tcp":
             self._listeners.append(self._listen_tcp())
-        for listener in self._listeners:
-            loop.register(listener.fileno(), READ, partial(self._accept, listener))
+        self._open_up()
         self.address = ",".join(_spell(listener) for listener in self._listeners)
 
     def _listen_unix(self) -> socket.socket:
@@ -77,12 +78,25 @@ class Door:
         listener.listen(_BACKLOG)
         return listener
 
+    def _open_up(self) -> None:
+        self._accept_again_s = None
+        for listener in self._listeners:
+            self._loop.register(listener.fileno(), READ, partial(self._accept, listener))
+
+    def _shut(self) -> None:
+        """This process may open no more descriptors: without a pause the waiting caller would wake us without end."""
+        self._accept_again_s = time.monotonic() + _ACCEPT_AGAIN_S
+        for listener in self._listeners:
+            self._loop.unregister(listener.fileno())
+
     def _accept(self, listener: socket.socket, _events: int) -> None:
         for _ in range(16):
             try:
                 sock, _ = listener.accept()
-            except OSError:
-                return  # nobody is waiting any more, or the caller hung up; the listener itself stays
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._shut()
+                return  # else nobody is waiting any more, or the caller hung up
             sock.setblocking(False)
             self._tune(sock)
             if len(self._greetings) >= _GREETINGS_MAX or not _same_user(sock):
@@ -219,9 +233,12 @@ class Door:
     def next_deadline_s(self) -> float | None:
         """When `run_timers` has something to do, in time.monotonic()."""
         deadlines = [greeting.deadline_s for greeting in self._greetings]
+        deadlines += [] if self._accept_again_s is None else [self._accept_again_s]
         return min([*deadlines, *(later[0] for later in self._dial_later)], default=None)
 
     def run_timers(self, now_s: float) -> None:
+        if self._accept_again_s is not None and self._accept_again_s <= now_s:
+            self._open_up()
         for greeting in [g for g in self._greetings if g.deadline_s <= now_s]:
             self._dismiss(greeting, "it did not finish the handshake in time")
         due = [later for later in self._dial_later if later[0] <= now_s]

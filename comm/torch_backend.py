@@ -20,12 +20,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from elastrain.comm.autoload import NAME, register
 from elastrain.comm.communicator import Communicator
 from elastrain.comm.liveness import Beacon
 from elastrain.comm.mesh import Mesh, MeshConfig, Peer
 from elastrain.comm.process_group import ProcessGroup
-
-NAME = "elastrain"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +50,7 @@ class Session:
 _session: Session | None = None  # one default group per process is torch's own rule
 
 
-def register() -> None:
-    """Make the name known to torch. Safe to call more than once."""
-    if NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
-
-
-def _create(opts: Any, options: Options | None) -> ProcessGroup:
+def create(opts: Any, options: Options | None) -> ProcessGroup:
     """Called by torch for each group that this process belongs to."""
     global _session
     if not opts.global_ranks_in_group:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
+import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -246,3 +248,28 @@ def test_a_kill_leaves_nothing_behind() -> None:
         child.kill()
         child.join()
     assert (set(os.listdir("/dev/shm")), names()) == before
+
+
+def _run_out_of_descriptors(wire: Wire) -> None:
+    mesh = _mesh("a", "unix", None)
+    where = "\0" + mesh.address.partition(":")[2]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    callers = [socket.socket(socket.AF_UNIX) for _ in range(20)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 2, hard))
+    for caller in callers:
+        caller.connect(where)
+    before_s, rounds = time.monotonic(), 0
+    while time.monotonic() < before_s + 0.5:
+        mesh.poll(0.5)
+        rounds += 1
+    wire.say(rounds)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    while len(mesh._door._greetings) < len(callers):
+        mesh.poll(1)
+    wire.say("all are let in")
+
+
+def test_a_process_without_free_descriptors_neither_spins_nor_forgets_who_waits() -> None:
+    with Child(_run_out_of_descriptors) as child:
+        assert child.wire.hear() < 30
+        assert child.wire.hear() == "all are let in"

@@ -1,0 +1,34 @@
+"""Makes the backend "elastrain" known to torch.distributed without anybody importing it: an entry point of torch's.
+
+`import torch` calls `autoload`. What raises here would break every `import torch` on the machine, so nothing does; and
+nothing heavy is imported before a group of this backend is made.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+NAME = "elastrain"
+
+
+def autoload() -> None:
+    """For the entry point group `torch.backends`."""
+    try:
+        register()
+    except Exception:  # the edge towards torch: see above
+        logging.getLogger(__name__).warning("the backend %r is not available to torch.distributed", NAME, exc_info=True)
+
+
+def register() -> None:
+    """Safe to call more than once."""
+    from torch.distributed.distributed_c10d import Backend
+
+    if NAME not in Backend.backend_list:
+        Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+
+
+def _create(opts: Any, options: Any) -> Any:
+    from elastrain.comm import torch_backend
+
+    return torch_backend.create(opts, options)
