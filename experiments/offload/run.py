@@ -8,6 +8,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -41,6 +42,8 @@ class Size:
 
     shape: Shape
     rounds: int
+    curve_rounds: int
+    dtypes: tuple[torch.dtype, ...]
     gain_shape: Shape
     gain_rounds: int
     disk_bytes: int
@@ -49,13 +52,17 @@ class Size:
 QUICK = Size(
     shape=Shape(width=192, layers=4, tokens=256, batch=8),
     rounds=3,
-    gain_shape=Shape(width=256, layers=12, tokens=128, batch=1),
+    curve_rounds=1,
+    dtypes=(torch.float32, torch.bfloat16),
+    gain_shape=Shape(width=256, layers=8, tokens=128, batch=1),
     gain_rounds=3,
     disk_bytes=256 << 20,
 )
 FULL = Size(
     shape=Shape(width=256, layers=16, tokens=256, batch=16),
     rounds=3,
+    curve_rounds=3,
+    dtypes=(torch.float32, torch.bfloat16, torch.float64),
     gain_shape=Shape(width=384, layers=16, tokens=128, batch=1),
     gain_rounds=5,
     disk_bytes=1 << 30,
@@ -77,6 +84,14 @@ def timed(model: Model, run: Callable[[], None]) -> float:
     began_s = time.perf_counter()
     run()
     return time.perf_counter() - began_s
+
+
+def processor_time(model: Model, run: Callable[[], None]) -> float:
+    """Seconds of processor that the training thread itself took: says something on a busy machine too."""
+    zero(model)
+    began_s = time.thread_time()
+    run()
+    return time.thread_time() - began_s
 
 
 def keep_account_bytes(model: Model, tokens: torch.Tensor) -> int:
@@ -111,7 +126,10 @@ def measure_model(kind: str, size: Size, directory: Path) -> dict[str, Any]:
     offload = save_on_disk([directory], memory_limit=int(LIMIT_SHARE * account_bytes))
     bits = same_bits(model, tokens, offload)
     variants = make(model, tokens, offload=offload, directory=directory)
-    rounds = [{name: timed(model, run) for name, run in variants.items()} for _ in range(size.rounds)]
+    rounds, processor = [], []
+    for _ in range(size.rounds):
+        rounds.append({name: timed(model, run) for name, run in variants.items()})
+        processor.append({name: processor_time(model, variants[name]) for name in ("keep", "ours", "recompute")})
     rss_bytes = {}
     for name, run in variants.items():
         zero(model)
@@ -135,6 +153,8 @@ def measure_model(kind: str, size: Size, directory: Path) -> dict[str, Any]:
         "vs_recompute": ratio("ours", "recompute"),
         "vs_coarse": ratio("torch_save", "ours"),
         "vs_save_on_cpu": ratio("save_on_cpu", "ours"),
+        "thread_time_ratio": statistics.median(each["ours"] / each["keep"] for each in processor),
+        "thread_time_vs_recompute": statistics.median(each["ours"] / each["recompute"] for each in processor),
         "seconds": {name: statistics.median(each[name] for each in rounds) for name in variants},
         "rss_bytes": rss_bytes,
         "spilled_share": 0.0 if stats.last is None else stats.last.spilled_bytes / stats.last.saved_bytes,
@@ -147,7 +167,7 @@ def measure_bits(size: Size, directory: Path) -> dict[str, bool]:
     shape = replace(size.shape, layers=2, batch=2)
     found = {}
     for kind in KINDS:
-        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        for dtype in size.dtypes:
             for share in (None, 0.5):
                 for deterministic in (True, False):
                     model, tokens = build(kind, shape, dtype)
@@ -243,7 +263,7 @@ def measure_curve(size: Size, directory: Path) -> list[dict[str, Any]]:
             for _ in range(2):
                 timed(model, lambda offload=offload: step(model, tokens, plainly, offload))  # type: ignore[misc]
             ratios = []
-            for _ in range(size.rounds):
+            for _ in range(size.curve_rounds):
                 keep_s = timed(model, lambda: step(model, tokens, plainly, _nothing()))
                 ours_s = timed(model, lambda offload=offload: step(model, tokens, plainly, offload))  # type: ignore[misc]
                 ratios.append(ours_s / keep_s)
@@ -298,6 +318,7 @@ def summary(models: dict[str, dict[str, Any]], bits: dict[str, bool], gain: floa
         "peak_ratio": max(m["peak_ratio"] for m in each),
         "peak_ratio_rss": max(m["peak_ratio_rss"] for m in each),
         "time_ratio": max(m["time_ratio"] for m in each),
+        "thread_time_ratio": max(m["thread_time_ratio"] for m in each),
         "vs_recompute": max(m["vs_recompute"] for m in each),
         "vs_coarse": min(m["vs_coarse"] for m in each),
         "gain": gain,
@@ -336,7 +357,10 @@ def main() -> None:
             "disk": measure_disk(directory, size.disk_bytes),
         }
         if given.only in (None, "models"):
-            result["models"] = {kind: measure_model(kind, size, directory) for kind in KINDS}
+            result["models"] = {}
+            for kind in KINDS:
+                result["models"][kind] = measure_model(kind, size, directory)
+                print(kind, json.dumps(result["models"][kind]), file=sys.stderr, flush=True)
         if given.only in (None, "bits"):
             result["bits"] = measure_bits(size, directory)
         if given.only in (None, "gain"):
