@@ -29,6 +29,8 @@ FAULTS = ("kill --target member:m1 --at step=3,phase=backward", "kill --target m
 GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE, SEED = 128, 8, 0
 LOOK_EVERY_S = 0.25
 TIMEOUT_S = 900.0
+PLAIN_WIDTH = 120
+"""Columns where there is no terminal to ask."""
 
 
 def main() -> int:
@@ -39,7 +41,8 @@ def main() -> int:
     if args.steps < 10:
         parser.error(f"--steps must be at least 10, so that both faults strike; got {args.steps}")
     unwind_on_sigterm()
-    return demonstrate(Console(), args.run_dir.absolute(), steps=args.steps)
+    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+    return demonstrate(console, args.run_dir.absolute(), steps=args.steps)
 
 
 def demonstrate(console: Console, folder: Path, *, steps: int) -> int:
