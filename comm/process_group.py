@@ -129,12 +129,12 @@ class ProcessGroup(_Base):  # type: ignore[misc] # the base is Any for the reaso
     def barrier(self, opts: Any = None) -> TorchWork:
         return self._work([self.group.barrier(timeout_s=_timeout_s(opts))], [])
 
-    def broadcast(self, tensors: list[Tensor], opts: Any) -> TorchWork:
-        seconds = _timeout_s(opts)
-        return self._work([self.group.broadcast(t, root=opts.rootRank, timeout_s=seconds) for t in tensors], tensors)
+    def broadcast(self, tensors: list[Tensor] | Tensor, opts: Any) -> TorchWork:
+        root, seconds, tensors = _root(opts), _timeout_s(opts), _list(tensors)
+        return self._work([self.group.broadcast(t, root=root, timeout_s=seconds) for t in tensors], tensors)
 
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
-        reduction, seconds = _reduction(opts), _timeout_s(opts)
+    def allreduce(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> TorchWork:
+        reduction, seconds, tensors = _reduction(opts), _timeout_s(opts), _list(tensors)
         return self._work([self.group.all_reduce(t, reduction, timeout_s=seconds) for t in tensors], tensors)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
@@ -218,13 +218,23 @@ class ProcessGroup(_Base):  # type: ignore[misc] # the base is Any for the reaso
         return TorchWork(works, tensors, self.group)
 
 
+def _list(tensors: list[Tensor] | Tensor) -> list[Tensor]:
+    """torch's own code, DDP's `join` for one, also calls with a single tensor."""
+    return [tensors] if isinstance(tensors, Tensor) else tensors
+
+
+def _root(opts: Any) -> int:
+    return opts if isinstance(opts, int) else int(opts.rootRank)
+
+
 def _reduction(opts: Any) -> Reduction:
     if opts is None:
         return "sum"
+    wanted = getattr(opts, "reduceOp", opts)
     # Not `in`: torch's operators are equal to the members of the enumeration, but hash differently.
-    found = [reduction for operator, reduction in _REDUCTIONS if opts.reduceOp == operator]
+    found = [reduction for operator, reduction in _REDUCTIONS if wanted == operator]
     if not found:
-        raise ValueError(f"{opts.reduceOp} is not offered; there are {', '.join(name for _, name in _REDUCTIONS)}")
+        raise ValueError(f"{wanted} is not offered; there are {', '.join(name for _, name in _REDUCTIONS)}")
     return found[0]
 
 

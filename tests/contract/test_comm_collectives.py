@@ -14,7 +14,7 @@ import torch
 from elastrain.comm import algorithms
 from elastrain.comm.communicator import Communicator
 from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
-from elastrain.comm.mesh import Mesh, MeshConfig, Peer
+from elastrain.comm.mesh import Frame, Mesh, MeshConfig, Peer
 from elastrain.comm.operations import Reduction
 from tests.contract.comm_tools import SECRET, Transport
 
@@ -377,6 +377,19 @@ def test_who_is_done_may_go_on_to_the_next_view_without_disturbing_those_who_are
         assert made.each(act) == [None] * 3
 
 
+def test_who_closes_is_still_heard_out(transport: Transport) -> None:
+    with party(transport, 2) as made:
+
+        def act(comm: Communicator, rank: int) -> bool:
+            tensor = torch.full((5_000_000,), float(rank))
+            comm.world.broadcast(tensor, root=1).wait()
+            if rank == 1:
+                comm.close()
+            return bool((tensor == 1).all())
+
+        assert made.each(act) == [True, True]
+
+
 def test_who_awaits_somebody_that_is_in_a_newer_view_fails_at_once(transport: Transport) -> None:
     with party(transport, 3) as made:
         peers = [Peer(id=n, node=made.meshes[n].node, address=made.meshes[n].address) for n in "abc"]
@@ -485,6 +498,36 @@ def test_a_failure_shows_in_the_fence_before_its_caller_hears_of_it(transport: T
         with pytest.raises(Timeout):
             made.comms["a"].world.all_reduce(torch.ones(10), timeout_s=0.05).wait()
         assert int(seen_by_b[0].item()) > before
+
+
+def test_a_failed_operation_does_not_send_what_its_caller_writes_afterwards(transport: Transport) -> None:
+    if transport == "unix":
+        pytest.skip("in shared memory the fence does this")
+    with party(transport, 2) as made:
+        made.each(lambda comm, rank: comm.world.barrier().wait())
+        a, b = made.comms["a"], made.comms["b"]
+        parts: list[torch.Tensor] = []
+        heard, stuck = threading.Event(), threading.Event()
+
+        def listen(frame: Frame) -> None:
+            parts.append(frame.tensors[0].clone())
+            heard.set()
+
+        b._hear_part = listen  # type: ignore[method-assign]
+
+        def sit() -> None:
+            stuck.wait(20)
+
+        b._post(sit)  # b reads nothing: what a sends has to wait
+        tensor = a.empty(10_000_000, torch.float32)
+        tensor.fill_(1)
+        with pytest.raises(Timeout):
+            a.world.all_reduce(tensor, timeout_s=0.1).wait()
+        assert made.meshes["a"].unsent_bytes > 0
+        tensor.fill_(-1)
+        stuck.set()
+        assert heard.wait(20)
+        assert bool((parts[0] == 1).all())
 
 
 def test_a_result_made_of_tensors_that_changed_meanwhile_is_thrown_away(transport: Transport) -> None:

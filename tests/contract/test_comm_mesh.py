@@ -68,6 +68,16 @@ def test_a_large_tensor_arrives(transport: Transport) -> None:
         assert torch.equal(made.frames("b")[0].tensors[1], sent[:3])
 
 
+def test_copied_sends_are_not_disturbed_by_later_changes(transport: Transport) -> None:
+    with cast(transport, "ab") as made:
+        sent = torch.ones(5_000_000)
+        made.meshes["a"].send("b", 1, b"x" * 1000, [sent])
+        made.meshes["a"].copy_unsent()
+        sent.fill_(9)
+        made.until(lambda: len(made.frames("b")) == 1)
+        assert bool((made.frames("b")[0].tensors[0] == 1).all())
+
+
 def test_a_member_sends_to_itself(transport: Transport) -> None:
     with cast(transport, "a") as made:
         made.meshes["a"].send("a", 3, b"me", [torch.ones(2)])

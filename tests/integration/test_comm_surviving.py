@@ -70,7 +70,9 @@ def test_replicas_stay_equal_whenever_a_member_is_killed(tmp_path: Path, when: s
             for attempt in surviving(ddp, optimizer):
                 with attempt:
                     optimizer.zero_grad()
-                    ddp(_batch(rank, step)).square().mean().backward()
+                    loss = ddp(_batch(rank, step)).square().mean()
+                    dist.all_reduce(loss.detach().clone())  # a loss may also be noticed between forward and backward
+                    loss.backward()
         return torch_backend.session().steps, dist.get_world_size(), _digest(ddp)
 
     said = [s for s in run(3, tmp_path / "store", body, nodes=nodes, expect_killed=(victim,)) if s is not None]

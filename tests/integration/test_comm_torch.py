@@ -16,8 +16,13 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+import torch.distributed.checkpoint.state_dict_loader as loader
+import torch.distributed.checkpoint.state_dict_saver as saver
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from elastrain.comm import torch_backend
 from elastrain.comm.errors import MemberLost
@@ -181,7 +186,7 @@ def test_ddp_trains_like_the_mean_of_the_gradients(tmp_path: Path, variant: dict
     world, steps = 2, 4
 
     def body(rank: int) -> list[str]:
-        ddp = torch.nn.parallel.DistributedDataParallel(_model(), bucket_cap_mb=0.01, **variant)  # type: ignore[arg-type]
+        ddp = DistributedDataParallel(_model(), bucket_cap_mb=0.01, **variant)  # type: ignore[arg-type]
         optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
         for step in range(steps):
             optimizer.zero_grad()
@@ -201,10 +206,63 @@ def test_ddp_trains_like_the_mean_of_the_gradients(tmp_path: Path, variant: dict
     assert [float.fromhex(x) for x in first] == pytest.approx([float.fromhex(x) for x in _digest(model)], rel=1e-5)
 
 
+def test_ddp_with_uneven_inputs_unused_parameters_and_a_hook(tmp_path: Path) -> None:
+    def body(rank: int) -> list[str]:
+        model = _model()
+        model.register_parameter("unused", torch.nn.Parameter(torch.ones(3)))
+        ddp = DistributedDataParallel(model, find_unused_parameters=True)
+        ddp.register_comm_hook(dist.group.WORLD, fp16_compress_hook)
+        optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+        with ddp.join():
+            for step in range(2 + rank):
+                optimizer.zero_grad()
+                ddp(_batch(rank, step)).square().mean().backward()
+                optimizer.step()
+        return _digest(ddp)
+
+    first, second = run(2, tmp_path / "store", body)
+    assert first == second
+
+
+def test_fsdp_shards_train_like_one_and_are_written_and_read(tmp_path: Path) -> None:
+    def body(rank: int) -> list[float]:
+        model = _model()
+        for layer in model.children():
+            if any(True for _ in layer.parameters()):
+                fully_shard(layer)
+        fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            model(_batch(rank, step)).square().mean().backward()
+            optimizer.step()
+        sums = [float(p.full_tensor().double().sum()) for p in model.parameters()]  # type: ignore[attr-defined]
+        state = model.state_dict()
+        saver.save(state, checkpoint_id=str(tmp_path / "checkpoint"))
+        for parameter in model.parameters():
+            parameter.data.zero_()
+        loader.load(state, checkpoint_id=str(tmp_path / "checkpoint"))
+        model.load_state_dict(state)
+        again = [float(p.full_tensor().double().sum()) for p in model.parameters()]  # type: ignore[attr-defined]
+        assert again == sums
+        return sums
+
+    first, second = run(2, tmp_path / "store", body)
+    assert first == second
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        for rank in range(2):
+            (model(_batch(rank, step)).square().mean() / 2).backward()
+        optimizer.step()
+    assert first == pytest.approx([float(p.detach().double().sum()) for p in model.parameters()], rel=1e-4)
+
+
 @nodes
 def test_a_wrapped_ddp_goes_on_after_a_loss_in_backward(tmp_path: Path, nodes: bool) -> None:
     def body(rank: int) -> list[str]:
-        ddp = torch.nn.parallel.DistributedDataParallel(_model(), bucket_cap_mb=0.01)
+        ddp = DistributedDataParallel(_model(), bucket_cap_mb=0.01)
         group = dist.new_group([0, 1, 2])
         optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
         for step in range(6):
