@@ -27,6 +27,7 @@ _DTYPES = {
     for name in ("float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_JOIN_LIMIT_BYTES = 1 << 20
 _META_LIMIT_BYTES = 64 * 1024 * 1024
 
 
@@ -70,7 +71,7 @@ class ShardState:
         """0..2**64-1 over shard, version, parameters and every entry with its name, equal on every device."""
         meta, tensors = self.pack()
         head = int.from_bytes(blake2b(meta, digest_size=8).digest(), "little")
-        return combine([head, *(digest(tensor) for tensor in tensors)])
+        return combine([head, *(digest(tensor) for tensor in _joined(tensors))])
 
     def pack(self) -> tuple[bytes, list[Tensor]]:
         """`(meta, tensors)` for `unpack`: JSON text, and the 1-D tensors themselves (not copies)."""
@@ -92,6 +93,15 @@ class ShardState:
         Raises ValueError if meta and tensors do not fit together exactly.
         """
         return _unpacked(meta, tensors)
+
+
+def _joined(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Small tensors of one dtype end to end: one digest instead of many. The meta tells where each begins."""
+    small = [tensor for tensor in tensors if tensor.nbytes <= _JOIN_LIMIT_BYTES]
+    joined = [tensor for tensor in tensors if tensor.nbytes > _JOIN_LIMIT_BYTES]
+    for dtype in dict.fromkeys(tensor.dtype for tensor in small):
+        joined.append(torch.cat([tensor for tensor in small if tensor.dtype == dtype]))
+    return joined
 
 
 def _unpacked(meta: bytes, tensors: Sequence[Tensor]) -> ShardState:

@@ -86,6 +86,12 @@ class Executor:
 
     # ----------------------------------------------------------------------------------------- the training loop's side
 
+    def warm_up(self) -> None:
+        """Get the first slot's memory from the kernel before somebody waits for it."""
+        slot = self.model.new_slot()
+        slot.zero()
+        self._free_slots.append(slot)
+
     def start_run(self) -> GradientSlot:
         """A slot for the next run; the training loop zeroes it and accumulates into it."""
         slot = self._free_slots.pop() if self._free_slots else self.model.new_slot()

@@ -36,7 +36,7 @@ from elastrain.runtime.loopstate import LoopState, Stateful, settings_digest
 from elastrain.runtime.model import ModelState, describe
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.runtime.randomness import BlockRandomness
-from elastrain.runtime.step import Parts, Step, compute_device
+from elastrain.runtime.step import Parts, Step, compute_device, warm_up
 
 LEAVE_TIMEOUT_S = 60.0
 """How long a member that left its loop early waits for the others to do the same."""
@@ -74,6 +74,7 @@ class Job:
         self._parts: Parts | None = None
         self._optimizer: PieceOptimizer | None = None
         self._facade: torch.optim.Optimizer | None = None
+        self._model: nn.Module = nn.Identity()
         self._step: Step | None = None
         self._failed = False
         self._mesh: Mesh | None = None
@@ -133,7 +134,8 @@ class Job:
             journal=self._journal,
             faults=self._faults,
         )
-        self._optimizer, self._facade = pieces, optimizer
+        self._optimizer, self._facade, self._model = pieces, optimizer, model
+        executor.warm_up()
         self._parts = Parts(
             engine=engine,
             model=state,
@@ -159,6 +161,9 @@ class Job:
             raise ConfigError("steps() takes the loader that prepare() returned")
         assert self._facade is not None
         loop = LoopState(self._facade, self._registered)
+        # Whatever takes time comes before this member says that it is ready: others wait for it from then on.
+        loader.start(0, self._expected_micro_batches)
+        warm_up(compute_device(self._model))
         parts.engine.start(self._spec)
         entered = parts.engine.enter()
         if isinstance(entered, p.Leave):
@@ -166,7 +171,6 @@ class Job:
         if entered.state is not None:
             loop.load(entered.state)
         number = entered.step
-        loader.start(number, self._expected_micro_batches)
         while True:
             hyper = pieces.hyperparameters()
             parts.engine.begin(number, hyper, settings_digest(hyper), loop.take(hyper))

@@ -179,3 +179,10 @@ class Step:
 
 def compute_device(model: torch.nn.Module) -> torch.device:
     return next(iter(model.parameters()), torch.empty(0)).device
+
+
+def warm_up(device: torch.device) -> None:
+    """Let torch set up its matrix products and its autograd engine now; draws no random numbers."""
+    weight = torch.ones(64, 64, device=device, requires_grad=True)
+    hidden = torch.nn.functional.gelu(torch.ones(64, 64, device=device) @ weight)
+    torch.nn.functional.layer_norm(hidden, (64,)).sum().backward()  # type: ignore[no-untyped-call]
