@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.nn.functional import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
 from elastrain.comm import torch_backend
@@ -78,6 +79,37 @@ def test_replicas_stay_equal_whenever_a_member_is_killed(tmp_path: Path, when: s
     said = [s for s in run(3, tmp_path / "store", body, nodes=nodes, expect_killed=(victim,)) if s is not None]
     assert said[0] == said[1]
     assert said[0][:2] == [_STEPS, 2]
+
+
+class _Coupled(torch.nn.Module):
+    """A model whose own forward and backward communicate: there a loss is raised in the middle of DDP's backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = torch.nn.Linear(20, 300), torch.nn.Linear(300, 5)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = all_reduce(self.first(batch))  # type: ignore[no-untyped-call] # torch's own
+        out: torch.Tensor = self.last(hidden.relu())
+        return out
+
+
+def test_a_loss_that_cuts_a_backward_pass_short_leaves_the_model_usable(tmp_path: Path) -> None:
+    def body(rank: int) -> tuple[int, list[str]]:
+        ddp = DistributedDataParallel(_Coupled(), bucket_cap_mb=0.01)
+        optimizer = torch.optim.SGD(ddp.parameters(), 0.01)
+        for step in range(_STEPS):
+            if step == _KILL_AT and rank == 1:
+                ddp.module.last.weight.register_post_accumulate_grad_hook(lambda _: _die())
+            for attempt in surviving(ddp, optimizer):
+                with attempt:
+                    optimizer.zero_grad()
+                    ddp(_batch(rank, step)).square().mean().backward()
+        return dist.get_world_size(), _digest(ddp)
+
+    first, _, third = run(3, tmp_path / "store", body, expect_killed=(1,))
+    assert first == third and first[0] == 2
 
 
 def test_two_of_four_killed_in_the_same_step(tmp_path: Path) -> None:
