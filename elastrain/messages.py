@@ -173,12 +173,14 @@ class Done:
 
 Message: TypeAlias = Report | Partial | Gradient | Ack | Vote | Publish | Digests | Copy | Copied | LoopState | Done
 KINDS: dict[type, int] = {kind: number for number, kind in enumerate(get_args(Message), start=1)}
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=vars)
+"""Tuples become lists, dataclasses become objects; made once, since every message passes through it."""
 _BY_NUMBER = {number: kind for kind, number in KINDS.items()}
 
 
 def encode(message: Message) -> tuple[int, bytes]:
     """`(kind, body)`. Floats are written so that they read back exactly."""
-    return KINDS[type(message)], json.dumps(_plain(message), separators=(",", ":")).encode()
+    return KINDS[type(message)], _ENCODER.encode(vars(message)).encode()
 
 
 def decode(kind: int, body: bytes) -> Message:
@@ -192,14 +194,6 @@ def decode(kind: int, body: bytes) -> Message:
     except (TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
         raise ValueError(f"malformed {cls.__name__} message: {error}") from error
     return message
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
-    return value
 
 
 def _rebuild(name: str, value: Any) -> Any:

@@ -181,8 +181,7 @@ class Engine:
         while self._inbox:
             self._handle(self._inbox.popleft())
         if self._executor.behind and not self._inbox and self._may_work_behind():
-            result = self._executor.work_behind()
-            if result is not None:
+            for result in self._executor.work_behind():
                 self._handle(result)
         self._watch_recovery()
 

@@ -23,6 +23,8 @@ from elastrain.runtime.optimizer import Hyper, PieceOptimizer
 from elastrain.snapshot.state import ShardState
 
 Allocate = Callable[[int, torch.dtype], Tensor]
+BEHIND_BYTES = 4 << 20
+"""State that is updated in one go behind the scenes: it keeps the engine from its messages for that long."""
 
 
 class Buffers:
@@ -153,18 +155,34 @@ class Executor:
                 self._end_attempt(command.step)
         return None
 
-    def work_behind(self) -> p.Event | None:
-        """One task that nobody waits for at once; None when there is none."""
+    def work_behind(self) -> list[p.Event]:
+        """Some work that nobody waits for at once, a few milliseconds at most; nothing when there is none."""
         if not self.behind:
-            return None
+            return []
         task = self.behind.popleft()
         if isinstance(task, p.ComputeDigests):
             digests = {s: self.states[s].digest() for s in task.shards if s in self.states}
-            return p.Digested(step=task.step, digests=digests)
-        scratch = self.states[task.shard].clone()
-        self._update([(scratch, self._kept[task.shard, task.record.step], task.touched)], task.record)
-        self._scratch[task.shard, task.record.step] = scratch
-        return p.AppliedBehind(step=task.record.step, shard=task.shard, digest=scratch.digest())
+            return [p.Digested(step=task.step, digests=digests)]
+        tasks = [task, *self._more_like(task)]
+        scratch = [self.states[t.shard].clone() for t in tasks]
+        step = task.record.step
+        items = [(s, self._kept[t.shard, step], t.touched) for s, t in zip(scratch, tasks, strict=True)]
+        self._update(items, task.record)
+        self._scratch.update({(state.shard, step): state for state in scratch})
+        return [p.AppliedBehind(step=step, shard=state.shard, digest=state.digest()) for state in scratch]
+
+    def _more_like(self, task: p.ApplyBehind) -> list[p.ApplyBehind]:
+        """The next updates of the same step: one call of the optimizer serves several shards."""
+        found: list[p.ApplyBehind] = []
+        size_bytes = self.states[task.shard].nbytes
+        while self.behind and size_bytes < BEHIND_BYTES:
+            following = self.behind[0]
+            if not isinstance(following, p.ApplyBehind) or following.record is not task.record:
+                break
+            self.behind.popleft()
+            found.append(following)
+            size_bytes += self.states[following.shard].nbytes
+        return found
 
     # ----------------------------------------------------------------------------------------------------------- folds
 

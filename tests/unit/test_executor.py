@@ -113,7 +113,7 @@ def test_a_backups_scratch_is_what_the_primary_computes(executor: Executor) -> N
     executor.carry_out(p.StoreGradient(step=0, shard=0, payload=[g.clone() for g in gradient], index=0))
     executor.states[0], primary = backup, executor.states[0]
     executor.carry_out(p.ApplyBehind(record=_record(), shard=0, touched=touched[0]))
-    result = executor.work_behind()
+    (result,) = executor.work_behind()
     executor.states[0] = primary
     executor.carry_out(p.Apply(record=_record(), shards=tuple(touched), touched=touched))
     assert isinstance(result, p.AppliedBehind)
