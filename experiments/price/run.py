@@ -133,9 +133,12 @@ def figures(found: Mapping[str, Sequence[Run]]) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one short round with half the micro-batch (≤ 90 s)")
-    quick = parser.parse_args().quick
-    work = Workload(steps=2, warmup_steps=1, micro_batch_size=4) if quick else Workload(steps=8, warmup_steps=3)
-    rounds = 1 if quick else 5
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of the full run")
+    parser.add_argument("--steps", type=int, default=8, help="timed steps of each case of the full run")
+    args = parser.parse_args()
+    quick = args.quick
+    work = Workload(steps=2, warmup_steps=1, micro_batch_size=4) if quick else Workload(steps=args.steps)
+    rounds = 1 if quick else args.rounds
     found = interleave(cases(work), rounds=rounds)
     values = figures(found)
     settings = {"rounds": rounds, **asdict(work), "run_length": RUN_LENGTH, "lean_run_length": LEAN_RUN_LENGTH}

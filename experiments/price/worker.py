@@ -36,6 +36,7 @@ def train(work: Workload, *, backups: int, run_length: int) -> Measurement:
         Windows("train", context=work.context),
         global_batch_size=work.micro_batches * work.micro_batch_size,
         micro_batch_size=work.micro_batch_size,
+        num_workers=0,  # as the peers load: in the training process
     )
     model = build(work.size, seed=work.seed)
     optimizer = adamw(model, lr=work.lr)
