@@ -75,7 +75,7 @@ def machine() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "kernel": platform.release(),
+        "kernel": platform.release().split("-")[0],
         "python": platform.python_version(),
         "torch": _torch_version(),
         "load_1min": os.getloadavg()[0],
