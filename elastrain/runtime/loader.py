@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data._utils import signal_handling
 
 from elastrain.batch import DataOrder
 from elastrain.errors import ConfigError
@@ -129,8 +130,11 @@ class DataLoader:
 
     def close(self) -> None:
         """End the processes. Does nothing if they are not running."""
-        source, self._source = self._source, None
-        if source is not None and hasattr(source, "_shutdown_workers"):
+        source: Any = self._source
+        self._source = None
+        if hasattr(source, "_shutdown_workers"):
+            if not all(process.is_alive() for process in source._workers):
+                _abandon(source)
             source._shutdown_workers()
 
 
@@ -309,6 +313,16 @@ class _Failed:
             self._wrapper.reraise()  # type: ignore[no-untyped-call]
         except StopIteration as error:
             raise RuntimeError(str(error)) from None
+
+
+def _abandon(source: Any) -> None:
+    """A killed process may have taken the lock of torch's shutdown event along: an orderly shutdown would never end."""
+    if not source._shutdown:
+        source._shutdown = True
+        signal_handling._remove_worker_pids(id(source))  # type: ignore[attr-defined]
+        source._worker_pids_set = False
+        for process in source._workers:
+            process.kill()
 
 
 def _as_it_is(data: Any) -> Any:
