@@ -151,10 +151,9 @@ def loss_of(run: Run, victim: str, killed_s: float, *, runs: int) -> Loss:
 
 def interrupted_step(survivors: Iterable[Member], killed_s: float) -> int:
     """The lowest step that some survivor had still to end at that moment."""
-    return min(
-        max((step for step, at_s in member.advanced_s.items() if at_s <= killed_s), default=-1) + 1
-        for member in survivors
-    )
+    ended = [[step for step, at_s in member.advanced_s.items() if at_s <= killed_s] for member in survivors]
+    # One that has only just joined has ended nothing: it says nothing about where the others are.
+    return min((max(steps) + 1 for steps in ended if steps), default=0)
 
 
 def time_of_extra_runs_s(member: Member, step: int, quota: Sequence[int]) -> float:
