@@ -13,7 +13,7 @@ from typing import ParamSpec
 import typer
 
 from elastrain.errors import ConfigError, ElastrainError
-from elastrain.launcher.commands import inject, run, status
+from elastrain.launcher.commands import inject, offload, run, status
 
 app = typer.Typer(
     help="Elastic, fault-tolerant training for PyTorch.",
@@ -48,3 +48,7 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
 app.command("run", context_settings={"allow_interspersed_args": False})(_exits(run.run))
 app.command("status")(_exits(status.status))
 app.command("inject")(_exits(inject.inject))
+
+offload_app = typer.Typer(help="Activations on SSD.", no_args_is_help=True, rich_markup_mode=None)
+offload_app.command("show")(_exits(offload.show_offload))
+app.add_typer(offload_app, name="offload")

@@ -47,6 +47,11 @@ class RunDir:
     def logs(self) -> Path:
         return self.path / "logs"
 
+    @property
+    def offload(self) -> Path:
+        """Profiles of offloading, a file per member."""
+        return self.path / "offload"
+
     def write_state(self, state: Mapping[str, Any]) -> None:
         """Whole or not at all."""
         temporary = self.path / ".run.json.new"

@@ -28,6 +28,7 @@ SLAB_GROWTH_BYTES = 256 << 20
 # Until something was measured; only the first passes, which spill everything anyway, are decided with it.
 ASSUMED_BYTES_PER_S = 1e9
 ENOUGH_TO_TELL_BYTES = 16 << 20
+UNBOUNDED_BYTES = 1 << 62
 
 
 P = TypeVar("P")
@@ -117,7 +118,7 @@ class Device:
         self,
         engine: Engine,
         *,
-        quota_bytes: int,
+        quota_bytes: int | None = None,
         threads: int = 2,
         checked: bool = True,
         clock: Callable[[], float] = time.monotonic,
@@ -128,7 +129,8 @@ class Device:
         self.reads = Meter(clock)
         self.queued_bytes = 0  # owned by whoever places storages
         self._checked = checked
-        self._slots = SlotAllocator(quota_bytes)
+        self._quota_bytes = quota_bytes
+        self._slots = SlotAllocator(UNBOUNDED_BYTES if quota_bytes is None else quota_bytes)
         self._lock = threading.Lock()
         self._reserved_bytes = 0
 
@@ -214,6 +216,7 @@ class Device:
             name=self.engine.name,
             slab_bytes=self._reserved_bytes,
             used_bytes=self._slots.used_bytes,
+            quota_bytes=self._quota_bytes,
             written_bytes=self.writes.moved_bytes,
             read_bytes=self.reads.moved_bytes,
             write_bytes_per_s=self.writes.recent_bytes_per_s,

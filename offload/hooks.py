@@ -6,11 +6,14 @@ how much leaves, the residency table what happens to it.
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 import torch
@@ -24,6 +27,7 @@ from elastrain.offload.identity import Handle, Kept, record_of, remember, stays_
 from elastrain.offload.keeper import Keeper
 from elastrain.offload.modules import ModuleTrail, TrailHooks, untraced
 from elastrain.offload.planner import Planner
+from elastrain.offload.profile import Place, Profile, ProfileFile, default_file
 from elastrain.offload.stats import OffloadStats
 
 MIN_BYTES = 256 << 10
@@ -37,6 +41,7 @@ class OffloadConfig:
     `memory_limit` bounds the saved activations in memory, those being moved included; None spills as much as the
     drives can move while the step computes. `deterministic` verifies a checksum on every read.
     `gds` moves CUDA tensors by GPUDirect Storage, and is refused where a probe does not bring bytes back.
+    `profile` is the file for `elastrain offload show`; in a worker of `elastrain run` there is one anyway.
     """
 
     dirs: tuple[str, ...]
@@ -47,6 +52,7 @@ class OffloadConfig:
     threads_per_device: int = 2
     deadline_s: float = 60.0
     gds: bool = False
+    profile: str | None = None
 
     def __post_init__(self) -> None:
         if not self.dirs:
@@ -71,6 +77,7 @@ def save_on_disk(
     threads_per_device: int = 2,
     deadline_s: float = 60.0,
     gds: bool = False,
+    profile: str | os.PathLike[str] | None = None,
 ) -> ActivationOffload:
     """Keep activations on SSD between forward and backward, with the same bits.
 
@@ -86,6 +93,7 @@ def save_on_disk(
         threads_per_device=threads_per_device,
         deadline_s=deadline_s,
         gds=gds,
+        profile=None if profile is None else os.fspath(profile),
     )
     return ActivationOffload(config)
 
@@ -112,12 +120,18 @@ class ActivationOffload:
         self._trail_hooks: TrailHooks | None = None
         self._hooks: torch.autograd.graph.saved_tensors_hooks | None = None
         self._began_s = 0.0
+        self._closed = False
+        file = default_file() if config.profile is None else Path(config.profile)
+        self._profile = ProfileFile(file, clock)
+        if file is not None:
+            atexit.register(_write_last_profile, weakref.ref(self))
         self._warned_of_compile = False
 
     def __enter__(self) -> ActivationOffload:
         if self._hooks is not None:
             raise OffloadConfigError("this offload is entered already: make a second one to nest them")
         keeper = self._open()
+        self._profile.offer(self.profile)
         keeper.begin_pass()
         self._trail.clear()
         self._trail_hooks = TrailHooks(self._trail)
@@ -139,9 +153,21 @@ class ActivationOffload:
         """What happened so far."""
         return self._open().stats(elapsed_s=self._clock() - self._began_s)
 
+    def profile(self) -> Profile:
+        """The same with what belongs to it, as `elastrain offload show` reads it."""
+        stats = self.stats()
+        spilled_bytes = sum(device.used_bytes for device in stats.devices)
+        return Profile(
+            stats=stats,
+            places=(Place(what="saved activations", memory_bytes=stats.live_bytes, disk_bytes=spilled_bytes),),
+            reason=stats.amount,
+        )
+
     def close(self) -> None:
         """End the threads and give the disk space back. Saved activations can not be asked for any more."""
-        if self._keeper is not None:
+        if self._keeper is not None and not self._closed:
+            self._closed = True
+            self._profile.write(self.profile)
             self._keeper.close()
 
     def _open(self) -> Keeper:
@@ -163,7 +189,7 @@ class ActivationOffload:
         return [
             Device(
                 engine,
-                quota_bytes=(1 << 62) if quota is None else quota // len(engines),
+                quota_bytes=None if quota is None else quota // len(engines),
                 threads=self.config.threads_per_device,
                 checked=self.config.deterministic,
                 clock=self._clock,
@@ -203,3 +229,10 @@ class ActivationOffload:
                 f"regions",
                 stacklevel=2,
             )
+
+
+def _write_last_profile(offload: weakref.ref[ActivationOffload]) -> None:
+    """At the end of a process that did not close it."""
+    left = offload()
+    if left is not None and left._keeper is not None and not left._closed:
+        left._profile.write(left.profile)

@@ -6,29 +6,56 @@ Pure: values in, text out. `plot` writes the same pass as a picture and imports 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 
-from elastrain.offload.stats import DeviceStats, Lifetime, OffloadStats, PassProfile, Path
+from elastrain.offload.profile import Place, Profile
+from elastrain.offload.stats import DeviceStats, Lifetime, PassProfile, Path
 
 COLUMNS = 60
 BARS = " ▁▂▃▄▅▆▇█"
 
 
-def render(stats: OffloadStats) -> str:
-    """The whole screen."""
+def render(profile: Profile) -> str:
+    """The whole screen of one process."""
+    stats = profile.stats
     limit = "no limit" if stats.limit_bytes is None else f"limit {size(stats.limit_bytes)}"
     lines = [
         f"offload   {stats.passes} passes in {stats.elapsed_s:.1f} s, {limit}",
-        f"amount    {stats.amount}",
-        f"memory    {size(stats.live_bytes)} now, {size(stats.peak_bytes)} at the peak",
+        f"amount    {profile.reason or stats.amount}",
+        f"memory    {size(stats.live_bytes)} of saved activations now, {size(stats.peak_bytes)} at the peak",
         f"saved     {size(stats.saved_bytes)}, {size(stats.shared_bytes)} more through shared storages",
         f"spilled   {size(stats.spilled_bytes)}, of which {size(stats.forwarded_bytes)} forwarded from memory",
         f"stalls    {stats.save_stall_s:.3f} s in forward, {stats.need_stall_s:.3f} s in backward",
         *(f"device    {_device(each, stats.elapsed_s)}" for each in stats.devices),
         *(f"fault     {fault}" for fault in stats.faults),
     ]
-    return "\n".join([*lines, *([] if stats.last is None else _last_pass(stats.last))])
+    return "\n".join([*lines, *_places(profile.places), *([] if stats.last is None else _last_pass(stats.last))])
+
+
+def _places(places: Sequence[Place]) -> list[str]:
+    if not places:
+        return []
+    rows = [f"{each.what:<40}{size(each.memory_bytes):>12}{size(each.disk_bytes):>12}" for each in places]
+    return ["", f"{'what':<40}{'in memory':>12}{'on disk':>12}", *rows]
+
+
+OVERVIEW = ("member", "passes", "limit", "peak", "spilled", "stalls", "written", "drive writes/day")
+
+
+def overview(name: str, profile: Profile) -> tuple[str, ...]:
+    """One process as a row of a table with the columns `OVERVIEW`."""
+    stats = profile.stats
+    return (
+        name,
+        str(stats.passes),
+        "-" if stats.limit_bytes is None else size(stats.limit_bytes),
+        size(stats.peak_bytes),
+        size(stats.spilled_bytes),
+        f"{stats.save_stall_s + stats.need_stall_s:.3f} s",
+        size(sum(device.written_bytes for device in stats.devices)),
+        f"{sum(device.drive_writes_per_day(stats.elapsed_s) for device in stats.devices):.2f}",
+    )
 
 
 def size(size_bytes: float) -> str:
@@ -42,10 +69,15 @@ def size(size_bytes: float) -> str:
 
 def _device(device: DeviceStats, elapsed_s: float) -> str:
     return (
-        f"{device.name}: slab {size(device.slab_bytes)}, written {size(device.written_bytes)}, read "
-        f"{size(device.read_bytes)}, {device.write_bytes_per_s / 1e9:.2f} / {device.read_bytes_per_s / 1e9:.2f} GB/s, "
+        f"{device.name}: slab {size(device.slab_bytes)} of {_quota(device)}, written {size(device.written_bytes)}, "
+        f"read {size(device.read_bytes)}, "
+        f"{device.write_bytes_per_s / 1e9:.2f} / {device.read_bytes_per_s / 1e9:.2f} GB/s, "
         f"{device.drive_writes_per_day(elapsed_s):.2f} drive writes per day"
     )
+
+
+def _quota(device: DeviceStats) -> str:
+    return "no quota" if device.quota_bytes is None else f"a quota of {size(device.quota_bytes)}"
 
 
 def _last_pass(last: PassProfile) -> list[str]:
@@ -98,15 +130,18 @@ def _modules(lifetimes: Sequence[Lifetime], most: int = 12) -> list[str]:
     return [*lines, f"and {rest} more"] if rest > 0 else lines
 
 
-def plot(last: PassProfile, file: FilePath) -> None:
-    """Live bytes over the pass as a picture; the file's ending says which format."""
+def plot(passes: Mapping[str, PassProfile], file: FilePath) -> None:
+    """Live bytes over the last pass of each process as a picture; the file's ending says which format."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3), layout="constrained")
     axes = figure.subplots()
-    axes.step([at_s for at_s, _ in last.timeline], [each / 2**30 for _, each in last.timeline], where="post")
-    axes.axvline(last.forward_s, linestyle=":", label="forward ends")
+    for name, last in passes.items():
+        at_s, live_gib = [at for at, _ in last.timeline], [live / 2**30 for _, live in last.timeline]
+        (line,) = axes.step(at_s, live_gib, where="post", label=name)
+        axes.axvline(last.forward_s, linestyle=":", color=line.get_color(), label=f"{name}: forward ends")
     axes.set_xlabel("seconds since the pass began")
     axes.set_ylabel("saved activations in memory (GiB)")
-    axes.legend()
+    if passes:
+        axes.legend(frameon=False)
     figure.savefig(file)

@@ -57,6 +57,7 @@ class DeviceStats:
     name: str
     slab_bytes: int
     used_bytes: int
+    quota_bytes: int | None
     written_bytes: int
     read_bytes: int
     write_bytes_per_s: float

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path as FilePath
 
+import pytest
+
+from elastrain.offload.errors import OffloadConfigError
+from elastrain.offload.profile import WRITE_EVERY_S, Place, Profile, ProfileFile, read
 from elastrain.offload.show import COLUMNS, curve, plot, render, size
 from elastrain.offload.stats import DeviceStats, Lifetime, OffloadStats, PassProfile, Path
 
@@ -60,6 +64,7 @@ STATS = OffloadStats(
             name="/ssd",
             slab_bytes=8 * MIB,
             used_bytes=0,
+            quota_bytes=16 * MIB,
             written_bytes=3 << 40,
             read_bytes=16 * MIB,
             write_bytes_per_s=2e9,
@@ -69,17 +74,24 @@ STATS = OffloadStats(
     ),
     last=LAST,
 )
+PROFILE = Profile(
+    stats=STATS,
+    places=(Place(what="optimizer shards", memory_bytes=MIB, disk_bytes=5 * MIB),),
+    reason="the last 3 MiB stay",
+)
 
 
 def test_the_screen_says_where_memory_and_time_went() -> None:
-    text = render(STATS)
+    text = render(PROFILE)
     for part in (
         "8 passes in 86400.0 s, limit 3 MiB",
         "amount    the last 3 MiB stay",
+        "a quota of 16 MiB, written 3 TiB",
         "2.00 / 3.00 GB/s, 3.00 drive writes per day",
         "fault     the drive is full",
         "waited              1       1 MiB   0.250 s",
         "0.up (Linear)                                  2 MiB       2 MiB",
+        "optimizer shards                               1 MiB       5 MiB",
         "1.up (Linear)                                  1 MiB         0 B",
     ):
         assert part in text
@@ -98,5 +110,23 @@ def test_sizes_are_for_people() -> None:
 
 
 def test_the_picture_is_written(tmp_path: FilePath) -> None:
-    plot(LAST, tmp_path / "pass.svg")
-    assert "forward ends" in (tmp_path / "pass.svg").read_text() or (tmp_path / "pass.svg").stat().st_size > 1000
+    plot({"m0": LAST}, tmp_path / "pass.svg")
+    assert (tmp_path / "pass.svg").stat().st_size > 1000
+
+
+def test_a_profile_comes_back_from_its_file_as_it_was(tmp_path: FilePath) -> None:
+    now_s = [0.0]
+    file = ProfileFile(tmp_path / "offload" / "m0.json", lambda: now_s[0])
+    file.offer(lambda: PROFILE)
+    assert list(tmp_path.iterdir()) == []
+    now_s[0] = WRITE_EVERY_S
+    file.offer(lambda: PROFILE)
+    assert read(tmp_path / "offload" / "m0.json") == PROFILE
+    assert [each.name for each in (tmp_path / "offload").iterdir()] == ["m0.json"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format":1,"stats":{},"places":[],"reason":""}', '{"format":2}'])
+def test_a_file_that_is_no_profile_is_refused_in_one_sentence(tmp_path: FilePath, text: str) -> None:
+    (tmp_path / "m0.json").write_text(text)
+    with pytest.raises(OffloadConfigError, match="holds no profile of an offload that can be read"):
+        read(tmp_path / "m0.json")

@@ -1,0 +1,82 @@
+"""`elastrain offload show`: what offloading did in a run, alive or ended: memory, what is where, stalls, wear."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elastrain.errors import ConfigError
+from elastrain.launcher import rundir
+from elastrain.offload import profile, show
+from elastrain.offload.errors import OffloadConfigError
+from elastrain.offload.profile import Profile
+
+
+def show_offload(
+    run: Annotated[
+        str | None, typer.Argument(help="The run's folder or job id, or a profile's file; default: the newest run.")
+    ] = None,
+    member: Annotated[str | None, typer.Option("--member", help="Details of this member; default: the first.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Also draw memory over the last pass, as .png, .svg or .pdf.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, a key per member.")] = False,
+) -> int:
+    """Show memory over one iteration, what is in memory and what on disk, stalls, and the wear of the drives."""
+    found = _profiles(run)
+    if member is not None and member not in found:
+        raise ConfigError(f"there is no profile of {member!r}: there are {', '.join(found)}")
+    chosen = {member: found[member]} if member is not None else found
+    if plot is not None:
+        _plot(chosen, plot)
+    if as_json:
+        print(json.dumps({name: json.loads(profile.encode(each)) for name, each in chosen.items()}))
+        return 0
+    if len(chosen) > 1:
+        _table([show.overview(name, each) for name, each in chosen.items()])
+        print()
+    name, first = next(iter(chosen.items()))
+    print(f"member    {name}\n{show.render(first)}")
+    return 0
+
+
+def _profiles(run: str | None) -> dict[str, Profile]:
+    """Member -> profile, in the members' order. Raises ConfigError if there is none."""
+    if run is not None and Path(run).is_file():
+        files, where = [Path(run)], Path(run)
+    else:
+        where = rundir.find(run).offload
+        files = sorted(where.glob("*.json"), key=lambda file: (len(file.stem), file.stem))
+    if not files:
+        raise ConfigError(f"{where} holds no profile: the run did not offload, or has not finished a pass yet")
+    try:
+        return {file.stem: profile.read(file) for file in files}
+    except OffloadConfigError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _plot(profiles: dict[str, Profile], file: Path) -> None:
+    passes = {name: each.stats.last for name, each in profiles.items() if each.stats.last is not None}
+    try:
+        show.plot(passes, file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the picture can not be written to {file}: {error}") from None
+
+
+def _table(rows: list[tuple[str, ...]]) -> None:
+    if not sys.stdout.isatty():
+        widths = [max(len(row[place]) for row in (show.OVERVIEW, *rows)) for place in range(len(show.OVERVIEW))]
+        for row in (show.OVERVIEW, *rows):
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*show.OVERVIEW)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
