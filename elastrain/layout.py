@@ -22,6 +22,11 @@ MIN_SHARD_NUMEL = 4096
 MAX_SHARD_NUMEL = 4 * 1024 * 1024
 
 
+def master_dtype(dtype: str) -> str:
+    """In which gradients of `dtype` are summed and parameters updated: half precision only computes."""
+    return "float32" if dtype in ("bfloat16", "float16") else dtype
+
+
 def round_up(numel: int) -> int:
     """The next multiple of ALIGN."""
     return -(-numel // ALIGN) * ALIGN
@@ -76,6 +81,7 @@ class Flat:
     block: int
     group: int
     dtype: str
+    """Of the parameters."""
     numel: int
     alias_of: int | None = None
 
@@ -83,6 +89,11 @@ class Flat:
     def trained(self) -> bool:
         """Whether it has a gradient. Frozen flats have none."""
         return self.group != FROZEN
+
+    @property
+    def master_dtype(self) -> str:
+        """Of the gradients."""
+        return master_dtype(self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +122,11 @@ class Shard:
     @property
     def numel(self) -> int:
         return self.stop - self.start
+
+    @property
+    def master_dtype(self) -> str:
+        """Of the optimizer's state and of the parameters in it; those of the model are rounded from these."""
+        return master_dtype(self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

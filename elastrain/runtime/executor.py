@@ -142,8 +142,7 @@ class Executor:
                 self._bind(command.shard)
                 self._let_go(command.shard, command.step)
             case p.Unbind():
-                state = self.states[command.shard]
-                state.parameters = state.parameters.clone()
+                self._unbind(command.shard)
             case p.TakeParameters():
                 self.model.parameters_of(self.layout.shards[command.shard]).copy_(command.payload[command.index])
             case p.TakeCopy():
@@ -257,7 +256,8 @@ class Executor:
     def _create(self, command: p.Create) -> None:
         for shard in command.shards:
             view = self.model.parameters_of(self.layout.shards[shard])
-            parameters = view if shard in command.bound else view.clone()
+            master = getattr(torch, self.layout.shards[shard].master_dtype)
+            parameters = view.to(master, copy=shard not in command.bound)
             self.states[shard] = self.optimizer.create(self.layout.shards[shard], parameters)
 
     def _apply(self, command: p.Apply) -> None:
@@ -285,11 +285,18 @@ class Executor:
         return self.layout.touched_parameters(leaves)
 
     def _bind(self, shard: int) -> None:
+        """The model gets the state's parameters, rounded where it has less precision; else they share memory then."""
         view = self.model.parameters_of(self.layout.shards[shard])
         state = self.states[shard]
         if state.parameters.data_ptr() != view.data_ptr():
             view.copy_(state.parameters)
-            state.parameters = view
+            if view.dtype == state.parameters.dtype:
+                state.parameters = view
+
+    def _unbind(self, shard: int) -> None:
+        state = self.states[shard]
+        if state.parameters.data_ptr() == self.model.parameters_of(self.layout.shards[shard]).data_ptr():
+            state.parameters = state.parameters.clone()
 
     def _let_go(self, shard: int, step: int) -> None:
         """Nothing that belongs to this shard's steps up to `step` is needed any more."""

@@ -26,6 +26,7 @@ from elastrain.lifecycle import Lifecycle
 from elastrain.plan import plan
 from elastrain.recovery import Shape, ShardShape
 from elastrain.runtime.channel import Channel, ChannelClosedError
+from elastrain.runtime.describe import describe
 from elastrain.runtime.engine import Engine
 from elastrain.runtime.environment import Environment, read_environment
 from elastrain.runtime.executor import Executor
@@ -33,7 +34,7 @@ from elastrain.runtime.faults import Faults
 from elastrain.runtime.journal import Journal
 from elastrain.runtime.loader import DataLoader
 from elastrain.runtime.loopstate import LoopState, Stateful, settings_digest
-from elastrain.runtime.model import ModelState, describe
+from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.runtime.randomness import BlockRandomness
 from elastrain.runtime.step import Parts, Step, compute_device, warm_up
@@ -326,7 +327,7 @@ def _shape(layout: Layout, micro_batches: int, run_length: int, backups: int) ->
     """A frozen shard has no gradient; in the protocol it takes part in its block's fold with nothing."""
     shards = tuple(
         ShardShape(
-            size_bytes=shard.numel * getattr(torch, shard.dtype).itemsize,
+            size_bytes=shard.numel * getattr(torch, shard.master_dtype).itemsize,
             lanes=tuple(lane.block for lane in shard.lanes) or (shard.block,),
         )
         for shard in layout.shards

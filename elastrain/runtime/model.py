@@ -5,190 +5,44 @@ Here torch modules meet the fixed cutting of `elastrain.layout`. No messages, no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from elastrain.errors import ConfigError
-from elastrain.layout import FROZEN, Flat, Layout, ParameterSpec, Shard, cut
+from elastrain.layout import Layout, Shard
+from elastrain.runtime.completion import Completion, OnBlockDone
+from elastrain.runtime.describe import Registration, parameter_at, registrations_of
 from elastrain.snapshot.digest import digest
 
 Allocate = Callable[[int, torch.dtype], Tensor]
 """`(numel, dtype)` -> a zeroed 1-D tensor, in shared memory where peers read it."""
-OnBlockDone = Callable[[int, frozenset[int]], None]
-"""`(block, leaves of it that got a gradient in this run)`: the block's gradients in the slot are final."""
-
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
-_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Registration:
-    """One place where a parameter hangs: `setattr(module, attribute, …)` replaces it."""
-
-    module: nn.Module
-    attribute: str
-    name: str
-    block: str
-
-
-def default_blocks(model: nn.Module) -> tuple[str, ...]:
-    """The model's children that own parameters, containers replaced by their children, in the model's order.
-
-    Parameters outside of them form the block `""`, which then comes first.
-    """
-    return _completed(model, tuple(_owners(model, "")))
-
-
-def _owners(module: nn.Module, prefix: str) -> Iterator[str]:
-    for name, child in module.named_children():
-        if isinstance(child, _CONTAINERS):
-            yield from _owners(child, f"{prefix}{name}.")
-        elif next(child.parameters(), None) is not None:
-            yield f"{prefix}{name}"
-
-
-def _completed(model: nn.Module, blocks: tuple[str, ...]) -> tuple[str, ...]:
-    """The given names checked, and `""` in front when some parameter lies outside of them."""
-    known = dict(model.named_modules())
-    unknown = [name for name in blocks if name not in known]
-    if unknown or len(set(blocks)) != len(blocks):
-        raise ConfigError(
-            f"blocks must be names of different submodules; got {unknown or list(blocks)}: see named_modules()"
-        )
-    used = {registration.block for registrations in _registrations(model, blocks) for registration in registrations}
-    empty = [name for name in blocks if name not in used]
-    if empty:
-        raise ConfigError(f"these blocks own no parameter: {empty}; leave them out")
-    return ("", *blocks) if "" in used and "" not in blocks else blocks
-
-
-def _registrations(model: nn.Module, blocks: Iterable[str]) -> list[list[_Registration]]:
-    """Per distinct parameter, in the model's order, every place where it is registered."""
-    by_length = sorted((name for name in blocks if name), key=len, reverse=True)
-    places: dict[int, list[_Registration]] = {}
-    for path, module in model.named_modules():
-        block = next((name for name in by_length if path == name or path.startswith(name + ".")), "")
-        for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            name = f"{path}.{attribute}" if path else attribute
-            place = _Registration(module=module, attribute=attribute, name=name, block=block)
-            places.setdefault(id(parameter), []).append(place)
-    return list(places.values())
-
-
-def _parameter(place: _Registration) -> nn.Parameter:
-    parameter = getattr(place.module, place.attribute)
-    assert isinstance(parameter, nn.Parameter)
-    return parameter
-
-
-def describe(model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Sequence[str] | None = None) -> Layout:
-    """Cut the model for this optimizer. `blocks`: submodule names, or None for `default_blocks`.
-
-    Raises ConfigError, with one sentence, for models and optimizers that can not be cut.
-    """
-    _check_statistics(model)
-    names = default_blocks(model) if blocks is None else _completed(model, tuple(blocks))
-    groups = _groups(optimizer)
-    places = _registrations(model, names)
-    _check_optimizer(optimizer, {id(_parameter(p[0])) for p in places}, groups)
-    specs, ties = [], {}
-    for registrations in places:
-        parameter = _parameter(registrations[0])
-        home, *others = sorted({place.block for place in registrations}, key=names.index)
-        first = next(place for place in registrations if place.block == home)
-        _check_parameter(first.name, parameter, trained=id(parameter) in groups)
-        ties[first.name] = tuple(others)
-        specs.append(
-            ParameterSpec(
-                name=first.name,
-                block=home,
-                shape=tuple(parameter.shape),
-                dtype=str(parameter.dtype).removeprefix("torch."),
-                group=groups.get(id(parameter), FROZEN),
-                requires_grad=parameter.requires_grad,
-            )
-        )
-    if not any(spec.trained and spec.numel for spec in specs):
-        raise ConfigError(
-            "the model has no parameter that requires a gradient and is in the optimizer: nothing to train"
-        )
-    devices = {str(_parameter(registrations[0]).device) for registrations in places}
-    if len(devices) > 1:
-        raise ConfigError(f"all parameters must be on one device; got {sorted(devices)}")
-    return cut(specs, blocks=names, ties=ties)
-
-
-def _check_statistics(model: nn.Module) -> None:
-    """Running statistics would be those of whoever computed last: refused until they are folded like gradients."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
-            raise ConfigError(
-                f"{type(module).__name__} {name!r} keeps running statistics, which members cannot share yet: "
-                "use LayerNorm or GroupNorm, or track_running_stats=False"
-            )
-
-
-def _groups(optimizer: torch.optim.Optimizer) -> dict[int, int]:
-    """id(parameter) -> index of its group."""
-    return {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
-
-
-def _check_optimizer(optimizer: torch.optim.Optimizer, known: set[int], groups: dict[int, int]) -> None:
-    if set(groups) - known:
-        count = len(set(groups) - known)
-        raise ConfigError(
-            f"{count} of the optimizer's parameters are not the model's: make the optimizer from this model"
-        )
-    if any(_stepped(state) for state in optimizer.state.values()):
-        raise ConfigError("the optimizer already has state from steps taken elsewhere: pass a new one to prepare")
-
-
-def _stepped(state: dict[str, Any]) -> bool:
-    """Some classes create their state when they are made; such state counts zero steps."""
-    return bool(state) and float(state.get("step", 1)) > 0
-
-
-def _check_parameter(name: str, parameter: nn.Parameter, *, trained: bool) -> None:
-    problem = None
-    if type(parameter) is not nn.Parameter:
-        problem = f"is a {type(parameter).__name__}; tensor subclasses, lazy and distributed parameters can not be cut"
-    elif parameter.layout is not torch.strided:
-        problem = f"has layout {parameter.layout}; only dense parameters can be cut"
-    elif parameter.dtype not in _DTYPES.values():
-        problem = f"is {parameter.dtype}; for now parameters are {' or '.join(_DTYPES)}: convert the model first"
-    elif parameter.is_meta:
-        problem = "has no data (meta device): initialise the model first"
-    elif parameter.requires_grad and not trained:
-        problem = "requires a gradient but is not in the optimizer: add it, or call requires_grad_(False) on it"
-    if problem:
-        raise ConfigError(f"parameter {name!r} {problem}")
 
 
 class _Buffers:
-    """The given flats as slices of one allocation per dtype."""
+    """Flats, given as index -> (elements, name of the dtype), as slices of one allocation per dtype."""
 
-    def __init__(self, flats: Iterable[Flat], allocate: Allocate) -> None:
-        flats = list(flats)
+    def __init__(self, flats: Mapping[int, tuple[int, str]], allocate: Allocate) -> None:
         self.whole: dict[str, Tensor] = {}
         self.flats: dict[int, Tensor] = {}
-        for dtype in dict.fromkeys(flat.dtype for flat in flats):
-            same = [flat for flat in flats if flat.dtype == dtype]
-            buffer = self.whole[dtype] = allocate(sum(flat.numel for flat in same), _DTYPES[dtype])
-            parts = torch.split(buffer, [flat.numel for flat in same])
-            self.flats.update({flat.index: part for flat, part in zip(same, parts, strict=True)})
+        for dtype in dict.fromkeys(dtype for _, dtype in flats.values()):
+            same = {index: numel for index, (numel, its) in flats.items() if its == dtype}
+            buffer = self.whole[dtype] = allocate(sum(same.values()), getattr(torch, dtype))
+            self.flats.update(zip(same, torch.split(buffer, list(same.values())), strict=True))
 
 
 class GradientSlot:
-    """One copy of all gradients, and which leaves got one since it was zeroed. Made by `ModelState.new_slot`."""
+    """One copy of all gradients, and which leaves got one since it was zeroed. Made by `ModelState.new_slot`.
+
+    Gradients of half precision are summed in float32: each micro-batch's is converted before it is added.
+    """
 
     def __init__(self, layout: Layout, allocate: Allocate) -> None:
         self._layout = layout
-        self._buffers = _Buffers((flat for flat in layout.flats if flat.trained), allocate)
+        trained = {flat.index: (flat.numel, flat.master_dtype) for flat in layout.flats if flat.trained}
+        self._buffers = _Buffers(trained, allocate)
         self.touched: set[int] = set()
         """Indices of the leaves into which a backward has accumulated."""
         self.views: dict[int, Tensor] = {
@@ -231,12 +85,13 @@ class ModelState:
     def __init__(self, model: nn.Module, layout: Layout, allocate: Allocate) -> None:
         self.layout = layout
         self._allocate = allocate
-        self._buffers = _Buffers((flat for flat in layout.flats if flat.alias_of is None), allocate)
+        own = {flat.index: (flat.numel, flat.dtype) for flat in layout.flats if flat.alias_of is None}
+        self._buffers = _Buffers(own, allocate)
         self._leaves: dict[int, nn.Parameter] = {}
         self._adopt(model)
         self._moved = [(leaf, p, p.data_ptr()) for leaf, p in self._leaves.items() if p.numel()]
         self._slot: GradientSlot | None = None
-        self._completion = _Completion(layout)
+        self._completion = Completion(layout)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(leaf))  # type: ignore[no-untyped-call]
             for leaf, parameter in self._leaves.items()
@@ -246,11 +101,11 @@ class ModelState:
     def _adopt(self, model: nn.Module) -> None:
         """Move every parameter into its flat and split ties."""
         layout = self.layout
-        places = _registrations(model, layout.blocks)
+        places = registrations_of(model, layout.blocks)
         for leaf in layout.leaves:
             flat = layout.flats[leaf.flat]
             block = layout.blocks[leaf.block]
-            parameter = _parameter(places[leaf.parameter][0])
+            parameter = parameter_at(places[leaf.parameter][0])
             if flat.alias_of is not None:
                 parameter = self._split(places[leaf.parameter], block)
             else:
@@ -258,12 +113,13 @@ class ModelState:
                 view.copy_(parameter)
                 parameter.data = view
             if flat.trained:
+                parameter.grad_dtype = getattr(torch, flat.master_dtype)
                 self._leaves[leaf.index] = parameter
 
     @staticmethod
-    def _split(places: list[_Registration], block: str) -> nn.Parameter:
+    def _split(places: list[Registration], block: str) -> nn.Parameter:
         """A second parameter over the same memory for the places in `block`."""
-        original = _parameter(places[0])
+        original = parameter_at(places[0])
         alias = nn.Parameter(original.data)
         alias.__dict__.update(original.__dict__)
         for place in places:
@@ -352,63 +208,3 @@ class ModelState:
 
     def _name(self, leaf: int) -> str:
         return self.layout.parameters[self.layout.leaves[leaf].parameter].name
-
-
-class _Completion:
-    """Counts the leaves of each block during one backward and reports a block when all have fired.
-
-    A leaf fires once per backward, after its full accumulation, however often it is used; only a reentrant checkpoint
-    fires it once per inner backward. The first armed backward therefore only learns which blocks do that, and reports
-    all of them at its end; later, those blocks always wait for the end.
-    """
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self._leaves = [frozenset(leaf.index for leaf in layout.leaves_of(b)) for b in range(len(layout.blocks))]
-        self._block_of = {leaf: block for block, leaves in enumerate(self._leaves) for leaf in leaves}
-        self._learned = False
-        self._late: set[int] = set()
-        self._report: OnBlockDone | None = None
-        self._fired: set[int] = set()
-        self._left: list[int] = []
-        self._reported: set[int] = set()
-
-    def arm(self, report: OnBlockDone) -> None:
-        self._report = report
-        self._fired.clear()
-        self._reported.clear()
-        self._left = [len(leaves) for leaves in self._leaves]
-
-    def disarm(self) -> None:
-        self._report = None
-
-    def landed(self, leaf: int, touched: set[int]) -> None:
-        if self._report is None:
-            return
-        block = self._block_of[leaf]
-        if block in self._reported:
-            raise ConfigError(
-                f"block {self._layout.blocks[block]!r} got a gradient after its last one: "
-                "it is entered several times under a reentrant checkpoint; use checkpoint(…, use_reentrant=False)"
-            )
-        if leaf in self._fired:
-            self._late.add(block)
-            return
-        self._fired.add(leaf)
-        self._left[block] -= 1
-        if not self._left[block] and self._learned and block not in self._late:
-            self._done(block, touched)
-
-    def finish(self, touched: set[int]) -> None:
-        if self._report is None:
-            raise RuntimeError("finish() without arm()")
-        for block in range(len(self._leaves)):
-            if block not in self._reported:
-                self._done(block, touched)
-        self._learned = True
-        self._report = None
-
-    def _done(self, block: int, touched: set[int]) -> None:
-        assert self._report is not None
-        self._reported.add(block)
-        self._report(block, self._leaves[block] & touched)

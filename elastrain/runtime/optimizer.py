@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from elastrain.errors import ConfigError
-from elastrain.layout import ALIGN, Layout, Piece, Shard
+from elastrain.layout import ALIGN, Layout, Piece, Shard, master_dtype
 from elastrain.snapshot.state import ShardState
 
 Hyper = list[dict[str, Any]]
@@ -63,7 +63,7 @@ class PieceOptimizer:
         return [_fused_if_possible(type(self._facade), _plain_group(group)) for group in self._facade.param_groups]
 
     def create(self, shard: Shard, parameters: Tensor) -> ShardState:
-        """The state before the first step, over `parameters` (1-D, `shard.numel` elements; kept, not copied)."""
+        """The state before the first step, over `parameters` (1-D, `shard.numel` of its master dtype; not copied)."""
         pieces = self._layout.pieces[shard.index]
         hyper = self.hyperparameters()
         views = _views(parameters, pieces)
@@ -167,7 +167,8 @@ def check(optimizer: Optimizer, *, elementwise: bool = False) -> None:
 
 def _placeholder(optimizer: Optimizer) -> list[dict[str, Any]]:
     parameter = next(parameter for group in optimizer.param_groups for parameter in group["params"])
-    return [{"params": [torch.zeros(ALIGN, dtype=parameter.dtype, device=parameter.device)]}]
+    dtype = getattr(torch, master_dtype(str(parameter.dtype).removeprefix("torch.")))
+    return [{"params": [torch.zeros(ALIGN, dtype=dtype, device=parameter.device)]}]
 
 
 def _views(parameters: Tensor, pieces: Sequence[Piece]) -> list[Tensor]:

@@ -148,6 +148,7 @@ class Step:
             data = parts.loader.get(self.number, micro_batch)
             started_s = parts.engine.now_s()
             parts.randomness.begin(self.number, micro_batch)
+            torch.clear_autocast_cache()  # else an autocast around the loop computes with the last step's weights
             self._backward_due = True
             parts.reach(self.number, "forward")
             yield data

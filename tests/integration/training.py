@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 SCRIPT = Path(__file__).parent / "scripts" / "small_training.py"
+PRECISION = SCRIPT.parent / "precision_training.py"
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 100.0
 
@@ -63,7 +64,13 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def run_job(
-    folder: Path, *, workers: int, arguments: Sequence[str], faults: Sequence[str] = (), options: Sequence[str] = ()
+    folder: Path,
+    *,
+    workers: int,
+    arguments: Sequence[str],
+    faults: Sequence[str] = (),
+    options: Sequence[str] = (),
+    script: Path = SCRIPT,
 ) -> Run:
     """One `elastrain run` to its end. `faults`: lines as after `elastrain inject`."""
     command = [sys.executable, "-m", "elastrain.launcher", "run", "--nproc-per-node", str(workers), *options]
@@ -71,17 +78,17 @@ def run_job(
         plan = folder / "faults.txt"
         plan.write_text("\n".join(faults) + "\n")
         command += ["--faults", str(plan)]
-    command += ["--run-dir", str(folder / "run"), str(SCRIPT), *arguments]
+    command += ["--run-dir", str(folder / "run"), str(script), *arguments]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S)
     return Run(done.returncode, done.stdout + done.stderr, folder / "run")
 
 
 @functools.cache
-def undisturbed(*arguments: str) -> Run:
+def undisturbed(*arguments: str, script: Path = SCRIPT) -> Run:
     """The same script alone under `python`: a job of one."""
     folder = Path(tempfile.mkdtemp(prefix="elastrain-test-"))
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments],
+        [sys.executable, str(script), *arguments],
         env=environment(ELASTRAIN_RUN_DIR=str(folder)),
         capture_output=True,
         text=True,
@@ -90,9 +97,9 @@ def undisturbed(*arguments: str) -> Run:
     return Run(done.returncode, done.stdout + done.stderr, folder)
 
 
-def assert_equal_to_undisturbed(run: Run, *arguments: str) -> None:
+def assert_equal_to_undisturbed(run: Run, *arguments: str, script: Path = SCRIPT) -> None:
     """The one oracle: same digest on every member that reached the end, each sample in exactly one committed step."""
-    alone = undisturbed(*arguments)
+    alone = undisturbed(*arguments, script=script)
     assert alone.exit_code == 0, alone.output
     assert run.exit_code == 0, run.output
     assert set(run.digests.values()) == set(alone.digests.values()), (run.digests, alone.digests)

@@ -11,8 +11,9 @@ from torch import nn
 from elastrain import protocol as p
 from elastrain.fold import Combine
 from elastrain.messages import Contribution, Gradient, Record
+from elastrain.runtime.describe import describe
 from elastrain.runtime.executor import Buffers, Executor, grad_norm, scale_and_clip
-from elastrain.runtime.model import ModelState, describe
+from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 
 

@@ -1,0 +1,168 @@
+"""From the user's model and optimizer to the fixed cutting: which blocks there are, what cannot be cut.
+
+Reads the model and changes nothing. The cutting itself is `elastrain.layout`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastrain.errors import ConfigError
+from elastrain.layout import FROZEN, Layout, ParameterSpec, cut
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+"""Of parameters."""
+_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registration:
+    """One place where a parameter hangs: `setattr(module, attribute, …)` replaces it."""
+
+    module: nn.Module
+    attribute: str
+    name: str
+    block: str
+
+
+def default_blocks(model: nn.Module) -> tuple[str, ...]:
+    """The model's children that own parameters, containers replaced by their children, in the model's order.
+
+    Parameters outside of them form the block `""`, which then comes first.
+    """
+    return _completed(model, tuple(_owners(model, "")))
+
+
+def _owners(module: nn.Module, prefix: str) -> Iterator[str]:
+    for name, child in module.named_children():
+        if isinstance(child, _CONTAINERS):
+            yield from _owners(child, f"{prefix}{name}.")
+        elif next(child.parameters(), None) is not None:
+            yield f"{prefix}{name}"
+
+
+def _completed(model: nn.Module, blocks: tuple[str, ...]) -> tuple[str, ...]:
+    """The given names checked, and `""` in front when some parameter lies outside of them."""
+    known = dict(model.named_modules())
+    unknown = [name for name in blocks if name not in known]
+    if unknown or len(set(blocks)) != len(blocks):
+        raise ConfigError(
+            f"blocks must be names of different submodules; got {unknown or list(blocks)}: see named_modules()"
+        )
+    used = {registration.block for places in registrations_of(model, blocks) for registration in places}
+    empty = [name for name in blocks if name not in used]
+    if empty:
+        raise ConfigError(f"these blocks own no parameter: {empty}; leave them out")
+    return ("", *blocks) if "" in used and "" not in blocks else blocks
+
+
+def registrations_of(model: nn.Module, blocks: Iterable[str]) -> list[list[Registration]]:
+    """Per distinct parameter, in the model's order, every place where it is registered."""
+    by_length = sorted((name for name in blocks if name), key=len, reverse=True)
+    places: dict[int, list[Registration]] = {}
+    for path, module in model.named_modules():
+        block = next((name for name in by_length if path == name or path.startswith(name + ".")), "")
+        for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            name = f"{path}.{attribute}" if path else attribute
+            place = Registration(module=module, attribute=attribute, name=name, block=block)
+            places.setdefault(id(parameter), []).append(place)
+    return list(places.values())
+
+
+def parameter_at(place: Registration) -> nn.Parameter:
+    parameter = getattr(place.module, place.attribute)
+    assert isinstance(parameter, nn.Parameter)
+    return parameter
+
+
+def describe(model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Sequence[str] | None = None) -> Layout:
+    """Cut the model for this optimizer. `blocks`: submodule names, or None for `default_blocks`.
+
+    Raises ConfigError, with one sentence, for models and optimizers that can not be cut.
+    """
+    _check_statistics(model)
+    names = default_blocks(model) if blocks is None else _completed(model, tuple(blocks))
+    groups = _groups(optimizer)
+    places = registrations_of(model, names)
+    _check_optimizer(optimizer, {id(parameter_at(p[0])) for p in places}, groups)
+    specs, ties = [], {}
+    for registrations in places:
+        parameter = parameter_at(registrations[0])
+        home, *others = sorted({place.block for place in registrations}, key=names.index)
+        first = next(place for place in registrations if place.block == home)
+        _check_parameter(first.name, parameter, trained=id(parameter) in groups)
+        ties[first.name] = tuple(others)
+        specs.append(
+            ParameterSpec(
+                name=first.name,
+                block=home,
+                shape=tuple(parameter.shape),
+                dtype=name_of(parameter.dtype),
+                group=groups.get(id(parameter), FROZEN),
+                requires_grad=parameter.requires_grad,
+            )
+        )
+    if not any(spec.trained and spec.numel for spec in specs):
+        raise ConfigError(
+            "the model has no parameter that requires a gradient and is in the optimizer: nothing to train"
+        )
+    devices = {str(parameter_at(registrations[0]).device) for registrations in places}
+    if len(devices) > 1:
+        raise ConfigError(f"all parameters must be on one device; got {sorted(devices)}")
+    return cut(specs, blocks=names, ties=ties)
+
+
+def _check_statistics(model: nn.Module) -> None:
+    """Running statistics would be those of whoever computed last: refused until they are folded like gradients."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            raise ConfigError(
+                f"{type(module).__name__} {name!r} keeps running statistics, which members cannot share yet: "
+                "use LayerNorm or GroupNorm, or track_running_stats=False"
+            )
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """torch's name without the prefix."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _groups(optimizer: torch.optim.Optimizer) -> dict[int, int]:
+    """id(parameter) -> index of its group."""
+    return {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, known: set[int], groups: dict[int, int]) -> None:
+    if set(groups) - known:
+        count = len(set(groups) - known)
+        raise ConfigError(
+            f"{count} of the optimizer's parameters are not the model's: make the optimizer from this model"
+        )
+    if any(_stepped(state) for state in optimizer.state.values()):
+        raise ConfigError("the optimizer already has state from steps taken elsewhere: pass a new one to prepare")
+
+
+def _stepped(state: dict[str, Any]) -> bool:
+    """Some classes create their state when they are made; such state counts zero steps."""
+    return bool(state) and float(state.get("step", 1)) > 0
+
+
+def _check_parameter(name: str, parameter: nn.Parameter, *, trained: bool) -> None:
+    problem = None
+    if type(parameter) is not nn.Parameter:
+        problem = f"is a {type(parameter).__name__}; tensor subclasses, lazy and distributed parameters can not be cut"
+    elif parameter.layout is not torch.strided:
+        problem = f"has layout {parameter.layout}; only dense parameters can be cut"
+    elif name_of(parameter.dtype) not in DTYPES:
+        problem = f"is {parameter.dtype}; parameters are {', '.join(DTYPES)}: convert the model first"
+    elif parameter.is_meta:
+        problem = "has no data (meta device): initialise the model first"
+    elif parameter.requires_grad and not trained:
+        problem = "requires a gradient but is not in the optimizer: add it, or call requires_grad_(False) on it"
+    if problem:
+        raise ConfigError(f"parameter {name!r} {problem}")

@@ -1,0 +1,76 @@
+"""A small network in several precisions: what decides bits beside `small_training.py`.
+
+`mixed` keeps parameters in bfloat16 but the normalisation layers' in float32; `autocast` keeps all in float32 and
+computes in bfloat16.
+"""
+
+import argparse
+import contextlib
+import sys
+
+import torch
+from torch import Tensor, nn
+
+import elastrain
+
+
+class Samples(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """Random inputs: seeded per sample by the loader, so they are the same wherever they are drawn."""
+
+    def __len__(self) -> int:
+        return 500
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.randn(16), index % 32
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(32, 64)
+        self.entry = nn.Linear(16, 64)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.2)) for _ in range(2)
+        )
+        self.head = nn.Linear(64, 32, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        hidden = self.entry(inputs.to(self.entry.weight.dtype)) + self.embedding(labels.flip(0))
+        for layer in self.layers:
+            hidden = hidden + layer(hidden)
+        return self.head(hidden).float()
+
+
+def converted(model: Model, precision: str) -> Model:
+    if precision == "mixed":
+        for module in model.to(torch.bfloat16).modules():
+            if isinstance(module, nn.LayerNorm):
+                module.float()
+    return model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--precision", choices=["float32", "mixed", "autocast"], default="float32")
+    parser.add_argument("--around", action="store_true", help="one autocast around the whole loop")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "autocast")
+    job = elastrain.init(seed=7, run_length=2)
+    model = converted(Model(), args.precision)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    loader = elastrain.DataLoader(Samples(), global_batch_size=40, micro_batch_size=4)
+    model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=0.5)
+    with autocast if args.around else contextlib.nullcontext():
+        for step in job.steps(loader, until=args.steps):
+            for inputs, labels in step:
+                with contextlib.nullcontext() if args.around else autocast:
+                    loss = nn.functional.cross_entropy(model(inputs, labels), labels)
+                step.backward(loss, weight=float(len(labels)))
+    sys.stderr.write(f"digest {job.digest()}\n")
+
+
+if __name__ == "__main__":
+    main()
