@@ -15,7 +15,7 @@ import collections
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -29,7 +29,7 @@ from elastrain.comm.work import Received, Work
 
 _PART, _ABORT, _FENCE, _LETTER = 0x0101, 0x0102, 0x0103, 0x0104
 _PART_BODY = struct.Struct("<QQBq")  # group, sequence, round, the sender's fence; the operation's words follow
-_ABORT_BODY = struct.Struct("<H")  # length of the lost member's id (0: none is lost); id and reason follow
+_ABORT_BODY = struct.Struct("<HB")  # length of the lost member's id (0: none is lost), proven; id and reason follow
 _LETTER_BODY = struct.Struct("<Qq")  # group, tag
 _EARLY_MAX = 1 << 16
 _LINGER_S = 5.0
@@ -94,6 +94,7 @@ class Communicator:
         self._timeout_s = timeout_s
         self._fence = mesh.empty(1, torch.int64)
         self._fences: dict[str, torch.Tensor] = {}
+        self._fenced: set[str] = set()  # members who were told of mine in this generation
         self._lines: dict[int, _Line] = {}
         # Parts of operations that have not come so far here, by (group, sequence, round) and member.
         self._early: dict[tuple[int, int, int], dict[str, _Part]] = {}
@@ -126,12 +127,14 @@ class Communicator:
         """A zero-filled 1-D tensor that members on this host read in place. See Mesh.empty."""
         return self._mesh.empty(numel, dtype)
 
-    def edit(self, generation: int, members: Sequence[Peer]) -> None:
-        """Take over a newer view, in place; `world` becomes its members in this order, other groups lose the removed.
+    def edit(self, generation: int, members: Sequence[Peer], groups: Mapping[str, Sequence[str]] | None = None) -> None:
+        """Take over a newer view, in place; `world` becomes its members in this order.
 
-        What is under way ends with Aborted; what had failed works again. Raises what Mesh.edit raises.
+        `groups`: new lists of groups by name, the same on all members; names of groups that are not here mean nothing
+        here. All other groups lose the removed members. What is under way ends with Aborted; what had failed works
+        again. Raises what Mesh.edit raises, and ValueError for a list that names no member of the view.
         """
-        self._call(lambda: self._edit(generation, members))
+        self._call(lambda: self._edit(generation, members, groups or {}))
 
     def abort(self, reason: str) -> None:
         """End whatever is under way in any group, on all members, with Aborted; so fails what follows until an edit."""
@@ -243,20 +246,23 @@ class Communicator:
         while self._mesh.unsent_bytes and time.monotonic() < deadline_s:
             self._mesh.poll(deadline_s - time.monotonic())
 
-    def _edit(self, generation: int, members: Sequence[Peer]) -> None:
+    def _edit(self, generation: int, members: Sequence[Peer], groups: Mapping[str, Sequence[str]]) -> None:
+        _check_lists(groups, [peer.id for peer in members])
         self._mesh.edit(generation, members)
+        told = self._error is not None
         self._fail(Aborted(f"the view changed to generation {generation}"))
         self._error = None
         self._fences.clear()
+        self._fenced.clear()
         self._early.clear()
         self.lost = {}
         self.world.members = tuple(peer.id for peer in members)
         for line in list(self._lines.values()):
             line.sequence = 0
-            line.group.members = tuple(member for member in line.group.members if member in self.world.members)
-        for member in self.world.members:
-            if member != self._mesh.me:
-                self._send(member, _FENCE, b"", self._fence)
+            wanted = groups.get(line.group.name, line.group.members)
+            line.group.members = tuple(member for member in wanted if member in self.world.members)
+        for member in () if told else self.world.members:
+            self._show_fence(member)  # who still waits in the old view learns from it that nothing more comes
 
     def _send(self, member: str, kind: int, body: bytes, tensor: torch.Tensor | None = None) -> None:
         try:
@@ -311,10 +317,22 @@ class Communicator:
             body = _PART_BODY.pack(line.group.number, line.sequence, number, fence) + operation.words.encode()
             offered = operation.offer(number)
             for send in sends:
-                piece = offered[send.start : send.stop] if send.stop > send.start else None
-                self._send(line.group.members[send.to], _PART, body, piece)
+                self._send_part(line.group.members[send.to], body, offered[send.start : send.stop])
         for member, part in self._early.pop((line.group.number, line.sequence, number), {}).items():
             self._take(line, member, part)
+
+    def _send_part(self, member: str, body: bytes, piece: torch.Tensor) -> None:
+        if not piece.numel():
+            self._send(member, _PART, body)
+            return
+        self._show_fence(member)
+        self._send(member, _PART, body, piece)
+
+    def _show_fence(self, member: str) -> None:
+        """Once per view, before anything that is read in place."""
+        if member != self._mesh.me and member not in self._fenced:
+            self._fenced.add(member)
+            self._send(member, _FENCE, b"", self._fence)
 
     def _take(self, line: _Line, member: str, part: _Part) -> None:
         running = line.running
@@ -331,7 +349,8 @@ class Communicator:
             self._break(Aborted(f"{words} of {line.group.name!r} at {self._mesh.me!r}: {error}"))
             return
         running.missing.discard(rank)
-        running.fences[rank] = part.fence
+        if part.tensor.numel():
+            running.fences[rank] = part.fence
 
     def _finish_round(self, line: _Line, running: _Running) -> None:
         running.operation.finish(running.number)
@@ -421,11 +440,11 @@ class Communicator:
                     return
 
     def _hear_abort(self, frame: Frame) -> None:
-        (id_bytes,) = _ABORT_BODY.unpack_from(frame.body)
+        id_bytes, proven = _ABORT_BODY.unpack_from(frame.body)
         text = frame.body[_ABORT_BODY.size :]
         member, reason = text[:id_bytes].decode(), text[id_bytes:].decode()
-        if member:
-            self.lost.setdefault(member, How.BROKEN)
+        if member and self.lost.get(member) is not How.LEFT:
+            self.lost[member] = How.DEAD if proven else self.lost.get(member, How.BROKEN)
         if self._error is None:
             self._fail(MemberLost(member, reason) if member else Aborted(reason))
 
@@ -433,10 +452,11 @@ class Communicator:
         now_s = time.monotonic()
         for line in list(self._lines.values()):
             if line.running is not None and line.running.request.deadline_s <= now_s:
-                missing = [line.group.members[rank] for rank in sorted(line.running.missing)]
+                missing = tuple(line.group.members[rank] for rank in sorted(line.running.missing))
                 words, timeout_s = line.running.operation.words, line.running.request.timeout_s
-                self._break(Timeout(f"{words}: nothing from {', '.join(missing)} within {timeout_s} s"))
-
+                self._break(
+                    Timeout(f"{words}: nothing from {', '.join(missing)} within {timeout_s} s", missing=missing)
+                )
         for _, reader in self._mailbox.readers:
             if reader.deadline_s <= now_s:
                 self._break(Timeout(reader.words))
@@ -447,11 +467,12 @@ class Communicator:
         if self._error is not None:
             return
         lost = error.member.encode() if isinstance(error, MemberLost) else b""
+        proven = isinstance(error, MemberLost) and self.lost.get(error.member) is How.DEAD
         reason = str(error) if isinstance(error, Timeout) else error.reason
         self._fail(error)
         for member in self.world.members:
             if member != self._mesh.me:
-                body = _ABORT_BODY.pack(len(lost)) + lost + f"{reason} (told by {self._mesh.me!r})".encode()
+                body = _ABORT_BODY.pack(len(lost), proven) + lost + f"{reason} (told by {self._mesh.me!r})".encode()
                 self._send(member, _ABORT, body)
 
     def _fail(self, error: CommError) -> None:
@@ -471,3 +492,9 @@ class Communicator:
             request.work.finish(error)
         for reader in self._mailbox.clear():
             reader.work.finish(error)
+
+
+def _check_lists(groups: Mapping[str, Sequence[str]], members: Sequence[str]) -> None:
+    for name, wanted in groups.items():
+        if not set(wanted) <= set(members) or len(set(wanted)) != len(wanted):
+            raise ValueError(f"group {name!r} must list members of the view {members}, each once; got {wanted}")

@@ -35,7 +35,11 @@ class Aborted(CommError):  # noqa: N818 - as above
 
 
 class Timeout(CommError):  # noqa: N818 - as above
-    """A deadline passed. The message says what was waited for and how long."""
+    """A deadline passed. The message says what was waited for; `missing`: members not heard of, where that is known."""
+
+    def __init__(self, words: str, *, missing: tuple[str, ...] = ()) -> None:
+        super().__init__(words)
+        self.missing = missing
 
 
 class HandshakeRefused(CommError):  # noqa: N818 - as above

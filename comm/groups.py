@@ -62,6 +62,10 @@ class Group:
     def barrier(self, *, timeout_s: float | None = None) -> Work:
         return self._runner.submit(self, Barrier, timeout_s)
 
+    def roll_call(self, *, timeout_s: float | None = None) -> Work:
+        """A barrier in which everybody tells everybody: its Timeout names all that are missing."""
+        return self._runner.submit(self, operations.roll_call, timeout_s)
+
     def broadcast(self, tensor: Tensor, *, root: int = 0, timeout_s: float | None = None) -> Work:
         """`tensor` becomes rank `root`'s, in place."""
         self._check_rank(root)

@@ -191,6 +191,11 @@ class Link:
 
     # Ending
 
+    @property
+    def proven_dead(self) -> bool:
+        """The kernel marks a dead process's beacon before it closes its sockets: who sees these sees the mark."""
+        return self._watcher is not None and self._watcher.owner_ended
+
     def hang_up(self) -> None:
         """Close the stream and forget what waits to be sent. What the peer may still be reading stays lent."""
         if self._watcher is not None:

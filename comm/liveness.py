@@ -94,6 +94,11 @@ class Watcher:
         self._thread = threading.Thread(target=self._wait, name="elastrain-beacon-watcher", daemon=True)
         self._thread.start()
 
+    @property
+    def owner_ended(self) -> bool:
+        """Whether the owner is gone already, although `on_death` may not have been called so far."""
+        return ctypes.c_uint32.from_address(self._page.address).value & _FUTEX_TID_MASK == 0
+
     def cancel(self) -> None:
         """Stop watching; `on_death` is not called any more once this returns. Not from within `on_death`."""
         self._cancelled.set()

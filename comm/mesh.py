@@ -255,6 +255,8 @@ class Mesh:
         if link.left_out is not None:  # it has said why itself
             how = How.LEFT_US_OUT if link.left_out else How.LEFT
             reason = f"it went on without us in generation {link.left_out}" if link.left_out else "it left"
+        elif link.proven_dead:
+            how, reason = How.DEAD, "its process ended"
         link.lost, link.lost_how = reason, how
         link.lost_at_s = time.monotonic() if at_s is None else at_s
         self._hang_up(link)

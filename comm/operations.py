@@ -192,6 +192,12 @@ class ScatterGatherReduce:
                 self._tensor.copy_(self._result.view(self._tensor.shape))
 
 
+def roll_call(seat: Seat) -> Operation:
+    nothing = dict.fromkeys(range(seat.world), torch.empty(0))
+    partners = algorithms.all_to_all(seat.rank, seat.world)
+    return Exchange(seat, "roll call", partners, given=nothing, wanted=nothing)
+
+
 def broadcast(seat: Seat, tensor: torch.Tensor, root: int) -> Operation:
     partners = algorithms.one_to_others(seat.rank, seat.world, root)
     words = f"broadcast from rank {root} of {_describe(tensor)}"

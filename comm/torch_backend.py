@@ -1,6 +1,6 @@
-"""The backend "elastrain" of torch.distributed: bootstrap over torch's store, and changes of the view in place.
+"""The backend "elastrain" of torch.distributed: bootstrap over torch's store. Changes of the view are in `torch_view`.
 
-    import elastrain.comm.torch_backend
+    import elastrain.comm
     torch.distributed.init_process_group("elastrain")
 
 The store is read when a default group is made, never afterwards. One communicator serves all groups of a process.
@@ -14,25 +14,28 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-
-import torch.distributed as dist
 
 from elastrain.comm.autoload import NAME, register
 from elastrain.comm.communicator import Communicator
 from elastrain.comm.liveness import Beacon
 from elastrain.comm.mesh import Mesh, MeshConfig, Peer
 from elastrain.comm.process_group import ProcessGroup
+from elastrain.comm.values import How
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """For `init_process_group(pg_options=…)`. Members that name the same `node` share memory; default: the host."""
+    """For `init_process_group(pg_options=…)`.
+
+    `node`: members that name the same one share memory; default: the host. `secret`: the job's, for jobs that newcomers
+    join later; by default rank 0 invents one, and the store tells it to the others.
+    """
 
     mesh: MeshConfig | None = None
     node: str | None = None
+    secret: bytes | None = None
 
 
 @dataclass(kw_only=True)
@@ -44,6 +47,8 @@ class Session:
     peers: tuple[Peer, ...]  # by rank
     generation: int
     timeout_s: float
+    agreed: tuple[str, ...]  # the members of the last view that was found to be everybody's
+    proven: set[str] = field(default_factory=set)  # of these, who is known to take part in nothing any more
     steps: int = 0
 
 
@@ -64,9 +69,7 @@ def create(opts: Any, options: Options | None) -> ProcessGroup:
 
 def _start(opts: Any, options: Options) -> Session:
     rank, world, store = opts.group_rank, opts.group_size, opts.store
-    if rank == 0:
-        store.set("secret", secrets.token_hex(32))
-    secret = bytes.fromhex(store.get("secret").decode())
+    secret = options.secret or _share_secret(rank, store)
     config = options.mesh or MeshConfig(transport="tcp", bind_host=_own_address())
     beacon = Beacon()
     me = f"rank{rank:05d}-{secrets.token_hex(4)}"
@@ -78,8 +81,19 @@ def _start(opts: Any, options: Options) -> Session:
     communicator.edit(1, peers)
     communicator.world.barrier().wait()
     return Session(
-        communicator=communicator, beacon=beacon, peers=peers, generation=1, timeout_s=opts.timeout.total_seconds()
+        communicator=communicator,
+        beacon=beacon,
+        peers=peers,
+        generation=1,
+        timeout_s=opts.timeout.total_seconds(),
+        agreed=tuple(peer.id for peer in peers),
     )
+
+
+def _share_secret(rank: int, store: Any) -> bytes:
+    if rank == 0:
+        store.set("secret", secrets.token_hex(32))
+    return bytes.fromhex(store.get("secret").decode())
 
 
 def _stop() -> None:
@@ -110,34 +124,10 @@ def session() -> Session:
     return _session
 
 
-def reconfigure(survivors: Sequence[int]) -> None:
-    """Go on with these ranks of the default group, in this order: rank `survivors[i]` becomes rank i.
-
-    The same ProcessGroup objects are usable afterwards, with their new sizes and ranks, and torch's bookkeeping agrees;
-    groups lose the members that are not named. All survivors call it with the same list. It ends with a barrier; a
-    member lost meanwhile makes it raise MemberLost, and the survivors call it again. Raises ValueError for unusable
-    lists.
-    """
-    edit(survivors)
-    session().communicator.world.barrier().wait()
-
-
-def edit(survivors: Sequence[int]) -> None:
-    """As `reconfigure`, without the barrier: the others may not have come so far."""
-    current = session()
-    peers = tuple(current.peers[rank] for rank in survivors)
-    generation = max(current.generation + 1, current.communicator.newest_generation)
-    current.communicator.edit(generation, peers)
-    current.generation, current.peers = generation, peers
-    _renumber(current)
-
-
-def _renumber(current: Session) -> None:
-    new_rank = {peer.id: rank for rank, peer in enumerate(current.peers)}
-    book = dist.distributed_c10d._world.pg_group_ranks
-    for group in list(book):
-        if isinstance(group, ProcessGroup):
-            book[group] = {new_rank[member]: rank for rank, member in enumerate(group.group.members)}
+def remember_proofs(current: Session) -> None:
+    """To be called before an edit, which forgets how members were lost."""
+    lost = current.communicator.lost
+    current.proven |= {member for member, how in lost.items() if how in (How.DEAD, How.LEFT)}
 
 
 register()

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
 from elastrain.comm import torch_backend
-from elastrain.comm.surviving import Verdict, judge, surviving
+from elastrain.comm.errors import Aborted
+from elastrain.comm.survival import Verdict, judge, may_go_on, surviving
 from tests.integration.test_comm_torch import _batch, _digest, _model, run
 
 _KILL_AT = 3
@@ -127,6 +129,67 @@ def test_two_of_four_killed_in_the_same_step(tmp_path: Path) -> None:
 
     first, _, _, last = run(4, tmp_path / "store", body, expect_killed=(1, 2))
     assert first == last and first[0] == 2
+
+
+def _train_until_lost(rank: int, victims: tuple[int, ...]) -> tuple[int, str]:
+    """How many steps were made, and what ended them."""
+    ddp = DistributedDataParallel(_model(), bucket_cap_mb=0.01)
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+    try:
+        for step in range(_STEPS):
+            if step == _KILL_AT and rank in victims:
+                _die()
+            for attempt in surviving(ddp, optimizer):
+                with attempt:
+                    optimizer.zero_grad()
+                    ddp(_batch(rank, step)).square().mean().backward()
+    except Aborted as error:
+        return torch_backend.session().steps, error.reason
+    return torch_backend.session().steps, ""
+
+
+def test_one_of_two_on_a_host_goes_on_because_the_death_of_the_other_is_proven(tmp_path: Path) -> None:
+    said = run(2, tmp_path / "store", lambda rank: _train_until_lost(rank, (0,)), expect_killed=(0,))
+    assert said[1] == [_STEPS, ""]
+
+
+def test_half_of_the_hosts_does_not_go_on_because_the_others_may_be_alive(tmp_path: Path) -> None:
+    said = run(4, tmp_path / "store", lambda rank: _train_until_lost(rank, (1, 2)), nodes=True, expect_killed=(1, 2))
+    for steps, reason in (said[0], said[3]):
+        assert steps <= _KILL_AT and "of 4 that may be alive are here" in reason
+
+
+@pytest.mark.parametrize(
+    ("agreed", "survivors", "proven", "allowed"),
+    [
+        ("abc", "ab", "", True),
+        ("abcd", "ab", "", False),
+        ("abcd", "ab", "c", True),
+        ("ab", "a", "", False),
+        ("ab", "a", "b", True),
+        ("abcde", "ab", "c", False),
+        ("abcde", "ab", "cd", True),
+        ("abc", "abx", "", True),  # who came later has no voice in what was agreed before
+        ("abc", "axy", "", False),
+    ],
+)
+def test_more_than_half_of_those_who_may_be_alive_goes_on(
+    agreed: str, survivors: str, proven: str, allowed: bool
+) -> None:
+    assert may_go_on(agreed, survivors, proven)[0] is allowed
+
+
+def test_a_sharded_model_is_refused_in_words(tmp_path: Path) -> None:
+    def body(rank: int) -> str:
+        model = _model()
+        fully_shard(model)
+        with pytest.raises(TypeError, match="does not survive a loss yet"):
+            next(surviving(model, torch.optim.SGD(model.parameters(), 0.1)))  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="expected a DistributedDataParallel"):
+            next(surviving(_model(), torch.optim.SGD(_model().parameters(), 0.1)))  # type: ignore[arg-type]
+        return "done"
+
+    assert run(1, tmp_path / "store", body) == ["done"]
 
 
 def test_an_error_of_the_users_own_comes_through(tmp_path: Path) -> None:

@@ -13,7 +13,12 @@ gradients are complete, and steps. When anything fails, the survivors edit the v
 they have made and whether their gradients are complete. If somebody has stepped, or all are complete, the others step
 too: their gradients are the same. If not, the attempt is made again. A failure meanwhile only repeats the exchange.
 
-FSDP2 can not survive so: each shard of a model exists once.
+Who may go on. A member that can not be reached may be alive, and think the same of us. So those go on who are more than
+half of the last agreed view, not counting members that are proven to have ended: on one host every death is proven
+(`liveness`), and one survivor is enough; between hosts a killed process looks like a cut cable, and half is not enough:
+all end with Aborted. A launcher that knows better (a lease that ran out) calls `reconfigure` itself.
+
+FSDP2 does not survive a loss yet: each shard of its parameters exists on one member only.
 """
 
 from __future__ import annotations
@@ -21,13 +26,14 @@ from __future__ import annotations
 import enum
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import TracebackType
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from elastrain.comm import torch_backend
+from elastrain.comm import torch_backend, torch_view
 from elastrain.comm.errors import Aborted, CommError
 from elastrain.comm.torch_backend import Session
 from elastrain.comm.values import How
@@ -53,6 +59,18 @@ def judge(steps: int, told: list[tuple[int, bool]]) -> tuple[Verdict, str]:
     return Verdict.AGAIN, "some gradients are not complete, and nobody has stepped"
 
 
+def may_go_on(agreed: Collection[str], survivors: Collection[str], proven: Collection[str]) -> tuple[bool, str]:
+    """Whether `survivors` of the view `agreed` may go on without the others, of whom `proven` have surely ended.
+
+    Of two disjoint sets at most one ever gets True: each must be more than half of those who may be alive.
+    """
+    alive = [member for member in agreed if member not in proven]
+    here = [member for member in survivors if member in alive]
+    gone = ", ".join(member for member in alive if member not in survivors) or "nobody"
+    words = f"{len(here)} of {len(alive)} that may be alive are here; not proven to have ended: {gone}"
+    return 2 * len(here) > len(alive), words
+
+
 class Attempt:
     """One try at forward and backward. Swallows the exceptions that a loss brings about, and no others."""
 
@@ -72,8 +90,9 @@ class Attempt:
 
 
 def surviving(model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> Iterator[Attempt]:
-    """See the module. Raises Aborted when the others went on without this member, and the last error when no agreement
-    is reached within the group's timeout."""
+    """See the module. Raises Aborted when the others went on without this member or may have, the last error when no
+    agreement is reached within the group's timeout, and TypeError for a model that is not wrapped in DDP."""
+    _check_survives(model)
     session = torch_backend.session()
     while True:
         attempt = Attempt(session)
@@ -85,6 +104,17 @@ def surviving(model: DistributedDataParallel, optimizer: torch.optim.Optimizer) 
             return
         # A backward pass that was cut short leaves marks in the reducer.
         model._update_process_group(model.process_group)  # type: ignore[no-untyped-call] # torch's own
+
+
+def _check_survives(model: torch.nn.Module) -> None:
+    if isinstance(model, DistributedDataParallel):
+        return
+    if any(isinstance(module, FSDPModule) for module in model.modules()):
+        raise TypeError(
+            "a model of fully_shard (FSDP2) does not survive a loss yet: each shard of its parameters exists on one"
+            " member only. Train it with elastrain.init(), or go back to a checkpoint after a loss"
+        )
+    raise TypeError(f"expected a DistributedDataParallel model; got {type(model).__name__}")
 
 
 def _settle(session: Session, *, complete: bool) -> Verdict:
@@ -100,10 +130,10 @@ def _settle(session: Session, *, complete: bool) -> Verdict:
 def _recover(session: Session, *, complete: bool) -> Verdict:
     deadline_s = time.monotonic() + session.timeout_s
     while True:
+        _check_wanted(session)
         try:
             told = _exchange(session, complete=complete)
         except CommError:
-            _check_wanted(session)
             if time.monotonic() > deadline_s:
                 raise
             continue
@@ -117,7 +147,7 @@ def _exchange(session: Session, *, complete: bool) -> list[tuple[int, bool]]:
     """Propose the view of those who are not known to be lost, and hear how far each has come."""
     communicator = session.communicator
     survivors = [rank for rank, peer in enumerate(session.peers) if peer.id not in communicator.lost]
-    torch_backend.edit(survivors)
+    torch_view.edit(survivors)
     names = ",".join(communicator.world.members).encode()
     view = int.from_bytes(hashlib.blake2b(names, digest_size=7).digest(), "little")
     mine = torch.tensor([view, session.steps, int(complete)])
@@ -126,9 +156,18 @@ def _exchange(session: Session, *, complete: bool) -> list[tuple[int, bool]]:
     if any(int(out[0]) != view for out in outs):
         communicator.abort("survivors disagree about who is left")
         raise Aborted("survivors disagree about who is left")
+    session.agreed = communicator.world.members
+    session.proven.clear()
     return [(int(out[1]), bool(out[2])) for out in outs]
 
 
 def _check_wanted(session: Session) -> None:
-    if How.LEFT_US_OUT in session.communicator.lost.values():
+    """Raises Aborted where this member must not go on."""
+    lost = session.communicator.lost
+    if How.LEFT_US_OUT in lost.values():
         raise Aborted("the others went on without this member: end this process, and join as a new one")
+    torch_backend.remember_proofs(session)
+    survivors = [peer.id for peer in session.peers if peer.id not in lost]
+    allowed, reason = may_go_on(session.agreed, survivors, session.proven)
+    if not allowed:
+        raise Aborted(f"{reason}: they may go on without us, so this member must not")
