@@ -32,7 +32,11 @@ def _begin(rank: int, world: int, path: Path | None, node: str | None) -> None:
     torch.set_num_threads(1)
     mesh = MeshConfig(transport="tcp", segment_bytes=8 << 20, connect_timeout_s=0.5, handshake_timeout_s=0.5)
     options = torch_backend.Options(node=node, secret=SECRET, mesh=mesh)
-    store = dist.HashStore() if path is None else torch._C._distributed_c10d.FileStore(str(path), world)
+    store = (
+        torch._C._distributed_c10d.HashStore()
+        if path is None
+        else torch._C._distributed_c10d.FileStore(str(path), world)
+    )
     dist.init_process_group(
         "elastrain",
         store=store,
@@ -48,6 +52,7 @@ class Stage:
 
     def __init__(self, path: Path, *, old: list[Body], new: list[Body], nodes: bool = False) -> None:
         self._stack = ExitStack()
+        self._bodies: list[tuple[Body, int, int, Path | None]]
         self._bodies = [(body, rank, len(old), path / "store") for rank, body in enumerate(old)]
         self._bodies += [(body, 0, 1, None) for body in new]
         self._nodes = nodes
