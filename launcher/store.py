@@ -1,6 +1,12 @@
 """The store port, in the shape of etcd v3: where views, specs and requests are agreed upon. And its memory form.
 
 One writing primitive (a transaction guarded by revisions), list, watch, leases. No decision about membership here.
+
+StoreError
+├── StoreUnavailableError    nothing answered in time: go on without the store, try again later
+├── StoreRefusedError        it will not let us in (password, role, TLS): fix the input (is a ConfigError, too)
+├── LeaseLostError           the lease is gone: take a new one and write its keys again
+└── ForgedValueError         a stored value was not written with the job's secret: never parse it
 """
 
 from __future__ import annotations
@@ -11,6 +17,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from elastrain.errors import ConfigError, ElastrainError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +54,24 @@ class Broken:
     reason: str
 
 
-class LeaseLostError(Exception):
+class StoreError(ElastrainError):
+    """Root of what a store raises."""
+
+
+class StoreUnavailableError(StoreError):
+    """No endpoint answered in time. What a `commit` would have written may be there or not: read before repeating."""
+
+
+class StoreRefusedError(StoreError, ConfigError):
+    """The store answers and refuses us; waiting does not help."""
+
+
+class LeaseLostError(StoreError):
     """The lease has expired or was revoked: take a new one and write the keys again."""
+
+
+class ForgedValueError(StoreError):
+    """A stored value does not verify with the job's secret: another job's, or tampered with."""
 
 
 class Watch(Protocol):
@@ -56,7 +80,15 @@ class Watch(Protocol):
 
 
 class Store(Protocol):
-    """Revisions rise with each successful transaction and are never used twice. All methods are thread-safe."""
+    """Revisions rise with each successful transaction and are never used twice. All methods are thread-safe.
+
+    `watch` and `Watch.cancel` never wait for the network (`cancel` waits for a callback under way); nor does `close`
+    for more than a second. Every other method blocks for up to `limit_s`, and then raises StoreUnavailableError: a loop
+    that must not stand still calls them through `storethread.StoreThread`. A store whose data was lost begins again
+    with small revisions: watches break, leases are lost, and the owners of keys write them again.
+    """
+
+    limit_s: float
 
     def get(self, key: str) -> Item | None: ...
 
@@ -73,7 +105,8 @@ class Store(Protocol):
         """All or nothing: writes if each key in `expect` still has that revision (0: does not exist).
 
         Returns the new revision, or None if an expectation failed. Keys put under a `lease` go when it goes.
-        Raises LeaseLostError if the lease is gone.
+        Raises LeaseLostError if the lease is gone. Where the connection was lost meanwhile, the outcome is read back
+        before anything is repeated: it is carried out once, or the call raises StoreUnavailableError.
         """
 
     def watch(self, prefix: str, after_revision: int, on_change: Callable[[Change | Broken], None]) -> Watch:
@@ -83,7 +116,7 @@ class Store(Protocol):
         """
 
     def grant(self, ttl_s: float) -> int:
-        """A new lease."""
+        """A new lease, of `ttl_s` or a little longer: etcd counts whole seconds, and has a least value (about 2 s)."""
 
     def keep_alive(self, lease: int) -> None:
         """Starts the lease's time anew. Raises LeaseLostError if it is gone."""
@@ -96,6 +129,8 @@ class Store(Protocol):
 
 class MemoryStore:
     """The store of a job with one agent. Leases expire by `clock`, looked at whenever the store is used."""
+
+    limit_s = 0.0
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, history: int = 1024) -> None:
         self._clock = clock

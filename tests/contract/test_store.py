@@ -8,15 +8,41 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from elastrain.launcher.embedded import EmbeddedEtcd
+from elastrain.launcher.etcd import EtcdStore
+from elastrain.launcher.etcd_config import EtcdConfig
+from elastrain.launcher.sealed import SealedStore
 from elastrain.launcher.store import Broken, Change, LeaseLostError, MemoryStore, Store
 
-IMPLEMENTATIONS: dict[str, Callable[[], Store]] = {"memory": MemoryStore}
 WAIT_S = 5.0
+
+
+def memory(_: pytest.FixtureRequest) -> Store:
+    return MemoryStore()
+
+
+def etcd(request: pytest.FixtureRequest) -> Store:
+    server: EmbeddedEtcd = request.getfixturevalue("etcd_server")
+    store = EtcdStore(EtcdConfig(endpoints=(server.endpoint,)))
+    for item in store.list("").items:  # one server for all tests: each begins with an empty one
+        store.commit(expect={}, delete=[item.key])
+    return store
+
+
+def sealed(_: pytest.FixtureRequest) -> Store:
+    return SealedStore(MemoryStore(), secret=bytes(32))
+
+
+IMPLEMENTATIONS: dict[str, Callable[[pytest.FixtureRequest], Store]] = {
+    "memory": memory,
+    "etcd": etcd,
+    "sealed": sealed,
+}
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    made = IMPLEMENTATIONS[request.param]()
+    made = IMPLEMENTATIONS[request.param](request)
     yield made
     made.close()
 

