@@ -210,12 +210,17 @@ class Device:
         """The slower of the two directions, as last measured: everything that is written is read again."""
         return min(self.writes.recent_bytes_per_s, self.reads.recent_bytes_per_s)
 
+    @property
+    def used_bytes(self) -> int:
+        """What its slots hold now."""
+        return self._slots.used_bytes
+
     def stats(self) -> DeviceStats:
         """Totals and recent rates."""
         return DeviceStats(
             name=self.engine.name,
             slab_bytes=self._reserved_bytes,
-            used_bytes=self._slots.used_bytes,
+            used_bytes=self.used_bytes,
             quota_bytes=self._quota_bytes,
             written_bytes=self.writes.moved_bytes,
             read_bytes=self.reads.moved_bytes,

@@ -20,6 +20,7 @@ from elastrain.layout import Layout
 from elastrain.messages import Copy, Gradient, Message, Partial, Publish, Record
 from elastrain.runtime.model import GradientSlot, ModelState
 from elastrain.runtime.optimizer import Hyper, PieceOptimizer
+from elastrain.runtime.shelf import Shelf
 from elastrain.snapshot.state import ShardState
 
 Allocate = Callable[[int, torch.dtype], Tensor]
@@ -74,7 +75,7 @@ class Executor:
         self.optimizer = optimizer
         self.max_grad_norm = max_grad_norm
         self.hyper: dict[int, Hyper] = {}
-        self.states: dict[int, ShardState] = {}
+        self.states: Shelf[int] = Shelf(self._home)
         self.behind: deque[p.ApplyBehind | p.ComputeDigests] = deque()
         self._buffers = Buffers(allocate)
         self._free_slots: list[GradientSlot] = []
@@ -83,7 +84,7 @@ class Executor:
         self._folds: dict[tuple[int, int, Node], Tensor] = {}
         self._finished: dict[tuple[int, int], Tensor] = {}
         self._kept: dict[tuple[int, int], Tensor] = {}
-        self._scratch: dict[tuple[int, int], ShardState] = {}
+        self._scratch: Shelf[tuple[int, int]] = Shelf(self._home)
         self._nothing = torch.empty(0)
 
     # ----------------------------------------------------------------------------------------- the training loop's side
@@ -136,10 +137,10 @@ class Executor:
             case p.ApplyBehind() | p.ComputeDigests():
                 self.behind.append(command)
             case p.Swap():
-                self.states[command.shard] = self._scratch.pop((command.shard, command.step))
+                self.states.adopt(command.shard, self._scratch, (command.shard, command.step))
                 self._let_go(command.shard, command.step)
             case p.Bind():
-                self._bind(command.shard)
+                self._bind(self.states[command.shard])
                 self._let_go(command.shard, command.step)
             case p.Unbind():
                 self._unbind(command.shard)
@@ -163,7 +164,7 @@ class Executor:
             digests = {s: self.states[s].digest() for s in task.shards if s in self.states}
             return [p.Digested(step=task.step, digests=digests)]
         tasks = [task, *self._more_like(task)]
-        scratch = [self.states[t.shard].clone() for t in tasks]
+        scratch = [self.states.copy(t.shard) for t in tasks]
         step = task.record.step
         items = [(s, self._kept[t.shard, step], t.touched) for s, t in zip(scratch, tasks, strict=True)]
         self._update(items, task.record)
@@ -173,14 +174,14 @@ class Executor:
     def _more_like(self, task: p.ApplyBehind) -> list[p.ApplyBehind]:
         """The next updates of the same step: one call of the optimizer serves several shards."""
         found: list[p.ApplyBehind] = []
-        size_bytes = self.states[task.shard].nbytes
+        size_bytes = self.states.size_bytes(task.shard)
         while self.behind and size_bytes < BEHIND_BYTES:
             following = self.behind[0]
             if not isinstance(following, p.ApplyBehind) or following.record is not task.record:
                 break
             self.behind.popleft()
             found.append(following)
-            size_bytes += self.states[following.shard].nbytes
+            size_bytes += self.states.size_bytes(following.shard)
         return found
 
     # ----------------------------------------------------------------------------------------------------------- folds
@@ -261,14 +262,20 @@ class Executor:
             self.states[shard] = self.optimizer.create(self.layout.shards[shard], parameters)
 
     def _apply(self, command: p.Apply) -> None:
+        """Together what is in memory, then one after another what has to be read for it."""
+        outside = [(shard,) for shard in command.shards if shard in self.states.outside]
+        inside = tuple(shard for shard in command.shards if shard not in self.states.outside)
+        for shards in (inside, *outside):
+            self._apply_together(command, shards)
+
+    def _apply_together(self, command: p.Apply, shards: tuple[int, ...]) -> None:
         step = command.record.step
-        fresh = [s for s in command.shards if (s, step) not in self._scratch]
-        items = [(self.states[s], self._gradient_of(step, s), command.touched[s]) for s in fresh]
-        self._update(items, command.record)
-        for shard in command.shards:
-            if (shard, step) in self._scratch:
-                self.states[shard] = self._scratch.pop((shard, step))
-            self._bind(shard)
+        fresh = {s: self.states[s] for s in shards if (s, step) not in self._scratch}
+        self._update(
+            [(state, self._gradient_of(step, s), command.touched[s]) for s, state in fresh.items()], command.record
+        )
+        for shard in shards:
+            self._bind(fresh[shard] if shard in fresh else self._scratch.pop((shard, step)))
             self._let_go(shard, step)
 
     def _update(self, items: Sequence[tuple[ShardState, Tensor, tuple[int, ...]]], record: Record) -> None:
@@ -284,19 +291,26 @@ class Executor:
         leaves = [leaf for mask in masks for leaf in range(mask.bit_length()) if mask >> leaf & 1]
         return self.layout.touched_parameters(leaves)
 
-    def _bind(self, shard: int) -> None:
-        """The model gets the state's parameters, rounded where it has less precision; else they share memory then."""
-        view = self.model.parameters_of(self.layout.shards[shard])
-        state = self.states[shard]
+    def _bind(self, state: ShardState) -> None:
+        """The model gets the state's parameters, rounded where it has less precision; else they share memory then.
+
+        The state, changed or not, is put back.
+        """
+        view = self._home(state.shard)
         if state.parameters.data_ptr() != view.data_ptr():
             view.copy_(state.parameters)
             if view.dtype == state.parameters.dtype:
                 state.parameters = view
+        self.states[state.shard] = state
 
     def _unbind(self, shard: int) -> None:
         state = self.states[shard]
-        if state.parameters.data_ptr() == self.model.parameters_of(self.layout.shards[shard]).data_ptr():
+        if state.parameters.data_ptr() == self._home(shard).data_ptr():
             state.parameters = state.parameters.clone()
+            self.states[shard] = state
+
+    def _home(self, shard: int) -> Tensor:
+        return self.model.parameters_of(self.layout.shards[shard])
 
     def _let_go(self, shard: int, step: int) -> None:
         """Nothing that belongs to this shard's steps up to `step` is needed any more."""

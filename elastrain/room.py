@@ -1,0 +1,184 @@
+"""Whether a member's plan fits into its memory, and what has to leave for it: pure functions of measured bytes.
+
+Activations leave first: they are written once and read once per micro-batch, beside the computing. Then optimizer
+shards, which somebody waits for. Nothing else can leave, and splitting a micro-batch would change the bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from elastrain.fold import Fold, Node, absorb
+from elastrain.placement import Placement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a member must hold at once under a plan, in bytes."""
+
+    base_bytes: int
+    """Interpreter, libraries, data, and what computing takes beside saved activations."""
+    parameters_bytes: int
+    gradients_bytes: int
+    """Slots of gradients, sums on the way, finished and kept gradients, scratch of updates."""
+    shards_bytes: int
+    """Optimizer state of the shards that it holds, as their primary or as a backup."""
+    shards_least_bytes: int
+    """What of it has to be in memory while all of it is kept on disk."""
+    activations_bytes: int
+    """Saved for backward by one micro-batch; 0 while none was measured."""
+    activations_least_bytes: int
+    """What of it has to be in memory while as much as possible is kept on disk."""
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What can not leave."""
+        return self.base_bytes + self.parameters_bytes + self.gradients_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        return self.fixed_bytes + self.shards_bytes + self.activations_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """The plan fits, if saved activations get at most `activations_bytes` and so much of the shards leaves."""
+
+    activations_bytes: int
+    shards_on_disk_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """The plan does not fit, whatever leaves."""
+
+    missing_bytes: int
+    reason: str
+
+
+def make_room(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_s: float) -> Room | Missing:
+    """What stays in memory under `limit_bytes`: less and less of the activations, then of the shards, then it is said.
+
+    `disk_bytes_per_s` is the slower of the disk's two directions: with it the reason tells what a step pays.
+    """
+    left_bytes = limit_bytes - needs.fixed_bytes
+    if needs.shards_bytes + needs.activations_bytes <= left_bytes:
+        reason = f"{_mib(needs.total_bytes)} of {_mib(limit_bytes)} are needed: everything stays in memory"
+        return Room(activations_bytes=left_bytes - needs.shards_bytes, shards_on_disk_bytes=0, reason=reason)
+    least_bytes = needs.shards_least_bytes + needs.activations_least_bytes
+    if not has_disk or least_bytes > left_bytes:
+        return _missing(limit_bytes, needs, has_disk=has_disk)
+    kept_shards_bytes = min(needs.shards_bytes, left_bytes - needs.activations_least_bytes)
+    kept_activations_bytes = left_bytes - kept_shards_bytes
+    shards_out_bytes = needs.shards_bytes - kept_shards_bytes
+    activations_out_bytes = max(0, needs.activations_bytes - kept_activations_bytes)
+    return Room(
+        activations_bytes=kept_activations_bytes,
+        shards_on_disk_bytes=shards_out_bytes,
+        reason=f"{_mib(needs.total_bytes)} are needed and {_mib(limit_bytes)} allowed: "
+        + _leaving(activations_out_bytes, shards_out_bytes, disk_bytes_per_s),
+    )
+
+
+def _leaving(activations_bytes: int, shards_bytes: int, disk_bytes_per_s: float) -> str:
+    """Both are written and read once: activations per micro-batch, shards per step."""
+    parts = [
+        f"{_mib(size_bytes)} of {what} go to disk ({2 * size_bytes / disk_bytes_per_s:.3f} s of its time per {unit})"
+        for what, size_bytes, unit in (
+            ("activations", activations_bytes, "micro-batch"),
+            ("optimizer shards", shards_bytes, "step"),
+        )
+        if size_bytes
+    ]
+    return " and ".join(parts)
+
+
+def _missing(limit_bytes: int, needs: Needs, *, has_disk: bool) -> Missing:
+    least_bytes = needs.fixed_bytes + needs.shards_least_bytes + needs.activations_least_bytes
+    wanted_bytes = least_bytes if has_disk else needs.total_bytes
+    missing_bytes = wanted_bytes - limit_bytes
+    how = (
+        "with activations and optimizer shards on disk"
+        if has_disk
+        else "and there is no directory on an SSD to move anything to (--offload-dir)"
+    )
+    return Missing(
+        missing_bytes=missing_bytes,
+        reason=f"a member's memory limit is {_mib(missing_bytes)} too small for this plan: {_mib(wanted_bytes)} are "
+        f"needed {how}, {_mib(limit_bytes)} allowed; smaller micro-batches would change the bits: raise the limit, "
+        "or start with more members",
+    )
+
+
+def _mib(size_bytes: int) -> str:
+    """Rounded up, so that a shortfall is never shown as nothing."""
+    return f"{-(-size_bytes // (1 << 20))} MiB"
+
+
+def slots_needed(runs: int, own: Iterable[Node], todo: Sequence[int]) -> int:
+    """Copies of the gradient that a member holds at the peak of a step of `runs` runs.
+
+    `own` are the partials that it has, `todo` the runs that it is going to compute, in order: siblings are added in
+    place, so that one copy remains of both; the run being computed has one of its own.
+    """
+    fold, held = Fold(runs), frozenset(own)
+    most = len(held)
+    for run in todo:
+        most = max(most, len(held) + 1)
+        held, _ = absorb(fold, held, (run, run + 1))
+    return most
+
+
+def sums_needed(members: int) -> int:
+    """Buffers per shard while a primary adds the partials of `members` members along the tree."""
+    return max(1, (members - 1).bit_length())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """One shard that a member holds: `leaves_bytes` is what keeping its state on disk takes out of memory."""
+
+    shard: int
+    is_primary: bool
+    parameters_bytes: int
+    leaves_bytes: int
+
+
+def held_by(
+    member: str, placements: Iterable[Placement], sizes: Sequence[int], *, moments: float, masters: bool = False
+) -> tuple[Held, ...]:
+    """What `member` holds in any of these placements (those of now, and those to come).
+
+    `moments` is the size of the optimizer's own state in units of the parameters'. A primary's parameters are the
+    model's, unless it keeps `masters`; a backup has its own, and a second state while an update is not verified.
+    """
+    primary: set[int] = set()
+    backup: set[int] = set()
+    for placement in placements:
+        primary |= {shard for shard, holders in enumerate(placement) if holders.primary == member}
+        backup |= {shard for shard, holders in enumerate(placement) if member in holders.backups}
+    return tuple(
+        Held(
+            shard=shard,
+            is_primary=shard in primary,
+            parameters_bytes=sizes[shard],
+            leaves_bytes=round(sizes[shard] * (2 * (1 + moments) if shard in backup else moments + masters)),
+        )
+        for shard in sorted(primary | backup)
+    )
+
+
+def choose_shards(held: Iterable[Held], wanted_bytes: int) -> tuple[frozenset[int], str]:
+    """Which shards' states go to disk so that `wanted_bytes` leave memory: backups first, nobody waits for them."""
+    chosen: set[int] = set()
+    backups = 0
+    for each in sorted(held, key=lambda h: (h.is_primary, -h.leaves_bytes, h.shard)):
+        if wanted_bytes <= 0:
+            break
+        if each.leaves_bytes:
+            chosen.add(each.shard)
+            backups += not each.is_primary
+            wanted_bytes -= each.leaves_bytes
+    return frozenset(chosen), f"{backups} shards held as a backup and {len(chosen) - backups} as primary are on disk"

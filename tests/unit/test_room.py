@@ -1,0 +1,107 @@
+"""Whether a plan fits, what leaves for it, and how much is missing where nothing helps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elastrain.placement import Holders
+from elastrain.room import Missing, Needs, Room, choose_shards, held_by, make_room, slots_needed, sums_needed
+
+MIB = 1 << 20
+NEEDS = Needs(
+    base_bytes=100 * MIB,
+    parameters_bytes=20 * MIB,
+    gradients_bytes=30 * MIB,
+    shards_bytes=50 * MIB,
+    shards_least_bytes=5 * MIB,
+    activations_bytes=200 * MIB,
+    activations_least_bytes=20 * MIB,
+)
+
+
+def room(limit_mib: int, needs: Needs = NEEDS) -> Room:
+    found = make_room(limit_mib * MIB, needs, has_disk=True, disk_bytes_per_s=1e9)
+    assert isinstance(found, Room), found.reason
+    return found
+
+
+def test_what_fits_stays_in_memory() -> None:
+    found = room(400)
+    assert (found.activations_bytes, found.shards_on_disk_bytes) == (200 * MIB, 0)
+    assert found.reason == "400 MiB of 400 MiB are needed: everything stays in memory"
+
+
+def test_activations_leave_before_shards_do() -> None:
+    found = room(220)
+    assert (found.activations_bytes, found.shards_on_disk_bytes) == (20 * MIB, 0)
+    found = room(219)
+    assert (found.activations_bytes, found.shards_on_disk_bytes) == (20 * MIB, 1 * MIB)
+    assert "180 MiB of activations go to disk (0.377 s of its time per micro-batch)" in found.reason
+    assert "1 MiB of optimizer shards go to disk" in found.reason
+
+
+def test_the_smallest_limit_that_works_is_the_one_that_the_sentence_asks_for() -> None:
+    missing = make_room(150 * MIB, NEEDS, has_disk=True, disk_bytes_per_s=1e9)
+    assert isinstance(missing, Missing)
+    assert missing.missing_bytes == 25 * MIB
+    assert "25 MiB too small for this plan: 175 MiB are needed with activations" in missing.reason
+    assert "smaller micro-batches would change the bits" in missing.reason
+    assert room(175).activations_bytes == 20 * MIB
+
+
+def test_without_a_disk_everything_has_to_fit() -> None:
+    missing = make_room(399 * MIB, NEEDS, has_disk=False, disk_bytes_per_s=1e9)
+    assert isinstance(missing, Missing)
+    assert missing.missing_bytes == MIB
+    assert "--offload-dir" in missing.reason
+    assert isinstance(make_room(400 * MIB, NEEDS, has_disk=False, disk_bytes_per_s=1e9), Room)
+
+
+def test_before_a_pass_was_measured_all_that_is_left_is_for_activations() -> None:
+    fresh = replace(NEEDS, activations_bytes=0, activations_least_bytes=0)
+    assert room(300, fresh).activations_bytes == 100 * MIB
+
+
+@pytest.mark.parametrize(
+    ("runs", "own", "todo", "slots"),
+    [
+        (8, [], [0], 1),
+        (8, [], [0, 1], 2),
+        (8, [], [0, 1, 2, 3], 3),
+        (8, [], list(range(8)), 4),
+        (8, [], [1, 2], 2),  # no siblings: both stay
+        (8, [], [1, 2, 4, 7], 4),
+        (8, [(0, 4)], [6], 2),
+        (8, [(0, 4)], [], 1),
+        (8, [(0, 1), (2, 3), (4, 5)], [1, 3, 5, 7], 4),
+    ],
+)
+def test_siblings_share_a_copy_of_the_gradient(
+    runs: int, own: list[tuple[int, int]], todo: list[int], slots: int
+) -> None:
+    assert slots_needed(runs, own, todo) == slots
+
+
+def test_a_primary_needs_a_buffer_per_level_of_the_tree() -> None:
+    assert [sums_needed(members) for members in (1, 2, 3, 4, 8)] == [1, 1, 2, 2, 3]
+
+
+def test_what_is_held_now_and_what_is_to_come_both_need_room() -> None:
+    now = (Holders("a", ("b",)), Holders("b", ("a",)), Holders("c", ("b",)))
+    goal = (Holders("a", ("b",)), Holders("b", ("c",)), Holders("a", ("b",)))
+    held = held_by("a", (now, goal), (10, 100, 1000), moments=2.0)
+    assert [(h.shard, h.is_primary, h.leaves_bytes) for h in held] == [(0, True, 20), (1, False, 600), (2, True, 2000)]
+
+
+def test_backups_go_to_disk_first_and_no_more_than_needed() -> None:
+    placement = tuple(Holders("a", ()) if shard < 2 else Holders("b", ("a",)) for shard in range(4))
+    held = held_by("a", (placement,), (10, 20, 30, 40), moments=2.0)
+    assert choose_shards(held, 0)[0] == frozenset()
+    assert choose_shards(held, 1)[0] == {3}
+    assert choose_shards(held, 240)[0] == {3}
+    assert choose_shards(held, 241)[0] == {3, 2}
+    chosen, reason = choose_shards(held, 421)
+    assert chosen == {3, 2, 1}
+    assert reason == "2 shards held as a backup and 1 as primary are on disk"

@@ -1,0 +1,126 @@
+"""States that were on disk are the states that were put there; what can not be read is never used."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from elastrain.offload.device import Device, NoSpaceError
+from elastrain.offload.engines.memory import MemoryEngine
+from elastrain.offload.errors import CorruptSpillError, SpillReadError
+from elastrain.offload.faults import Faults, FaultyEngine
+from elastrain.runtime.shelf import Shelf
+from elastrain.snapshot.state import ShardState
+
+NUMEL = 192
+MODEL = [torch.zeros(NUMEL) for _ in range(4)]
+
+
+def device(*, capacity_bytes: int = 1 << 30, faults: Faults | None = None) -> Device:
+    engine = FaultyEngine(MemoryEngine(capacity_bytes=capacity_bytes), faults or Faults())
+    return Device(engine, threads=0)
+
+
+def state(shard: int, *, bound: bool = False) -> ShardState:
+    drawn = torch.Generator().manual_seed(shard)
+    moments = {"exp_avg": torch.randn(100, generator=drawn), "step": torch.tensor(3.0), "lr": 0.1}
+    parameters = MODEL[shard] if bound else torch.randn(NUMEL, generator=drawn)
+    return ShardState(shard=shard, version=7, parameters=parameters, pieces=[moments, {}])
+
+
+def shelf() -> Shelf[int]:
+    return Shelf(lambda shard: MODEL[shard])
+
+
+@pytest.mark.parametrize("bound", [False, True], ids=["a backup's", "a primary's"])
+def test_a_state_comes_back_from_disk_as_it_was(bound: bool) -> None:
+    kept = shelf()
+    disk = device()
+    kept.use([disk], frozenset({1}))
+    wanted = state(1, bound=bound).digest()
+    kept[0], kept[1] = state(0), state(1, bound=bound)
+    assert kept[1].digest() == wanted
+    assert (kept[1].parameters.data_ptr() == MODEL[1].data_ptr()) == bound
+    assert kept.disk_bytes() == (0 if bound else 4 * NUMEL) + 448  # 400 bytes of moments, rounded up
+    assert kept.memory_bytes() == state(0).nbytes
+    copied = kept.copy(1)
+    copied.parameters.add_(1)
+    assert kept[1].digest() == wanted
+    del kept[1]
+    assert disk.used_bytes == 0
+    assert list(kept) == [0]
+
+
+def test_moving_states_out_and_back_changes_no_bit() -> None:
+    kept, disk = shelf(), device()
+    for shard in range(4):
+        kept[shard] = state(shard, bound=shard == 2)
+    digests = {shard: each.digest() for shard, each in kept.items()}
+    for outside in ({0, 2}, {2, 3}, set(), {0, 1, 2, 3}, set()):
+        kept.use([disk], frozenset(outside))
+        assert {shard: each.digest() for shard, each in kept.items()} == digests
+        assert bool(disk.used_bytes) == bool(outside)
+    assert kept.memory_bytes() == sum(state(shard).nbytes for shard in range(4)) - MODEL[2].nbytes
+
+
+def test_what_was_changed_is_there_once_it_is_put_back() -> None:
+    kept, disk = shelf(), device()
+    kept.use([disk], frozenset({0}))
+    kept[0] = state(0)
+    changed = kept[0]
+    changed.parameters.mul_(2)
+    assert kept[0].digest() == state(0).digest()
+    kept[0] = changed
+    assert kept[0].digest() == changed.digest() != state(0).digest()
+
+
+def test_a_state_moves_between_shelves_without_being_read() -> None:
+    kept, behind, disk = shelf(), shelf(), device(faults=Faults(read_fails_after=0))
+    for each in (kept, behind):
+        each.use([disk], frozenset({0}))
+    kept[0], behind[1] = state(0), state(0)
+    kept.adopt(0, behind, 1)
+    assert list(behind) == []
+    assert disk.used_bytes == 4096
+
+
+def test_a_state_that_comes_back_changed_is_refused() -> None:
+    kept = shelf()
+    kept.use([device(faults=Faults(flips_after=0))], frozenset({0}))
+    kept[0] = state(0)
+    with pytest.raises(CorruptSpillError, match="other bytes than were written"):
+        kept[0]
+
+
+def test_a_device_that_gives_nothing_back_is_named() -> None:
+    kept = shelf()
+    kept.use([device(faults=Faults(read_fails_after=0))], frozenset({0}))
+    kept[0] = state(0)
+    with pytest.raises(SpillReadError, match="injected fault"):
+        kept[0]
+
+
+def test_a_full_device_is_said_and_the_old_state_stays() -> None:
+    kept, disk = shelf(), device(capacity_bytes=4096)
+    kept.use([disk], frozenset({0, 1}))
+    kept[0] = state(0)
+    with pytest.raises(NoSpaceError, match="is full"):
+        kept[1] = state(1)
+    assert kept[0].digest() == state(0).digest()
+    assert disk.used_bytes == 4096
+
+
+def test_states_are_spread_over_several_devices() -> None:
+    kept, disks = shelf(), [device(), device()]
+    kept.use(disks, frozenset({0, 1, 2, 3}))
+    for shard in range(4):
+        kept[shard] = state(shard)
+    assert [disk.used_bytes for disk in disks] == [8192, 8192]
+
+
+def test_the_size_of_the_optimizers_own_state_is_told_in_units_of_parameters() -> None:
+    kept = shelf()
+    kept[0] = ShardState(shard=0, parameters=torch.zeros(NUMEL), pieces=[{}])
+    assert kept.moments() is None
+    kept[0] = ShardState(shard=0, parameters=torch.zeros(NUMEL), pieces=[{"m": torch.zeros(2 * NUMEL)}])
+    assert kept.moments() == 2.0
