@@ -1,7 +1,7 @@
 """The agent: one event loop that owns a node's workers and carries out what `core` decides.
 
-It starts and ends processes, listens to them (pidfd, robust mutex, channel), talks to the store and to the operator. It
-decides nothing and never imports the user's code.
+It holds the descriptors (workers in `seats`, other agents in `links`, the store in `registry`), the signals and the
+operator's socket. It decides nothing and never imports the user's code.
 """
 
 from __future__ import annotations
@@ -15,40 +15,47 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-from elastrain.comm.liveness import Watcher, watch_beacon
 from elastrain.errors import ConfigError
-from elastrain.launcher import priority, rundir, workers
-from elastrain.launcher.channel import Channel, Received
+from elastrain.launcher import rundir, workers
 from elastrain.launcher.core import Core
 from elastrain.launcher.desk import OperatorDesk
 from elastrain.launcher.door import Door, listen_abstract, workers_handshake
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.faults import Fault, make_fault
+from elastrain.launcher.links import LinkEvents, Links
+from elastrain.launcher.links import listen as listen_tcp
 from elastrain.launcher.loop import Loop
-from elastrain.launcher.messages import BadMessageError, Hello, parse
+from elastrain.launcher.notices import Exited, Notice
+from elastrain.launcher.registry import LoneRegistry, News, Registry, SharedRegistry
 from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.seats import Outfit, Seats
 from elastrain.launcher.state import describe
-from elastrain.launcher.store import Store
+from elastrain.launcher.store import Store, StoreError
+from elastrain.launcher.storethread import Inbox
 from elastrain.launcher.values import (
     Command,
     End,
     FullPriority,
     JobConfig,
     Kill,
+    KillNode,
     Log,
+    NodeRecord,
     Propose,
+    PutRecord,
+    PutRoster,
     PutSpec,
     Start,
+    TakeNumber,
     Tell,
+    TellNodes,
 )
-from elastrain.launcher.views import JobKeys
-from elastrain.launcher.workers import Logs, Script, Surroundings, WorkerProcess
+from elastrain.launcher.workers import Logs, Script, Surroundings
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_RESTORE_AGAIN_S = 0.2
 _STATE_EVERY_S = 5.0
 """So that `status` knows about where a run was whose agent was killed."""
 _GIVE_UP_S = 10.0
@@ -61,72 +68,61 @@ class AgentConfig:
     job: str
     script: Script
     logs: Logs
+    host: str = "127.0.0.1"
+    """This node's address for other nodes."""
+    one_host: bool = True
+    """All nodes are on this machine: members talk over shared memory."""
     stop_grace_s: float = 5.0
     """How long workers may take to end after SIGTERM, before SIGKILL."""
 
 
-@dataclass(kw_only=True)
-class _Seat:
-    """The agent's hold on one worker."""
+class _Timed(Protocol):
+    def next_deadline_s(self) -> float | None: ...
 
-    process: WorkerProcess
-    channel: Channel | None = None
-    watcher: Watcher | None = None
-    running: bool = True
+    def on_tick(self, now: float) -> None: ...
 
 
 class Agent:
-    """`run` runs the job to its end. For the main thread of a process of its own: it takes over the signals."""
+    """`run` runs the node's part of the job to its end. For the main thread of a process: it takes over the signals."""
 
     def __init__(
         self, config: AgentConfig, job: JobConfig, run: RunDir, store: Store, faults: Sequence[Fault] = ()
     ) -> None:
         self._config = config
+        self._job = job
         self._run = run
+        self._store = store
+        self._secret = run.secret.read_bytes()
         self._core = Core(job, faults, random.choice)
-        self._keys = JobKeys(store, config.job)
         self._log = EventLog(run.events, f"agent:{job.node}")
-        self._seats: dict[str, _Seat] = {}
         self._commands: deque[Command] = deque()
         self._busy = False
         self._end: End | None = None
         self._kill_due_s: float | None = None
         self._give_up_s: float | None = None
-        # Filled by watcher threads; the eventfd wakes the loop.
-        self._mutex_deaths: deque[tuple[str, float]] = deque()
-        self._restore_due_s: dict[str, float] = {}
         self._state_stale = False
         self._state_written_s = 0.0
         self._open = ExitStack()
         self._loop = Loop()
-        self._common = Surroundings(
-            job=config.job,
-            node=job.node,
-            run_dir=run.path,
-            secret_file=run.secret,
-            workers=job.workers,
-            max_restarts=job.max_restarts,
-            armed=job.armed,
-            master_port=_free_port(),
-        )
+        self._links: Links | None = None
+        self._nodes_seen: dict[str, NodeRecord] = {}
 
     def run(self) -> End:
         """Start the workers, serve them until the job has ended, leave nothing behind. Raises ConfigError."""
         with self._open:
-            self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            # The last to close: watcher threads write to it until they are cancelled.
-            self._open.callback(os.close, self._wake)
             self._open.callback(self._leave_nothing)
             self._take_signals()
-            self._listen()
-            self._log.write("start", job=self._config.job, workers=self._core.config.workers)
-            self._do(self._core.begin())
+            self._open_up()
+            self._log.write("start", job=self._config.job, workers=self._job.workers, pid=os.getpid())
+            if not self._job.alone:
+                self._registry.put_record(self._record)
+            self._do(self._core.begin(self._record, time.monotonic()))
             while not self._over():
                 self._turn()
         assert self._end is not None
         return self._end
 
-    # ---- the loop
+    # ---- the beginning
 
     def _take_signals(self) -> None:
         self._signals, signals_in = socket.socketpair()
@@ -138,28 +134,81 @@ class Agent:
         self._open.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(signals_in.fileno(), warn_on_full_buffer=False))
         self._loop.serve(self._signals, self._on_signal)
 
-    def _listen(self) -> None:
-        self._loop.serve(self._wake, self._on_wake)
-        secret, job = self._run.secret.read_bytes(), self._config.job
+    def _open_up(self) -> None:
+        job, address = (
+            self._config.job,
+            workers.agent_address(self._config.job, None if self._job.alone else self._job.node),
+        )
+        self._record = replace(self._core.record, master_port=_free_port())
+        refused = lambda reason: self._log.write("connection_refused", reason=reason)  # noqa: E731
+        listener = listen_abstract(address)
+        handshake = lambda: workers_handshake(self._secret, job)  # noqa: E731
         self._door = Door(
-            self._loop,
-            listen_abstract(workers.agent_address(job)),
-            lambda: workers_handshake(secret, job),
-            self._admit,
-            lambda reason: self._log.write("connection_refused", reason=reason),
+            self._loop, listener, handshake, lambda member, sock: self._seats.admit(member, sock), refused
         )
         self._open.callback(self._door.close)
         desk = OperatorDesk(self._loop, rundir.listen(self._run), self._answer)
         self._open.callback(desk.close)
+        self._registry: Registry = LoneRegistry(self._store, job)
+        if not self._job.alone:
+            self._join_others()
+        self._seats = Seats(self._loop, self._core, self._log, self._outfit(address), self._do)
+        self._open.callback(self._seats.close)
+
+    def _join_others(self) -> None:
+        inbox = Inbox()
+        self._open.callback(inbox.close)
+        self._loop.serve(inbox.fd, inbox.deliver)
+        try:
+            listener = listen_tcp(self._config.host)
+        except OSError as error:
+            raise ConfigError(f"--local-addr {self._config.host} is no address of this machine: {error}") from None
+        host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
+        self._record = replace(self._record, endpoint=f"{host}:{listener.getsockname()[1]}")
+        events = LinkEvents(
+            on_link=self._on_link,
+            on_notice=self._on_notice,
+            log_refusal=lambda reason: self._log.write("connection_refused", reason=reason),
+        )
+        job, secret = self._config.job, self._secret
+        self._links = Links(self._loop, inbox, listener, secret=secret, job=job, record=self._record, events=events)
+        self._open.callback(self._links.close)
+        self._registry = SharedRegistry(
+            self._store, job, inbox, on_news=self._on_news, on_trouble=self._on_store_trouble
+        )
+        self._open.callback(self._registry.close)
+
+    def _outfit(self, address: str) -> Outfit:
+        common = Surroundings(
+            job=self._config.job,
+            node=self._job.node,
+            agent=address,
+            run_dir=self._run.journals,
+            secret_file=self._run.secret,
+            workers=self._job.workers,
+            max_restarts=self._job.max_restarts,
+            armed=self._job.armed,
+            host=None if self._config.one_host else self._config.host,
+            master=lambda: self._master(),
+        )
+        return Outfit(script=self._config.script, common=common, logs=self._config.logs)
+
+    def _master(self) -> tuple[str, int]:
+        """Where scripts that call init_process_group themselves meet: on the roster's first node."""
+        first = self._core.roster.nodes[0] if self._core.roster is not None else self._record
+        host = first.endpoint.rpartition(":")[0].strip("[]")
+        return host or "127.0.0.1", first.master_port
+
+    # ---- the loop
 
     def _turn(self) -> None:
-        due = [self._core.next_deadline_s(), self._door.next_deadline_s(), self._kill_due_s, self._give_up_s]
-        self._loop.turn(min((d for d in [*due, *self._restore_due_s.values()] if d is not None), default=None))
+        timed: list[_Timed] = [self._door, self._seats, self._registry, *([self._links] if self._links else [])]
+        due = [self._kill_due_s, self._give_up_s, self._core.next_deadline_s(), *(t.next_deadline_s() for t in timed)]
+        self._loop.turn(min((d for d in due if d is not None), default=None))
         now = time.monotonic()
-        self._door.on_tick(now)
+        for one in timed:
+            one.on_tick(now)
         self._do(self._core.on_tick(now))
-        for member in [m for m, due_s in self._restore_due_s.items() if due_s <= now]:
-            self._restore_priority(member)
         if self._kill_due_s is not None and self._kill_due_s <= now:
             self._kill_all()
         # After the members were told of a view: they wait for that.
@@ -177,7 +226,7 @@ class Agent:
         if self._end is None:
             return False
         given_up = self._give_up_s is not None and self._give_up_s <= time.monotonic()
-        return given_up or not any(seat.running for seat in self._seats.values())
+        return given_up or not self._seats.running
 
     # ---- carrying out
 
@@ -192,73 +241,67 @@ class Agent:
         finally:
             self._busy = False
 
+    def _do_next(self, commands: Sequence[Command]) -> None:
+        """What follows from a command's answer comes before the commands behind it."""
+        self._commands.extendleft(reversed(commands))
+        self._do(())
+
     def _carry_out(self, command: Command) -> None:
         match command:
-            case Propose():
-                newest = self._keys.put_view(command.view)
-                self._commands.extendleft(reversed(self._core.on_view(newest)))
-                self._state_stale = True
             case Tell():
-                self._tell(command)
+                self._seats.tell(command)
+            case TellNodes():
+                if self._links is not None:
+                    self._links.tell(command.message, command.node)
             case Log():
                 self._log.write(command.event, **command.fields)
-                if command.say:
+                if command.say and not self._is_said_elsewhere(command):
                     _say(command.say)
+                self._state_stale = self._state_stale or command.event == "view"
             case Kill():
                 self._log.write("kill", member=command.member, reason=command.reason)
                 _say(command.reason)
-                self._signal(command.member, signal.SIGKILL)
+                self._seats.signal(command.member, signal.SIGKILL)
+            case KillNode():
+                self._kill_node(command)
             case FullPriority():
-                self._restore_priority(command.member)
-            case PutSpec():
-                self._keys.put_spec(command.spec)
+                self._seats.restore_priority(command.member)
             case Start():
-                self._start(command)
+                if self._end is None:
+                    self._seats.start(command)
             case End():
                 self._begin_end(command)
+            case _:
+                self._ask_store(command)
 
-    def _start(self, command: Start) -> None:
-        if self._end is not None:
-            return
-        try:
-            process = workers.start(command, self._config.script, self._common, self._config.logs)
-        except OSError as error:
-            self._do(self._core.on_start_failed(command.member, str(error)))
-            return
-        self._seats[command.member] = _Seat(process=process)
-        self._core.workers[command.member].pid = process.pid
-        self._log.write("worker_start", member=command.member, pid=process.pid, slot=command.slot)
-        self._loop.serve(process.pidfd, lambda: self._on_process_end(command.member))
+    def _is_said_elsewhere(self, log: Log) -> bool:
+        """Simulated nodes share a screen: of a view, its first member's node tells."""
+        view = self._core.view
+        shared = self._config.one_host and not self._job.alone and log.event == "view"
+        return shared and view is not None and view.members[0].node != self._job.node
 
-    def _tell(self, command: Tell) -> None:
-        seat = self._seats.get(command.member)
-        if seat is None or seat.channel is None:
-            return
-        if not seat.channel.send(command.message):
-            # It may have said its last words before it closed its end.
-            self._on_channel(command.member)
-            self._drop_channel(command.member)
-        elif seat.channel.wants_to_write:
-            self._loop.want_write(seat.channel.sock, True)
-
-    def _restore_priority(self, member: str) -> None:
-        self._restore_due_s.pop(member, None)
-        seat = self._seats[member]
-        if seat.running and not priority.restore(seat.process.pid):
-            self._restore_due_s[member] = time.monotonic() + _RESTORE_AGAIN_S
-
-    def _signal(self, member: str, number: int) -> None:
-        seat = self._seats.get(member)
-        if seat is not None and seat.running:
-            seat.process.signal_group(number)
+    def _ask_store(self, command: Propose | PutSpec | PutRoster | PutRecord | TakeNumber) -> None:
+        core, now_s = self._core, time.monotonic
+        match command:
+            case Propose():
+                self._registry.propose(command.view, lambda view: self._do_next(core.on_answer(view, now_s())))
+            case PutSpec():
+                self._registry.put_spec(command.spec, lambda spec: self._do_next(core.on_spec(spec, now_s())))
+            case PutRoster():
+                self._registry.put_roster(command.roster, lambda roster: self._do_next(core.on_roster(roster, now_s())))
+            case PutRecord():
+                self._registry.put_record(command.record)
+            case TakeNumber():
+                at_least = core.first_unused_number()
+                self._registry.take_number(at_least, lambda number: self._do_next(core.on_number(number, now_s())))
 
     def _begin_end(self, end: End) -> None:
         self._end = end
         self._log.write("end", exit_code=end.code, reason=end.sentence)
-        running = [member for member, seat in self._seats.items() if seat.running]
+        running = self._seats.running
         for member in running:
-            self._tell(Tell(member=member, message={"type": "stop", "reason": end.sentence}))
-            self._signal(member, signal.SIGTERM)
+            self._seats.tell(Tell(member=member, message={"type": "stop", "reason": end.sentence}))
+            self._seats.signal(member, signal.SIGTERM)
         if running:
             self._kill_due_s = time.monotonic() + self._config.stop_grace_s
 
@@ -266,8 +309,13 @@ class Agent:
         self._kill_due_s = None
         if self._give_up_s is None:
             self._give_up_s = time.monotonic() + _GIVE_UP_S
-        for member in self._seats:
-            self._signal(member, signal.SIGKILL)
+        self._seats.signal_all(signal.SIGKILL)
+
+    def _kill_node(self, command: KillNode) -> None:
+        self._log.write("kill_node", node=self._job.node, reason=command.reason)
+        _say(command.reason)
+        self._seats.signal_all(signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     # ---- what happens
 
@@ -281,84 +329,44 @@ class Agent:
             self._kill_all()
         self._do(self._core.stop(128 + number, f"stopped by {number.name}"))
 
-    def _on_wake(self) -> None:
-        os.eventfd_read(self._wake)
-        while self._mutex_deaths:
-            member, at_s = self._mutex_deaths.popleft()
-            # Who has finished lets its mutex go in peace; its process ends later.
-            if not self._core.workers[member].finished:
-                self._died(member, "mutex", at_s)
+    def _on_link(self, node: str, up: bool, reason: str) -> None:
+        self._seats.hear_all()
+        self._do(self._core.on_link(node, up=up, reason=reason, now=time.monotonic()))
+        self._forget_the_dead()
 
-    def _on_process_end(self, member: str) -> None:
-        seat = self._seats[member]
-        self._died(member, "pidfd", time.monotonic())
-        self._loop.drop(seat.process.pidfd)
-        exit_code = seat.process.reap()
-        seat.running = False
-        self._drop_channel(member)
-        self._do(self._core.on_exit(member, exit_code, time.monotonic()))
+    def _on_notice(self, node: str, notice: Notice) -> None:
+        if isinstance(notice, Exited):  # first what this node's members have said: who holds what by now
+            self._seats.hear_all()
+        self._do(self._core.on_notice(node, notice, time.monotonic()))
 
-    def _died(self, member: str, source: str, at_s: float) -> None:
-        # First all that was said before: by the dead, why; by the others, who holds what by now.
-        for other in [m for m, seat in self._seats.items() if seat.channel is not None]:
-            self._on_channel(other)
-        self._do(self._core.on_death(member, source, at_s, time.monotonic()))
+    def _on_news(self, news: News) -> None:
+        """The store's whole content, after every change."""
+        assert self._links is not None
+        now = time.monotonic()
+        others = {name: record for name, record in news.nodes.items() if name != self._job.node}
+        changed = [record for name, record in others.items() if self._nodes_seen.get(name) != record]
+        gone = [name for name in self._nodes_seen if name not in others] if news.absence_counts else []
+        for record in changed:
+            self._do(self._core.on_record(record, now))
+        if news.spec is not None:
+            self._do(self._core.on_spec(dict(news.spec), now))
+        if news.view is not None:
+            self._do(self._core.on_view(news.view, now))
+        if news.roster is not None:
+            self._do(self._core.on_roster(news.roster, now))
+        self._links.follow(others)
+        for name in gone:
+            self._links.hear_all()
+            self._do(self._core.on_record_gone(name, now))
+        self._nodes_seen = {**({} if news.absence_counts else self._nodes_seen), **others}
+        self._forget_the_dead()
 
-    def _admit(self, member: str, sock: socket.socket) -> str | None:
-        seat = self._seats.get(member)
-        if seat is None or not seat.running or seat.channel is not None:
-            return f"{member} is no worker that this agent waits for"
-        seat.channel = Channel(sock)
-        self._loop.serve(sock, lambda: self._on_channel(member))
-        return None
+    def _forget_the_dead(self) -> None:
+        if self._links is not None:
+            self._links.keep(self._core.nodes)
 
-    def _on_channel(self, member: str) -> None:
-        seat = self._seats[member]
-        channel = seat.channel
-        if channel is None:
-            return
-        alive = channel.flush()
-        try:
-            received = channel.receive()
-            self._hear(member, received)
-        except BadMessageError as problem:
-            self._do(self._core.on_bad_message(member, str(problem)))
-            self._drop_channel(member)
-            return
-        if received.closed or not alive:
-            self._drop_channel(member)
-        elif seat.channel is not None:
-            self._loop.want_write(channel.sock, channel.wants_to_write)
-
-    def _hear(self, member: str, received: Received) -> None:
-        try:
-            for line in received.lines:
-                message = parse(line)
-                if isinstance(message, Hello) and received.fds and self._seats[member].watcher is None:
-                    self._watch_beacon(member, received.fds[0])
-                self._do(self._core.on_message(member, message, time.monotonic()))
-        finally:
-            for fd in received.fds:
-                os.close(fd)
-
-    def _watch_beacon(self, member: str, fd: int) -> None:
-        def on_death(at_s: float) -> None:
-            self._mutex_deaths.append((member, at_s))
-            os.eventfd_write(self._wake, 1)
-
-        try:
-            self._seats[member].watcher = watch_beacon(fd, on_death)
-        except Exception as error:  # a descriptor that is no beacon is the worker's fault, whatever it makes us raise
-            raise BadMessageError(f"its beacon is not usable: {error}") from error
-
-    def _drop_channel(self, member: str) -> None:
-        seat = self._seats[member]
-        if seat.channel is None:
-            return
-        self._loop.drop(seat.channel.sock)
-        seat.channel.close()
-        seat.channel = None
-        self._do(self._core.on_channel_closed(member, time.monotonic()))
+    def _on_store_trouble(self, error: StoreError) -> None:
+        self._log.write("store_trouble", reason=str(error))
 
     # ---- the operator
 
@@ -379,18 +387,9 @@ class Agent:
     # ---- the end
 
     def _leave_nothing(self) -> None:
-        for seat in self._seats.values():
-            if seat.running:  # only if the loop itself failed, or the kernel does not let go of the process
-                seat.process.signal_group(signal.SIGKILL)
-            if seat.watcher is not None:
-                seat.watcher.cancel()
-            if seat.channel is not None:
-                seat.channel.close()
-        for seat in self._seats.values():
-            if not seat.running:
-                seat.process.close()
         self._run.control.unlink(missing_ok=True)
-        self._run.secret.unlink(missing_ok=True)
+        if self._run.owns_secret:
+            self._run.secret.unlink(missing_ok=True)
         self._write_state(time.monotonic())
         self._log.close()
         self._loop.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elastrain.errors import ConfigError, ElastrainError
@@ -20,14 +20,31 @@ class NoAnswerError(ElastrainError):
 
 def ask(run: RunDir, request: Mapping[str, Any]) -> dict[str, Any]:
     """The agent's answer. Raises ConfigError if the run has ended, NoAnswerError if the agent is stuck."""
-    answer = _ask(run, request)
-    if answer is None:
-        raise ConfigError(f"the run in {run.path} has ended: there is nothing to ask")
-    return answer
+    for node in rundir.nodes_of(run):
+        answer = _ask(node, request)
+        if answer is not None:
+            return answer
+    raise ConfigError(f"the run in {run.path} has ended: there is nothing to ask")
 
 
 def state(run: RunDir) -> dict[str, Any]:
-    """The state of a run: the agent's if it lives, else what is left in the folder. Raises ConfigError."""
+    """The state of a run: the agents' if they live, else what is left in the folder. Raises ConfigError."""
+    found = [_state(node) for node in rundir.nodes_of(run)]
+    living = [state for state in found if state["exit_code"] is None and state["state"] != "vanished"]
+    return _merged(max(living or found, key=lambda state: int(state["generation"])), living or found)
+
+
+def _merged(whole: dict[str, Any], states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Each simulated node knows most of its own workers."""
+    known = {m["id"]: m for state in states for m in state["members"] if m["node"] == state["node"]}
+    ranked = [known.pop(m["id"], m) | {"rank": m["rank"]} for m in whole["members"]]
+    waiting = [m for m in known.values() if m["rank"] is None and m["state"] != "gone"]
+    steps = [state["step"] for state in states if state["step"] is not None]
+    lost = max(int(state["steps_lost"]) for state in states)
+    return {**whole, "members": ranked + waiting, "step": max(steps, default=None), "steps_lost": lost}
+
+
+def _state(run: RunDir) -> dict[str, Any]:
     answer = _ask(run, {"type": "status"})
     if answer is not None:
         living: dict[str, Any] = answer["state"]

@@ -1,6 +1,6 @@
-"""Where workers come in: an abstract UNIX socket. Nobody is heard before the handshake has proven the job's secret.
+"""Where workers and other agents come in. Nobody is heard before the handshake has proven the job's secret.
 
-Hands proven connections on; what is then said is for `agent`.
+Hands proven connections on; what is then said is for `seats` and `links`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Door:
         sock = accept(self._listener)
         if sock is None:
             return
-        if peer_uid(sock) != os.getuid() or len(self._by_fd) >= _GREETINGS_MAX:
+        if (sock.family == socket.AF_UNIX and peer_uid(sock) != os.getuid()) or len(self._by_fd) >= _GREETINGS_MAX:
             sock.close()
             return
         greeting = _Greeting(sock=sock, handshake=self._new_handshake(), due_s=time.monotonic() + _GREETING_S)

@@ -20,10 +20,11 @@ RANDOM = "random"
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """`member` is an id or "random". Without `step` and `phase` the fault happens at once."""
+    """`member` is an id or "random"; or `node` names a node. Without `step` and `phase` it happens at once."""
 
     kind: str
-    member: str
+    member: str = ""
+    node: str = ""
     step: int | None = None
     phase: str | None = None
 
@@ -31,21 +32,34 @@ class Fault:
     def at_once(self) -> bool:
         return self.step is None and self.phase is None
 
-    def __str__(self) -> str:
+    @property
+    def target(self) -> str:
+        return f"node:{self.node}" if self.node else f"member:{self.member}"
+
+    @property
+    def at(self) -> str:
         places = [f"step={self.step}"] if self.step is not None else []
-        places += [f"phase={self.phase}"] if self.phase is not None else []
-        return f"{self.kind} --target member:{self.member}" + (f" --at {','.join(places)}" if places else "")
+        return ",".join(places + ([f"phase={self.phase}"] if self.phase is not None else []))
+
+    def __str__(self) -> str:
+        return f"{self.kind} --target {self.target}" + (f" --at {self.at}" if self.at else "")
 
 
 def make_fault(kind: str, target: str, at: str | None) -> Fault:
     """From the words of the command line. Raises ConfigError."""
     if kind not in CLASSES:
         raise ConfigError(f"unknown fault class {kind!r}: known are {', '.join(CLASSES)}")
-    scheme, _, member = target.partition(":")
-    if scheme != "member" or not member:
-        raise ConfigError(f"unknown target {target!r}: write member:ID, such as member:m1, or member:{RANDOM}")
+    scheme, _, name = target.partition(":")
+    if scheme not in ("member", "node") or not name:
+        raise ConfigError(
+            f"unknown target {target!r}: write member:ID, such as member:m1, member:{RANDOM}, or node:NAME"
+        )
+    if scheme == "node":
+        if at is not None:
+            raise ConfigError(f"--at {at!r}: a node can only be killed at once; name a member to strike in a phase")
+        return Fault(kind=kind, node=name)
     step, phase = _place(at) if at is not None else (None, None)
-    return Fault(kind=kind, member=member, step=step, phase=phase)
+    return Fault(kind=kind, member=name, step=step, phase=phase)
 
 
 def read_faults(path: Path) -> tuple[Fault, ...]:

@@ -30,8 +30,11 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True)
 class Suspect:
+    """`dead`: the other's process has ended, its robust mutex says so."""
+
     member: str
     reason: str
+    dead: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +192,7 @@ def _failed(f: _Fields) -> Failed:
 
 _PARSERS: dict[str, Callable[[_Fields], Message]] = {
     "hello": _hello,
-    "suspect": lambda f: Suspect(member=f.text("member"), reason=f.text("reason")),
+    "suspect": lambda f: Suspect(member=f.text("member"), reason=f.text("reason"), dead=f.value.get("dead") is True),
     "progress": _progress,
     "phase": lambda f: Phase(step=f.whole("step"), phase=f.text("phase")),
     "failed": _failed,

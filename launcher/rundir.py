@@ -18,16 +18,31 @@ from typing import Any
 from elastrain.errors import ConfigError
 
 
+SECRET_BYTES = 32
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunDir:
-    """Paths in a run's folder (mode 0700)."""
+    """Paths in a run's folder (mode 0700). A simulated node has its own folder in that of its run: `whole`."""
 
     path: Path
+    whole: Path | None = None
+    secret_file: Path | None = None
+    """A secret that was there before this run, and stays."""
+
+    @property
+    def owns_secret(self) -> bool:
+        return self.secret_file is None
 
     @property
     def secret(self) -> Path:
-        """32 random bytes, mode 0600; gone after the end."""
-        return self.path / "secret"
+        """32 random bytes, mode 0600; gone after the end if it is the run's own."""
+        return self.secret_file or self.path / "secret"
+
+    @property
+    def journals(self) -> Path:
+        """Where the members of all nodes of this machine write."""
+        return self.whole or self.path
 
     @property
     def control(self) -> Path:
@@ -36,7 +51,7 @@ class RunDir:
 
     @property
     def events(self) -> Path:
-        return self.path / "events.jsonl"
+        return self.journals / "events.jsonl"
 
     @property
     def state(self) -> Path:
@@ -45,7 +60,7 @@ class RunDir:
 
     @property
     def logs(self) -> Path:
-        return self.path / "logs"
+        return self.journals / "logs"
 
     @property
     def offload(self) -> Path:
@@ -69,19 +84,23 @@ class RunDir:
         return state
 
 
+def home() -> Path:
+    """`$ELASTRAIN_HOME`, by default ~/.local/state/elastrain."""
+    named = os.environ.get("ELASTRAIN_HOME")
+    return Path(named) if named else Path.home() / ".local/state/elastrain"
+
+
 def runs_folder() -> Path:
-    """`$ELASTRAIN_HOME/runs`, by default under ~/.local/state/elastrain."""
-    home = os.environ.get("ELASTRAIN_HOME")
-    return (Path(home) if home else Path.home() / ".local/state/elastrain") / "runs"
+    return home() / "runs"
 
 
-def create(path: Path | None, job: str) -> RunDir:
-    """Make the folder and the secret. Raises ConfigError if another run's files are there or it can not be made.
+def create(path: Path | None, job: str, *, secret_file: Path | None = None) -> RunDir:
+    """Make the folder and, unless a file of it is named, the secret. Raises ConfigError if another run's files are there or it can not be made.
 
     A folder that is there already and not empty keeps its mode, but others must not be able to write into it.
     """
     folder = (path or runs_folder() / job).absolute()
-    run = RunDir(path=folder)
+    run = RunDir(path=folder, secret_file=secret_file)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if run.events.exists() or run.state.exists():
@@ -90,12 +109,33 @@ def create(path: Path | None, job: str) -> RunDir:
             folder.chmod(0o700)
         elif folder.stat().st_mode & 0o022:
             raise ConfigError(f"others may write into {folder}: choose a folder of your own as --run-dir")
-        descriptor = os.open(run.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(32))
+        if run.owns_secret:
+            make_secret(run.secret)
     except OSError as error:
         raise ConfigError(f"the run's folder {folder} can not be made: {error}") from None
     return run
+
+
+def make_secret(file: Path) -> None:
+    """Raises OSError, if it is there already too."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as made:
+        made.write(secrets.token_bytes(SECRET_BYTES))
+
+
+def of_node(run: RunDir, node: str) -> RunDir:
+    """The folder of a simulated node in its run's; what an earlier start of it left there is taken over."""
+    folder = run.path / "nodes" / node
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made = RunDir(path=folder, whole=run.path, secret_file=run.secret)
+    made.control.unlink(missing_ok=True)
+    return made
+
+
+def nodes_of(run: RunDir) -> list[RunDir]:
+    """The folders of simulated nodes; the run's own if it has none."""
+    folders = sorted((run.path / "nodes").glob("*/"))
+    return [RunDir(path=folder, whole=run.path, secret_file=run.secret) for folder in folders] or [run]
 
 
 def find(run: str | None) -> RunDir:

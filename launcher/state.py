@@ -6,16 +6,18 @@ from typing import Any
 
 from elastrain.launcher.core import Core
 from elastrain.launcher.values import Worker
+from elastrain.world import Member
 
 
 def describe(core: Core, job: str) -> dict[str, Any]:
-    """Members of the view in rank order first, then workers that warm up; the gone are left to the event log."""
+    """Members of the view in rank order first, then this node's warming up; the gone are left to the event log."""
     view = core.view
-    ranks = {member: rank for rank, member in enumerate(view.ids)} if view else {}
-    shown = [w for w in core.workers.values() if w.id in ranks or w.alive]
-    shown.sort(key=lambda w: ranks.get(w.id, len(ranks)))
+    ranked = view.members if view else ()
+    waiting = [w for w in core.workers.values() if w.alive and (view is None or w.id not in view)]
+    members = [_member(core, member, rank) for rank, member in enumerate(ranked)]
     return {
         "job": job,
+        "node": core.config.node,
         "state": _state(core),
         "generation": view.generation if view else 0,
         "step": core.step,
@@ -24,7 +26,9 @@ def describe(core: Core, job: str) -> dict[str, Any]:
         "steps_lost": core.steps_lost,
         "restarts_left": core.config.max_restarts - core.restarts_used,
         "window": core.window,
-        "members": [_member(core, worker, ranks.get(worker.id)) for worker in shown],
+        "parked": core.parked,
+        "nodes": _nodes(core),
+        "members": members + [_worker(core, worker, None) for worker in waiting],
         "reasons": core.reasons,
         "exit_code": core.end.code if core.end else None,
     }
@@ -36,7 +40,30 @@ def _state(core: Core) -> str:
     return "starting" if core.view is None else "running"
 
 
-def _member(core: Core, worker: Worker, rank: int | None) -> dict[str, Any]:
+def _nodes(core: Core) -> list[dict[str, Any]]:
+    """This node, then the others in the order in which they came."""
+    others = sorted(core.nodes.values(), key=lambda node: node.record.incarnation)
+    here = {"node": core.config.node, "state": "here", "endpoint": core.record.endpoint}
+    return [here] + [
+        {
+            "node": node.record.name,
+            "state": "linked" if node.linked else "silent" if node.leased else "lease gone",
+            "endpoint": node.record.endpoint,
+        }
+        for node in others
+    ]
+
+
+def _member(core: Core, member: Member, rank: int) -> dict[str, Any]:
+    worker = core.workers.get(member.id)
+    if worker is not None:
+        return _worker(core, worker, rank)
+    state = "member" if core.is_alive(member.id) else "gone"
+    unknown = {"pid": None, "step": None, "phase": "", "digest": ""}
+    return {"rank": rank, "id": member.id, "node": member.node, "state": state, **unknown}
+
+
+def _worker(core: Core, worker: Worker, rank: int | None) -> dict[str, Any]:
     return {
         "rank": rank,
         "id": worker.id,

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from elastrain.world import View
+from elastrain.launcher.notices import Notice
+from elastrain.world import Member, View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,8 +19,15 @@ class JobConfig:
     """What the operator asked for, as far as decisions need it."""
 
     workers: int
+    """On this node."""
     max_restarts: int = 10
     node: str = "node0"
+    incarnation: int = 0
+    """Rises with every start of any node of the job; tells a returning node from what it was."""
+    nodes_min: int = 1
+    nodes_max: int = 1
+    last_call_s: float = 5.0
+    """How long more nodes are waited for once `nodes_min` are there."""
     armed: bool = False
     join_timeout_s: float = 120.0
     suspicion_s: float = 1.0
@@ -29,6 +37,58 @@ class JobConfig:
     """How long a joiner warms up at low priority at most: until it is a member, the state has fewer copies."""
     exit_timeout_s: float = 30.0
     """Likewise after its work is finished."""
+    ask_again_s: float = 0.5
+    """When a store that did not answer is asked again."""
+
+    @property
+    def alone(self) -> bool:
+        """One node, now and later: no other agent takes part."""
+        return self.nodes_max == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRecord:
+    """What a node says of itself under its lease. `ready`: its first workers, in order of slots, once all are ready."""
+
+    name: str
+    incarnation: int
+    workers: int
+    endpoint: str = ""
+    """Where its agent listens: HOST:PORT."""
+    master_port: int = 0
+    """A free port on its host, for scripts that call init_process_group themselves."""
+    ready: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """The nodes that begin the job, in the order of their ranks; written once. Its workers are m0, m1, …"""
+
+    nodes: tuple[NodeRecord, ...]
+
+    @property
+    def workers(self) -> int:
+        return sum(node.workers for node in self.nodes)
+
+    def first_rank(self, name: str, incarnation: int) -> int | None:
+        """The rank of the node's first worker; None for a node (or an incarnation of it) that came later."""
+        rank = 0
+        for node in self.nodes:
+            if (node.name, node.incarnation) == (name, incarnation):
+                return rank
+            rank += node.workers
+        return None
+
+
+@dataclass(kw_only=True)
+class Node:
+    """Another node, as this agent sees it."""
+
+    record: NodeRecord
+    linked: bool = False
+    """Its agent answers."""
+    leased: bool = True
+    """Its lease is alive, as far as the store says."""
 
 
 class Stage(StrEnum):
@@ -77,18 +137,57 @@ class Start:
     rank: int
     restarts: int
     warm_up: bool
+    world_size: int
+    group_rank: int = 0
+    group_world_size: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class PutSpec:
+    """Put the spec if there is none; what the store then holds comes back through `on_spec`."""
+
     spec: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
+class PutRoster:
+    """Put the roster if there is none; what the store then holds comes back through `on_roster`."""
+
+    roster: Roster
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutRecord:
+    """Put what this node says of itself, under its lease."""
+
+    record: NodeRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeNumber:
+    """Take a number for a new member that this job has not used yet; it comes back through `on_number`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Propose:
-    """Put the view by a transaction; what the store then says comes back through `on_view`."""
+    """Put the view by a transaction; what the store then says comes back through `on_answer`."""
 
     view: View
+
+
+@dataclass(frozen=True, kw_only=True)
+class TellNodes:
+    """A notice to the other agents: all, or one."""
+
+    message: Notice
+    node: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KillNode:
+    """This node dies now, as if its power were cut: every worker's group, then the agent."""
+
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,11 +218,29 @@ class Log:
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """The job ends: stop every worker, then exit with `code`. `detail` (a traceback) follows the sentence."""
+    """The agent ends: stop every worker, then exit with `code`. `detail` (a traceback) follows the sentence.
+
+    `everywhere`: the job is over, other nodes end for the same reason.
+    """
 
     code: int
     sentence: str
     detail: str = ""
+    everywhere: bool = True
 
 
-Command = Start | PutSpec | Propose | Tell | FullPriority | Kill | Log | End
+Command = (
+    Start
+    | PutSpec
+    | PutRoster
+    | PutRecord
+    | TakeNumber
+    | Propose
+    | Tell
+    | TellNodes
+    | FullPriority
+    | Kill
+    | KillNode
+    | Log
+    | End
+)

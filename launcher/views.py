@@ -1,9 +1,15 @@
-"""A job's keys in the store: the spec and the view, encoded, and changed by guarded transactions only.
+"""A job's keys in the store: spec, roster, view, counters, nodes; encoded, and changed by guarded transactions only.
 
-    /elastrain/<job>/spec    immutable: what every member must have in common
-    /elastrain/<job>/view    the newest view
+    /elastrain/<job>/nodes/<node>    leased: what the node says of itself
+    /elastrain/<job>/job             immutable: what the operator asked for, as far as all nodes must agree
+    /elastrain/<job>/roster          immutable: the nodes that began the job
+    /elastrain/<job>/spec            immutable: what every member must have in common
+    /elastrain/<job>/view            the newest view
+    /elastrain/<job>/members         how many member ids are used up; /incarnations likewise for starts of nodes
+    /elastrain/.secrets/<job>        where the job's secret lies; a hint for people, the only value that is not sealed
 
-Encoding and transactions; whether a view is wanted or allowed is decided before.
+Encoding and transactions; whether a view is wanted or allowed is decided before. Every method may block for as long as
+the store's calls do.
 """
 
 from __future__ import annotations
@@ -12,7 +18,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from elastrain.launcher.store import Store
+from elastrain.launcher.store import Item, Store
+from elastrain.launcher.values import NodeRecord, Roster
 from elastrain.world import Member, View
 
 
@@ -21,34 +28,117 @@ class JobKeys:
 
     def __init__(self, store: Store, job: str) -> None:
         self._store = store
-        self._prefix = f"/elastrain/{job}/"
-        self._view_revision = 0
+        self.prefix = f"/elastrain/{job}/"
+        self._hint = hint_key(job)
+
+    def node(self, name: str) -> str:
+        return f"{self.prefix}nodes/{name}"
 
     def put_view(self, view: View) -> View:
-        """Put the view if nobody was faster. Returns the newest view that the store holds: this one, or the other's."""
-        key = self._prefix + "view"
-        revision = self._store.commit(expect={key: self._view_revision}, put={key: encode_view(view)})
-        if revision is not None:
-            self._view_revision = revision
-            return view
-        newest = self._store.get(key)
-        if newest is None:
-            raise RuntimeError(f"{key} was deleted while the job runs: nobody may do that")
-        self._view_revision = newest.revision
-        return decode_view(newest.value)
+        """Put the view unless the store holds one as new. Returns the newest that it holds: this one, or another's."""
+        key = self.prefix + "view"
+        while True:
+            there = self._store.get(key)
+            if there is not None and (newest := decode_view(there.value)).generation >= view.generation:
+                return newest
+            revision = there.revision if there is not None else 0
+            if self._store.commit(expect={key: revision}, put={key: encode_view(view)}) is not None:
+                return view
 
-    def put_spec(self, spec: Mapping[str, Any]) -> None:
-        """Put the spec if there is none yet."""
-        key = self._prefix + "spec"
-        self._store.commit(expect={key: 0}, put={key: json.dumps(spec, sort_keys=True).encode()})
+    def put_spec(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """Put the spec if there is none. Returns the one that the store holds."""
+        return dict(self.put_once("spec", spec))
+
+    def put_roster(self, roster: Roster) -> Roster:
+        """Likewise; the ids of the roster's workers are used up with it."""
+        key, members = self.prefix + "roster", self.prefix + "members"
+        put = {key: encode_roster(roster), members: str(roster.workers).encode()}
+        if self._store.commit(expect={key: 0}, put=put) is not None:
+            return roster
+        there = self._store.get(key)
+        return decode_roster(there.value) if there is not None else self.put_roster(roster)
+
+    def put_once(self, name: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Put the value under the name if there is none. Returns the one that the store holds."""
+        key = self.prefix + name
+        while True:
+            if self._store.commit(expect={key: 0}, put={key: json.dumps(value, sort_keys=True).encode()}) is not None:
+                return value
+            there = self._store.get(key)
+            if there is not None:
+                return self.read(there)
+
+    def take_number(self, counter: str, *, at_least: int = 0) -> int:
+        """The next number that nobody has taken. `at_least`: what is known to be used up, should the store forget."""
+        key = self.prefix + counter
+        while True:
+            there = self._store.get(key)
+            number = max(int(there.value) if there is not None else 0, at_least)
+            revision = there.revision if there is not None else 0
+            if self._store.commit(expect={key: revision}, put={key: str(number + 1).encode()}) is not None:
+                return number
+
+    def remove_all(self) -> bool:
+        """Delete the job's keys, unless a node is there. False if one is."""
+        while True:
+            items = self._store.list(self.prefix).items
+            if any(item.key.startswith(self.node("")) for item in items):
+                return False
+            expect = {item.key: item.revision for item in items}
+            if self._store.commit(expect=expect, delete=[*expect, self._hint]) is not None:
+                return True
+
+    @staticmethod
+    def read(item: Item) -> dict[str, Any]:
+        """The value of a key that `put_once` wrote."""
+        value: dict[str, Any] = json.loads(item.value)
+        return value
+
+    def records(self, items: Mapping[str, Item]) -> dict[str, NodeRecord]:
+        """Node name -> what it says of itself."""
+        found = [decode_record(item.value) for key, item in items.items() if key.startswith(self.node(""))]
+        return {record.name: record for record in found}
+
+
+def hint_key(job: str) -> str:
+    """Outside the job's prefix, whose values are all sealed."""
+    return f"/elastrain/.secrets/{job}"
 
 
 def encode_view(view: View) -> bytes:
-    members = [{"id": m.id, "node": m.node, "address": m.address} for m in view.members]
+    members = [_member(m) for m in view.members]
     return json.dumps({"generation": view.generation, "members": members, "reason": view.reason}).encode()
 
 
 def decode_view(value: bytes) -> View:
     raw = json.loads(value)
-    members = tuple(Member(id=m["id"], node=m["node"], address=m["address"]) for m in raw["members"])
+    members = tuple(Member(**m) for m in raw["members"])
     return View(generation=raw["generation"], members=members, reason=raw["reason"])
+
+
+def encode_record(record: NodeRecord) -> bytes:
+    return json.dumps(_record(record)).encode()
+
+
+def decode_record(value: bytes) -> NodeRecord:
+    return _as_record(json.loads(value))
+
+
+def encode_roster(roster: Roster) -> bytes:
+    return json.dumps({"nodes": [_record(node) for node in roster.nodes]}).encode()
+
+
+def decode_roster(value: bytes) -> Roster:
+    return Roster(nodes=tuple(_as_record(node) for node in json.loads(value)["nodes"]))
+
+
+def _member(member: Member) -> dict[str, str]:
+    return {"id": member.id, "node": member.node, "address": member.address}
+
+
+def _record(record: NodeRecord) -> dict[str, Any]:
+    return {**vars(record), "ready": [_member(member) for member in record.ready]}
+
+
+def _as_record(raw: Mapping[str, Any]) -> NodeRecord:
+    return NodeRecord(**{**raw, "ready": tuple(Member(**member) for member in raw["ready"])})

@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,34 +146,39 @@ class Surroundings:
 
     job: str
     node: str
+    agent: str
     run_dir: Path
     secret_file: Path
     workers: int
     max_restarts: int
     armed: bool
-    master_port: int
+    host: str | None
+    """The address at which members on other machines reach this node's; None if all are on this one."""
+    master: Callable[[], tuple[str, int]]
+    """Host and port where scripts that call init_process_group themselves meet."""
 
 
 def environment(common: Surroundings, worker: Start) -> dict[str, str]:
     """torchrun's names, and ours. RANK is the rank in the first view that the worker is expected to belong to."""
+    master_addr, master_port = common.master()
     env: dict[str, Any] = {
         "LOCAL_RANK": worker.slot,
         "RANK": worker.rank,
-        "GROUP_RANK": 0,
+        "GROUP_RANK": worker.group_rank,
         "ROLE_RANK": worker.rank,
         "ROLE_NAME": "default",
         "LOCAL_WORLD_SIZE": common.workers,
-        "WORLD_SIZE": common.workers,
-        "GROUP_WORLD_SIZE": 1,
-        "ROLE_WORLD_SIZE": common.workers,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": common.master_port,
+        "WORLD_SIZE": worker.world_size,
+        "GROUP_WORLD_SIZE": worker.group_world_size,
+        "ROLE_WORLD_SIZE": worker.world_size,
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": master_port,
         "TORCHELASTIC_RUN_ID": common.job,
         "TORCHELASTIC_RESTART_COUNT": worker.restarts,
         "TORCHELASTIC_MAX_RESTARTS": common.max_restarts,
         # As torchrun does; and the bits depend on it. A value that the user has set stays.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        "ELASTRAIN_AGENT": agent_address(common.job),
+        "ELASTRAIN_AGENT": common.agent,
         "ELASTRAIN_JOB": common.job,
         "ELASTRAIN_MEMBER": worker.member,
         "ELASTRAIN_NODE": common.node,
@@ -181,10 +186,11 @@ def environment(common: Surroundings, worker: Start) -> dict[str, str]:
         "ELASTRAIN_RUN_DIR": common.run_dir,
         # Said either way: an armed run must not arm the runs that its scripts start.
         "ELASTRAIN_INJECT": int(common.armed),
+        "ELASTRAIN_HOST": common.host or "",
     }
     return {name: str(value) for name, value in env.items()}
 
 
-def agent_address(job: str) -> str:
-    """Where the agent's channel listens: an abstract UNIX address, without the leading NUL."""
-    return f"elastrain/{job}/agent"
+def agent_address(job: str, node: str | None) -> str:
+    """Where the agent's channel listens: an abstract UNIX address, without the leading NUL. `node` where there are several."""
+    return f"elastrain/{job}/agent" + (f"/{node}" if node else "")

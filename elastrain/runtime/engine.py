@@ -21,7 +21,7 @@ from elastrain import protocol as p
 from elastrain.comm.errors import CommError
 from elastrain.comm.liveness import Beacon
 from elastrain.comm.mesh import Mesh
-from elastrain.comm.values import Frame, Lost, Newer, Peer
+from elastrain.comm.values import Frame, How, Lost, Newer, Peer
 from elastrain.lifecycle import Lifecycle
 from elastrain.messages import Copied, Copy, Partial, Publish, Report, Vote, decode, encode
 from elastrain.runtime.channel import Channel, ChannelClosedError
@@ -203,7 +203,7 @@ class Engine:
                 )
             case Lost():
                 self._journal.write("lost", at_s=arrival.at_s, peer=arrival.member, reason=arrival.reason)
-                self._suspect(arrival.member, arrival.reason)
+                self._suspect(arrival.member, arrival.reason, dead=arrival.how is How.DEAD)
             case Newer():
                 pass  # the agent tells every view as soon as it stands: there is nothing to ask for
 
@@ -378,8 +378,8 @@ class Engine:
             case "stop":
                 raise errors.StoppedError(message["reason"])
 
-    def _suspect(self, member: str, reason: str) -> None:
-        self._say("suspect", member=member, reason=reason)
+    def _suspect(self, member: str, reason: str, *, dead: bool = False) -> None:
+        self._say("suspect", member=member, reason=reason, dead=dead)
 
     def _say(self, kind: str, **fields: Any) -> None:
         if self._channel is not None:

@@ -20,6 +20,8 @@ class Environment:
     secret: bytes | None
     run_dir: Path | None
     may_inject: bool
+    host: str | None
+    """The address of this node that members on other machines dial; None where all are on this one."""
 
 
 def read_environment() -> Environment:
@@ -34,4 +36,5 @@ def read_environment() -> Environment:
         secret=Path(secret_file).read_bytes() if secret_file else None,
         run_dir=Path(run_dir) if run_dir else None,
         may_inject=os.environ.get("ELASTRAIN_INJECT") == "1",
+        host=os.environ.get("ELASTRAIN_HOST") or None,
     )

@@ -20,6 +20,7 @@ import elastrain
 from elastrain import protocol as p
 from elastrain.comm.liveness import Beacon
 from elastrain.comm.mesh import Mesh
+from elastrain.comm.values import MeshConfig
 from elastrain.errors import ConfigError, ElastrainError, RefusedError, StoppedError
 from elastrain.layout import Layout
 from elastrain.lifecycle import Lifecycle
@@ -118,6 +119,7 @@ class Job:
             job=environment.job,
             secret=environment.secret,
             beacon=self._beacon,
+            config=MeshConfig(transport="tcp", bind_host=environment.host) if environment.host else None,
         )
         pieces = PieceOptimizer(optimizer, layout, elementwise=elementwise)
         state = ModelState(model, layout, mesh.empty)

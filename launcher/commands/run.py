@@ -1,11 +1,13 @@
-"""`elastrain run`: start a job on this machine and stay until it ends. torchrun's flags keep their meaning."""
+"""`elastrain run`: start a job, or this machine's part in one, and stay until it ends. torchrun's flags keep their
+meaning. Options are parsed and checked here; `starting` does what they ask for.
+"""
 
 from __future__ import annotations
 
 import re
 import secrets
 import shutil
-import sys
+import socket
 import time
 from pathlib import Path
 from typing import Annotated
@@ -14,11 +16,12 @@ import typer
 
 from elastrain.errors import ConfigError
 from elastrain.launcher import rundir, workers
+from elastrain.launcher.etcd_config import EtcdConfig, parse_endpoints
 from elastrain.launcher.faults import read_faults
-from elastrain.launcher.values import End, JobConfig
-from elastrain.launcher.workers import Logs, Script
+from elastrain.launcher.starting import NodeOrder, Order, address_towards, report, run_alone, run_node
+from elastrain.launcher.workers import Script
 
-_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def run(
@@ -26,7 +29,14 @@ def run(
         str, typer.Argument(help="The script to run, or a module with -m, or a program with --no-python.")
     ],
     args: Annotated[list[str] | None, typer.Argument(help="Its arguments.", metavar="ARGS...")] = None,
-    standalone: Annotated[bool, typer.Option("--standalone", help="One agent, on this machine (the default).")] = True,
+    standalone: Annotated[bool, typer.Option("--standalone", help="One node, this machine; the default.")] = False,
+    nnodes: Annotated[
+        str, typer.Option("--nnodes", help="Nodes, or MIN:MAX. Each node is started by a command of its own.")
+    ] = "1",
+    local_nodes: Annotated[
+        int | None,
+        typer.Option("--local-nodes", min=1, max=64, help="Simulate so many nodes here, with an etcd for them."),
+    ] = None,
     nproc_per_node: Annotated[
         int, typer.Option("--nproc-per-node", "--nproc_per_node", min=1, max=1024, help="Workers on this machine.")
     ] = 1,
@@ -36,6 +46,27 @@ def run(
     ] = 10,
     rdzv_id: Annotated[
         str | None, typer.Option("--rdzv-id", "--rdzv_id", help="The job's name; default: made from the time.")
+    ] = None,
+    rdzv_endpoint: Annotated[
+        str | None, typer.Option("--rdzv-endpoint", "--rdzv_endpoint", help="The etcd of several nodes: HOST:PORT[,…].")
+    ] = None,
+    node_name: Annotated[
+        str | None, typer.Option("--node-name", help="This node's name in the job; default: the host's name.")
+    ] = None,
+    local_addr: Annotated[
+        str | None,
+        typer.Option("--local-addr", "--local_addr", help="This node's address for the others; default: towards etcd."),
+    ] = None,
+    secret_file: Annotated[
+        Path | None,
+        typer.Option("--secret-file", help="The job's secret, mode 0600, the same on all nodes; made on first use."),
+    ] = None,
+    etcd_ca: Annotated[Path | None, typer.Option("--etcd-ca", help="TLS to etcd: the authority's certificate.")] = None,
+    etcd_cert: Annotated[Path | None, typer.Option("--etcd-cert", help="This node's certificate for etcd.")] = None,
+    etcd_key: Annotated[Path | None, typer.Option("--etcd-key", help="Its key.")] = None,
+    etcd_user: Annotated[str | None, typer.Option("--etcd-user", help="etcd's user.")] = None,
+    etcd_password_file: Annotated[
+        Path | None, typer.Option("--etcd-password-file", help="A file (mode 0600) with that user's password.")
     ] = None,
     run_dir: Annotated[
         Path | None,
@@ -54,9 +85,19 @@ def run(
     no_python: Annotated[
         bool, typer.Option("--no-python", "--no_python", help="The script is a program of its own.")
     ] = False,
+    local_ranks_filter: Annotated[
+        str | None,
+        typer.Option("--local-ranks-filter", "--local_ranks_filter", help="On the screen only these local ranks: 0,1."),
+    ] = None,
     join_timeout: Annotated[
-        float, typer.Option("--join-timeout", min=0.1, help="Seconds from the first worker ready to the last.")
+        float,
+        typer.Option(
+            "--join-timeout", min=0.1, help="Seconds for MIN nodes to come, and from the first worker to the last."
+        ),
     ] = 120.0,
+    last_call: Annotated[
+        float, typer.Option("--last-call", min=0.0, help="Seconds that more nodes are waited for once MIN are there.")
+    ] = 5.0,
     stop_grace: Annotated[
         float, typer.Option("--stop-grace", min=0.0, help="Seconds from SIGTERM to SIGKILL when the job is stopped.")
     ] = 5.0,
@@ -72,44 +113,106 @@ def run(
     """
     target = _checked_script(script, module=module, no_python=no_python)
     job = rdzv_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    if not _JOB.fullmatch(job):
+    if not _NAME.fullmatch(job):
         raise ConfigError(f"--rdzv-id {job!r}: use up to 64 letters, digits, '.', '_' and '-'")
-    plan = read_faults(faults) if faults is not None else ()
-    output = {"redirects": _masks(redirects, "--redirects"), "tee": _masks(tee, "--tee")}
-    workers.import_torch_early()
-    folder = rundir.create(run_dir, job)
-    # Late, and beside the import of torch that has just begun.
-    from elastrain.launcher.agent import Agent, AgentConfig
-    from elastrain.launcher.store import MemoryStore
-
+    nodes_min, nodes_max = _range(nnodes) if local_nodes is None else (local_nodes, local_nodes)
+    _check_together(standalone, nnodes, local_nodes, rdzv_endpoint, rdzv_id, nodes_max)
     slots = range(nproc_per_node)
-    masks = {name: {slot: mask.get(slot, mask.get(None, 0)) for slot in slots} for name, mask in output.items()}
-    agent = Agent(
-        AgentConfig(
-            job=job,
-            script=Script.of(target, args or [], module=module, python=not no_python),
-            logs=Logs(folder=(log_dir or folder.logs).absolute(), redirects=masks["redirects"], tee=masks["tee"]),
-            stop_grace_s=stop_grace,
-        ),
-        JobConfig(
-            workers=nproc_per_node,
-            max_restarts=max_restarts,
-            armed=inject or faults is not None,
-            join_timeout_s=join_timeout,
-        ),
-        folder,
-        MemoryStore(),
-        plan,
+    tees, redirected = _masks(tee, "--tee", slots), _masks(redirects, "--redirects", slots)
+    shown = _ranks(local_ranks_filter, slots)
+    order = Order(
+        job=job,
+        script=Script.of(target, args or [], module=module, python=not no_python),
+        target=script,
+        workers=nproc_per_node,
+        nodes_min=nodes_min,
+        nodes_max=nodes_max,
+        max_restarts=max_restarts,
+        run_dir=run_dir,
+        log_dir=log_dir,
+        # Who is not shown writes into files instead.
+        redirects={slot: mask if slot in shown else 3 for slot, mask in redirected.items()},
+        tee={slot: mask if slot in shown else 0 for slot, mask in tees.items()},
+        join_timeout_s=join_timeout,
+        last_call_s=last_call,
+        stop_grace_s=stop_grace,
+        armed=inject or faults is not None,
+        faults=read_faults(faults) if faults is not None else (),
     )
-    print(f"elastrain: job {job}, {nproc_per_node} workers; run folder {folder.path}", file=sys.stderr, flush=True)
-    return _report(agent.run())
+    if local_nodes is not None:
+        from elastrain.launcher.simulated import run_local_nodes
+
+        return run_local_nodes(order)
+    workers.import_torch_early()
+    if nodes_max == 1:
+        return report(run_alone(order))
+    assert rdzv_endpoint is not None
+    etcd = EtcdConfig(
+        endpoints=parse_endpoints(rdzv_endpoint),
+        ca=etcd_ca,
+        cert=etcd_cert,
+        key=etcd_key,
+        user=etcd_user,
+        password=_password(etcd_password_file),
+    )
+    node = NodeOrder(
+        name=_node_name(node_name),
+        etcd=etcd,
+        secret_file=(secret_file or rundir.home() / "secret").absolute(),
+        host=local_addr or address_towards(etcd.endpoints[0]),
+    )
+    return report(run_node(order, node))
 
 
-def _report(end: End) -> int:
-    print(
-        f"elastrain: {end.sentence}" + (f"\n{end.detail.rstrip()}" if end.detail else ""), file=sys.stderr, flush=True
-    )
-    return end.code
+def _check_together(
+    standalone: bool, nnodes: str, local_nodes: int | None, endpoint: str | None, job: str | None, nodes_max: int
+) -> None:
+    if local_nodes is not None and (standalone or nnodes != "1" or endpoint is not None):
+        raise ConfigError("--local-nodes excludes --standalone, --nnodes and --rdzv-endpoint: the nodes are all here")
+    if standalone and (nodes_max > 1 or endpoint is not None):
+        raise ConfigError("--standalone means one node, this machine: leave --nnodes and --rdzv-endpoint out")
+    if local_nodes is None and nodes_max > 1 and (endpoint is None or job is None):
+        raise ConfigError(
+            "several nodes find each other by --rdzv-endpoint HOST:PORT (an etcd) and --rdzv-id: give both on each node, "
+            "or simulate nodes here with --local-nodes"
+        )
+
+
+def _range(text: str) -> tuple[int, int]:
+    """torchrun's form of --nnodes: N, or MIN:MAX. Raises ConfigError."""
+    found = re.fullmatch(r"(\d{1,5})(?::(\d{1,5}))?", text)
+    if not found:
+        raise ConfigError(f"--nnodes {text!r}: write N, or MIN:MAX")
+    least, most = int(found[1]), int(found[2] or found[1])
+    if not 1 <= least <= most:
+        raise ConfigError(f"--nnodes {text}: MIN must be 1 or more, and at most MAX")
+    return least, most
+
+
+def _ranks(text: str | None, slots: range) -> set[int]:
+    if text is None:
+        return set(slots)
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise ConfigError(f"--local-ranks-filter {text!r}: write local ranks, such as 0,1")
+    return {int(part) for part in text.split(",")}
+
+
+def _node_name(given: str | None) -> str:
+    name = given or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).strip("-._") or "node"
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"--node-name {name!r}: use up to 64 letters, digits, '.', '_' and '-'")
+    return name
+
+
+def _password(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        if file.stat().st_mode & 0o077:
+            raise ConfigError(f"others may read the password file {file}: chmod 600 {file}")
+        return file.read_text().rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the password file {file} can not be read: {error}") from None
 
 
 def _checked_script(script: str, *, module: bool, no_python: bool) -> str:
@@ -127,10 +230,11 @@ def _checked_script(script: str, *, module: bool, no_python: bool) -> str:
     return script
 
 
-def _masks(text: str, option: str) -> dict[int | None, int]:
-    """torchrun's form: `3` for every local rank (key None), or `0:3,1:2`. Raises ConfigError."""
+def _masks(text: str, option: str, slots: range) -> dict[int, int]:
+    """torchrun's form: `3` for every local rank, or `0:3,1:2`. Raises ConfigError."""
     if re.fullmatch("[0-3]", text):
-        return {None: int(text)}
-    if re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
-        return {int(rank): int(mask) for rank, mask in (part.split(":") for part in text.split(","))}
-    raise ConfigError(f"{option} {text!r}: write 0, 1, 2 or 3, or one of these per local rank, such as 0:3,1:2")
+        return dict.fromkeys(slots, int(text))
+    if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
+        raise ConfigError(f"{option} {text!r}: write 0, 1, 2 or 3, or one of these per local rank, such as 0:3,1:2")
+    named = {int(rank): int(mask) for rank, mask in (part.split(":") for part in text.split(","))}
+    return {slot: named.get(slot, 0) for slot in slots}

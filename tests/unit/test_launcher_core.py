@@ -17,14 +17,17 @@ from elastrain.launcher.values import (
     Kill,
     Log,
     Propose,
+    PutRoster,
     PutSpec,
     Stage,
     Start,
+    TakeNumber,
     Tell,
 )
 
 C = TypeVar("C", bound=Command)
 NOW = 1000.0
+FINISHED = End(code=0, sentence="finished after step 0", everywhere=False)
 RING = {"0": ("m0", "m1"), "1": ("m1", "m2"), "2": ("m2", "m0")}
 
 
@@ -34,17 +37,29 @@ class Job:
     def __init__(self, workers: int = 3, faults: Sequence[Fault] = (), **config: Any) -> None:
         self.core = Core(JobConfig(workers=workers, **config), faults, choose=lambda members: members[-1])
         self.done: list[Command] = []
-        self.do(self.core.begin())
+        self.number = workers
+        self.do(self.core.begin(self.core.record, NOW))
 
     def do(self, commands: Sequence[Command]) -> list[Command]:
-        """Carries out proposals; returns all commands, those that followed from a new view in their place."""
+        """Does what the store does; returns all commands, those that followed from its answers in their place."""
         new: list[Command] = []
         for command in commands:
-            new.append(command)
-            if isinstance(command, Propose):
-                new += self.core.on_view(command.view)
-        self.done += new
+            self.done.append(command)
+            new += [command, *self.do(self.answer(command))]
         return new
+
+    def answer(self, command: Command) -> list[Command]:
+        match command:
+            case PutRoster():
+                return self.core.on_roster(command.roster, NOW)
+            case PutSpec():
+                return self.core.on_spec(dict(command.spec), NOW)
+            case TakeNumber():
+                self.number += 1
+                return self.core.on_number(self.number - 1, NOW)
+            case Propose():
+                return self.core.on_answer(command.view, NOW)
+        return []
 
     def say(self, member: str, message: Message, now: float = NOW) -> list[Command]:
         return self.do(self.core.on_message(member, message, now))
@@ -115,7 +130,7 @@ def test_death_edits_the_view_before_the_restart_and_the_new_worker_warms_up() -
     assert job.ids == ("m0", "m2")
     assert told(died, "view") == ["m0", "m2"]
     ended = job.do(job.core.on_exit("m1", -9, NOW))
-    assert of(Start, ended) == [Start(member="m3", slot=1, rank=2, restarts=1, warm_up=True)]
+    assert of(Start, ended) == [Start(member="m3", slot=1, rank=2, restarts=1, warm_up=True, world_size=3)]
     joined = job.hello("m3")
     assert job.ids == ("m0", "m2", "m3")
     kinds = [type(c) for c in joined if isinstance(c, FullPriority | Tell)]
@@ -146,7 +161,7 @@ def test_death_is_handled_once_whatever_reports_it_again() -> None:
 def test_a_view_that_is_not_newer_changes_nothing() -> None:
     job = running()
     assert job.core.view is not None
-    assert job.core.on_view(job.core.view) == []
+    assert job.core.on_view(job.core.view, NOW) == []
 
 
 def test_losing_every_holder_of_a_shard_ends_the_job() -> None:
@@ -267,7 +282,9 @@ def test_first_worker_of_another_spec_ends_the_job() -> None:
 def test_plain_scripts_that_end_well_end_the_job_well() -> None:
     job = Job(2)
     assert not of(End, job.die("m0", exit_code=0))
-    assert of(End, job.die("m1", exit_code=0)) == [End(code=0, sentence="every worker's script has ended")]
+    assert of(End, job.die("m1", exit_code=0)) == [
+        End(code=0, sentence="every worker's script has ended", everywhere=False)
+    ]
 
 
 # ---- joiners that do not fit
@@ -368,7 +385,7 @@ def test_job_is_over_when_every_member_has_finished_and_left() -> None:
     job = running()
     assert not of(Propose, finish(job, "m0"))
     finish(job, "m1")
-    assert of(End, finish(job, "m2")) == [End(code=0, sentence="finished after step 0")]
+    assert of(End, finish(job, "m2")) == [FINISHED]
     assert job.generation == 1
 
 
@@ -377,7 +394,7 @@ def test_late_joiner_is_ended_and_does_not_spoil_the_exit_code() -> None:
     job.die("m1")
     job.say("m0", Finished(step=9, digest="d"))
     assert [k.member for k in of(Kill, finish(job, "m2") + finish(job, "m0"))] == ["m3"]
-    assert of(End, job.die("m3")) == [End(code=0, sentence="finished after step 0")]
+    assert of(End, job.die("m3")) == [FINISHED]
 
 
 def test_first_to_finish_frees_the_others_from_waiting() -> None:

@@ -1,0 +1,99 @@
+"""How a job ends, and how a node ends while others go on. A layer of `core`."""
+
+from __future__ import annotations
+
+from elastrain.launcher.messages import Finished
+from elastrain.launcher.notices import Ended, Over
+from elastrain.launcher.requests import Requests
+from elastrain.launcher.values import Command, End, Kill, Log, Stage, Tell, TellNodes, Worker
+
+
+class Ending(Requests):
+    """Everything that leads to `End`."""
+
+    def stop(self, code: int, sentence: str) -> list[Command]:
+        """From outside: a signal, or a fault of the agent itself. Other nodes go on without this one."""
+        return self._finish(code, sentence, everywhere=False)
+
+    def _finish(self, code: int, sentence: str, detail: str = "", *, everywhere: bool = True) -> list[Command]:
+        if self.end is not None:
+            return []
+        self.end = End(code=code, sentence=sentence, detail=detail, everywhere=everywhere)
+        self._deadlines_s.clear()
+        self._reason(sentence)
+        told = TellNodes(message=Over(code=code, sentence=sentence, detail=detail))
+        return [self.end, *([told] if everywhere and not self.config.alone else [])]
+
+    def _on_over(self, notice: Over) -> list[Command]:
+        return self._finish(notice.code, notice.sentence, notice.detail, everywhere=False)
+
+    def _on_finished(self, worker: Worker, message: Finished, now: float) -> list[Command]:
+        first = not self._finishing()
+        worker.finished, worker.digest = True, message.digest
+        if worker.alive:
+            worker.stage = Stage.FINISHED
+        fields = {"member": worker.id, "step": message.step, "digest": message.digest}
+        commands: list[Command] = [Log(event="finished", fields=fields)]
+        if first:  # it leaves in peace, so all have the last step: nobody needs to wait for anybody any more
+            commands += self._free_all()
+            commands += [] if self.config.alone else [TellNodes(message=Ended())]
+        if self.view is not None and not self._unfinished():
+            for other in self._mine_in_view():
+                self._must_leave(other, now + self.config.exit_timeout_s)
+        return commands
+
+    def _on_ended(self) -> list[Command]:
+        """A member on another node has passed the end."""
+        if self._finishing():
+            return []
+        self._work_is_done = True
+        commands = self._free_all()
+        if not self._unfinished():
+            commands += self._end_late_joiners() + self._end_if_all_left()
+        return commands
+
+    def _free_all(self) -> list[Command]:
+        return [Tell(member=other.id, message={"type": "ended"}) for other in self.living]
+
+    def _on_peaceful_exit(self, worker: Worker, how: str) -> list[Command]:
+        if worker.exit_code != 0 and not worker.ended_by_us:
+            return self._finish(1, f"{how} after it had finished its work")
+        if self.view is not None and not self._unfinished():
+            return self._end_late_joiners() + self._end_if_all_left()
+        return self._end_if_all_left()
+
+    def _end_late_joiners(self) -> list[Command]:
+        self._vacancies.clear()
+        commands: list[Command] = []
+        for other in self.living:
+            if not other.finished and not other.surplus:
+                other.surplus = True
+                commands.append(Kill(member=other.id, reason=f"{other.id} has nothing left to join"))
+        return commands
+
+    def _on_nobody_left(self, worker: Worker, how: str) -> list[Command]:
+        """The last living member of the view ended without having finished."""
+        if worker.exit_code == 0:
+            return self._end_late_joiners() + self._end_if_all_left()
+        if self._failures and self._failures[-1].member == worker.id:
+            how = f"the script raised on {worker.id} at {self._failures[-1].place}"
+        return self._finish(1, f"{how}, and no other member was left: the state is gone", self._last_traceback())
+
+    def _end_if_all_left(self) -> list[Command]:
+        if self.living or self._vacancies:
+            return []
+        if self._finishing():
+            after = "" if self.step is None else f" after step {self.step}"
+            return self._finish(0, f"finished{after}", everywhere=False)
+        if all(worker.exit_code == 0 for worker in self.workers.values()) or not self._alive_in_view():
+            return self._finish(0, "every worker's script has ended", everywhere=False)
+        others = len(self._alive_in_view())
+        return self._finish(1, f"no worker is left on this node; {others} elsewhere go on", everywhere=False)
+
+    def _end_if_nobody_is_left_to_join(self) -> list[Command]:
+        """A node that came late, and whose workers were not let in before all others had left."""
+        if self.view is None or self.end is not None or self._alive_in_view() or not self.late:
+            return []
+        return self._finish(
+            0 if self._finishing() else 1, "the job ended before this node had joined", everywhere=False
+        )

@@ -1,0 +1,120 @@
+"""How a node enters a job of several: the secret, the terms, a name of its own, a number for this start.
+
+Runs once, before the agent, and may wait for the store. Raises the errors that users meet, each one sentence.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastrain.errors import ConfigError
+from elastrain.launcher.registry import LEASE_S
+from elastrain.launcher.rundir import SECRET_BYTES, make_secret
+from elastrain.launcher.sealed import SealedStore
+from elastrain.launcher.store import Item, Store
+from elastrain.launcher.views import JobKeys, hint_key
+
+_LOOK_AGAIN_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What all nodes of a job must agree about before anything starts."""
+
+    nodes: str
+    script: str
+
+
+def secret_of(store: Store, job: str, file: Path) -> bytes:
+    """The job's secret, from the file; it is made on the job's first use. Raises ConfigError."""
+    hint = hint_key(job)
+    here = f"{socket.gethostname()}:{file}"
+    there = store.get(hint)
+    alive = bool(store.list(JobKeys(store, job).prefix).items)
+    if not file.exists():
+        if there is not None and alive:
+            raise ConfigError(_copy(job, there, file))
+        _make(file)
+    secret = read_secret(file)
+    if there is None or not alive:
+        revision = there.revision if there is not None else 0
+        store.commit(expect={hint: revision}, put={hint: here.encode()})
+    return secret
+
+
+def read_secret(file: Path) -> bytes:
+    """Raises ConfigError where others may read it, or it is too short."""
+    try:
+        if file.stat().st_mode & 0o077:
+            raise ConfigError(f"others may read the secret file {file}: chmod 600 {file}")
+        secret = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"the secret file {file} can not be read: {error}") from None
+    if len(secret) < SECRET_BYTES:
+        raise ConfigError(f"the secret file {file} holds {len(secret)} bytes; {SECRET_BYTES} random ones are needed")
+    return secret
+
+
+def _make(file: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        make_secret(file)
+    except OSError as error:
+        raise ConfigError(f"the secret file {file} can not be made: {error}") from None
+
+
+def _copy(job: str, there: Item, file: Path) -> str:
+    words = "".join(c for c in there.value.decode(errors="replace")[:300] if c.isprintable())
+    return f"this node has no secret for job {job}: copy {words} to {file} (mode 0600), or name it by --secret-file"
+
+
+def enrol(store: SealedStore, job: str, node: str, terms: Terms) -> int:
+    """Take part as `node`; the number of this start. Raises ConfigError, StoreError."""
+    keys = JobKeys(store, job)
+    nodes = _once_the_name_is_free(keys, store, job, node)
+    if not nodes:
+        _clear_what_a_dead_job_left(keys, store)
+    agreed = keys.put_once("job", vars(terms))
+    for what, ours in vars(terms).items():
+        if agreed.get(what) != ours:
+            raise ConfigError(
+                f"a job {job} runs already, with {what} {agreed.get(what)} (here: {ours}): choose another --rdzv-id, or "
+                "start all its nodes alike"
+            )
+    return keys.take_number("incarnations", at_least=1)
+
+
+def _once_the_name_is_free(keys: JobKeys, store: Store, job: str, node: str) -> Mapping[str, Item]:
+    """The nodes that are there. What died lately is given the time that its lease takes."""
+    return _wait_for(
+        lambda: {item.key: item for item in store.list(keys.node("")).items},
+        lambda nodes: keys.node(node) not in nodes,
+        f"a node {node} takes part in job {job} already: choose another --rdzv-id for another job, or another --node-name",
+    )
+
+
+def _clear_what_a_dead_job_left(keys: JobKeys, store: Store) -> None:
+    """Its agents were all killed: nobody has taken the keys along. But an outage of the store looks the same at first."""
+    if store.get(keys.prefix + "roster") is None:
+        return
+    deadline_s = time.monotonic() + 2 * LEASE_S
+    while time.monotonic() < deadline_s:
+        if store.list(keys.node("")).items:
+            return
+        time.sleep(_LOOK_AGAIN_S)
+    keys.remove_all()
+
+
+def _wait_for(
+    look: Callable[[], Mapping[str, Item]], good: Callable[[Mapping[str, Item]], bool], sentence: str
+) -> Mapping[str, Item]:
+    deadline_s = time.monotonic() + 3 * LEASE_S
+    while not good(found := look()):
+        if time.monotonic() > deadline_s:
+            raise ConfigError(sentence)
+        time.sleep(_LOOK_AGAIN_S)
+    return found

@@ -1,0 +1,280 @@
+"""Links between agents: one authenticated TCP connection to each other node, kept up, with heartbeats of their own.
+
+Of two agents the later one dials. Heartbeats are sent by a thread of their own, so that an agent that is busy (it starts
+a worker, say) is not taken for dead. Says who answers and who no longer does; what that means is decided in `core`.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from elastrain.comm.errors import CommError
+from elastrain.comm.handshake import Handshake, Role, dial
+from elastrain.launcher.channel import Channel
+from elastrain.launcher.door import Door
+from elastrain.launcher.loop import Loop
+from elastrain.launcher.messages import BadMessageError, decode
+from elastrain.launcher.notices import Beat, Notice, read, spell
+from elastrain.launcher.storethread import Inbox
+from elastrain.launcher.values import NodeRecord
+
+BEAT_S = 0.5
+SILENCE_S = 2.5
+"""An agent that says nothing for so long is silent: five beats were lost."""
+_DIAL_S = 2.0
+_DIAL_AGAIN_S = 0.2
+
+
+@dataclass(kw_only=True, eq=False)
+class _Link:
+    """The agent of another node. Sending is shared by two threads; all else belongs to the loop's."""
+
+    record: NodeRecord
+    channel: Channel | None = None
+    up: bool = False
+    heard_s: float = 0.0
+    dialling: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def name(self) -> str:
+        return signature(self.record.name, self.record.incarnation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkEvents:
+    on_link: Callable[[str, bool, str], None]  # node, whether it answers, why
+    on_notice: Callable[[str, Notice], None]
+    log_refusal: Callable[[str], None]
+
+
+class Links:
+    """`record` is this node's; its endpoint is where `listener` listens."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        inbox: Inbox,
+        listener: socket.socket,
+        *,
+        secret: bytes,
+        job: str,
+        record: NodeRecord,
+        events: LinkEvents,
+    ) -> None:
+        self._loop, self._inbox, self._secret, self._job, self._events = loop, inbox, secret, job, events
+        self._me = signature(record.name, record.incarnation)
+        self._incarnation = record.incarnation
+        self._links: dict[str, _Link] = {}
+        self._early: dict[str, socket.socket] = {}
+        self._closed = threading.Event()
+        handshake = lambda: Handshake(Role.ACCEPT, secret=secret, job=job, me=self._me)  # noqa: E731
+        self._door = Door(loop, listener, handshake, self._admit, events.log_refusal)
+        self._beats = threading.Thread(target=self._beat, name="elastrain-heartbeats", daemon=True)
+        self._beats.start()
+
+    # ---- who is there
+
+    def follow(self, records: Mapping[str, NodeRecord]) -> None:
+        """The nodes that are there, or were until now and still answer."""
+        for name, record in records.items():
+            known = self._links.get(name)
+            if known is not None and known.record.incarnation == record.incarnation:
+                known.record = record
+                continue
+            if known is not None:
+                self._hang_up(known)
+            link = self._links[name] = _Link(record=record, heard_s=time.monotonic())
+            if link.name in self._early:
+                self._connect(link, self._early.pop(link.name))
+            elif record.incarnation < self._incarnation:
+                self._dial(link)
+
+    def keep(self, nodes: Collection[str]) -> None:
+        """All others are dead: nobody is dialled there any more."""
+        for name in [name for name in self._links if name not in nodes]:
+            self._hang_up(self._links.pop(name))
+
+    # ---- notices
+
+    def tell(self, notice: Notice, node: str | None = None) -> None:
+        """To one node, or to all. A node that does not answer misses it: the view will say what it needs to know."""
+        for name, link in list(self._links.items()):
+            if node in (None, name) and link.channel is not None and not self._send(link, notice):
+                self._broken(link, "its connection broke")
+
+    def hear_all(self) -> None:
+        for link in list(self._links.values()):
+            if link.channel is not None:
+                self._on_bytes(link)
+
+    # ---- time
+
+    def next_deadline_s(self) -> float | None:
+        dues = [link.heard_s + SILENCE_S for link in self._links.values() if link.up]
+        door = self._door.next_deadline_s()
+        return min(dues + ([door] if door is not None else []), default=None)
+
+    def on_tick(self, now: float) -> None:
+        self._door.on_tick(now)
+        overdue = [link for link in self._links.values() if link.up and link.heard_s + SILENCE_S <= now]
+        for link in overdue:
+            # What came while this loop was busy counts.
+            if link.channel is not None:
+                self._on_bytes(link)
+            if link.up and link.heard_s + SILENCE_S <= now:
+                self._down(link, f"nothing was heard of it for {SILENCE_S:g} s")
+
+    def close(self) -> None:
+        self._closed.set()
+        self._beats.join()
+        for link in self._links.values():
+            self._hang_up(link)
+        for sock in self._early.values():
+            sock.close()
+        self._door.close()
+
+    # ---- connections
+
+    def _admit(self, name: str, sock: socket.socket) -> str | None:
+        link = next((link for link in self._links.values() if link.name == name), None)
+        if link is not None:
+            self._connect(link, sock)
+        elif len(self._early) < 64:  # it is quicker than the store's news of it
+            self._early.setdefault(name, sock)
+        else:
+            return f"{name} is no node that this agent knows of"
+        return None
+
+    def _connect(self, link: _Link, sock: socket.socket) -> None:
+        self._hang_up(link)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.channel, link.heard_s = Channel(sock), time.monotonic()
+        self._loop.serve(sock, lambda: self._on_bytes(link))
+        if not link.up:
+            link.up = True
+            self._events.on_link(link.record.name, True, "its agent answers")
+
+    def _dial(self, link: _Link) -> None:
+        """In a thread: whoever is cut off keeps a caller waiting."""
+        if link.dialling or self._closed.is_set():
+            return
+        link.dialling = True
+        threading.Thread(target=self._dial_until, args=(link,), name="elastrain-dial", daemon=True).start()
+
+    def _dial_until(self, link: _Link) -> None:
+        while not self._closed.is_set() and self._links.get(link.record.name) is link:
+            try:
+                sock = self._connection(link)
+            except (OSError, CommError) as error:
+                refused = isinstance(error, ConnectionRefusedError)
+                self._inbox.post(lambda why=str(error): self._on_dial_failed(link, refused, why))  # type: ignore[misc]
+                self._closed.wait(_DIAL_AGAIN_S)
+            else:
+                self._inbox.post(lambda: self._on_dialled(link, sock))
+                return
+        link.dialling = False
+
+    def _connection(self, link: _Link) -> socket.socket:
+        sock = _connected(link.record.endpoint)
+        try:
+            dial(sock, secret=self._secret, job=self._job, me=self._me, timeout_s=_DIAL_S, expect=link.name)
+        except CommError:
+            sock.close()
+            raise
+        return sock
+
+    def _on_dialled(self, link: _Link, sock: socket.socket) -> None:
+        link.dialling = False
+        if self._closed.is_set() or self._links.get(link.record.name) is not link:
+            sock.close()
+        else:
+            self._connect(link, sock)
+
+    def _on_dial_failed(self, link: _Link, refused: bool, why: str) -> None:
+        if link.up and refused and link.channel is None:
+            self._down(link, f"its agent's port is closed ({why})")
+
+    def _broken(self, link: _Link, why: str) -> None:
+        """The connection is gone. Whether the agent is, another attempt tells at once: a dead one's port is closed."""
+        self._hang_up(link)
+        if link.record.incarnation < self._incarnation:
+            self._dial(link)
+        else:
+            threading.Thread(target=self._probe, args=(link,), name="elastrain-probe", daemon=True).start()
+
+    def _probe(self, link: _Link) -> None:
+        try:
+            _connected(link.record.endpoint).close()
+        except OSError as error:
+            refused = isinstance(error, ConnectionRefusedError)
+            self._inbox.post(lambda why=str(error): self._on_dial_failed(link, refused, why))  # type: ignore[misc]
+
+    def _down(self, link: _Link, why: str) -> None:
+        if link.up:
+            link.up = False
+            self._events.on_link(link.record.name, False, why)
+
+    def _hang_up(self, link: _Link) -> None:
+        with link.lock:
+            channel, link.channel = link.channel, None
+        if channel is not None:
+            self._loop.drop(channel.sock)
+            channel.close()
+
+    # ---- bytes
+
+    def _on_bytes(self, link: _Link) -> None:
+        channel = link.channel
+        if channel is None:
+            return
+        try:
+            received = channel.receive()
+            if received.lines:
+                link.heard_s = time.monotonic()
+                if not link.up:
+                    link.up = True
+                    self._events.on_link(link.record.name, True, "its agent answers again")
+            for line in received.lines:
+                self._events.on_notice(link.record.name, read(decode(line)))
+        except BadMessageError as problem:
+            self._broken(link, f"it said what no agent says: {problem}")
+            return
+        if received.closed and link.channel is channel:
+            self._broken(link, "it closed the connection")
+
+    def _send(self, link: _Link, notice: Notice) -> bool:
+        with link.lock:
+            return link.channel is None or link.channel.send(spell(notice))
+
+    def _beat(self) -> None:
+        while not self._closed.wait(BEAT_S):
+            for link in list(self._links.values()):
+                self._send(link, Beat())
+
+
+def signature(name: str, incarnation: int) -> str:
+    """An agent's name in a handshake."""
+    return f"agent of {name}, start {incarnation}"
+
+
+def listen(host: str) -> socket.socket:
+    """Raises OSError if this host has no such address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        listener.bind((host, 0))
+    except OSError:
+        listener.close()
+        raise
+    listener.listen(128)
+    return listener
+
+
+def _connected(endpoint: str) -> socket.socket:
+    host, _, port = endpoint.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=_DIAL_S)

@@ -1,0 +1,184 @@
+"""How workers and nodes are lost: deaths, exits, suspicion, silence, failures of the script. A layer of `core`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elastrain.launcher.joining import Joining
+from elastrain.launcher.messages import Failed, Suspect
+from elastrain.launcher.notices import Exited, Suspected
+from elastrain.launcher.roll import WARM_UP
+from elastrain.launcher.values import Command, Kill, Log, Node, Stage, TakeNumber, TellNodes, Worker
+from elastrain.membership import Failure, ends_job, may_restart, most_suspected
+
+
+class Losing(Joining):
+    """What is proof, what is only silence, and what follows."""
+
+    # ---- this node's workers
+
+    def on_death(self, member: str, source: str, at_s: float, now: float) -> list[Command]:
+        """Proof that the process is gone (`source`: mutex or pidfd), known at `at_s`. Its exit code may come later."""
+        worker = self.workers[member]
+        if not worker.alive:
+            return []
+        worker.stage = Stage.GONE
+        self._suspicions.pop(member, None)
+        self._deadlines_s.pop(member, None)
+        self._deadlines_s.pop(WARM_UP + member, None)
+        commands: list[Command] = [_death(member, source, at_s, now)]
+        if not self.config.alone:
+            commands.append(TellNodes(message=Exited(member=member)))
+        in_view = self.view is not None and member in self.view
+        # Without others to go on, the exit code decides what this means; so it does before the first commit. And once
+        # one has finished, nobody waits for anybody.
+        return commands + (self._settle(now) if in_view and self.committed else [])
+
+    def on_exit(self, member: str, exit_code: int, now: float) -> list[Command]:
+        """The process is reaped; `on_death` came before. `exit_code` < 0 is minus the signal."""
+        worker = self.workers[member]
+        worker.exit_code = exit_code
+        log: list[Command] = [Log(event="exit", fields={"member": member, "exit_code": exit_code})]
+        if self.end is not None:
+            return log
+        if worker.surplus:
+            return log + self._end_if_all_left()
+        how = f"{member} ended {describe_exit(exit_code)}"
+        if worker.finished:
+            return log + self._on_peaceful_exit(worker, how)
+        if exit_code != 0 and not self.committed:
+            return log + self._finish(1, f"{how} before the first commit", self._last_traceback())
+        if self.view is not None and not self._alive_in_view() and not self._finishing():
+            return log + self._on_nobody_left(worker, how)
+        return log + self._replace(worker, how, now) + self._end_if_all_left()
+
+    def _replace(self, worker: Worker, how: str, now: float) -> list[Command]:
+        assert worker.exit_code is not None
+        verdict = may_restart(
+            exit_code=worker.exit_code,
+            finishing=self._finishing(),
+            refused=worker.refused,
+            used=self.restarts_used,
+            allowed=self.config.max_restarts,
+        )
+        if verdict.yes:
+            self.restarts_used += 1
+            self._vacancies.append((worker.slot, worker.id))
+            say = f"{how}; another is started in its place ({verdict.reason})"
+            return [Log(event="replace", fields={"member": worker.id, "reason": verdict.reason}, say=say), TakeNumber()]
+        fields = {"member": worker.id, "reason": verdict.reason}
+        say = "" if self.view is None else f"{how}; not started again: {verdict.reason}"
+        return [Log(event="no_restart", fields=fields, say=say), *self._settle(now)]
+
+    def on_channel_closed(self, member: str, now: float) -> list[Command]:
+        """Usually it is just ending; if not, a member that can not be told of views is of no use."""
+        worker = self.workers[member]
+        if self.end is None and worker.alive and not worker.finished:
+            self._must_leave(worker, now + self.config.leave_timeout_s)
+        return []
+
+    # ---- workers elsewhere
+
+    def _lost_elsewhere(self, members: Sequence[str], source: str, at_s: float, now: float) -> list[Command]:
+        """Proof that members of other nodes are gone."""
+        new = [m for m in members if m not in self.workers and m not in self._dead_elsewhere]
+        self._dead_elsewhere.update(new)
+        in_view = [m for m in new if self.view is not None and m in self.view]
+        if not in_view or self.end is not None:
+            return []
+        commands: list[Command] = [_death(m, source, at_s, now) for m in in_view]
+        commands += self._settle(now) if self.committed else []
+        return commands + self._end_if_nobody_is_left_to_join()
+
+    def on_link(self, name: str, *, up: bool, reason: str, now: float) -> list[Command]:
+        """The agent of another node answers, or no longer does."""
+        node = self.nodes.get(name)
+        if self.end is not None or node is None or node.linked == up:
+            return []
+        node.linked = up
+        log = Log(event="link", fields={"node": name, "up": up, "reason": reason})
+        if not up and not node.leased:
+            return [log, *self._on_node_dead(node, f"its lease is gone, and {reason}", now)]
+        return [log, *self._settle(now)]
+
+    def on_record_gone(self, name: str, now: float) -> list[Command]:
+        """A node's lease has ended. Proof of its death, unless its agent still answers: the store may have been away."""
+        node = self.nodes.get(name)
+        if self.end is not None or node is None:
+            return []
+        node.leased = False
+        log = Log(event="lease_gone", fields={"node": name, "linked": node.linked})
+        return [log, *([] if node.linked else self._on_node_dead(node, "its lease is gone", now))]
+
+    def _on_node_dead(self, node: Node, why: str, now: float) -> list[Command]:
+        name = node.record.name
+        self.nodes.pop(name, None)
+        if self.end is not None:
+            return []
+        commands: list[Command] = [Log(event="node_dead", fields={"node": name, "reason": why})]
+        on_roster = self.roster is not None and self.roster.first_rank(name, node.record.incarnation) is not None
+        if on_roster and not self.committed and not self._finishing():
+            return commands + self._finish(1, f"node {name} was lost before the first commit: {why}")
+        members = [member.id for member in (self.view.members if self.view else ()) if member.node == name]
+        return commands + self._lost_elsewhere(members, "lease", now, now)
+
+    # ---- suspicion
+
+    def _on_suspect(self, by: Worker, message: Suspect, now: float) -> list[Command]:
+        if message.dead and message.member not in self.workers:
+            # Its own watcher of the other's robust mutex has told it.
+            return self._lost_elsewhere([message.member], f"mutex, seen by {by.id}", now, now)
+        commands = self._suspect(message.member, by.id, message.reason, now)
+        if commands and not self.config.alone:
+            notice = Suspected(member=message.member, by=by.id, reason=message.reason)
+            commands.append(TellNodes(message=notice))
+        return commands
+
+    def _suspect(self, member: str, by: str, reason: str, now: float) -> list[Command]:
+        worker = self.workers.get(member)
+        if self.view is None or member not in self.view or self._finishing() or not self.is_alive(member):
+            return []
+        if worker is not None and worker.finished:
+            return []
+        self._suspicions.setdefault(member, set()).add(by)
+        # A death is proven within milliseconds; what is still alive after this time has lost its links, not its life.
+        self._deadlines_s.setdefault("suspicion", now + self.config.suspicion_s)
+        return [Log(event="suspect", fields={"member": member, "by": by, "reason": reason})]
+
+    def _end_a_suspect(self) -> list[Command]:
+        """Every agent comes to the same choice; the one that can, acts."""
+        living = {m: by for m, by in self._suspicions.items() if self.is_alive(m)}
+        member = most_suspected(self.view, living) if self.view is not None else None
+        if member is None or member not in self.workers:  # its death has been proven meanwhile, or it is not ours
+            return []
+        by = ", ".join(sorted(self._suspicions[member]))
+        return [Kill(member=member, reason=f"{member} lives, but {by} can not reach it: it is ended and replaced")]
+
+    # ---- failures of the script
+
+    def _on_failed(self, worker: Worker, message: Failed, now: float) -> list[Command]:
+        failure = Failure(
+            member=worker.id,
+            step=message.step,
+            micro_batch=message.micro_batch,
+            signature=message.signature,
+            traceback=message.traceback,
+        )
+        verdict = ends_job(failure, self._failures, committed=self.committed)
+        self._failures.append(failure)
+        fields = {"member": worker.id, "place": failure.place, "signature": failure.signature}
+        log = Log(event="failed", fields={**fields, "traceback": failure.traceback}, say=verdict.reason)
+        if verdict.yes:
+            return [log, *self._finish(1, verdict.reason, failure.traceback)]
+        self._reason(verdict.reason)
+        self._must_leave(worker, now + self.config.leave_timeout_s)
+        return [log]
+
+
+def _death(member: str, source: str, at_s: float, now: float) -> Log:
+    return Log(event="death", fields={"member": member, "detected_by": source, "detected_s": at_s, "handled_s": now})
+
+
+def describe_exit(exit_code: int) -> str:
+    """ "with exit code 3", or "by signal 9"."""
+    return f"by signal {-exit_code}" if exit_code < 0 else f"with exit code {exit_code}"

@@ -1,0 +1,199 @@
+"""The agent's access to the store, which never makes its loop wait: for one node inline, for several through a thread.
+
+Calls and answers only; what is asked for, and what follows from the answer, is decided in `core`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from elastrain.launcher.followed import Followed
+from elastrain.launcher.presence import Lapsed, Presence, Report
+from elastrain.launcher.store import Item, Store, StoreError
+from elastrain.launcher.storethread import Inbox, StoreThread
+from elastrain.launcher.values import NodeRecord, Roster
+from elastrain.launcher.views import JobKeys, decode_roster, decode_view, encode_record
+from elastrain.world import View
+
+T = TypeVar("T")
+LEASE_S = 3.0
+_AGAIN_S = 0.5
+_CLOSE_S = 3.0
+
+
+class Registry(Protocol):
+    """`then` is called with the answer, at once or later, in the agent's loop."""
+
+    def propose(self, view: View, then: Callable[[View | None], None]) -> None:
+        """Answers None where the store does not answer; all other calls are repeated until it does."""
+
+    def put_spec(self, spec: Mapping[str, Any], then: Callable[[dict[str, Any]], None]) -> None: ...
+
+    def put_roster(self, roster: Roster, then: Callable[[Roster], None]) -> None: ...
+
+    def take_number(self, at_least: int, then: Callable[[int], None]) -> None: ...
+
+    def put_record(self, record: NodeRecord) -> None: ...
+
+    def next_deadline_s(self) -> float | None: ...
+
+    def on_tick(self, now: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class LoneRegistry:
+    """A job of one node: the store is in memory, and answers at once."""
+
+    def __init__(self, store: Store, job: str) -> None:
+        self._keys = JobKeys(store, job)
+
+    def propose(self, view: View, then: Callable[[View | None], None]) -> None:
+        then(self._keys.put_view(view))
+
+    def put_spec(self, spec: Mapping[str, Any], then: Callable[[dict[str, Any]], None]) -> None:
+        then(self._keys.put_spec(spec))
+
+    def put_roster(self, roster: Roster, then: Callable[[Roster], None]) -> None:
+        then(self._keys.put_roster(roster))
+
+    def take_number(self, at_least: int, then: Callable[[int], None]) -> None:
+        then(self._keys.take_number("members", at_least=at_least))
+
+    def put_record(self, record: NodeRecord) -> None: ...
+
+    def next_deadline_s(self) -> float | None:
+        return None
+
+    def on_tick(self, now: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """What the store holds now. `absence_counts`: a node that is not there has lost its lease, by all we know."""
+
+    nodes: Mapping[str, NodeRecord]
+    roster: Roster | None
+    spec: Mapping[str, Any] | None
+    view: View | None
+    absence_counts: bool
+
+
+class SharedRegistry:
+    """A job of several nodes. `on_news` hears of every change; `on_trouble` of a store that does not answer."""
+
+    def __init__(
+        self,
+        store: Store,
+        job: str,
+        inbox: Inbox,
+        *,
+        on_news: Callable[[News], None],
+        on_trouble: Callable[[StoreError], None],
+    ) -> None:
+        self._store, self._inbox = store, inbox
+        self._keys = JobKeys(store, job)
+        self._on_news = on_news
+        self._thread = StoreThread(store, inbox)
+        self._followed = Followed(store, inbox, self._keys.prefix, self._on_items, on_trouble)
+        self._presence: Presence | None = None
+        self._items: Mapping[str, Item] | None = None
+        self._distrust_until_s: float | None = None
+        self._again: list[tuple[float, Callable[[], None]]] = []
+        self._roster: Roster | None = None
+        self._spec: Mapping[str, Any] | None = None
+        self._view: View | None = None
+
+    def propose(self, view: View, then: Callable[[View | None], None]) -> None:
+        def answered(answer: View | StoreError) -> None:
+            then(None if isinstance(answer, StoreError) else answer)
+
+        self._thread.call(lambda _: self._keys.put_view(view), answered)
+
+    def put_spec(self, spec: Mapping[str, Any], then: Callable[[dict[str, Any]], None]) -> None:
+        self._until_answered(lambda: self._keys.put_spec(spec), then)
+
+    def put_roster(self, roster: Roster, then: Callable[[Roster], None]) -> None:
+        self._until_answered(lambda: self._keys.put_roster(roster), then)
+
+    def take_number(self, at_least: int, then: Callable[[int], None]) -> None:
+        self._until_answered(lambda: self._keys.take_number("members", at_least=at_least), then)
+
+    def put_record(self, record: NodeRecord) -> None:
+        value = encode_record(record)
+        if self._presence is not None:
+            self._presence.update(value)
+            return
+        key = self._keys.node(record.name)
+        self._presence = Presence(self._store, self._inbox, key, value, LEASE_S, self._on_presence)
+
+    def next_deadline_s(self) -> float | None:
+        dues = [due_s for due_s, _ in self._again]
+        return min(dues + ([self._distrust_until_s] if self._distrust_until_s is not None else []), default=None)
+
+    def on_tick(self, now: float) -> None:
+        due = [call for due_s, call in self._again if due_s <= now]
+        self._again = [(due_s, call) for due_s, call in self._again if due_s > now]
+        for call in due:
+            call()
+        if self._distrust_until_s is not None and self._distrust_until_s <= now:
+            self._distrust_until_s = None
+            if self._items is not None:
+                self._on_items(self._items)
+
+    def close(self) -> None:
+        """Leave the store; who is the last takes the job's keys along."""
+        if self._presence is not None:
+            self._presence.close(_CLOSE_S)
+        self._followed.close()
+        self._thread.call(lambda _: self._keys.remove_all(), lambda _: None)
+        self._thread.close(_CLOSE_S)
+        self._store.close()
+
+    def _until_answered(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        def answered(answer: T | StoreError) -> None:
+            if isinstance(answer, StoreError):
+                self._again.append((time.monotonic() + _AGAIN_S, lambda: self._until_answered(work, then)))
+            else:
+                then(answer)
+
+        self._thread.call(lambda _: work(), answered)
+
+    def _on_presence(self, report: Report) -> None:
+        if isinstance(report, Lapsed):
+            # The store was away, or forgot: everybody's lease may have gone. Give the others time to come back.
+            self._distrust_until_s = time.monotonic() + 2 * LEASE_S
+
+    def _on_items(self, items: Mapping[str, Item]) -> None:
+        self._items = items
+        roster, view = items.get(self._keys.prefix + "roster"), items.get(self._keys.prefix + "view")
+        spec = items.get(self._keys.prefix + "spec")
+        news = News(
+            nodes=self._keys.records(items),
+            roster=decode_roster(roster.value) if roster is not None else None,
+            spec=self._keys.read(spec) if spec is not None else None,
+            view=decode_view(view.value) if view is not None else None,
+            absence_counts=self._distrust_until_s is None,
+        )
+        self._remind(news)
+        self._on_news(news)
+
+    def _remind(self, news: News) -> None:
+        """A store that has lost its data is told again what stood."""
+        if self._view is not None and (news.view is None or news.view.generation < self._view.generation):
+            view = self._view
+            self._thread.call(lambda _: self._keys.put_view(view), lambda _: None)
+        if self._roster is not None and news.roster is None:
+            roster = self._roster
+            self._thread.call(lambda _: self._keys.put_roster(roster), lambda _: None)
+        if self._spec is not None and news.spec is None:
+            spec = self._spec
+            self._thread.call(lambda _: self._keys.put_spec(spec), lambda _: None)
+        self._roster, self._spec = news.roster or self._roster, news.spec or self._spec
+        if news.view is not None and (self._view is None or news.view.generation > self._view.generation):
+            self._view = news.view

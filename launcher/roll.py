@@ -1,0 +1,136 @@
+"""What an agent knows: its workers, the other nodes, the view, how far the job is. The lowest layer of `core`.
+
+State and questions about it; what follows from an event is decided in the layers above.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from elastrain.launcher.faults import Fault
+from elastrain.launcher.messages import Hello
+from elastrain.launcher.values import End, JobConfig, Node, NodeRecord, Roster, Stage, Worker
+from elastrain.membership import Failure
+from elastrain.world import Member, View
+
+WARM_UP = "warm-up "
+
+
+class Roll:
+    """Holds the state; see the module's docstring. `choose` picks one of several members for `member:random`."""
+
+    def __init__(self, config: JobConfig, faults: Sequence[Fault], choose: Callable[[Sequence[str]], str]) -> None:
+        self.config = config
+        self.workers: dict[str, Worker] = {}
+        """This node's, the gone ones too."""
+        self.nodes: dict[str, Node] = {}
+        """The other nodes that take part."""
+        self.record = NodeRecord(name=config.node, incarnation=config.incarnation, workers=config.workers)
+        """What this node says of itself."""
+        self.roster: Roster | None = None
+        self.view: View | None = None
+        self.spec: Mapping[str, Any] | None = None
+        self.holders: Mapping[str, Sequence[str]] = {}
+        self.window = ""
+        self.step: int | None = None
+        self.loss: float | None = None
+        self.samples: int | None = None
+        self.restarts_used = 0
+        self.end: End | None = None
+        self.reasons: list[str] = []
+        self.parked = ""
+        """Why a change of the view waits for the store; empty if none does."""
+        self._holders_step = -1
+        self._choose = choose
+        self._faults = list(faults)
+        self._failures: list[Failure] = []
+        self._suspicions: dict[str, set[str]] = {}
+        self._dead_elsewhere: set[str] = set()
+        self._roster_is_put = False
+        self._proposing = False
+        self._waits_told = ""
+        self._work_is_done = False
+        self._vacancies: deque[tuple[int, str]] = deque()
+        """Slots for which a number is on its way, and of whom."""
+        self._unchecked: list[tuple[Worker, Hello]] = []
+        self._deadlines_s: dict[str, float] = {}
+        """"rendezvous", "last call", "join", "suspicion", "ask again", "warm-up MEMBER", or a member that must leave by
+        itself -> monotonic time."""
+
+    @property
+    def late(self) -> bool:
+        """This node came when the job had begun."""
+        me = self.config
+        return self.roster is not None and self.roster.first_rank(me.node, me.incarnation) is None
+
+    @property
+    def committed(self) -> bool:
+        """Whether a loss can be made good. A node that came late has not seen the first commit, but there was one."""
+        return self.step is not None or self.late
+
+    @property
+    def steps_lost(self) -> int:
+        """Committed steps that some member of this node had to commit again."""
+        return max((worker.redone_steps for worker in self.workers.values()), default=0)
+
+    @property
+    def living(self) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.alive]
+
+    def next_deadline_s(self) -> float | None:
+        return min(self._deadlines_s.values(), default=None)
+
+    def first_unused_number(self) -> int:
+        """No member that this agent has heard of bears it or a later one."""
+        known = [*self.workers, *(self.view.ids if self.view else ())]
+        initial = self.roster.workers if self.roster is not None else 0
+        return max([initial, *(int(member.removeprefix("m")) + 1 for member in known)])
+
+    def is_alive(self, member: str) -> bool:
+        """Not proven dead."""
+        worker = self.workers.get(member)
+        return worker.alive if worker is not None else member not in self._dead_elsewhere
+
+    def _alive_in_view(self) -> list[str]:
+        return [m for m in (self.view.ids if self.view else ()) if self.is_alive(m)]
+
+    def _mine_in_view(self) -> list[Worker]:
+        """This node's living members, in rank order."""
+        found = [self.workers[m] for m in (self.view.ids if self.view else ()) if m in self.workers]
+        return [worker for worker in found if worker.alive]
+
+    def _unfinished(self) -> list[Worker]:
+        return [worker for worker in self._mine_in_view() if not worker.finished]
+
+    def _finishing(self) -> bool:
+        return self._work_is_done or any(worker.finished for worker in self.workers.values())
+
+    def _knows_holders(self) -> bool:
+        """A member of this node reports who holds what: words of members that are gone may be out of date."""
+        return any(worker.step is not None for worker in self._mine_in_view())
+
+    def _silent_nodes(self) -> set[str]:
+        """Nodes with members in the view whose agents do not answer."""
+        names = {member.node for member in (self.view.members if self.view else ())} - {self.config.node}
+        return {name for name in names if name not in self.nodes or not self.nodes[name].linked}
+
+    def _as_member(self, worker: Worker) -> Member:
+        return Member(id=worker.id, node=self.config.node, address=worker.address)
+
+    def _initial(self) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.initial]
+
+    def _all_initial_are_ready(self) -> bool:
+        initial = self._initial()
+        return bool(initial) and all(worker.stage is Stage.READY for worker in initial)
+
+    def _last_traceback(self) -> str:
+        return self._failures[-1].traceback if self._failures else ""
+
+    def _reason(self, text: str) -> None:
+        self.reasons = [*self.reasons, text][-8:]
+
+    def _must_leave(self, worker: Worker, deadline_s: float) -> None:
+        self._deadlines_s.setdefault(worker.id, deadline_s)

@@ -1,0 +1,207 @@
+"""The agent's hold on its workers: processes, channels, watchers. Carries out; what follows is decided in `core`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from elastrain.comm.liveness import Watcher, watch_beacon
+from elastrain.launcher import priority, workers
+from elastrain.launcher.channel import Channel, Received
+from elastrain.launcher.core import Core
+from elastrain.launcher.events import EventLog
+from elastrain.launcher.loop import Loop
+from elastrain.launcher.messages import BadMessageError, Hello, parse
+from elastrain.launcher.values import Command, Start, Tell
+from elastrain.launcher.workers import Logs, Script, Surroundings, WorkerProcess
+
+_RESTORE_AGAIN_S = 0.2
+
+
+@dataclass(kw_only=True)
+class _Seat:
+    """The agent's hold on one worker."""
+
+    process: WorkerProcess
+    channel: Channel | None = None
+    watcher: Watcher | None = None
+    running: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outfit:
+    """What every worker is started with."""
+
+    script: Script
+    common: Surroundings
+    logs: Logs
+
+
+class Seats:
+    """One seat per worker ever started. `do` carries the core's commands out."""
+
+    def __init__(
+        self, loop: Loop, core: Core, log: EventLog, outfit: Outfit, do: Callable[[Sequence[Command]], None]
+    ) -> None:
+        self._loop, self._core, self._log, self._outfit, self._do = loop, core, log, outfit, do
+        self._seats: dict[str, _Seat] = {}
+        self._restore_due_s: dict[str, float] = {}
+        # Filled by watcher threads; the eventfd wakes the loop.
+        self._mutex_deaths: deque[tuple[str, float]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        loop.serve(self._wake, self._on_wake)
+
+    @property
+    def running(self) -> list[str]:
+        return [member for member, seat in self._seats.items() if seat.running]
+
+    def next_deadline_s(self) -> float | None:
+        return min(self._restore_due_s.values(), default=None)
+
+    def on_tick(self, now: float) -> None:
+        for member in [m for m, due_s in self._restore_due_s.items() if due_s <= now]:
+            self.restore_priority(member)
+
+    # ---- carrying out
+
+    def start(self, command: Start) -> None:
+        try:
+            process = workers.start(command, self._outfit.script, self._outfit.common, self._outfit.logs)
+        except OSError as error:
+            self._do(self._core.on_start_failed(command.member, str(error)))
+            return
+        self._seats[command.member] = _Seat(process=process)
+        self._core.workers[command.member].pid = process.pid
+        self._log.write("worker_start", member=command.member, pid=process.pid, slot=command.slot)
+        self._loop.serve(process.pidfd, lambda: self._on_process_end(command.member))
+
+    def tell(self, command: Tell) -> None:
+        seat = self._seats.get(command.member)
+        if seat is None or seat.channel is None:
+            return
+        if not seat.channel.send(command.message):
+            # It may have said its last words before it closed its end.
+            self._on_channel(command.member)
+            self._drop_channel(command.member)
+        elif seat.channel.wants_to_write:
+            self._loop.want_write(seat.channel.sock, True)
+
+    def restore_priority(self, member: str) -> None:
+        self._restore_due_s.pop(member, None)
+        seat = self._seats[member]
+        if seat.running and not priority.restore(seat.process.pid):
+            self._restore_due_s[member] = time.monotonic() + _RESTORE_AGAIN_S
+
+    def signal(self, member: str, number: int) -> None:
+        seat = self._seats.get(member)
+        if seat is not None and seat.running:
+            seat.process.signal_group(number)
+
+    def signal_all(self, number: int) -> None:
+        for member in self._seats:
+            self.signal(member, number)
+
+    def hear_all(self) -> None:
+        """Everything that was said until now: by the dead, why; by the others, who holds what by now."""
+        for member in [m for m, seat in self._seats.items() if seat.channel is not None]:
+            self._on_channel(member)
+
+    def admit(self, member: str, sock: socket.socket) -> str | None:
+        """A proven connection of a worker; returns why it is not taken."""
+        seat = self._seats.get(member)
+        if seat is None or not seat.running or seat.channel is not None:
+            return f"{member} is no worker that this agent waits for"
+        seat.channel = Channel(sock)
+        self._loop.serve(sock, lambda: self._on_channel(member))
+        return None
+
+    def close(self) -> None:
+        """Leave nothing behind, whatever has happened."""
+        for seat in self._seats.values():
+            if seat.running:  # only if the loop itself failed, or the kernel does not let go of the process
+                seat.process.signal_group(signal.SIGKILL)
+            if seat.watcher is not None:
+                seat.watcher.cancel()
+            if seat.channel is not None:
+                seat.channel.close()
+        for seat in self._seats.values():
+            if not seat.running:
+                seat.process.close()
+        # The last to close: watcher threads write to it until they are cancelled.
+        os.close(self._wake)
+
+    # ---- what happens
+
+    def _on_wake(self) -> None:
+        os.eventfd_read(self._wake)
+        while self._mutex_deaths:
+            member, at_s = self._mutex_deaths.popleft()
+            # Who has finished lets its mutex go in peace; its process ends later.
+            if not self._core.workers[member].finished:
+                self._died(member, "mutex", at_s)
+
+    def _on_process_end(self, member: str) -> None:
+        seat = self._seats[member]
+        self._died(member, "pidfd", time.monotonic())
+        self._loop.drop(seat.process.pidfd)
+        exit_code = seat.process.reap()
+        seat.running = False
+        self._drop_channel(member)
+        self._do(self._core.on_exit(member, exit_code, time.monotonic()))
+
+    def _died(self, member: str, source: str, at_s: float) -> None:
+        self.hear_all()
+        self._do(self._core.on_death(member, source, at_s, time.monotonic()))
+
+    def _on_channel(self, member: str) -> None:
+        seat = self._seats[member]
+        channel = seat.channel
+        if channel is None:
+            return
+        alive = channel.flush()
+        try:
+            received = channel.receive()
+            self._hear(member, received)
+        except BadMessageError as problem:
+            self._do(self._core.on_bad_message(member, str(problem)))
+            self._drop_channel(member)
+            return
+        if received.closed or not alive:
+            self._drop_channel(member)
+        elif seat.channel is not None:
+            self._loop.want_write(channel.sock, channel.wants_to_write)
+
+    def _hear(self, member: str, received: Received) -> None:
+        try:
+            for line in received.lines:
+                message = parse(line)
+                if isinstance(message, Hello) and received.fds and self._seats[member].watcher is None:
+                    self._watch_beacon(member, received.fds[0])
+                self._do(self._core.on_message(member, message, time.monotonic()))
+        finally:
+            for fd in received.fds:
+                os.close(fd)
+
+    def _watch_beacon(self, member: str, fd: int) -> None:
+        def on_death(at_s: float) -> None:
+            self._mutex_deaths.append((member, at_s))
+            os.eventfd_write(self._wake, 1)
+
+        try:
+            self._seats[member].watcher = watch_beacon(fd, on_death)
+        except Exception as error:  # a descriptor that is no beacon is the worker's fault, whatever it makes us raise
+            raise BadMessageError(f"its beacon is not usable: {error}") from error
+
+    def _drop_channel(self, member: str) -> None:
+        seat = self._seats[member]
+        if seat.channel is None:
+            return
+        self._loop.drop(seat.channel.sock)
+        seat.channel.close()
+        seat.channel = None
+        self._do(self._core.on_channel_closed(member, time.monotonic()))

@@ -1,0 +1,149 @@
+"""Several nodes simulated on this machine: an agent process each, in a session of its own, and an etcd for them.
+
+A node is lost whole when its workers' process groups and its agent are killed; it is then started again, as somebody
+would start a machine again, and joins as a new node. Processes only; nothing is decided about the job.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import selectors
+import signal
+import socket
+import sys
+from contextlib import ExitStack
+from multiprocessing.process import BaseProcess
+
+from elastrain.errors import ConfigError, ElastrainError
+from elastrain.launcher import rundir
+from elastrain.launcher.embedded import EmbeddedEtcd
+from elastrain.launcher.etcd_config import EtcdConfig
+from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.starting import NodeOrder, Order, report, run_node, say
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_STOP_AGAIN_S = 20.0
+
+
+def run_local_nodes(order: Order) -> int:
+    """Run the order's `nodes_max` nodes here; the exit code. Raises ConfigError."""
+    # A fork server imports torch once for all nodes, while etcd starts.
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(["torch.distributed.elastic.multiprocessing", "elastrain.launcher.agent"])
+    run = rundir.create(order.run_dir, order.job)
+    with ExitStack() as stack:
+        stack.callback(run.secret.unlink, missing_ok=True)
+        nodes = _Nodes(order, run, forks)
+        stack.callback(nodes.close)
+        nodes.warm_up()
+        etcd = EmbeddedEtcd(run.path / "etcd")
+        stack.callback(etcd.close)
+        say(f"job {order.job}, {order.nodes_max} nodes here, {order.workers} workers each; run folder {run.path}")
+        return nodes.run(etcd.endpoint)
+
+
+class _Nodes:
+    """The node processes, until the last has ended."""
+
+    def __init__(self, order: Order, run: RunDir, forks: multiprocessing.context.ForkServerContext) -> None:
+        self._order, self._run, self._forks = order, run, forks
+        self._endpoint = ""
+        self._running: dict[str, BaseProcess] = {}
+        self._restarts = 0
+        self._codes: list[int] = []
+        self._stopped_by = 0
+        self._selector = selectors.DefaultSelector()
+        self._signals, self._signals_in = socket.socketpair()
+        for sock in (self._signals, self._signals_in):
+            sock.setblocking(False)
+
+    def warm_up(self) -> None:
+        from multiprocessing import forkserver
+
+        forkserver.ensure_running()
+
+    def run(self, endpoint: str) -> int:
+        self._endpoint = endpoint
+        for number in _STOP_SIGNALS:
+            signal.signal(number, _noted_elsewhere)
+        signal.set_wakeup_fd(self._signals_in.fileno(), warn_on_full_buffer=False)
+        self._selector.register(self._signals, selectors.EVENT_READ)
+        for index in range(self._order.nodes_max):
+            self._start(f"node{index}")
+        while self._running:
+            for key, _ in self._selector.select(_STOP_AGAIN_S if self._stopped_by else None):
+                if key.fileobj is self._signals:
+                    self._stop(self._signals.recv(64)[-1])
+                else:
+                    self._on_end(key.data)
+        return 128 + self._stopped_by if self._stopped_by else max(self._codes, default=1)
+
+    def close(self) -> None:
+        """Only if something failed here is there anything left to end."""
+        for process in self._running.values():
+            process.terminate()
+        for process in self._running.values():
+            process.join(_STOP_AGAIN_S)
+            process.kill()
+        self._selector.close()
+        signal.set_wakeup_fd(-1)
+        self._signals.close()
+        self._signals_in.close()
+
+    def _start(self, name: str) -> None:
+        node = NodeOrder(
+            name=name, etcd=EtcdConfig(endpoints=(self._endpoint,)), secret_file=self._run.secret, host=None
+        )
+        process = self._forks.Process(target=_node, args=(self._order, node, self._run), name=name)
+        process.start()
+        self._running[name] = process
+        self._selector.register(process.sentinel, selectors.EVENT_READ, name)
+
+    def _on_end(self, name: str) -> None:
+        process = self._running.pop(name)
+        self._selector.unregister(process.sentinel)
+        process.join()
+        code = process.exitcode if process.exitcode is not None else 1
+        if code >= 0:
+            self._codes.append(code)
+        elif self._running and not self._codes and not self._stopped_by and self._restarts < self._order.max_restarts:
+            self._restarts += 1
+            say(f"{name} was lost; it is started again ({self._restarts} of {self._order.max_restarts})")
+            self._start(name)
+        elif not self._running and not self._codes:
+            say("every node was lost, and with them the state")
+            self._codes.append(1)
+
+    def _stop(self, number: int) -> None:
+        if number not in _STOP_SIGNALS:
+            return
+        self._stopped_by = number
+        for process in self._running.values():
+            if process.pid is not None:
+                os.kill(process.pid, number)
+
+
+def _node(order: Order, node: NodeOrder, whole: RunDir) -> None:
+    """The body of a node's process."""
+    os.setsid()
+    _die_with_parent()
+    sys.stdout.flush()
+    run = rundir.of_node(whole, node.name)
+    try:
+        code = report(run_node(order, node, run))
+    except ElastrainError as error:
+        say(f"{node.name}: {error}")
+        code = 2 if isinstance(error, ConfigError) else 1
+    sys.exit(code)
+
+
+def _die_with_parent() -> None:
+    """The fork server ends with the launcher; a node whose launcher is gone would have no etcd."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
+
+
+def _noted_elsewhere(number: int, frame: object) -> None:
+    """The wake-up descriptor has told the loop; this handler only keeps the default action away."""

@@ -1,0 +1,138 @@
+"""From what the operator ordered to a running agent: alone, or as one node of several.
+
+Puts parts together; nothing is decided about the job, and no option is parsed here.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elastrain.errors import ConfigError
+from elastrain.launcher import rundir
+from elastrain.launcher.etcd_config import EtcdConfig
+from elastrain.launcher.faults import Fault
+from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.values import End, JobConfig
+from elastrain.launcher.workers import Logs, Script
+
+if TYPE_CHECKING:
+    from elastrain.launcher.agent import AgentConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What was asked for on the command line, checked."""
+
+    job: str
+    script: Script
+    target: str
+    """The script as it was named: what all nodes of a job have in common."""
+    workers: int = 1
+    nodes_min: int = 1
+    nodes_max: int = 1
+    max_restarts: int = 10
+    run_dir: Path | None = None
+    log_dir: Path | None = None
+    redirects: Mapping[int, int] = field(default_factory=dict)
+    tee: Mapping[int, int] = field(default_factory=dict)
+    join_timeout_s: float = 120.0
+    last_call_s: float = 5.0
+    stop_grace_s: float = 5.0
+    armed: bool = False
+    faults: tuple[Fault, ...] = ()
+
+    def config(self, **of_the_node: object) -> JobConfig:
+        common = {"workers": self.workers, "max_restarts": self.max_restarts, "armed": self.armed}
+        times = {"join_timeout_s": self.join_timeout_s, "last_call_s": self.last_call_s}
+        return JobConfig(**{**common, **times, **of_the_node})  # type: ignore[arg-type]
+
+    def logs(self, run: RunDir) -> Logs:
+        return Logs(folder=(self.log_dir or run.logs).absolute(), redirects=self.redirects, tee=self.tee)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOrder:
+    """What one node of several needs beside that. `host`: its address for others; None: they are all on this machine."""
+
+    name: str
+    etcd: EtcdConfig
+    secret_file: Path
+    host: str | None
+
+
+def run_alone(order: Order) -> End:
+    """One node, a store in memory. Raises ConfigError."""
+    from elastrain.launcher.agent import Agent
+    from elastrain.launcher.store import MemoryStore
+
+    run = rundir.create(order.run_dir, order.job)
+    say(f"job {order.job}, {order.workers} workers; run folder {run.path}")
+    return Agent(_agent_config(order, run), order.config(), run, MemoryStore(), order.faults).run()
+
+
+def run_node(order: Order, node: NodeOrder, run: RunDir | None = None) -> End:
+    """One node of several. `run` is given where the nodes are simulated. Raises ConfigError, StoreError."""
+    from elastrain.launcher.agent import Agent
+    from elastrain.launcher.enrol import Terms, enrol, secret_of
+    from elastrain.launcher.etcd import EtcdStore
+    from elastrain.launcher.sealed import SealedStore
+
+    plain = EtcdStore(node.etcd)
+    try:
+        plain.check()
+        secret = secret_of(plain, order.job, node.secret_file)
+        store = SealedStore(plain, secret)
+        terms = Terms(nodes=f"{order.nodes_min}:{order.nodes_max}", script=order.target)
+        incarnation = enrol(store, order.job, node.name, terms)
+        if run is None:
+            run = rundir.create(order.run_dir, order.job, secret_file=node.secret_file)
+            say(f"job {order.job}, node {node.name}, {order.workers} workers; run folder {run.path}")
+        config = order.config(
+            node=node.name, incarnation=incarnation, nodes_min=order.nodes_min, nodes_max=order.nodes_max
+        )
+        agent = Agent(_agent_config(order, run, node), config, run, store, order.faults)
+    except BaseException:
+        plain.close()
+        raise
+    return agent.run()
+
+
+def _agent_config(order: Order, run: RunDir, node: NodeOrder | None = None) -> AgentConfig:
+    from elastrain.launcher.agent import AgentConfig
+
+    host = node.host if node is not None else None
+    return AgentConfig(
+        job=order.job,
+        script=order.script,
+        logs=order.logs(run),
+        host=host or "127.0.0.1",
+        one_host=host is None,
+        stop_grace_s=order.stop_grace_s,
+    )
+
+
+def address_towards(endpoint: str) -> str:
+    """This machine's address on the way to HOST:PORT: where others on that way reach it. Raises ConfigError."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as sock:
+            sock.connect(address)  # sends nothing
+            return str(sock.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"--rdzv-endpoint {endpoint}: there is no way to it from here ({error})") from None
+
+
+def report(end: End) -> int:
+    """The last words on the screen; the exit code."""
+    say(end.sentence + (f"\n{end.detail.rstrip()}" if end.detail else ""))
+    return end.code
+
+
+def say(text: str) -> None:
+    print(f"elastrain: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,203 @@
+"""How views change: what this agent proposes, and what follows when one stands. A layer of `core`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elastrain.launcher.ending import Ending
+from elastrain.launcher.faults import RANDOM
+from elastrain.launcher.roll import WARM_UP
+from elastrain.launcher.values import (
+    Command,
+    FullPriority,
+    Log,
+    NodeRecord,
+    Propose,
+    PutRecord,
+    PutRoster,
+    Roster,
+    Stage,
+    Tell,
+)
+from elastrain.membership import Outcome, first_view, propose
+from elastrain.world import Member, View
+
+
+class Viewing(Ending):
+    """From the first view to the last."""
+
+    def on_view(self, view: View, now: float) -> list[Command]:
+        """The store holds this view now: ours, or one that was faster."""
+        if self.end is not None or (self.view is not None and view.generation <= self.view.generation):
+            return []
+        first, self.view = self.view is None, view
+        self._deadlines_s.pop("join", None)
+        self._reason(f"generation {view.generation}: {view.reason}")
+        commands: list[Command] = []
+        for worker in self._mine_in_view():
+            if worker.stage is Stage.READY:
+                worker.stage = Stage.MEMBER
+                if self._deadlines_s.pop(WARM_UP + worker.id, None) is not None:
+                    commands.append(FullPriority(member=worker.id))
+        message = view_message(view, holders_known=bool(self.holders))
+        # Members that the view leaves out hear of it too: that is how they learn that they are to end.
+        for worker in [w for w in self.workers.values() if w.stage in (Stage.MEMBER, Stage.FINISHED)]:
+            commands.append(Tell(member=worker.id, message=message))
+            if worker.id not in view:
+                self._must_leave(worker, now + self.config.leave_timeout_s)
+        fields = {"generation": view.generation, "members": list(view.ids), "reason": view.reason}
+        commands.append(Log(event="view", fields=fields, say=_describe(view)))
+        commands += self._arm_random() if first else []
+        return commands + self._settle(now)
+
+    def on_answer(self, view: View | None, now: float) -> list[Command]:
+        """What the store holds after a proposal of this agent: it, or another's. None: the store does not answer."""
+        self._proposing = False
+        if self.end is not None:
+            return []
+        if view is None:
+            return self._park(now)
+        commands: list[Command] = []
+        if self.parked:
+            self.parked = ""
+            commands.append(Log(event="unparked", say="the store answers again: the view can change"))
+        return commands + (self.on_view(view, now) or self._settle(now))
+
+    def _park(self, now: float) -> list[Command]:
+        self._deadlines_s["ask again"] = now + self.config.ask_again_s
+        if self.parked:
+            return []
+        gone = [m for m in (self.view.ids if self.view else ()) if not self.is_alive(m)]
+        what = f"{', '.join(gone)} lost, and " if gone else ""
+        self.parked = f"{what}the store does not answer: the view can not change until it is back"
+        self._reason(self.parked)
+        return [Log(event="parked", fields={"lost": gone, "reason": self.parked}, say=self.parked)]
+
+    def _settle(self, now: float) -> list[Command]:
+        """Whatever the job lacks by now: a roster, its first view, another view."""
+        if self.end is not None:
+            return []
+        if self.roster is None:
+            return self._try_roster(now)
+        return self._try_first_view() if self.view is None else self._edit_view()
+
+    # ---- the beginning
+
+    def _try_roster(self, now: float, *, last_call_is_over: bool = False) -> list[Command]:
+        present = self._present()
+        if self._roster_is_put or len(present) < self.config.nodes_min:
+            self._deadlines_s.pop("last call", None)
+            return []
+        if len(present) < self.config.nodes_max and not last_call_is_over:
+            self._deadlines_s.setdefault("last call", now + self.config.last_call_s)
+            return []
+        self._roster_is_put = True
+        # By name, so that the same nodes get the same ranks whoever was quicker.
+        chosen = sorted(present[: self.config.nodes_max], key=lambda record: (len(record.name), record.name))
+        return [PutRoster(roster=Roster(nodes=tuple(chosen)))]
+
+    def _present(self) -> list[NodeRecord]:
+        """The nodes that are there, in the order in which they came."""
+        present = [self.record, *(node.record for node in self.nodes.values() if node.leased)]
+        return sorted(present, key=lambda record: record.incarnation)
+
+    def _try_first_view(self) -> list[Command]:
+        """All nodes of the roster are ready, and this agent reaches all of their agents."""
+        assert self.roster is not None
+        if self.late or self._proposing or not self._all_initial_are_ready():
+            return []
+        others = [record for record in self.roster.nodes if record.name != self.config.node]
+        seen = [self.nodes.get(record.name) for record in others]
+        if not all(node is not None and node.linked for node in seen):
+            return []
+        commands: list[Command] = []
+        if not self.record.ready and not self.config.alone:
+            ready = tuple(self._as_member(worker) for worker in self._initial())
+            self.record = NodeRecord(**{**vars(self.record), "ready": ready})
+            commands.append(PutRecord(record=self.record))
+        members = self._first_members()
+        if members is not None:
+            self._proposing = True
+            commands.append(Propose(view=first_view(members)))
+        return commands
+
+    def _first_members(self) -> list[Member] | None:
+        """In rank order; None while somebody is missing."""
+        assert self.roster is not None
+        members: list[Member] = []
+        for record in self.roster.nodes:
+            if record.name == self.config.node:
+                members += [self._as_member(worker) for worker in self._initial()]
+            elif self.nodes[record.name].record.ready:
+                members += self.nodes[record.name].record.ready
+            else:
+                return None
+        return members
+
+    # ---- changes
+
+    def _edit_view(self) -> list[Command]:
+        assert self.view is not None
+        if self._proposing or self._finishing() or not self._alive_in_view():
+            return []
+        silent_nodes = self._silent_nodes()
+        gone = [m for m in self.view.ids if not self.is_alive(m) and self._may_remove(m)]
+        silent = [m.id for m in self.view.members if m.node in silent_nodes and self.is_alive(m.id)]
+        if not self._may_judge() and not gone and (silent or any(not self.is_alive(m) for m in self.view.ids)):
+            return []  # others know who holds what: they remove first, and only then may somebody join
+        proposal = propose(
+            self.view,
+            holders=self.holders,
+            dead=gone,
+            suspected=silent if self._may_judge() else (),
+            joining=[self._as_member(w) for w in self.workers.values() if w.stage is Stage.READY],
+        )
+        if proposal.view is not None:
+            self._proposing = True
+            return [Propose(view=proposal.view)]
+        if proposal.outcome is Outcome.LOST:
+            return self._finish(1, proposal.reason, self._last_traceback())
+        if proposal.outcome is Outcome.WAIT and proposal.reason != self._waits_told:
+            self._waits_told = proposal.reason
+            say = f"waiting: {proposal.reason}"
+            return [Log(event="waits", fields={"reason": proposal.reason}, say=say)]
+        return []
+
+    def _may_remove(self, member: str) -> bool:
+        """After the first commit by who knows the holders; before it only where a script has ended by itself."""
+        worker = self.workers.get(member)
+        if worker is not None and worker.exit_code == 0 and not self.committed:
+            return True
+        return self.committed and self._may_judge()
+
+    def _may_judge(self) -> bool:
+        return self.config.alone or self._knows_holders()
+
+    # ---- faults that wait for the first view
+
+    def _arm_random(self) -> list[Command]:
+        """`random` means one member of all: the agent of the first one chooses."""
+        assert self.view is not None
+        waiting, self._faults = self._faults, []
+        commands: list[Command] = []
+        for fault in waiting:
+            if fault.member != RANDOM:
+                self._faults.append(fault)
+            elif self.view.members[0].node == self.config.node:
+                commands += self.inject(fault)[2]
+        return commands
+
+
+def view_message(view: View, *, holders_known: bool) -> dict[str, Any]:
+    """What workers are told of a view."""
+    return {
+        "type": "view",
+        "generation": view.generation,
+        "members": [{"id": m.id, "node": m.node, "address": m.address} for m in view.members],
+        "reason": view.reason,
+        "holders_known": holders_known,
+    }
+
+
+def _describe(view: View) -> str:
+    return f"generation {view.generation}: {view.reason}; members {' '.join(view.ids)}"
