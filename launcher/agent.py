@@ -166,7 +166,8 @@ class Agent:
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
         self._record = replace(self._record, endpoint=f"{host}:{listener.getsockname()[1]}")
         events = LinkEvents(
-            on_link=self._on_link,
+            on_up=lambda node, why: self._on_link(node, why, up=True),
+            on_down=lambda node, why, closed: self._on_link(node, why, up=False, closed=closed),
             on_notice=self._on_notice,
             log_refusal=lambda reason: self._log.write("connection_refused", reason=reason),
         )
@@ -329,9 +330,9 @@ class Agent:
             self._kill_all()
         self._do(self._core.stop(128 + number, f"stopped by {number.name}"))
 
-    def _on_link(self, node: str, up: bool, reason: str) -> None:
+    def _on_link(self, node: str, why: str, *, up: bool, closed: bool = False) -> None:
         self._seats.hear_all()
-        self._do(self._core.on_link(node, up=up, reason=reason, now=time.monotonic()))
+        self._do(self._core.on_link(node, up=up, reason=why, now=time.monotonic(), closed=closed))
         self._forget_the_dead()
 
     def _on_notice(self, node: str, notice: Notice) -> None:

@@ -79,6 +79,8 @@ class Core(Losing):
                 return self._on_join_timeout()
             case "suspicion":
                 return self._end_a_suspect()
+            case "silence":
+                return self._on_silence(now)
             case "ask again":
                 return self._settle(now)
         if name.startswith(WARM_UP):

@@ -82,8 +82,8 @@ def enrol(store: SealedStore, job: str, node: str, terms: Terms) -> int:
     for what, ours in vars(terms).items():
         if agreed.get(what) != ours:
             raise ConfigError(
-                f"a job {job} runs already, with {what} {agreed.get(what)} (here: {ours}): choose another --rdzv-id, or "
-                "start all its nodes alike"
+                f"a job {job} runs already, with {what} {agreed.get(what)} (here: {ours}): choose another --rdzv-id, "
+                "or start all its nodes alike"
             )
     return keys.take_number("incarnations", at_least=1)
 
@@ -93,12 +93,13 @@ def _once_the_name_is_free(keys: JobKeys, store: Store, job: str, node: str) -> 
     return _wait_for(
         lambda: {item.key: item for item in store.list(keys.node("")).items},
         lambda nodes: keys.node(node) not in nodes,
-        f"a node {node} takes part in job {job} already: choose another --rdzv-id for another job, or another --node-name",
+        f"a node {node} takes part in job {job} already: choose another --rdzv-id for another job, or another "
+        "--node-name",
     )
 
 
 def _clear_what_a_dead_job_left(keys: JobKeys, store: Store) -> None:
-    """Its agents were all killed: nobody has taken the keys along. But an outage of the store looks the same at first."""
+    """Its agents were all killed: nobody has taken the keys along. An outage of the store looks the same at first."""
     if store.get(keys.prefix + "roster") is None:
         return
     deadline_s = time.monotonic() + 2 * LEASE_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from elastrain.launcher.messages import Hello
+from elastrain.launcher.requests import fault_fields, fault_message
 from elastrain.launcher.roll import WARM_UP
 from elastrain.launcher.values import (
     Command,
@@ -19,7 +20,6 @@ from elastrain.launcher.values import (
     Worker,
 )
 from elastrain.launcher.viewing import Viewing
-from elastrain.launcher.requests import fault_fields, fault_message
 from elastrain.membership import spec_difference
 
 

@@ -1,4 +1,4 @@
-"""Links between agents: one authenticated TCP connection to each other node, kept up, with heartbeats of their own.
+"""Links between agents: one authenticated TCP connection to each other node, kept up, with heartbeats.
 
 Of two agents the later one dials. Heartbeats are sent by a thread of their own, so that an agent that is busy (it starts
 a worker, say) is not taken for dead. Says who answers and who no longer does; what that means is decided in `core`.
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from elastrain.comm.errors import CommError
 from elastrain.comm.handshake import Handshake, Role, dial
@@ -47,7 +48,8 @@ class _Link:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkEvents:
-    on_link: Callable[[str, bool, str], None]  # node, whether it answers, why
+    on_up: Callable[[str, str], None]  # node, why
+    on_down: Callable[[str, str, bool], None]  # node, why, whether its port is closed: its machine lives, the agent not
     on_notice: Callable[[str, Notice], None]
     log_refusal: Callable[[str], None]
 
@@ -157,7 +159,7 @@ class Links:
         self._loop.serve(sock, lambda: self._on_bytes(link))
         if not link.up:
             link.up = True
-            self._events.on_link(link.record.name, True, "its agent answers")
+            self._events.on_up(link.record.name, "its agent answers")
 
     def _dial(self, link: _Link) -> None:
         """In a thread: whoever is cut off keeps a caller waiting."""
@@ -171,11 +173,10 @@ class Links:
             try:
                 sock = self._connection(link)
             except (OSError, CommError) as error:
-                refused = isinstance(error, ConnectionRefusedError)
-                self._inbox.post(lambda why=str(error): self._on_dial_failed(link, refused, why))  # type: ignore[misc]
+                self._inbox.post(partial(self._on_dial_failed, link, error))
                 self._closed.wait(_DIAL_AGAIN_S)
             else:
-                self._inbox.post(lambda: self._on_dialled(link, sock))
+                self._inbox.post(partial(self._on_dialled, link, sock))
                 return
         link.dialling = False
 
@@ -195,9 +196,9 @@ class Links:
         else:
             self._connect(link, sock)
 
-    def _on_dial_failed(self, link: _Link, refused: bool, why: str) -> None:
-        if link.up and refused and link.channel is None:
-            self._down(link, f"its agent's port is closed ({why})")
+    def _on_dial_failed(self, link: _Link, error: Exception) -> None:
+        if link.up and isinstance(error, ConnectionRefusedError) and link.channel is None:
+            self._down(link, "its agent's port is closed", closed=True)
 
     def _broken(self, link: _Link, why: str) -> None:
         """The connection is gone. Whether the agent is, another attempt tells at once: a dead one's port is closed."""
@@ -211,13 +212,12 @@ class Links:
         try:
             _connected(link.record.endpoint).close()
         except OSError as error:
-            refused = isinstance(error, ConnectionRefusedError)
-            self._inbox.post(lambda why=str(error): self._on_dial_failed(link, refused, why))  # type: ignore[misc]
+            self._inbox.post(partial(self._on_dial_failed, link, error))
 
-    def _down(self, link: _Link, why: str) -> None:
+    def _down(self, link: _Link, why: str, *, closed: bool = False) -> None:
         if link.up:
             link.up = False
-            self._events.on_link(link.record.name, False, why)
+            self._events.on_down(link.record.name, why, closed)
 
     def _hang_up(self, link: _Link) -> None:
         with link.lock:
@@ -238,7 +238,7 @@ class Links:
                 link.heard_s = time.monotonic()
                 if not link.up:
                     link.up = True
-                    self._events.on_link(link.record.name, True, "its agent answers again")
+                    self._events.on_up(link.record.name, "its agent answers again")
             for line in received.lines:
                 self._events.on_notice(link.record.name, read(decode(line)))
         except BadMessageError as problem:

@@ -90,19 +90,26 @@ class Losing(Joining):
         commands += self._settle(now) if self.committed else []
         return commands + self._end_if_nobody_is_left_to_join()
 
-    def on_link(self, name: str, *, up: bool, reason: str, now: float) -> list[Command]:
-        """The agent of another node answers, or no longer does."""
+    def on_link(self, name: str, *, up: bool, reason: str, now: float, closed: bool = False) -> list[Command]:
+        """The agent of another node answers, or no longer does. `closed`: its machine says that it is gone."""
         node = self.nodes.get(name)
         if self.end is not None or node is None or node.linked == up:
             return []
-        node.linked = up
+        node.linked, node.suspected = up, closed and not up
         log = Log(event="link", fields={"node": name, "up": up, "reason": reason})
         if not up and not node.leased:
             return [log, *self._on_node_dead(node, f"its lease is gone, and {reason}", now)]
+        if not up and not closed:
+            self._deadlines_s.setdefault("silence", now + self.config.silence_grace_s)
         return [log, *self._settle(now)]
 
+    def _on_silence(self, now: float) -> list[Command]:
+        for node in self.nodes.values():
+            node.suspected = not node.linked
+        return self._settle(now)
+
     def on_record_gone(self, name: str, now: float) -> list[Command]:
-        """A node's lease has ended. Proof of its death, unless its agent still answers: the store may have been away."""
+        """A node's lease has ended: proof of its death, unless its agent answers (the store may have been away)."""
         node = self.nodes.get(name)
         if self.end is not None or node is None:
             return []

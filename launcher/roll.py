@@ -56,8 +56,8 @@ class Roll:
         """Slots for which a number is on its way, and of whom."""
         self._unchecked: list[tuple[Worker, Hello]] = []
         self._deadlines_s: dict[str, float] = {}
-        """"rendezvous", "last call", "join", "suspicion", "ask again", "warm-up MEMBER", or a member that must leave by
-        itself -> monotonic time."""
+        """"rendezvous", "last call", "join", "suspicion", "silence", "ask again", "warm-up MEMBER", or a member that
+        must leave by itself -> monotonic time."""
 
     @property
     def late(self) -> bool:
@@ -111,7 +111,7 @@ class Roll:
         """A member of this node reports who holds what: words of members that are gone may be out of date."""
         return any(worker.step is not None for worker in self._mine_in_view())
 
-    def _silent_nodes(self) -> set[str]:
+    def _unlinked_nodes(self) -> set[str]:
         """Nodes with members in the view whose agents do not answer."""
         names = {member.node for member in (self.view.members if self.view else ())} - {self.config.node}
         return {name for name in names if name not in self.nodes or not self.nodes[name].linked}

@@ -17,7 +17,6 @@ from typing import Any
 
 from elastrain.errors import ConfigError
 
-
 SECRET_BYTES = 32
 
 
@@ -95,8 +94,9 @@ def runs_folder() -> Path:
 
 
 def create(path: Path | None, job: str, *, secret_file: Path | None = None) -> RunDir:
-    """Make the folder and, unless a file of it is named, the secret. Raises ConfigError if another run's files are there or it can not be made.
+    """Make the folder and, unless a file of it is named, the secret.
 
+    Raises ConfigError if another run's files are there or it can not be made.
     A folder that is there already and not empty keeps its mode, but others must not be able to write into it.
     """
     folder = (path or runs_folder() / job).absolute()

@@ -57,7 +57,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOrder:
-    """What one node of several needs beside that. `host`: its address for others; None: they are all on this machine."""
+    """What one node of several needs beside that. `host`: its address for others; None: all are on this machine."""
 
     name: str
     etcd: EtcdConfig

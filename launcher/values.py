@@ -37,6 +37,8 @@ class JobConfig:
     """How long a joiner warms up at low priority at most: until it is a member, the state has fewer copies."""
     exit_timeout_s: float = 30.0
     """Likewise after its work is finished."""
+    silence_grace_s: float = 0.5
+    """From the first silent node to the judgement: who is cut off itself hears one after the other fall silent."""
     ask_again_s: float = 0.5
     """When a store that did not answer is asked again."""
 
@@ -87,6 +89,8 @@ class Node:
     record: NodeRecord
     linked: bool = False
     """Its agent answers."""
+    suspected: bool = False
+    """It has not answered for long enough: its members may be removed by a majority."""
     leased: bool = True
     """Its lease is alive, as far as the store says."""
 

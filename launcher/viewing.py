@@ -140,17 +140,19 @@ class Viewing(Ending):
         assert self.view is not None
         if self._proposing or self._finishing() or not self._alive_in_view():
             return []
-        silent_nodes = self._silent_nodes()
+        unlinked = self._unlinked_nodes()
         gone = [m for m in self.view.ids if not self.is_alive(m) and self._may_remove(m)]
-        silent = [m.id for m in self.view.members if m.node in silent_nodes and self.is_alive(m.id)]
-        if not self._may_judge() and not gone and (silent or any(not self.is_alive(m) for m in self.view.ids)):
+        if not self._may_judge() and not gone and (unlinked or len(self._alive_in_view()) < len(self.view.members)):
             return []  # others know who holds what: they remove first, and only then may somebody join
+        suspected = {name for name in unlinked if name in self.nodes and self.nodes[name].suspected}
+        silent = [m.id for m in self.view.members if m.node in suspected and self.is_alive(m.id)]
         proposal = propose(
             self.view,
             holders=self.holders,
             dead=gone,
             suspected=silent if self._may_judge() else (),
-            joining=[self._as_member(w) for w in self.workers.values() if w.stage is Stage.READY],
+            # Nobody joins while a node does not answer: joiners must not turn a minority into a majority.
+            joining=[self._as_member(w) for w in self.workers.values() if w.stage is Stage.READY and not unlinked],
         )
         if proposal.view is not None:
             self._proposing = True

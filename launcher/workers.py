@@ -192,5 +192,5 @@ def environment(common: Surroundings, worker: Start) -> dict[str, str]:
 
 
 def agent_address(job: str, node: str | None) -> str:
-    """Where the agent's channel listens: an abstract UNIX address, without the leading NUL. `node` where there are several."""
+    """Where the agent's channel listens: an abstract UNIX address, without the leading NUL. `node`: one of several."""
     return f"elastrain/{job}/agent" + (f"/{node}" if node else "")

@@ -173,8 +173,8 @@ def _check_together(
         raise ConfigError("--standalone means one node, this machine: leave --nnodes and --rdzv-endpoint out")
     if local_nodes is None and nodes_max > 1 and (endpoint is None or job is None):
         raise ConfigError(
-            "several nodes find each other by --rdzv-endpoint HOST:PORT (an etcd) and --rdzv-id: give both on each node, "
-            "or simulate nodes here with --local-nodes"
+            "several nodes find each other by --rdzv-endpoint HOST:PORT (an etcd) and --rdzv-id: give both on each "
+            "node, or simulate nodes here with --local-nodes"
         )
 
 

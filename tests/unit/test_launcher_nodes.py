@@ -1,0 +1,553 @@
+"""What several agents decide together: their cores, one store in memory, and links that the test opens and cuts."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from elastrain.launcher.core import Core
+from elastrain.launcher.faults import Fault
+from elastrain.launcher.messages import Finished, Hello, LostState, Progress, Suspect
+from elastrain.launcher.store import MemoryStore
+from elastrain.launcher.values import (
+    Command,
+    End,
+    JobConfig,
+    Kill,
+    KillNode,
+    Log,
+    NodeRecord,
+    Propose,
+    PutRecord,
+    PutRoster,
+    PutSpec,
+    Start,
+    TakeNumber,
+    Tell,
+    TellNodes,
+)
+from elastrain.launcher.views import JobKeys
+
+NOW = 1000.0
+
+
+class Agent:
+    """One core and what it has been told to do."""
+
+    def __init__(self, cluster: Cluster, name: str, incarnation: int, **config: Any) -> None:
+        settings = {"workers": 1, "nodes_min": 3, "nodes_max": 3, **config}
+        self.core = Core(JobConfig(node=name, incarnation=incarnation, **settings), (), choose=lambda m: m[-1])
+        self.cluster, self.name = cluster, name
+        self.keys = JobKeys(cluster.store, "job")
+        self.done: list[Command] = []
+        self.alive = True
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return self.core.view.ids if self.core.view else ()
+
+    @property
+    def end(self) -> End | None:
+        return self.core.end
+
+    def logged(self, event: str) -> list[Log]:
+        return [c for c in self.done if isinstance(c, Log) and c.event == event]
+
+
+class Cluster:
+    """Agents that reach one another; what they tell the store is answered in the order in which it was asked."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.agents: dict[str, Agent] = {}
+        self.records: dict[str, NodeRecord] = {}
+        self.cut: set[frozenset[str]] = set()
+        self.store_answers = True
+        self.now = NOW
+        self._asked: deque[tuple[Agent, Command]] = deque()
+        self._starts = 0
+
+    def add(self, name: str, **config: Any) -> Agent:
+        self._starts += 1
+        agent = self.agents[name] = Agent(self, name, self._starts, **config)
+        self.put_record(agent, agent.core.record)
+        for other in self.living:
+            if other is not agent:
+                self.do(agent, agent.core.on_record(self.records[other.name], self.now))
+                self.link(agent, other)
+        self.do(agent, agent.core.begin(agent.core.record, self.now))
+        self.answer()
+        roster, view = self.store.get(agent.keys.prefix + "roster"), self.newest
+        if roster is not None:
+            self.do(agent, agent.core.on_roster(agent.keys.put_roster(agent.core.roster or _nobody()), self.now))
+        if view is not None:
+            self.do(agent, agent.core.on_view(view.core.view, self.now))  # type: ignore[arg-type]
+        self.answer()
+        return agent
+
+    @property
+    def newest(self) -> Agent | None:
+        known = [agent for agent in self.agents.values() if agent.core.view is not None]
+        return max(known, key=lambda agent: agent.core.view.generation, default=None)  # type: ignore[union-attr]
+
+    @property
+    def living(self) -> list[Agent]:
+        return [agent for agent in self.agents.values() if agent.alive]
+
+    def link(self, one: Agent, other: Agent) -> None:
+        for here, there in ((one, other), (other, one)):
+            self.do(here, here.core.on_link(there.name, up=True, reason="linked", now=self.now))
+
+    def put_record(self, agent: Agent, record: NodeRecord) -> None:
+        self.records[agent.name] = record
+        for other in self.living:
+            if other is not agent:
+                self.do(other, other.core.on_record(record, self.now))
+
+    def do(self, agent: Agent, commands: Sequence[Command]) -> None:
+        for command in commands:
+            agent.done.append(command)
+            match command:
+                case PutRecord():
+                    self.put_record(agent, command.record)
+                case TellNodes():
+                    for other in self.living:
+                        reached = frozenset((agent.name, other.name)) not in self.cut
+                        if other is not agent and command.node in (None, other.name) and reached:
+                            self.do(other, other.core.on_notice(agent.name, command.message, self.now))
+                case Propose() | PutSpec() | PutRoster() | TakeNumber():
+                    self._asked.append((agent, command))
+
+    def answer(self) -> None:
+        """Everything that was asked of the store, and what follows from it, is dealt with."""
+        while self._asked:
+            agent, command = self._asked.popleft()
+            if not agent.alive:
+                continue
+            match command:
+                case Propose() if not self.store_answers:
+                    self.do(agent, agent.core.on_answer(None, self.now))
+                case Propose():
+                    stands = agent.keys.put_view(command.view)
+                    self.do(agent, agent.core.on_answer(stands, self.now))
+                    for other in self.living:
+                        self.do(other, other.core.on_view(stands, self.now))
+                case PutSpec():
+                    self.do(agent, agent.core.on_spec(agent.keys.put_spec(command.spec), self.now))
+                case PutRoster():
+                    roster = agent.keys.put_roster(command.roster)
+                    for other in self.living:
+                        self.do(other, other.core.on_roster(roster, self.now))
+                case TakeNumber():
+                    number = agent.keys.take_number("members", at_least=agent.core.first_unused_number())
+                    self.do(agent, agent.core.on_number(number, self.now))
+
+    # ---- what happens to nodes and workers
+
+    def say(self, member: str, message: Any) -> None:
+        agent = self.of(member)
+        self.do(agent, agent.core.on_message(member, message, self.now))
+        self.answer()
+
+    def of(self, member: str) -> Agent:
+        return next(agent for agent in self.living if member in agent.core.workers)
+
+    def hello(self, *members: str, **spec: Any) -> None:
+        for member in members:
+            self.say(member, Hello(member=member, pid=1, address=f"unix:{member}", spec=spec or {"seed": 0}))
+
+    def commit(self, step: int, *members: str, holders: dict[str, tuple[str, ...]] | None = None) -> None:
+        for member in members:
+            self.say(member, Progress(step=step, generation=1, holders=holders))
+
+    def die(self, member: str, exit_code: int = -9) -> None:
+        agent = self.of(member)
+        self.do(agent, agent.core.on_death(member, "mutex", self.now, self.now))
+        self.answer()
+        self.do(agent, agent.core.on_exit(member, exit_code, self.now))
+        self.answer()
+
+    def kill_node(self, name: str) -> None:
+        """Power cut: nobody of it says a word; the others find its port closed, later its lease gone."""
+        self.agents[name].alive = False
+        for other in self.living:
+            self.do(other, other.core.on_link(name, up=False, closed=True, reason="port closed", now=self.now))
+        self.answer()
+
+    def lease_goes(self, name: str) -> None:
+        for other in self.living:
+            if other.name != name:
+                self.do(other, other.core.on_record_gone(name, self.now))
+        self.answer()
+
+    def cut_off(self, name: str) -> None:
+        """Its links fall silent, one after the other; it lives, and reaches the store."""
+        for other in self.living:
+            if other.name != name:
+                self.cut.add(frozenset((name, other.name)))
+                self.do(other, other.core.on_link(name, up=False, reason="silence", now=self.now))
+                self.do(self.agents[name], self.agents[name].core.on_link(other.name, up=False, reason="s", now=NOW))
+        self.answer()
+        self.tick(0.6)
+
+    def tick(self, after_s: float) -> None:
+        self.now += after_s
+        for agent in self.living:
+            self.do(agent, agent.core.on_tick(self.now))
+        self.answer()
+
+
+def _nobody() -> Any:
+    from elastrain.launcher.values import Roster
+
+    return Roster(nodes=())
+
+
+ALL = ("m0", "m1", "m2")
+RING: dict[str, tuple[str, ...]] = {"0": ("m0", "m1"), "1": ("m1", "m2"), "2": ("m2", "m0")}
+
+
+def running(**config: Any) -> Cluster:
+    """Three nodes of one worker each, which have committed a step."""
+    cluster = Cluster()
+    for name in ("node0", "node1", "node2"):
+        cluster.add(name, **config)
+    cluster.hello(*ALL)
+    cluster.commit(0, *ALL, holders=RING)
+    return cluster
+
+
+def views_of(cluster: Cluster) -> set[tuple[str, ...]]:
+    return {agent.members for agent in cluster.living}
+
+
+# ---- the beginning
+
+
+def test_workers_start_when_the_last_node_has_come_and_know_their_ranks() -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1"):
+        assert not [c for c in cluster.add(name, workers=2).done if isinstance(c, Start)]
+    cluster.add("node2", workers=2)
+    starts = [c for name in ("node0", "node1", "node2") for c in cluster.agents[name].done if isinstance(c, Start)]
+    assert [(s.member, s.slot, s.rank) for s in starts] == [(f"m{n}", n % 2, n) for n in range(6)]
+    assert {(s.world_size, s.group_world_size) for s in starts} == {(6, 3)}
+    assert [s.group_rank for s in starts] == [0, 0, 1, 1, 2, 2]
+
+
+def test_first_view_needs_the_workers_of_all_nodes() -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1", "node2"):
+        cluster.add(name)
+    cluster.hello("m2", "m0")
+    assert views_of(cluster) == {()}
+    cluster.hello("m1")
+    assert views_of(cluster) == {ALL}
+    assert {m.node for m in cluster.agents["node0"].core.view.members} == {"node0", "node1", "node2"}  # type: ignore[union-attr]
+
+
+def test_between_min_and_max_the_last_call_decides() -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1"):
+        cluster.add(name, nodes_min=2, nodes_max=3, last_call_s=5.0)
+    cluster.tick(4.9)
+    assert cluster.agents["node0"].core.roster is None
+    cluster.tick(0.2)
+    roster = cluster.agents["node1"].core.roster
+    assert roster is not None
+    assert [node.name for node in roster.nodes] == ["node0", "node1"]
+
+
+def test_too_few_nodes_end_with_a_sentence_that_says_who_came() -> None:
+    cluster = Cluster()
+    cluster.add("node0", join_timeout_s=10.0)
+    cluster.add("node1", join_timeout_s=10.0)
+    cluster.tick(10.1)
+    for agent in cluster.agents.values():
+        assert agent.end is not None
+        assert agent.end.code == 1
+        assert agent.end.sentence.startswith("2 of at least 3 nodes came within 10 s (node0, node1): start the others")
+
+
+def test_spec_of_another_node_counts() -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1", "node2"):
+        cluster.add(name)
+    cluster.hello("m0", seed=0)
+    cluster.hello("m1", seed=1)
+    assert {agent.end.sentence for agent in cluster.agents.values() if agent.end} == {
+        "m1 is refused: its seed is 1, the job's is 0: start every worker with the same seed"
+    }
+    assert all(agent.end is not None for agent in cluster.agents.values())
+
+
+def test_node_lost_before_the_first_commit_ends_the_job() -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1", "node2"):
+        cluster.add(name)
+    cluster.kill_node("node1")
+    assert cluster.agents["node0"].end is None
+    cluster.lease_goes("node1")
+    end = cluster.agents["node0"].end
+    assert end is not None
+    assert end.sentence.startswith("node node1 was lost before the first commit")
+
+
+# ---- losses
+
+
+def test_death_on_one_node_makes_one_new_view_for_all_and_its_own_node_starts_another() -> None:
+    cluster = running()
+    cluster.die("m1")
+    assert views_of(cluster) == {("m0", "m2")}
+    assert {agent.core.view.generation for agent in cluster.living} == {2}  # type: ignore[union-attr]
+    assert [c.member for c in cluster.agents["node1"].done if isinstance(c, Start)] == ["m1", "m3"]
+    cluster.hello("m3")
+    assert views_of(cluster) == {("m0", "m2", "m3")}
+
+
+def test_agents_that_propose_for_the_same_loss_agree_on_the_faster_ones_view() -> None:
+    cluster = running()
+    for member in ("m0", "m2"):  # both agents ask before either is answered
+        agent = cluster.of(member)
+        cluster.do(agent, agent.core.on_message(member, Suspect(member="m1", reason="ended", dead=True), NOW))
+    assert sum(isinstance(c, Propose) for agent in cluster.living for c in agent.done if isinstance(c, Propose)) >= 2
+    cluster.answer()
+    assert views_of(cluster) == {("m0", "m2")}
+    assert cluster.agents["node0"].core.view.generation == 2  # type: ignore[union-attr]
+
+
+def test_members_of_a_killed_node_leave_in_one_view_by_the_majority_of_the_others() -> None:
+    cluster = running()
+    cluster.kill_node("node2")
+    assert views_of(cluster) == {("m0", "m1")}
+    assert cluster.agents["node0"].core.view.generation == 2  # type: ignore[union-attr]
+
+
+def test_even_split_waits_for_the_lease() -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1"):
+        cluster.add(name, nodes_min=2, nodes_max=2)
+    cluster.hello("m0", "m1")
+    cluster.commit(0, "m0", "m1", holders={"0": ("m0", "m1")})
+    cluster.kill_node("node1")
+    assert views_of(cluster) == {("m0", "m1")}
+    assert "no strict majority" in cluster.agents["node0"].logged("waits")[0].say
+    cluster.lease_goes("node1")
+    assert views_of(cluster) == {("m0",)}
+
+
+def test_missing_lease_of_a_node_that_still_answers_proves_nothing() -> None:
+    cluster = running()
+    cluster.lease_goes("node1")
+    assert views_of(cluster) == {ALL}
+    cluster.kill_node("node1")
+    assert views_of(cluster) == {("m0", "m2")}
+
+
+def test_isolated_node_can_not_remove_the_majority() -> None:
+    cluster = running()
+    isolated = cluster.agents["node2"]
+    cluster.cut_off("node2")
+    assert cluster.agents["node0"].members == ("m0", "m1")
+    proposals = [c for c in isolated.done if isinstance(c, Propose)]
+    assert all("m0" in c.view.ids and "m1" in c.view.ids for c in proposals)
+
+
+def test_members_that_a_view_leaves_out_are_told_and_ended_if_they_stay() -> None:
+    cluster = running()
+    cluster.cut_off("node2")
+    told = [c for c in cluster.agents["node2"].done if isinstance(c, Tell) and c.message["type"] == "view"]
+    assert [m["id"] for m in told[-1].message["members"]] == ["m0", "m1"]
+    cluster.tick(2.1)
+    assert [c.member for c in cluster.agents["node2"].done if isinstance(c, Kill)] == ["m2"]
+
+
+def test_losing_every_holder_ends_the_job_on_every_node() -> None:
+    cluster = running()
+    cluster.agents["node1"].alive = cluster.agents["node2"].alive = False
+    agent = cluster.agents["node0"]
+    for member in ("m1", "m2"):
+        cluster.do(agent, agent.core.on_message("m0", Suspect(member=member, reason="ended", dead=True), NOW))
+        cluster.answer()
+    assert agent.end is not None
+    assert agent.end.sentence.startswith("1 of 3 shards have no living holder (1; held by m1, m2)")
+
+
+def test_lost_state_seen_by_one_member_ends_all_nodes_with_that_sentence() -> None:
+    cluster = running()
+    cluster.say("m0", LostState(sentence="shard 3 is gone"))
+    assert {(a.end.code, a.end.sentence) for a in cluster.living if a.end} == {(1, "shard 3 is gone")}
+    assert all(agent.end is not None for agent in cluster.living)
+
+
+def test_suspicion_of_a_member_elsewhere_is_judged_by_its_own_agent() -> None:
+    cluster = running()
+    cluster.say("m0", Suspect(member="m1", reason="reset"))
+    cluster.say("m2", Suspect(member="m1", reason="reset"))
+    cluster.tick(1.1)
+    killed = {agent.name: [c.member for c in agent.done if isinstance(c, Kill)] for agent in cluster.living}
+    assert killed == {"node0": [], "node1": ["m1"], "node2": []}
+
+
+def test_agent_whose_members_are_all_gone_does_not_judge_who_holds_what() -> None:
+    cluster = running(max_restarts=0, workers=1)
+    agent = cluster.agents["node1"]
+    before = len([c for c in agent.done if isinstance(c, Propose)])
+    cluster.do(agent, agent.core.on_death("m1", "mutex", NOW, NOW))
+    assert len([c for c in agent.done if isinstance(c, Propose)]) == before
+
+
+# ---- nodes that come later
+
+
+def test_returning_node_joins_as_a_new_member() -> None:
+    cluster = running()
+    cluster.kill_node("node2")
+    cluster.lease_goes("node2")
+    late = cluster.add("node2")
+    starts = [c for c in late.done if isinstance(c, Start)]
+    assert [(s.member, s.warm_up) for s in starts] == [("m3", True)]
+    cluster.hello("m3")
+    assert views_of(cluster) == {("m0", "m1", "m3")}
+
+
+def test_successor_under_the_same_name_proves_the_death_of_what_was_there() -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1"):
+        cluster.add(name, nodes_min=2, nodes_max=2)
+    cluster.hello("m0", "m1")
+    cluster.commit(0, "m0", "m1", holders={"0": ("m0", "m1")})
+    cluster.kill_node("node1")
+    cluster.add("node1", nodes_min=2, nodes_max=2)
+    assert cluster.agents["node0"].members == ("m0",)
+
+
+def test_newcomer_waits_until_its_agent_reaches_every_node_of_the_view() -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1", "node2"):
+        cluster.add(name, nodes_max=4)
+    cluster.tick(5.1)
+    cluster.hello(*ALL)
+    cluster.commit(0, *ALL, holders=RING)
+    late = cluster.add("node3", nodes_max=4)
+    late.core.nodes["node1"].linked = False
+    cluster.hello("m3")
+    assert views_of(cluster) == {ALL}
+    cluster.link(late, cluster.agents["node1"])
+    cluster.answer()
+    assert views_of(cluster) == {(*ALL, "m3")}
+
+
+def test_node_too_many_is_refused_with_the_names_of_those_who_are_there() -> None:
+    cluster = running()
+    late = cluster.add("node3")
+    assert late.end is not None
+    assert late.end.sentence.startswith("the job has all its 3 nodes (node0, node1, node2)")
+    assert all(agent.end is None for agent in cluster.living if agent is not late)
+
+
+# ---- the store away
+
+
+def test_loss_while_the_store_is_away_parks_says_so_and_goes_on_when_it_is_back() -> None:
+    cluster = running()
+    cluster.store_answers = False
+    cluster.die("m1")
+    assert views_of(cluster) == {ALL}
+    for name in ("node0", "node2"):
+        assert [log.say for log in cluster.agents[name].logged("parked")] == [
+            "m1 lost, and the store does not answer: the view can not change until it is back"
+        ]
+    cluster.tick(0.6)
+    assert len(cluster.agents["node0"].logged("parked")) == 1
+    cluster.store_answers = True
+    cluster.tick(0.6)
+    assert views_of(cluster) == {("m0", "m2")}
+    assert cluster.agents["node0"].core.parked == ""
+
+
+# ---- the end
+
+
+def finish(cluster: Cluster, member: str) -> None:
+    agent = cluster.of(member)
+    cluster.say(member, Finished(step=9, digest="d"))
+    cluster.do(agent, agent.core.on_death(member, "pidfd", cluster.now, cluster.now))
+    cluster.do(agent, agent.core.on_exit(member, 0, cluster.now))
+    cluster.answer()
+
+
+def test_first_to_finish_frees_the_members_of_all_nodes() -> None:
+    cluster = running()
+    cluster.say("m1", Finished(step=9, digest="d"))
+    for agent in cluster.living:
+        assert [c.message["type"] for c in agent.done if isinstance(c, Tell)][-1] == "ended"
+
+
+def test_every_node_ends_well_when_its_own_members_have_left() -> None:
+    cluster = running()
+    for member in ALL:
+        finish(cluster, member)
+    assert {(agent.end.code, agent.end.everywhere) for agent in cluster.living if agent.end} == {(0, False)}
+    assert all(agent.end is not None for agent in cluster.living)
+    assert cluster.agents["node2"].core.view.generation == 1  # type: ignore[union-attr]
+
+
+def test_node_that_came_too_late_ends_well_when_the_others_have_finished() -> None:
+    cluster = running()
+    cluster.kill_node("node2")
+    cluster.lease_goes("node2")
+    late = cluster.add("node2")
+    finish(cluster, "m0")
+    assert [c.member for c in late.done if isinstance(c, Kill)] == ["m3"]
+    cluster.do(late, late.core.on_death("m3", "pidfd", NOW, NOW))
+    cluster.do(late, late.core.on_exit("m3", -9, NOW))
+    assert late.end is not None
+    assert late.end.code == 0
+
+
+def test_node_without_workers_left_ends_by_itself_and_the_others_go_on() -> None:
+    cluster = running(max_restarts=0)
+    cluster.die("m1")
+    end = cluster.agents["node1"].end
+    assert end is not None
+    assert (end.code, end.everywhere) == (1, False)
+    assert cluster.agents["node0"].end is None
+
+
+def test_stopping_one_agent_leaves_the_others_running() -> None:
+    cluster = running()
+    agent = cluster.agents["node1"]
+    cluster.do(agent, agent.core.stop(143, "stopped by SIGTERM"))
+    cluster.do(agent, agent.core.on_death("m1", "pidfd", NOW, NOW))
+    cluster.answer()
+    assert cluster.agents["node0"].end is None
+    assert cluster.agents["node0"].members == ("m0", "m2")
+
+
+# ---- faults
+
+
+@pytest.mark.parametrize("asked_at", ["node0", "node1"])
+def test_fault_reaches_its_target_whatever_agent_is_asked(asked_at: str) -> None:
+    cluster = running(armed=True)
+    agent = cluster.agents[asked_at]
+    _, taken, commands = agent.core.inject(Fault(kind="kill", member="m1"))
+    cluster.do(agent, commands)
+    assert taken
+    assert [c.member for c in cluster.agents["node1"].done if isinstance(c, Kill)] == ["m1"]
+
+
+def test_node_as_a_target_kills_that_node_only() -> None:
+    cluster = running(armed=True)
+    agent = cluster.agents["node0"]
+    _, taken, commands = agent.core.inject(Fault(kind="kill", node="node2"))
+    cluster.do(agent, commands)
+    assert taken
+    assert [a.name for a in cluster.living if any(isinstance(c, KillNode) for c in a.done)] == ["node2"]
+    sentence, taken, _ = agent.core.inject(Fault(kind="kill", node="node9"))
+    assert (taken, sentence) == (False, "there is no node node9: there are node0, node1, node2")
