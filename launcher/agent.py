@@ -143,16 +143,15 @@ class Agent:
         refused = lambda reason: self._log.write("connection_refused", reason=reason)  # noqa: E731
         listener = listen_abstract(address)
         handshake = lambda: workers_handshake(self._secret, job)  # noqa: E731
-        self._door = Door(
-            self._loop, listener, handshake, lambda member, sock: self._seats.admit(member, sock), refused
-        )
+        self._seats = Seats(self._loop, self._core, self._log, self._outfit(address), self._do)
+        self._door = Door(self._loop, listener, handshake, self._seats.admit, refused)
         self._open.callback(self._door.close)
         desk = OperatorDesk(self._loop, rundir.listen(self._run), self._answer)
         self._open.callback(desk.close)
         self._registry: Registry = LoneRegistry(self._store, job)
         if not self._job.alone:
             self._join_others()
-        self._seats = Seats(self._loop, self._core, self._log, self._outfit(address), self._do)
+        # The first to close: workers end before anything that they use.
         self._open.callback(self._seats.close)
 
     def _join_others(self) -> None:
@@ -190,7 +189,7 @@ class Agent:
             max_restarts=self._job.max_restarts,
             armed=self._job.armed,
             host=None if self._config.one_host else self._config.host,
-            master=lambda: self._master(),
+            master=self._master,
         )
         return Outfit(script=self._config.script, common=common, logs=self._config.logs)
 

@@ -1,7 +1,8 @@
 """Links between agents: one authenticated TCP connection to each other node, kept up, with heartbeats.
 
-Of two agents the later one dials. Heartbeats are sent by a thread of their own, so that an agent that is busy (it starts
-a worker, say) is not taken for dead. Says who answers and who no longer does; what that means is decided in `core`.
+Of two agents the later one dials. Heartbeats are sent by a thread of their own, so that an agent that is busy (it
+starts a worker, say) is not taken for dead. Says who answers and who no longer does; what that means is decided in
+`core`.
 """
 
 from __future__ import annotations
