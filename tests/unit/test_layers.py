@@ -75,9 +75,9 @@ def test_room_stands_alone(room: str) -> None:
 
 
 def test_launcher_knows_only_the_pure_parts_and_the_handshake() -> None:
-    # comm.handshake and comm.liveness are torch-free: one handshake and one death detector for every socket.
+    # comm.handshake, its errors and comm.liveness are torch-free: one handshake and one death detector for all.
     allowed = {"launcher", "world", "errors", "membership", "placement", "batch"}
-    allowed_comm = {"elastrain.comm.handshake", "elastrain.comm.liveness"}
+    allowed_comm = {"elastrain.comm.handshake", "elastrain.comm.errors", "elastrain.comm.liveness"}
     # What `elastrain offload show` reads and prints: values and text, torch-free too.
     allowed_offload = {"elastrain.offload", "elastrain.offload.profile", "elastrain.offload.errors"}
     for path in _sources(ROOT / "launcher"):
