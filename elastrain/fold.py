@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 Node = tuple[int, int]
 
@@ -58,13 +59,7 @@ class Fold:
 
     def parent(self, node: Node) -> tuple[Node, Node, Node]:
         """`(left, right, parent)` of the family that `node` is a child of. Raises ValueError for the root."""
-        here = self.root
-        while here != node:
-            left, right = split(here)
-            if node in (left, right):
-                return left, right, here
-            here = left if covers(left, node) else right
-        raise ValueError(f"{node} is the root of the fold")
+        return _family(self.runs, node)
 
     def is_node(self, node: Node) -> bool:
         here = self.root
@@ -87,6 +82,17 @@ class Fold:
         elif inside:
             for child in split(node):
                 self._cover(child, wanted, found)
+
+
+@cache  # asked for each lane of each partial; a job has one tree of at most a few thousand nodes
+def _family(runs: int, node: Node) -> tuple[Node, Node, Node]:
+    here = (0, runs)
+    while here != node:
+        left, right = split(here)
+        if node in (left, right):
+            return left, right, here
+        here = left if covers(left, node) else right
+    raise ValueError(f"{node} is the root of the fold")
 
 
 def absorb(
