@@ -44,14 +44,20 @@ class Rejoin:
     member: str
     step: int
     """The first step in which it computed."""
-    stall_s: float
+    entry_stall_s: float
     """Longest wait of a survivor between the view with the newcomer and that step, less its usual wait."""
     standstill_s: float
     """Longest time in which no survivor computed, from that view to the first micro-batch of that step."""
     first_step_stall_s: float | None
-    """The same at the end of the newcomer's first step; None if no step followed."""
+    """Longest wait of a survivor at the end of the newcomer's first step, less its usual wait, and less what the
+    unluckiest member waits beyond its usual at the end of an undisturbed step; None if no step followed."""
     warm_up_s: float
     """From the start of its process to its first micro-batch."""
+
+    @property
+    def stall_s(self) -> float:
+        """The longest wait of a survivor that is owed to the newcomer, wherever it came."""
+        return max(self.entry_stall_s, self.first_step_stall_s or 0.0)
 
 
 # ------------------------------------------------------------------------------------------------------ spans and steps
@@ -210,17 +216,30 @@ def rejoin_of(run: Run, newcomer: str) -> Rejoin | None:
     first = min(work.step for work in works)
     there = [run.members[name] for name in before.members if name in view.members]
     stalls = [_stall_s(run, member, before, view.at_s, first) for member in there]
-    following = [
-        gap - usual_gap_s(run, member, view) for member in there if (gap := boundary_gap_s(member, first)) is not None
-    ]
+    following = _worst_wait_s(run, there, view, first)
     return Rejoin(
         member=newcomer,
         step=first,
-        stall_s=max(stalls, default=0.0),
+        entry_stall_s=max(stalls, default=0.0),
         standstill_s=standstill_s(there, first - 1, view.at_s),
-        first_step_stall_s=max(following, default=None),
+        first_step_stall_s=None if following is None else following - _usual_worst_wait_s(run, there, view),
         warm_up_s=min(work.started_s for work in works) - run.started_s[newcomer],
     )
+
+
+def _worst_wait_s(run: Run, members: Sequence[Member], view: View, step: int) -> float | None:
+    """At the end of `step`, the longest wait of one of these members beyond its usual one."""
+    gaps = [
+        gap - usual_gap_s(run, member, view) for member in members if (gap := boundary_gap_s(member, step)) is not None
+    ]
+    return max(gaps, default=None)
+
+
+def _usual_worst_wait_s(run: Run, members: Sequence[Member], view: View) -> float:
+    """The median of the same over the undisturbed steps of `view`; 0 if there were none."""
+    steps = undisturbed_steps(run, view)
+    found = [_worst_wait_s(run, members, view, step) for step, after in pairwise(steps) if after == step + 1]
+    return statistics.median([worst for worst in found if worst is not None] or [0.0])
 
 
 def _stall_s(run: Run, member: Member, before: View, from_s: float, first: int) -> float:

@@ -106,6 +106,7 @@ def figures(found: Storm, reference: Member, setting: Setting) -> dict[str, Any]
         **_middle_and_worst("standstill_undisturbed_s", standstills),
         **_middle_and_worst("redone_s", [loss.redone_s for loss in losses]),
         **_middle_and_worst("rejoin_stall_s", [rejoin.stall_s for rejoin in rejoins]),
+        **_middle_and_worst("rejoin_entry_s", [rejoin.entry_stall_s for rejoin in rejoins]),
         **_middle_and_worst("rejoin_standstill_s", [rejoin.standstill_s for rejoin in rejoins]),
         **_middle_and_worst("rejoin_first_step_s", _there([rejoin.first_step_stall_s for rejoin in rejoins])),
         **_middle_and_worst("rejoin_after_s", [rejoin.warm_up_s for rejoin in rejoins]),
@@ -171,7 +172,7 @@ def show(losses: Sequence[Loss], rejoins: Sequence[Rejoin]) -> None:
         first = f"{rejoin.first_step_stall_s * 1e3:.0f}" if rejoin.first_step_stall_s is not None else "–"
         print(
             f"{rejoin.member:<8}{rejoin.step:>5}  back after {rejoin.warm_up_s:.1f} s; "
-            f"the others waited {rejoin.stall_s * 1e3:.0f} ms more than usual, {first} after its first step"
+            f"the others waited {rejoin.entry_stall_s * 1e3:.0f} ms more than usual, {first} after its first step"
         )
 
 
