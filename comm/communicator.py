@@ -134,7 +134,13 @@ class Communicator:
         here. All other groups lose the removed members. What is under way ends with Aborted; what had failed works
         again. Raises what Mesh.edit raises, and ValueError for a list that names no member of the view.
         """
-        self._call(lambda: self._edit(generation, members, groups or {}))
+        self.begin_edit(generation, members, groups).wait()
+
+    def begin_edit(
+        self, generation: int, members: Sequence[Peer], groups: Mapping[str, Sequence[str]] | None = None
+    ) -> Work:
+        """As `edit`, without waiting: operations submitted from now on belong to the new view."""
+        return self._call_later(lambda: self._edit(generation, members, groups or {}))
 
     def abort(self, reason: str) -> None:
         """End whatever is under way in any group, on all members, with Aborted; so fails what follows until an edit."""
@@ -188,6 +194,9 @@ class Communicator:
         self._mesh.wake()
 
     def _call(self, call: Callable[[], None]) -> None:
+        self._call_later(call).wait()
+
+    def _call_later(self, call: Callable[[], None]) -> Work:
         work = Work()
 
         def run() -> None:
@@ -199,7 +208,7 @@ class Communicator:
                 work.finish()
 
         self._post(run)
-        work.wait()
+        return work
 
     # The thread
 

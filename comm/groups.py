@@ -59,8 +59,9 @@ class Group:
     def size(self) -> int:
         return len(self.members)
 
-    def barrier(self, *, timeout_s: float | None = None) -> Work:
-        return self._runner.submit(self, Barrier, timeout_s)
+    def barrier(self, *, words: str = "barrier", timeout_s: float | None = None) -> Work:
+        """`words`: what all members must agree about; who does not ends it for all, with Aborted that shows both."""
+        return self._runner.submit(self, lambda seat: Barrier(seat, words), timeout_s)
 
     def roll_call(self, *, timeout_s: float | None = None) -> Work:
         """A barrier in which everybody tells everybody: its Timeout names all that are missing."""

@@ -68,9 +68,8 @@ class Operation(Protocol):
 
 
 class Barrier:
-    words = "barrier"
-
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: Seat, words: str = "barrier") -> None:
+        self.words = words
         self.rounds = algorithms.barrier(seat.rank, seat.world)
 
     def offer(self, number: int) -> torch.Tensor:

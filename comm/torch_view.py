@@ -12,29 +12,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from elastrain.comm.errors import Timeout
 from elastrain.comm.process_group import ProcessGroup
 from elastrain.comm.torch_backend import Session, remember_proofs, session
 from elastrain.comm.values import Peer
+from elastrain.comm.work import Work
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Counts:
+    """What newcomers have to continue: views, steps of `surviving`, groups, by whose number torch names new ones."""
+
+    generation: int
+    steps: int
+    groups: int
+
+    def newest(self, other: _Counts) -> _Counts:
+        mine, others = dataclasses.astuple(self), dataclasses.astuple(other)
+        generation, steps, groups = map(max, mine, others)
+        return _Counts(generation=generation, steps=steps, groups=groups)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Handle:
     peer: Peer
-    generation: int
-
-    def encode(self) -> str:
-        return json.dumps({**dataclasses.asdict(self.peer), "generation": self.generation})
+    counts: _Counts
 
 
 def _decode(text: str) -> _Handle:
     try:
         told = json.loads(text)
-        generation = int(told.pop("generation"))
-        return _Handle(peer=Peer(**told), generation=generation)
+        return _Handle(peer=Peer(**told["peer"]), counts=_Counts(**told["counts"]))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"expected what elastrain.comm.handle() gave, or a rank; got {text[:80]!r} ({error})"
@@ -44,12 +54,19 @@ def _decode(text: str) -> _Handle:
 def handle() -> str:
     """This process as others name it in `reconfigure`: text, to be carried by any means (a store, a pipe, a file).
 
+    It is good until the next step, view or new group: survivors who are to be named to newcomers ask for it anew.
+
     A newcomer first makes itself a default group of one that knows the job's secret:
     `init_process_group("elastrain", store=HashStore(), rank=0, world_size=1, pg_options=Options(secret=…))`.
     """
     current = session()
     me = next(peer for peer in current.peers if peer.id == current.communicator.world.me)
-    return _Handle(peer=me, generation=current.generation).encode()
+    return json.dumps(dataclasses.asdict(_Handle(peer=me, counts=_counts(current))))
+
+
+def _counts(current: Session) -> _Counts:
+    groups = dist.distributed_c10d._world.group_count
+    return _Counts(generation=current.generation, steps=current.steps, groups=groups)
 
 
 def reconfigure(group: dist.ProcessGroup | None, members: Sequence[int | str]) -> None:
@@ -68,22 +85,47 @@ def reconfigure(group: dist.ProcessGroup | None, members: Sequence[int | str]) -
             "only the default group is reconfigured: the others lose its lost members with it,"
             " and a group with newcomers is made by new_group"
         )
-    edit(members)
-    _meet(session())
+    current = session()
+    editing = _begin(current, members)
+    agreement = f"barrier after step {current.steps}, with {dist.distributed_c10d._world.group_count} groups made"
+    met = current.communicator.world.barrier(words=agreement)  # queued behind the edit, in one go with it
+    _finish(current, editing)
+    met.wait()
+    current.agreed = tuple(peer.id for peer in current.peers)
+    current.proven.clear()
 
 
 def edit(members: Sequence[int | str]) -> None:
-    """As `reconfigure`, without the meeting: the others may not have come so far."""
+    """As `reconfigure`, without waiting for the others: they may not have come so far."""
     current = session()
+    _finish(current, _begin(current, members))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Editing:
+    work: Work
+    generation: int
+    peers: tuple[Peer, ...]
+
+
+def _begin(current: Session, members: Sequence[int | str]) -> _Editing:
     remember_proofs(current)
     handles = [_decode(member) for member in members if isinstance(member, str)]
     by_handle = iter(handles)
     peers = tuple(next(by_handle).peer if isinstance(m, str) else _of_rank(current, m) for m in members)
     # The same on all members: each knows a handle of the newest, is of it, or has heard of it.
-    newest = max([current.generation, *(told.generation for told in handles)])
-    generation = max(newest + 1, current.communicator.newest_generation)
-    current.communicator.edit(generation, peers)
-    current.generation, current.peers = generation, peers
+    counts = _counts(current)
+    for told in handles:
+        counts = counts.newest(told.counts)
+    generation = max(counts.generation + 1, current.communicator.newest_generation)
+    work = current.communicator.begin_edit(generation, peers)
+    current.steps, dist.distributed_c10d._world.group_count = counts.steps, counts.groups
+    return _Editing(work=work, generation=generation, peers=peers)
+
+
+def _finish(current: Session, editing: _Editing) -> None:
+    editing.work.wait()
+    current.generation, current.peers = editing.generation, editing.peers
     _renumber(current)
 
 
@@ -99,18 +141,6 @@ def _renumber(current: Session) -> None:
     for group in list(book):
         if isinstance(group, ProcessGroup):
             book[group] = {new_rank[member]: rank for rank, member in enumerate(group.group.members)}
-
-
-def _meet(current: Session) -> None:
-    """Wait for all; and let newcomers count groups and steps as the others do: torch names new groups by number."""
-    world = dist.distributed_c10d._world
-    counts = torch.tensor([world.group_count, current.steps])
-    group = current.communicator.world
-    group.reduce(counts, "max", root=0)
-    group.broadcast(counts, root=0).wait()
-    world.group_count, current.steps = (int(count) for count in counts)
-    current.agreed = tuple(peer.id for peer in current.peers)
-    current.proven.clear()
 
 
 def monitored_barrier(group: dist.ProcessGroup | None = None, *, timeout: datetime.timedelta | None = None) -> None:

@@ -111,6 +111,7 @@ def test_newcomers_are_taken_in_by_the_same_group_and_torch_agrees(tmp_path: Pat
         kept = dist.new_group([0, 1])
         before = dist.group.WORLD
         assert _sum() == 2
+        wire.say(elastrain.comm.handle())
         elastrain.comm.reconfigure(before, [1, 0, *wire.hear()])
         assert dist.group.WORLD is before
         assert dist.get_process_group_ranks(kept) == [1, 0]  # its order is its own, the ranks are the new ones
@@ -125,10 +126,11 @@ def test_newcomers_are_taken_in_by_the_same_group_and_torch_agrees(tmp_path: Pat
 
     with Stage(tmp_path, old=[old, old], new=[new, new], nodes=nodes) as children:
         handles = [child.wire.hear() for child in children]
+        first, second = (child.wire.hear() for child in children[:2])  # a group was made since
         for child in children[:2]:
             child.wire.say(handles[2:])
         for child in children[2:]:
-            child.wire.say([handles[1], handles[0], *handles[2:]])
+            child.wire.say([second, first, *handles[2:]])
         said = [child.wire.hear() for child in children]
         assert [s["rank"] for s in said] == [1, 0, 2, 3]
         for s in said:
@@ -189,6 +191,7 @@ def test_a_model_trained_on_with_a_newcomer_has_equal_replicas(tmp_path: Path) -
     def old(wire: Wire) -> Any:
         model = _model()
         train(DistributedDataParallel(model), 0)
+        wire.say(elastrain.comm.handle())
         elastrain.comm.reconfigure(None, [0, 1, wire.hear()])
         return [train(DistributedDataParallel(model), 3), torch_backend.session().steps]
 
@@ -198,9 +201,10 @@ def test_a_model_trained_on_with_a_newcomer_has_equal_replicas(tmp_path: Path) -
 
     with Stage(tmp_path, old=[old, old], new=[new]) as children:
         handles = [child.wire.hear() for child in children]
+        fresh = [child.wire.hear() for child in children[:2]]
         for child in children[:2]:
             child.wire.say(handles[2])
-        children[2].wire.say(handles)
+        children[2].wire.say([*fresh, handles[2]])
         first, second, third = (child.wire.hear() for child in children)
         assert first == second == third and first[1] == 6
 
