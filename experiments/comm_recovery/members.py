@@ -34,10 +34,13 @@ _c10d: Any = torch._C._distributed_c10d
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """`wall_s`: from the moment the new view was known to the end of the last survivor's first barrier in it.
-    `busiest_s`: processor seconds of the member that used most of them in that time."""
+
+    `busiest_s`, `store_s`: processor seconds in that time of the member that used most, and of the store's process.
+    """
 
     wall_s: float
     busiest_s: float
+    store_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +154,9 @@ def _host_stores(wire: Connection) -> None:
     """The process beside the members, as an agent of a launcher: a new store is there before anybody looks for it."""
     stores = [_c10d.TCPStore(_HOST, 0, None, True, timeout=LIMIT, wait_for_workers=False) for _ in range(3)]
     wire.send([store.port for store in stores])
-    wire.recv()
+    while True:
+        wire.recv()
+        wire.send(time.process_time())
 
 
 def trial(name: str, world: int) -> Trial:
@@ -184,10 +189,20 @@ def trial(name: str, world: int) -> Trial:
         survivors = wires[:-1]
         _tell(survivors)
         _hear(survivors)
+        before_s = _processor_s(agent)
         known_s = time.monotonic()
         _tell(survivors)
         said = _hear(survivors)
-        return Trial(wall_s=max(at_s for at_s, _ in said) - known_s, busiest_s=max(used_s for _, used_s in said))
+        return Trial(
+            wall_s=max(at_s for at_s, _ in said) - known_s,
+            busiest_s=max(used_s for _, used_s in said),
+            store_s=_processor_s(agent) - before_s,
+        )
+
+
+def _processor_s(agent: Connection) -> float:
+    _tell([agent])
+    return float(_hear([agent])[0])
 
 
 def _start(stack: ExitStack, body: Callable[..., None], *values: Any) -> tuple[Connection, Any]:
