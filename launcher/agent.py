@@ -298,6 +298,8 @@ class Agent:
     def _begin_end(self, end: End) -> None:
         self._end = end
         self._log.write("end", exit_code=end.code, reason=end.sentence)
+        if end.job_is_over:
+            self._registry.put_end(end.code, end.sentence)
         running = self._seats.running
         for member in running:
             self._seats.tell(Tell(member=member, message={"type": "stop", "reason": end.sentence}))
@@ -354,6 +356,8 @@ class Agent:
             self._do(self._core.on_view(news.view, now))
         if news.roster is not None:
             self._do(self._core.on_roster(news.roster, now))
+        if news.end is not None:
+            self._do(self._core.on_job_over(*news.end))
         self._links.follow(others)
         for name in gone:
             self._links.hear_all()

@@ -12,7 +12,7 @@ from elastrain.errors import ConfigError
 from elastrain.launcher.faults import make_fault
 from elastrain.launcher.losing import Losing
 from elastrain.launcher.messages import Failed, Finished, Hello, LostState, Message, Note, Phase, Progress, Suspect
-from elastrain.launcher.notices import Ask, Beat, Ended, Exited, Notice, Over, Suspected
+from elastrain.launcher.notices import Ask, Beat, Ended, Exited, Left, Notice, Over, Suspected
 from elastrain.launcher.roll import WARM_UP
 from elastrain.launcher.values import Command, FullPriority, Kill, Log, Worker
 
@@ -55,6 +55,10 @@ class Core(Losing):
                 return self._suspect(notice.member, notice.by, notice.reason, now)
             case Ended():
                 return self._on_ended()
+            case Left():
+                if node in self.nodes:
+                    self.nodes[node].left = True
+                return []
             case Over():
                 return self._on_over(notice)
             case Ask():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastrain.launcher.messages import Finished
-from elastrain.launcher.notices import Ended, Over
+from elastrain.launcher.notices import Ended, Left, Over
 from elastrain.launcher.requests import Requests
 from elastrain.launcher.values import Command, End, Kill, Log, Stage, Tell, TellNodes, Worker
 
@@ -18,14 +18,21 @@ class Ending(Requests):
     def _finish(self, code: int, sentence: str, detail: str = "", *, everywhere: bool = True) -> list[Command]:
         if self.end is not None:
             return []
-        self.end = End(code=code, sentence=sentence, detail=detail, everywhere=everywhere)
+        over = everywhere or (code == 0 and self._finishing())
+        self.end = End(code=code, sentence=sentence, detail=detail, everywhere=everywhere, job_is_over=over)
         self._deadlines_s.clear()
         self._reason(sentence)
-        told = TellNodes(message=Over(code=code, sentence=sentence, detail=detail))
-        return [self.end, *([told] if everywhere and not self.config.alone else [])]
+        if self.config.alone or not (everywhere or code == 0):
+            return [self.end]
+        told = Over(code=code, sentence=sentence, detail=detail) if everywhere else Left()
+        return [self.end, TellNodes(message=told)]
 
     def _on_over(self, notice: Over) -> list[Command]:
         return self._finish(notice.code, notice.sentence, notice.detail, everywhere=False)
+
+    def on_job_over(self, code: int, sentence: str) -> list[Command]:
+        """The store says so: this agent has missed the notice."""
+        return self._on_ended() if code == 0 else self._finish(code, sentence, everywhere=False)
 
     def _on_finished(self, worker: Worker, message: Finished, now: float) -> list[Command]:
         first = not self._finishing()
@@ -44,7 +51,7 @@ class Ending(Requests):
 
     def _on_ended(self) -> list[Command]:
         """A member on another node has passed the end."""
-        if self._finishing():
+        if self._finishing() or self.end is not None:
             return []
         self._work_is_done = True
         commands = self._free_all()

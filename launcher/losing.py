@@ -124,7 +124,7 @@ class Losing(Joining):
             return []
         commands: list[Command] = [Log(event="node_dead", fields={"node": name, "reason": why})]
         on_roster = self.roster is not None and self.roster.first_rank(name, node.record.incarnation) is not None
-        if on_roster and not self.committed and not self._finishing():
+        if on_roster and not self.committed and not self._finishing() and not node.left:
             return commands + self._finish(1, f"node {name} was lost before the first commit: {why}")
         members = [member.id for member in (self.view.members if self.view else ()) if member.node == name]
         return commands + self._lost_elsewhere(members, "lease", now, now)

@@ -39,6 +39,11 @@ class Ended:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Left:
+    """The sender's workers have ended well, and its agent goes: nothing is lost with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Over:
     """The job has ended for everyone."""
 
@@ -56,8 +61,10 @@ class Ask:
     at: str = ""
 
 
-Notice = Beat | Exited | Suspected | Ended | Over | Ask
-_KINDS: dict[str, type[Notice]] = {kind.__name__.lower(): kind for kind in (Beat, Exited, Suspected, Ended, Over, Ask)}
+Notice = Beat | Exited | Suspected | Ended | Left | Over | Ask
+_KINDS: dict[str, type[Notice]] = {
+    kind.__name__.lower(): kind for kind in (Beat, Exited, Suspected, Ended, Left, Over, Ask)
+}
 
 
 def spell(notice: Notice) -> dict[str, Any]:

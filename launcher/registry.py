@@ -38,6 +38,8 @@ class Registry(Protocol):
 
     def put_record(self, record: NodeRecord) -> None: ...
 
+    def put_end(self, code: int, sentence: str) -> None: ...
+
     def next_deadline_s(self) -> float | None: ...
 
     def on_tick(self, now: float) -> None: ...
@@ -65,6 +67,8 @@ class LoneRegistry:
 
     def put_record(self, record: NodeRecord) -> None: ...
 
+    def put_end(self, code: int, sentence: str) -> None: ...
+
     def next_deadline_s(self) -> float | None:
         return None
 
@@ -81,6 +85,8 @@ class News:
     roster: Roster | None
     spec: Mapping[str, Any] | None
     view: View | None
+    end: tuple[int, str] | None
+    """Exit code and sentence, once the job is over."""
     absence_counts: bool
 
 
@@ -132,6 +138,9 @@ class SharedRegistry:
         key = self._keys.node(record.name)
         self._presence = Presence(self._store, self._inbox, key, value, LEASE_S, self._on_presence)
 
+    def put_end(self, code: int, sentence: str) -> None:
+        self._thread.call(lambda _: self._keys.put_once("end", {"code": code, "sentence": sentence}), lambda _: None)
+
     def next_deadline_s(self) -> float | None:
         dues = [due_s for due_s, _ in self._again]
         return min(dues + ([self._distrust_until_s] if self._distrust_until_s is not None else []), default=None)
@@ -172,12 +181,14 @@ class SharedRegistry:
     def _on_items(self, items: Mapping[str, Item]) -> None:
         self._items = items
         roster, view = items.get(self._keys.prefix + "roster"), items.get(self._keys.prefix + "view")
-        spec = items.get(self._keys.prefix + "spec")
+        spec, end = items.get(self._keys.prefix + "spec"), items.get(self._keys.prefix + "end")
+        over = self._keys.read(end) if end is not None else None
         news = News(
             nodes=self._keys.records(items),
             roster=decode_roster(roster.value) if roster is not None else None,
             spec=self._keys.read(spec) if spec is not None else None,
             view=decode_view(view.value) if view is not None else None,
+            end=(over["code"], over["sentence"]) if over is not None else None,
             absence_counts=self._distrust_until_s is None,
         )
         self._remind(news)

@@ -91,6 +91,8 @@ class Node:
     """Its agent answers."""
     suspected: bool = False
     """It has not answered for long enough: its members may be removed by a majority."""
+    left: bool = False
+    """It has gone in good order."""
     leased: bool = True
     """Its lease is alive, as far as the store says."""
 
@@ -224,13 +226,15 @@ class Log:
 class End:
     """The agent ends: stop every worker, then exit with `code`. `detail` (a traceback) follows the sentence.
 
-    `everywhere`: the job is over, other nodes end for the same reason.
+    `everywhere`: the job is over, other nodes end for the same reason. `job_is_over`: it is, for a reason of their own
+    too (the work is done); nodes that come late are to know.
     """
 
     code: int
     sentence: str
     detail: str = ""
     everywhere: bool = True
+    job_is_over: bool = True
 
 
 Command = (

@@ -5,6 +5,7 @@
     /elastrain/<job>/roster          immutable: the nodes that began the job
     /elastrain/<job>/spec            immutable: what every member must have in common
     /elastrain/<job>/view            the newest view
+    /elastrain/<job>/end             how the job ended, until its last node has left
     /elastrain/<job>/members         how many member ids are used up; /incarnations likewise for starts of nodes
     /elastrain/.secrets/<job>        where the job's secret lies; a hint for people, the only value that is not sealed
 

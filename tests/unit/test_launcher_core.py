@@ -283,7 +283,7 @@ def test_plain_scripts_that_end_well_end_the_job_well() -> None:
     job = Job(2)
     assert not of(End, job.die("m0", exit_code=0))
     assert of(End, job.die("m1", exit_code=0)) == [
-        End(code=0, sentence="every worker's script has ended", everywhere=False)
+        End(code=0, sentence="every worker's script has ended", everywhere=False, job_is_over=False)
     ]
 
 

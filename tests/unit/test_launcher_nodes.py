@@ -551,3 +551,26 @@ def test_node_as_a_target_kills_that_node_only() -> None:
     assert [a.name for a in cluster.living if any(isinstance(c, KillNode) for c in a.done)] == ["node2"]
     sentence, taken, _ = agent.core.inject(Fault(kind="kill", node="node9"))
     assert (taken, sentence) == (False, "there is no node node9: there are node0, node1, node2")
+
+
+def test_plain_scripts_may_end_on_one_node_after_the_other() -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1", "node2"):
+        cluster.add(name)
+    for n in range(3):
+        agent = cluster.agents[f"node{n}"]
+        cluster.do(agent, agent.core.on_death(f"m{n}", "pidfd", NOW, NOW))
+        cluster.do(agent, agent.core.on_exit(f"m{n}", 0, NOW))
+        cluster.kill_node(f"node{n}")
+        cluster.lease_goes(f"node{n}")
+    assert [agent.end.code for agent in cluster.agents.values() if agent.end] == [0, 0, 0]
+    assert cluster.agents["node2"].end is not None
+
+
+def test_node_that_learns_from_the_store_that_the_work_is_done_ends_well() -> None:
+    cluster = running()
+    cluster.kill_node("node2")
+    cluster.lease_goes("node2")
+    late = cluster.add("node2")
+    cluster.do(late, late.core.on_job_over(0, "finished after step 9"))
+    assert [c.member for c in late.done if isinstance(c, Kill)] == ["m3"]

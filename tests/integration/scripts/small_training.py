@@ -2,6 +2,8 @@
 
 import argparse
 import sys
+import time
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +48,7 @@ def main() -> None:
     parser.add_argument("--nan-at", type=int, default=-1, help="step whose loss is NaN")
     parser.add_argument("--raise-at", type=int, default=-1, help="step in which the fifth micro-batch raises")
     parser.add_argument("--break-at", type=int, default=-1, help="step after which the loop is left")
+    parser.add_argument("--slow-while", type=Path, help="micro-batches wait a little while this file exists")
     args = parser.parse_args()
     torch.set_num_threads(1)
     backups = args.backups if args.backups == "all" else int(args.backups)
@@ -64,6 +67,8 @@ def main() -> None:
                 loss = loss * float("nan")
             if step.number == args.raise_at and step.micro_batch == 4:
                 raise KeyError(f"a mistake in micro-batch {step.micro_batch}, number {number > 99}")
+            if args.slow_while is not None and args.slow_while.exists():
+                time.sleep(0.15)
             step.backward(loss, weight=float(len(labels)))
         scheduler.step()
         if step.number == args.break_at:

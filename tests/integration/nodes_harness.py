@@ -1,0 +1,147 @@
+"""Starts real jobs of several nodes, kills what the test names, and reads what they log."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from elastrain.launcher import control
+from elastrain.launcher.rundir import RunDir
+from tests.integration.launcher_harness import _in_sessions, until
+from tests.integration.training import SCRIPT, Run, environment
+
+ELASTRAIN = (sys.executable, "-m", "elastrain.launcher")
+
+
+class NodesJob:
+    """One `elastrain run`: all simulated nodes of a job, or one node of it. It trains slowly until `hurry`."""
+
+    def __init__(self, tmp_path: Path, *options: str, arguments: tuple[str, ...], name: str = "run") -> None:
+        self.run = RunDir(path=tmp_path / name)
+        self._slow = tmp_path / "slow"
+        self._slow.touch()
+        self._output = tmp_path / f"{name}.log"
+        command = [*ELASTRAIN, "run", *options, "--run-dir", str(self.run.path), str(SCRIPT)]
+        with self._output.open("wb") as file:
+            self.process = subprocess.Popen(
+                [*command, *arguments, "--slow-while", str(self._slow)],
+                env=environment(),
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> NodesJob:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.process.poll() is None:
+            for pid in self.sessions():
+                _kill_group(pid)
+            self.process.kill()
+            self.process.wait(10)
+
+    def hurry(self) -> None:
+        self._slow.unlink(missing_ok=True)
+
+    def text(self) -> str:
+        return self._output.read_text(errors="replace")
+
+    def events(self, event: str | None = None, **fields: Any) -> list[dict[str, Any]]:
+        if not self.run.events.exists():
+            return []
+        lines = self.run.events.read_text().splitlines(keepends=True)
+        events = [json.loads(line) for line in lines if line.endswith("\n")]
+        wanted = fields | ({"event": event} if event else {})
+        return [e for e in events if all(e.get(name) == value for name, value in wanted.items())]
+
+    def wait(self, event: str, timeout_s: float = 40.0, **fields: Any) -> dict[str, Any]:
+        def found() -> list[dict[str, Any]]:
+            events = self.events(event, **fields)
+            assert events or self.process.poll() is None, self.text()
+            return events
+
+        return until(found, timeout_s, f"{event} {fields}\n{self.text()}")[0]
+
+    def wait_members(self, *nodes: str, after: int, timeout_s: float = 40.0) -> int:
+        """A view later than generation `after` whose members are on these nodes, one on each; its generation."""
+
+        def found() -> int:
+            assert self.process.poll() is None, self.text()
+            state = self.status()
+            here = sorted(m["node"] for m in state["members"] if m["rank"] is not None)
+            return int(state["generation"]) if state["generation"] > after and here == sorted(nodes) else 0
+
+        return until(found, timeout_s, f"{nodes} after generation {after}\n{self.text()}")
+
+    def wait_step(self, step: int, timeout_s: float = 40.0) -> None:
+        def reached() -> bool:
+            assert self.process.poll() is None, self.text()
+            return bool((self.status()["step"] or 0) >= step)
+
+        self.wait("view", timeout_s)
+        until(reached, timeout_s, f"step {step}\n{self.text()}")
+
+    def status(self) -> dict[str, Any]:
+        return control.state(self.run)
+
+    def agent(self, node: str) -> int:
+        return int(self.events("start", source=f"agent:{node}")[-1]["pid"])
+
+    def sessions(self) -> list[int]:
+        """Leaders of all process groups of the job: agents and workers."""
+        return [e["pid"] for e in self.events() if e["event"] in ("start", "worker_start")]
+
+    def kill_node(self, node: str) -> None:
+        """Every worker's group and the agent, at once."""
+        workers = [e["pid"] for e in self.events("worker_start", source=f"agent:{node}")]
+        for pid in [self.agent(node), *workers]:
+            _kill_group(pid)
+
+    def inject(self, target: str) -> None:
+        answer = control.ask(self.run, {"type": "inject", "class": "kill", "target": target, "at": None})
+        assert answer["ok"], answer
+
+    def signal_etcd(self, number: int) -> None:
+        os.kill(self.etcd(), number)
+
+    def etcd(self) -> int:
+        """The embedded server's process."""
+        data = str(self.run.path / "etcd" / "data").encode()
+        return next(int(p.parent.name) for p in Path("/proc").glob("[0-9]*/cmdline") if data in _bytes(p))
+
+    def finish(self, timeout_s: float = 60.0) -> Run:
+        self.hurry()
+        code = self.process.wait(timeout_s)
+        return Run(code, self.text(), self.run.path)
+
+    def assert_nothing_left(self) -> None:
+        """No process of the job, no socket, no secret of the run's own."""
+        sessions = set(self.sessions()) | {self.process.pid}
+        until(lambda: not _in_sessions(sessions), 3, f"end of {_in_sessions(sessions)}")
+        folder = str(self.run.path).encode()
+        left = [p.parent.name for p in Path("/proc").glob("[0-9]*/cmdline") if folder in _bytes(p)]
+        assert not left
+        job = self.events("start")[0]["job"]
+        assert f"elastrain/{job}/" not in Path("/proc/net/unix").read_text()
+        names = {path.name for path in self.run.path.rglob("*")}
+        assert not names & {"control.sock", "secret", "etcd"}
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it has just ended
+        return b""
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,188 @@
+"""Real jobs of several nodes with a real etcd: workers and whole nodes are killed and come back; no bit differs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastrain.launcher.embedded import EmbeddedEtcd
+from elastrain.launcher.etcd import EtcdStore
+from elastrain.launcher.etcd_config import EtcdConfig
+from tests.integration.launcher_harness import until
+from tests.integration.nodes_harness import ELASTRAIN, NodesJob
+from tests.integration.training import SCRIPT, assert_equal_to_undisturbed, environment
+
+pytestmark = pytest.mark.slow
+ARGUMENTS = ("--steps", "60", "--backups", "1")
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where an etcd of nobody's job listens."""
+    server = EmbeddedEtcd(tmp_path_factory.mktemp("etcd"))
+    yield server.endpoint
+    server.close()
+
+
+def test_worker_killed_then_a_node_killed_then_both_return_and_nothing_is_left(tmp_path: Path) -> None:
+    with NodesJob(tmp_path, "--local-nodes", "3", "--inject", arguments=ARGUMENTS) as job:
+        job.wait_step(3)
+        first = job.status()
+        assert [m["node"] for m in first["members"]] == ["node0", "node1", "node2"]
+        job.inject("member:m1")
+        generation = job.wait_members("node0", "node1", "node2", after=1)
+        job.inject("node:node2")
+        generation = job.wait_members("node0", "node1", after=generation)
+        generation = job.wait_members("node0", "node1", "node2", after=generation)
+        members = [m["id"] for m in job.status()["members"]]
+        assert members == ["m0", "m3", "m4"]
+        run = job.finish()
+        assert_equal_to_undisturbed(run, *ARGUMENTS)
+        assert set(run.digests) == {"m0", "m3", "m4"}
+        job.assert_nothing_left()
+    left = job.status()
+    assert (left["state"], left["exit_code"], left["steps_lost"]) == ("finished", 0, 0)
+    assert [m["id"] for m in left["members"]] == members
+
+
+def test_worker_and_another_node_killed_at_the_same_time(tmp_path: Path) -> None:
+    arguments = ("--steps", "40", "--backups", "3")
+    options = ("--local-nodes", "3", "--nproc-per-node", "2", "--max-restarts", "0")
+    with NodesJob(tmp_path, *options, arguments=arguments) as job:
+        job.wait_step(3)
+        victim = next(e["pid"] for e in job.events("worker_start", source="agent:node0") if e["slot"] == 1)
+        os.kill(victim, signal.SIGKILL)
+        job.kill_node("node1")
+        run = job.finish()
+        assert_equal_to_undisturbed(run, *arguments)
+        assert len(run.digests) == 3
+        job.assert_nothing_left()
+
+
+def test_etcd_outage_stops_no_step_and_a_loss_during_it_waits_until_it_is_over(tmp_path: Path) -> None:
+    with NodesJob(tmp_path, "--local-nodes", "3", "--inject", arguments=ARGUMENTS) as job:
+        job.wait_step(2)
+        job.signal_etcd(signal.SIGSTOP)
+        stopped_at = job.status()["step"]
+        job.wait_step(stopped_at + 4)
+        job.inject("member:m1")
+        parked = job.wait("parked")
+        assert parked["lost"] == ["m1"]
+        assert "m1 lost, and the store does not answer" in job.text()
+        assert job.status()["generation"] == 1
+        job.signal_etcd(signal.SIGCONT)
+        job.wait("view", generation=2)
+        assert job.wait("unparked")["t"] > parked["t"]
+        run = job.finish()
+        assert_equal_to_undisturbed(run, *ARGUMENTS)
+        job.assert_nothing_left()
+
+
+def node_options(etcd: str, tmp_path: Path, name: str, nodes: str = "2:3", job: str = "separate") -> tuple[str, ...]:
+    secret = ("--secret-file", str(tmp_path / "secret"))
+    return ("--nnodes", nodes, "--rdzv-endpoint", etcd, "--rdzv-id", job, "--node-name", name, *secret)
+
+
+def test_nodes_of_separate_commands_one_of_them_late_one_killed_leave_no_key(tmp_path: Path, etcd: str) -> None:
+    def node(name: str) -> NodesJob:
+        options = (*node_options(etcd, tmp_path, name), "--last-call", "0.5", "--inject")
+        return NodesJob(tmp_path, *options, arguments=ARGUMENTS, name=name)
+
+    with node("a") as a, node("b") as b:
+        a.wait_step(2)
+        with node("c") as c:
+            generation = a.wait_members("a", "b", "c", after=1)
+            b.kill_node("b")
+            a.wait_members("a", "c", after=generation)
+            b.process.wait(5)
+            at_a, at_c = a.finish(), c.finish()
+            assert_equal_to_undisturbed(at_a, *ARGUMENTS)
+            assert (at_a.digests.keys(), at_c.exit_code) == ({"m0"}, 0)
+            assert set(at_a.digests.values()) == set(at_c.digests.values())
+            for job in (a, c):
+                job.assert_nothing_left()
+    store = EtcdStore(EtcdConfig(endpoints=(etcd,)))
+    until(lambda: not store.list("/elastrain/").items, 5, f"no key left: {store.list('/elastrain/').items}")
+    store.close()
+
+
+def refused(tmp_path: Path, *options: str, name: str = "refused") -> str:
+    """The one sentence that a wrong command ends with."""
+    command = [*ELASTRAIN, "run", *options, "--run-dir", str(tmp_path / name), str(SCRIPT), *ARGUMENTS]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=40)
+    assert done.returncode in (1, 2), done.stderr
+    assert "Traceback" not in done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("elastrain: ")]
+    return said[-1].removeprefix("elastrain: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--nnodes", "3:2"), "--nnodes 3:2: MIN must be 1 or more, and at most MAX"),
+        (("--nnodes", "0"), "--nnodes 0: MIN must be 1 or more"),
+        (("--nnodes", "two"), "--nnodes 'two': write N, or MIN:MAX"),
+        (("--nnodes", "2"), "several nodes find each other by --rdzv-endpoint HOST:PORT"),
+        (("--local-nodes", "2", "--nnodes", "2"), "--local-nodes excludes --standalone, --nnodes and --rdzv-endpoint"),
+        (("--standalone", "--nnodes", "2"), "--standalone means one node"),
+        (("--local-ranks-filter", "one"), "--local-ranks-filter 'one': write local ranks"),
+    ],
+)
+def test_nodes_that_can_not_be_are_refused_in_one_sentence(
+    tmp_path: Path, options: tuple[str, ...], sentence: str
+) -> None:
+    assert refused(tmp_path, *options).startswith(sentence)
+
+
+def test_unreachable_etcd_and_wrong_tls_files_are_refused(tmp_path: Path, etcd: str) -> None:
+    options = node_options("127.0.0.1:1", tmp_path, "a")
+    assert refused(tmp_path, *options).startswith("etcd at 127.0.0.1:1 does not answer")
+    wrong = tmp_path / "ca.pem"
+    wrong.write_text("no certificate\n")
+    sentence = refused(tmp_path, *node_options(etcd, tmp_path, "a"), "--etcd-ca", str(wrong))
+    assert sentence.startswith(f"{wrong} is no file of CA certificates")
+
+
+def test_too_few_nodes_a_lacking_secret_and_a_second_job_of_the_same_id(tmp_path: Path, etcd: str) -> None:
+    few = (*node_options(etcd, tmp_path, "a", nodes="2", job="few"), "--join-timeout", "8")
+    with NodesJob(tmp_path, *few, arguments=ARGUMENTS, name="first") as first:
+        first.wait("start")
+        lacking = (*few[:-4], "--secret-file", str(tmp_path / "elsewhere"))
+        sentence = refused(tmp_path, *lacking, name="second")
+        assert sentence.startswith("this node has no secret for job few: copy ")
+        assert f"{tmp_path / 'secret'} to {tmp_path / 'elsewhere'}" in sentence
+        other = node_options(etcd, tmp_path, "b", nodes="3", job="few")
+        assert refused(tmp_path, *other, name="third").startswith("a job few runs already, with nodes 2:2 (here: 3:3)")
+        assert first.process.wait(30) == 1
+        assert "1 of at least 2 nodes came within 8 s (a): start the others" in first.text()
+
+
+def test_what_scripts_are_told_about_several_nodes(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    script.write_text(
+        "import json, os, pathlib, sys\n"
+        f"told = {{name: os.environ[name] for name in {names!r}}}\n"
+        "pathlib.Path(sys.argv[1], 'rank' + told['RANK']).write_text(json.dumps(told))\n"
+    )
+    command = [*ELASTRAIN, "run", "--local-nodes", "2", "--nproc-per-node", "2", "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(
+        [*command, str(script), str(tmp_path)], env=environment(), capture_output=True, text=True, timeout=40
+    )
+    assert done.returncode == 0, done.stderr
+    told = [json.loads((tmp_path / f"rank{rank}").read_text()) for rank in range(4)]
+    assert [(t["RANK"], t["LOCAL_RANK"], t["GROUP_RANK"]) for t in told] == [
+        ("0", "0", "0"),
+        ("1", "1", "0"),
+        ("2", "0", "1"),
+        ("3", "1", "1"),
+    ]
+    assert {(t["WORLD_SIZE"], t["GROUP_WORLD_SIZE"], t["MASTER_ADDR"], t["MASTER_PORT"]) for t in told} == {
+        ("4", "2", "127.0.0.1", told[0]["MASTER_PORT"])
+    }
