@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
 from elastrain.offload.notes import NoteLock
-from elastrain.offload.records import Record
+
+
+class Watched(weakref.ref[torch.UntypedStorage]):
+    """Counted memory. `size_bytes` is 0 once it is not counted any more. Whoever had it watched holds on to this."""
+
+    __slots__ = ("size_bytes",)
+    size_bytes: int
 
 
 class Account:
@@ -18,34 +22,26 @@ class Account:
 
     def __init__(self, lock: NoteLock, changed: Callable[[], None]) -> None:
         self.live_bytes = 0
-        self._lock = weakref.ref(lock)
         self._changed = changed
-        self._keys = itertools.count()
-        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        weak_lock, weak_self = weakref.ref(lock), weakref.ref(self)
 
-    def watch(self, record: Record, storage: torch.UntypedStorage) -> None:
-        """Count memory until it dies, or until the record that it was saved for is gone."""
-        key, size_bytes = next(self._keys), storage.nbytes()
-        self._alive[key] = weakref.ref(storage, self._leaves_note(partial(self._gone, key, size_bytes)))
-        record.watched.append((key, size_bytes))
-        self._add(size_bytes)
+        def died(watched: Watched) -> None:
+            if (lock := weak_lock()) is not None and (account := weak_self()) is not None:
+                lock.later(lambda: account.forget(watched))
 
-    def forget(self, record: Record) -> None:
-        """The record is gone: what is left of its memory belongs to others."""
-        for key, size_bytes in record.watched:
-            self._gone(key, size_bytes)
+        self._died = died
 
-    def _leaves_note(self, note: Callable[[], None]) -> Callable[[object], None]:
-        weak_lock = self._lock
+    def watch(self, storage: torch.UntypedStorage) -> Watched:
+        """Count memory until it dies, or until it is to be forgotten."""
+        watched = Watched(storage, self._died)
+        watched.size_bytes = storage.nbytes()
+        self._add(watched.size_bytes)
+        return watched
 
-        def finalizer(_: object) -> None:
-            if (lock := weak_lock()) is not None:
-                lock.later(note)
-
-        return finalizer
-
-    def _gone(self, key: int, size_bytes: int) -> None:
-        if self._alive.pop(key, None) is not None:
+    def forget(self, watched: Watched) -> None:
+        """The memory is gone, or belongs to others only."""
+        size_bytes, watched.size_bytes = watched.size_bytes, 0
+        if size_bytes:
             self._add(-size_bytes)
 
     def _add(self, more_bytes: int) -> None:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
 from dataclasses import dataclass
 
 import torch
 
 from elastrain.offload.engines.port import PAGE_BYTES, round_up
 
-HUGE_PAGES_FROM_BYTES = 2 << 20
+HUGE_PAGE_BYTES = 2 << 20
+_ZEROS = bytes(PAGE_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +33,25 @@ class Lease:
 
 def lease(*, size_bytes: int, shift_bytes: int) -> Lease:
     """Memory for a storage of `size_bytes` that starts `shift_bytes` after a page boundary."""
-    length_bytes = round_up(shift_bytes + size_bytes)
-    memory = mmap.mmap(-1, length_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if length_bytes >= HUGE_PAGES_FROM_BYTES:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    image = memoryview(memory)
+    image = _pages(round_up(shift_bytes + size_bytes))
     inside = image[shift_bytes : shift_bytes + size_bytes]
     return Lease(image=image, storage=torch.frombuffer(inside, dtype=torch.uint8).untyped_storage())
+
+
+def _pages(length_bytes: int) -> memoryview:
+    """Fresh pages, huge ones as far as they are filled: the kernel has 512 times fewer of them to hand out and pin."""
+    huge_bytes = length_bytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+    if not huge_bytes:
+        return memoryview(_anonymous(length_bytes))
+    # Address space costs nothing: enough of it to start at the boundary of a huge page.
+    memory = _anonymous(length_bytes + HUGE_PAGE_BYTES)
+    start_bytes = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE_PAGE_BYTES
+    memory.madvise(mmap.MADV_HUGEPAGE, start_bytes, huge_bytes)
+    return memoryview(memory)[start_bytes : start_bytes + length_bytes]
+
+
+def _anonymous(length_bytes: int) -> mmap.mmap:
+    return mmap.mmap(-1, length_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def shift_of(storage: torch.UntypedStorage) -> int:
@@ -59,18 +73,30 @@ def image_of(storage: torch.UntypedStorage, shift_bytes: int) -> memoryview:
 def page_image(payload: memoryview, shift_bytes: int) -> list[memoryview]:
     """`payload` as page-aligned views: a copied first page, the pages between without a copy, a copied last page.
 
-    Only the payload's own bytes leave the process: what lies beside it in its first and last page is left zero.
+    Only the payload's own bytes leave the process: what lies beside it in its first and last page is left zero. The
+    copied pages hold until the next call in the same thread.
     """
     head_bytes = min((PAGE_BYTES - shift_bytes) % PAGE_BYTES, payload.nbytes)
     tail_bytes = (payload.nbytes - head_bytes) % PAGE_BYTES
     inner = payload[head_bytes : payload.nbytes - tail_bytes]
-    views = [_page(payload[:head_bytes], shift_bytes)] if head_bytes else []
+    views = [_filled(_SCRATCH.head, payload[:head_bytes], shift_bytes)] if head_bytes else []
     views += [inner] if inner.nbytes else []
-    return views + ([_page(payload[payload.nbytes - tail_bytes :], 0)] if tail_bytes else [])
+    return views + ([_filled(_SCRATCH.tail, payload[payload.nbytes - tail_bytes :], 0)] if tail_bytes else [])
 
 
-def _page(part: memoryview, at_bytes: int) -> memoryview:
-    page = memoryview(mmap.mmap(-1, PAGE_BYTES))
+class _Scratch(threading.local):
+    """Two pages of each thread."""
+
+    def __init__(self) -> None:
+        pages = memoryview(_anonymous(2 * PAGE_BYTES))
+        self.head, self.tail = pages[:PAGE_BYTES], pages[PAGE_BYTES:]
+
+
+_SCRATCH = _Scratch()
+
+
+def _filled(page: memoryview, part: memoryview, at_bytes: int) -> memoryview:
+    page[:] = _ZEROS
     page[at_bytes : at_bytes + part.nbytes] = part
     return page
 

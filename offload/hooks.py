@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import time
 import warnings
 import weakref
@@ -25,7 +26,7 @@ from elastrain.offload.engines.posix import PosixEngine, check_directory
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.identity import Handle, Kept, record_of, remember, stays_because
 from elastrain.offload.keeper import Keeper
-from elastrain.offload.modules import ModuleTrail, TrailHooks, untraced
+from elastrain.offload.modules import COMPILER, ModuleTrail, TrailHooks, untraced
 from elastrain.offload.planner import Planner
 from elastrain.offload.profile import Place, Profile, ProfileFile, default_file
 from elastrain.offload.stats import OffloadStats
@@ -215,16 +216,16 @@ class ActivationOffload:
         if isinstance(saved, Kept):
             return saved.tensor()
         saved.watch.check()
-        if not self._warned_of_compile:
-            self._warn_of_compile(saved)
+        if not self._warned_of_compile and COMPILER in sys.modules:
+            self._warn_of_compile(saved.record.module)
         return saved.view.of(self._open().need(saved.record))
 
-    def _warn_of_compile(self, saved: Handle) -> None:
+    def _warn_of_compile(self, module: str) -> None:
         node = torch._C._current_autograd_node()
         if node is not None and node.name() == COMPILED_NODE:
             self._warned_of_compile = True
             warnings.warn(
-                f"the compiled region around {saved.record.module} asks for all its saved tensors at once: they come "
+                f"the compiled region around {module} asks for all its saved tensors at once: they come "
                 f"back with the same bits, but its backward needs as much memory as without offload; compile smaller "
                 f"regions",
                 stacklevel=2,

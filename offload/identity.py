@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 import torch
 
@@ -20,8 +21,7 @@ _STAYS = "_elastrain_offload_stays"
 DEVICES = frozenset({"cpu", "cuda"})
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """How a tensor looks at its storage."""
 
     dtype: torch.dtype
@@ -31,14 +31,26 @@ class View:
 
     def of(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """The tensor, over memory that holds the same bytes."""
-        tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
-        with torch.no_grad():
-            return tensor.set_(storage, self.offset, self.shape, self.stride)
+        return torch.empty(0, dtype=self.dtype, device=storage.device).set_(
+            storage, self.offset, self.shape, self.stride
+        )
 
 
 def view_of(tensor: torch.Tensor) -> View:
     """Dtype, offset, shape and strides, exactly."""
     return View(tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
+
+
+@cache
+def _nothing(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype, device=device)
+
+
+def _changed(module: str, version: int, now: int) -> ModifiedInPlaceError:
+    return ModifiedInPlaceError(
+        f"a tensor saved for backward in {module} was changed in place afterwards (it is at version {now}, saved at "
+        f"version {version}): its gradient would be wrong; replace the in-place operation"
+    )
 
 
 class VersionWatch:
@@ -48,35 +60,34 @@ class VersionWatch:
 
     def __init__(self, tensor: torch.Tensor, module: str) -> None:
         self._alias = tensor.detach()
-        self._alias.data = tensor.new_empty(0)
+        self._alias.data = _nothing(tensor.dtype, tensor.device)
         self._version = tensor._version
         self._module = module
 
     def check(self) -> None:
         """Raise `ModifiedInPlaceError` if the tensor is not what was saved."""
         if self._alias._version != self._version:
-            raise ModifiedInPlaceError(
-                f"a tensor saved for backward in {self._module} was changed in place afterwards (it is at version "
-                f"{self._alias._version}, saved at version {self._version}): its gradient would be wrong; replace "
-                f"the in-place operation"
-            )
+            raise _changed(self._module, self._version, self._alias._version)
 
 
 class Kept:
     """What a graph node holds for a tensor that stays in memory."""
 
-    __slots__ = ("_tensor", "_watch")
+    __slots__ = ("_module", "_tensor", "_version")
 
     def __init__(self, tensor: torch.Tensor, module: str) -> None:
         # A graph node must not hold a tensor that knows the node: that cycle would never be freed.
-        self._tensor = tensor if tensor.is_leaf else tensor.detach()
-        self._watch = VersionWatch(tensor, module) if _has_plain_memory(tensor) else None
+        self._tensor = tensor if tensor.is_leaf else tensor.detach()  # which shares the version
+        watched = type(tensor) is torch.nn.Parameter or _has_plain_memory(tensor)
+        self._version = tensor._version if watched else None
+        self._module = module
 
     def tensor(self) -> torch.Tensor:
         """The tensor itself. Raises `ModifiedInPlaceError`."""
-        if self._watch is not None:
-            self._watch.check()
-        return self._tensor
+        tensor = self._tensor
+        if self._version is not None and tensor._version != self._version:
+            raise _changed(self._module, self._version, tensor._version)
+        return tensor
 
 
 class Handle:
@@ -96,10 +107,10 @@ class Handle:
 
 def stays_because(tensor: torch.Tensor, *, min_bytes: int) -> str | None:
     """Why a tensor is left in memory; None if it may leave."""
+    if type(tensor) is torch.nn.Parameter or type(tensor._base) is torch.nn.Parameter:
+        return "it is a parameter or a view of one"
     if not _has_plain_memory(tensor):
         return "it is not a plain strided tensor"
-    if isinstance(tensor, torch.nn.Parameter) or isinstance(tensor._base, torch.nn.Parameter):
-        return "it is a parameter or a view of one"
     storage = tensor.untyped_storage()
     if storage.nbytes() < min_bytes:
         return "it is small"

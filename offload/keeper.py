@@ -64,14 +64,14 @@ class Keeper:
 
     def begin_pass(self) -> None:
         """A new forward begins. Raises what earlier passes left to say: `LimitTooSmallError`, `SpillWriteError`."""
-        with self._lock.held():
+        with self._lock:
             self._refuse_small_limit()
             self._raise_write_fault()
             self._open_pass()
 
     def end_forward(self, *, quietly: bool) -> None:
         """The forward is over. Raises `SpillWriteError`, unless `quietly`, if a device failed to take something."""
-        with self._lock.held():
+        with self._lock:
             for each in list(self._passes):
                 each.collecting = False
                 self._finish(each)
@@ -81,10 +81,10 @@ class Keeper:
     def save(self, storage: torch.UntypedStorage, *, version: int, dtype: str, module: str) -> Record:
         """Take a storage. Waits while there is no room for it within the limit."""
         record = Record(storage, version=version, dtype=dtype, module=module)
-        with self._lock.held():
+        with self._lock:
             current = self._current_pass()
             self._enter(record, current)
-            self._account.watch(record, storage)
+            record.watched.append(self._account.watch(storage))
             if self._plan.spills(record.index):
                 self._apply(record, residency.Spill())
             try:
@@ -97,7 +97,7 @@ class Keeper:
 
     def share(self, record: Record) -> bool:
         """One more graph node wants a storage that was saved before; False if it is gone already."""
-        with self._lock.held():
+        with self._lock:
             if record.state in (State.DROPPED, State.LEAVING):
                 return False
             record.handles += 1
@@ -106,7 +106,7 @@ class Keeper:
 
     def need(self, record: Record) -> torch.UntypedStorage:
         """The storage, in memory. Raises `SpillReadError` (or its subclass) if it does not come back."""
-        with self._lock.held():
+        with self._lock:
             current = self._pass_of[record]
             self._enter_backward(current, record)
             began_s = self._clock()
@@ -124,13 +124,13 @@ class Keeper:
 
     def close(self) -> None:
         """End the devices. What is on them only can not be asked for any more."""
-        with self._lock.held():
+        with self._lock:
             self._closed = True
         self._end()
 
     def stats(self, *, elapsed_s: float) -> OffloadStats:
         """What happened so far."""
-        with self._lock.held():
+        with self._lock:
             totals = self.totals
             return OffloadStats(
                 limit_bytes=self.limit_bytes,
@@ -234,6 +234,10 @@ class Keeper:
 
     def _perform(self, record: Record, command: residency.Command) -> None:
         match command:
+            case residency.HandBack() | residency.RaiseFault():
+                pass  # for who asked
+            case residency.FreeMemory():
+                record.storage = None
             case residency.StartWrite():
                 self._start_write(record)
             case residency.StartRead(urgent=urgent):
@@ -244,17 +248,14 @@ class Keeper:
             case residency.CancelWrite() | residency.CancelRead():
                 device, request = _io_of(record)
                 device.queue.cancel(request)
-            case residency.FreeMemory():
-                record.storage = None
             case residency.FreeSlot():
                 if record.device is not None and record.copy is not None:
                     record.device.free(record.copy.slot)
                 record.copy = None
-            case _:  # HandBack and RaiseFault are for who asked
-                pass
 
     def _dropped(self, record: Record) -> None:
-        self._account.forget(record)
+        for watched in record.watched:
+            self._account.forget(watched)
         del self._pass_of[record]
 
     def _release(self, record: Record) -> None:
@@ -295,7 +296,7 @@ class Keeper:
         except Exception as unknown:  # noqa: BLE001 - edge of a thread: an unknown fault must reach the trainer
             event, fault = residency.WriteFailed(), SpillWriteError(f"{device.engine.name}: {unknown!r}")
         del storage
-        with self._lock.held():
+        with self._lock:
             device.queued_bytes -= record.size_bytes
             record.copy = copy
             if fault is not None:
@@ -356,7 +357,7 @@ class Keeper:
         device, copy = record.device, record.copy
         assert device is not None and copy is not None
         record.storage = transfer.take(size_bytes=copy.size_bytes, shift_bytes=copy.shift_bytes, device=record.place)
-        self._account.watch(record, record.storage)
+        record.watched.append(self._account.watch(record.storage))
         urgency = Urgency.DEMAND if urgent else Urgency.PREFETCH
         record.request = device.queue.submit(urgency, partial(self._read, record))
 
@@ -377,7 +378,7 @@ class Keeper:
         except Exception as unknown:  # noqa: BLE001 - edge of a thread: an unknown fault must reach the trainer
             event, fault = residency.ReadFailed(), SpillReadError(f"{device.engine.name}: {unknown!r}")
         del storage
-        with self._lock.held():
+        with self._lock:
             record.fault = fault
             if fault is not None:
                 self.faults.append(str(fault))
@@ -392,12 +393,12 @@ class Keeper:
             self._look_for_original(record)
             self._make_room_for(record, began_s + self._deadline_s)
             commands = self._apply(record, residency.Need())
-            if residency.HandBack() in commands:
+            if residency.HAND_BACK in commands:
                 assert record.storage is not None
                 self._note_path(record, first_state)
                 transfer.hand_over(record.storage)
                 return record.storage
-            if residency.RaiseFault() in commands:
+            if residency.RAISE_FAULT in commands:
                 assert record.fault is not None
                 raise _again(record.fault)
             self._wait(began_s + self._deadline_s, SpillReadError, "reading activations")
@@ -412,12 +413,7 @@ class Keeper:
             return
         if first is State.WRITING:
             self.totals.forwarded_bytes += record.size_bytes
-        record.path = {
-            State.RESIDENT: Path.KEPT,
-            State.WRITING: Path.FORWARDED,
-            State.FORWARDED: Path.FORWARDED,
-            State.RELOADED: Path.READ_AHEAD,
-        }.get(first, Path.WAITED)
+        record.path = _PATHS.get(first, Path.WAITED)
 
     def _room_bytes(self, current: Pass) -> int:
         allowed_bytes = policy.reading_ahead_bytes(
@@ -426,8 +422,10 @@ class Keeper:
         return allowed_bytes - self._account.live_bytes
 
     def _prefetch(self, current: Pass) -> None:
+        if self._demanding or current.ahead < 0:
+            return
         room_bytes = self._room_bytes(current)
-        if self._demanding or room_bytes <= 0 or current.ahead < 0:
+        if room_bytes <= 0:
             return
         for candidate in policy.choose_prefetch(self._ahead(current), room_bytes=room_bytes):
             self._apply(current.records[candidate.index], residency.Prefetch())
@@ -491,6 +489,14 @@ class Keeper:
     def _refuse_small_limit(self) -> None:
         if self.limit_bytes is not None and self._smallest_bytes > self.limit_bytes:
             raise LimitTooSmallError(self.limit_bytes, self._smallest_bytes)
+
+
+_PATHS = {
+    State.RESIDENT: Path.KEPT,
+    State.WRITING: Path.FORWARDED,
+    State.FORWARDED: Path.FORWARDED,
+    State.RELOADED: Path.READ_AHEAD,
+}
 
 
 def _again(fault: OffloadError) -> OffloadError:

@@ -16,6 +16,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from elastrain.offload.identity import mark_as_staying
 
+COMPILER = "torch._dynamo"
+
 
 class ModuleTrail(threading.local):
     """The running modules of each thread, innermost last."""
@@ -67,7 +69,7 @@ class TrailHooks:
 
 def untraced(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Keep the compiler out of a hook. Where nothing has imported it, nothing is compiled, and it is slow to import."""
-    if "torch._dynamo" not in sys.modules:
+    if COMPILER not in sys.modules:
         return hook
     untraced: Callable[..., Any] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
     return untraced

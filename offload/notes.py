@@ -8,33 +8,41 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 
 # A note can slip in between the last look and the wait; a waiter looks again after this long.
 LOOK_AGAIN_S = 0.02
 
 
 class NoteLock:
-    """`after_notes` is called, with the lock held, whenever notes were acted on."""
+    """A context manager that holds the lock; notes are acted on after entering and before and after leaving.
+
+    `after_notes` is called, with the lock held, whenever notes were acted on.
+    """
 
     def __init__(self, after_notes: Callable[[], None]) -> None:
         self._after_notes = after_notes
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
+        self._waiting = 0
         self._notes: deque[Callable[[], None]] = deque()
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the lock; notes are acted on before and after."""
+    def __enter__(self) -> None:
+        self._lock.acquire()
         try:
-            with self._lock:
-                self.act()
-                try:
-                    yield
-                finally:
-                    self.act()
+            self.act()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.act()
         finally:
+            self._lock.release()
             self._try()
 
     def later(self, note: Callable[[], None]) -> None:
@@ -53,12 +61,17 @@ class NoteLock:
 
     def tell(self) -> None:
         """Wake whoever waits. The lock is held."""
-        self._changed.notify_all()
+        if self._waiting:
+            self._changed.notify_all()
 
     def wait(self) -> None:
         """Let others hold the lock until something changes, or a moment has passed. The lock is held."""
         self.act()
-        self._changed.wait(LOOK_AGAIN_S)
+        self._waiting += 1
+        try:
+            self._changed.wait(LOOK_AGAIN_S)
+        finally:
+            self._waiting -= 1
         self.act()
 
     def _try(self) -> None:

@@ -34,11 +34,16 @@ class Request:
         self.cancelled = False
 
 
+def _done(_: Request) -> None:
+    """What is left to do of a request that was run. Its work, and what that refers to, is let go of."""
+
+
 class RequestQueue:
     """`threads` workers that take requests in order. `work` must not raise; it runs without any lock held."""
 
     def __init__(self, name: str, *, threads: int) -> None:
-        self._ready = threading.Condition()
+        self._ready = threading.Condition(threading.Lock())
+        self._idle = 0
         self._heap: list[tuple[int, int, Request]] = []
         self._sequence = itertools.count()
         self._closed = False
@@ -79,11 +84,14 @@ class RequestQueue:
     def _push(self, request: Request) -> None:
         with self._ready:
             heapq.heappush(self._heap, (request.urgency, next(self._sequence), request))
-            self._ready.notify()
+            if self._idle:
+                self._ready.notify()
 
     def _serve(self) -> None:
         while (request := self._take()) is not None:
-            request.work(request)
+            work, request.work = request.work, _done
+            work(request)
+            del work, request  # nothing is held while there is nothing to do
 
     def _take(self) -> Request | None:
         with self._ready:
@@ -95,4 +103,8 @@ class RequestQueue:
                         return request
                 if self._closed:
                     return None
-                self._ready.wait()
+                self._idle += 1
+                try:
+                    self._ready.wait()
+                finally:
+                    self._idle -= 1

@@ -6,6 +6,7 @@ import weakref
 
 import torch
 
+from elastrain.offload.account import Watched
 from elastrain.offload.device import Copy, Device
 from elastrain.offload.errors import OffloadError
 from elastrain.offload.queue import Request
@@ -31,7 +32,7 @@ class Record:
         self.device: Device | None = None
         self.request: Request | None = None
         self.fault: OffloadError | None = None
-        self.watched: list[tuple[int, int]] = []
+        self.watched: list[Watched] = []
         self.handles = 0
         self.index = -1
         self.spilled = False

@@ -23,6 +23,8 @@ class State(Enum):
     LEAVING = "leaving"  # nobody needs it any more; I/O on it is still ending
     DROPPED = "dropped"  # gone
 
+    __hash__ = object.__hash__  # a member is one object; Enum's own hash is a call into Python at every look-up
+
 
 MEMORY = frozenset({State.RESIDENT, State.WRITING, State.FORWARDED, State.READING, State.RELOADED, State.LEAVING})
 SLOT = frozenset(
@@ -144,18 +146,20 @@ class RaiseFault(Command):
 Step = tuple[State, tuple[Command, ...]]
 
 _S = State
+HAND_BACK = HandBack()
+RAISE_FAULT = RaiseFault()
 _BOTH = (FreeMemory(), FreeSlot())
 
 TABLE: dict[tuple[State, type[Event]], Step] = {
     (_S.RESIDENT, Spill): (_S.WRITING, (StartWrite(),)),
-    (_S.RESIDENT, Need): (_S.RESIDENT, (HandBack(),)),
+    (_S.RESIDENT, Need): (_S.RESIDENT, (HAND_BACK,)),
     (_S.RESIDENT, Release): (_S.DROPPED, (FreeMemory(),)),
     # Forwarding: what is still in memory is handed back from there, and its write is given up.
-    (_S.WRITING, Need): (_S.FORWARDED, (CancelWrite(), HandBack())),
+    (_S.WRITING, Need): (_S.FORWARDED, (CancelWrite(), HAND_BACK)),
     (_S.WRITING, WriteDone): (_S.SPILLED, (FreeMemory(),)),
     (_S.WRITING, WriteFailed): (_S.RESIDENT, (FreeSlot(),)),
     (_S.WRITING, Release): (_S.LEAVING, (CancelWrite(),)),
-    (_S.FORWARDED, Need): (_S.FORWARDED, (HandBack(),)),
+    (_S.FORWARDED, Need): (_S.FORWARDED, (HAND_BACK,)),
     (_S.FORWARDED, WriteDone): (_S.RELOADED, ()),  # the cancellation came too late: both copies are good
     (_S.FORWARDED, WriteCancelled): (_S.RESIDENT, (FreeSlot(),)),
     (_S.FORWARDED, WriteFailed): (_S.RESIDENT, (FreeSlot(),)),
@@ -168,10 +172,10 @@ TABLE: dict[tuple[State, type[Event]], Step] = {
     (_S.READING, ReadDone): (_S.RELOADED, ()),
     (_S.READING, ReadFailed): (_S.FAILED, (FreeMemory(),)),
     (_S.READING, Release): (_S.LEAVING, (CancelRead(),)),
-    (_S.RELOADED, Need): (_S.RELOADED, (HandBack(),)),
+    (_S.RELOADED, Need): (_S.RELOADED, (HAND_BACK,)),
     (_S.RELOADED, Spill): (_S.SPILLED, (FreeMemory(),)),
     (_S.RELOADED, Release): (_S.DROPPED, _BOTH),
-    (_S.FAILED, Need): (_S.FAILED, (RaiseFault(),)),
+    (_S.FAILED, Need): (_S.FAILED, (RAISE_FAULT,)),
     (_S.FAILED, Release): (_S.DROPPED, (FreeSlot(),)),
     (_S.LEAVING, WriteDone): (_S.DROPPED, _BOTH),
     (_S.LEAVING, WriteCancelled): (_S.DROPPED, _BOTH),

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from elastrain.offload import ActivationOffload, OffloadConfig, save_on_disk
 from elastrain.offload import Path as Way
+from elastrain.offload.records import Record
 
 MIN_BYTES = 1024
 Loss = Callable[[nn.Module, Tensor], Tensor]
@@ -439,3 +440,16 @@ def test_entering_twice_is_refused(tmp_path: Path) -> None:
 def test_wrong_settings_are_refused_in_one_sentence(tmp_path: Path, wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         OffloadConfig(**{"dirs": (str(tmp_path),), **wrong})
+
+
+def test_a_finished_pass_leaves_nothing_to_the_garbage_collector(tmp_path: Path) -> None:
+    offload, net, x = save_on_disk([tmp_path], min_bytes=MIN_BYTES), model(), batch()
+    passes(offload, net, x)
+    gc.collect()
+    gc.disable()
+    try:
+        passes(offload, net, x, 2)
+        offload.close()  # its threads have let go of what they worked on
+        assert [each for each in gc.get_objects() if type(each) is Record] == []
+    finally:
+        gc.enable()
