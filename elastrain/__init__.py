@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from elastrain.runtime.job import Job as Job
     from elastrain.runtime.job import init as init
     from elastrain.runtime.loader import DataLoader as DataLoader
+    from elastrain.scaling import LossScale as LossScale
 
 __version__ = "0.1.0"
 
@@ -19,9 +20,10 @@ _HOMES = {
     "init": "elastrain.runtime.job",
     "Job": "elastrain.runtime.job",
     "DataLoader": "elastrain.runtime.loader",
+    "LossScale": "elastrain.scaling",
 }
 
-__all__ = ["DataLoader", "Job", "__version__", "init"]
+__all__ = ["DataLoader", "Job", "LossScale", "__version__", "init"]
 
 
 def __getattr__(name: str) -> Any:

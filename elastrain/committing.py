@@ -77,7 +77,8 @@ class Committing(Backing):
         attempt, view = self.attempt, self.view
         if view is None or self.recovering or not set(attempt.votes) >= set(view.ids):
             return
-        record = combine_votes(attempt.step, view, [attempt.votes[m] for m in view.ids])
+        votes = [attempt.votes[m] for m in view.ids]
+        record = combine_votes(attempt.step, view, votes, rule=self.shape.loss_scale, scaler=self._scaler())
         if isinstance(record, Disagreement):
             self._fail("DivergedError", record.reason)
         else:

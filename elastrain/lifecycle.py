@@ -394,7 +394,7 @@ class Lifecycle(Committing):
         if self.begun == self.attempt.step and todo:
             self._ready = False
             self.attempt.running = todo[0]
-            self._do(p.Compute(step=self.attempt.step, run=todo[0]))
+            self._do(p.Compute(step=self.attempt.step, run=todo[0], loss_scale=self._scaler().scale))
 
     def _say_done(self) -> None:
         if self._finishing is not None and not self.recovering:

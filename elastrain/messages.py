@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, get_args
 
 from elastrain.fold import Node
 from elastrain.placement import Holders, Placement
+from elastrain.scaling import NO_SCALE, Scaler
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class Record:
     switch: bool
     """Every member has seen a newer view: the next step is computed there."""
     roles: tuple[tuple[int, Holders], ...] = ()
+    scaler: Scaler = NO_SCALE
+    """The loss scaling of this step: its gradients carry it until they are applied."""
+    next_scaler: Scaler = NO_SCALE
+    """That of the next step, for everyone alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +208,8 @@ def _rebuild(name: str, value: Any) -> Any:
         return Contribution(**value)
     if name == "record":
         return Record(**{key: _rebuild(key, item) for key, item in value.items()})
+    if name in ("scaler", "next_scaler"):
+        return Scaler(**value)
     if name == "roles":
         return tuple((shard, _holders(holders)) for shard, holders in value)
     if name == "base":

@@ -138,10 +138,11 @@ class ReadView:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """Let the training loop compute this run."""
+    """Let the training loop compute this run, with losses times `loss_scale`."""
 
     step: int
     run: int
+    loss_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

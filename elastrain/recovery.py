@@ -12,6 +12,7 @@ from elastrain.fold import Node, leaves
 from elastrain.messages import Record, Report
 from elastrain.placement import Holders, Placement, effective, target
 from elastrain.plan import assign, level
+from elastrain.scaling import UNSCALED, LossScale
 from elastrain.world import View
 
 
@@ -31,6 +32,7 @@ class Shape:
     blocks: int
     shards: tuple[ShardShape, ...]
     backups: int
+    loss_scale: LossScale = UNSCALED
 
     @property
     def sizes(self) -> tuple[int, ...]:

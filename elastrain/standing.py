@@ -15,6 +15,7 @@ from elastrain.fold import Fold
 from elastrain.messages import Message, Record, Report
 from elastrain.placement import Holders, Placement
 from elastrain.recovery import Shape
+from elastrain.scaling import Scaler
 from elastrain.world import View
 
 NEVER = -2
@@ -103,6 +104,10 @@ class Standing:
     def now(self, holders: tuple[Holders, ...]) -> None:
         self._now = holders
         self._my_shards = [shard for shard, h in enumerate(holders) if h.primary == self.me]
+
+    def _scaler(self) -> Scaler:
+        """The loss scaling of the step after the committed one."""
+        return self.shape.loss_scale.start if self.record is None else self.record.next_scaler
 
     def _mine(self) -> list[int]:
         return self._my_shards

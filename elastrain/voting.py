@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastrain.messages import Record, Vote
+from elastrain.scaling import NO_SCALE, UNSCALED, LossScale, Scaler, advance
 from elastrain.world import View
 
 
@@ -17,8 +18,18 @@ class Disagreement:
     reason: str
 
 
-def combine_votes(step: int, view: View, votes: Sequence[Vote]) -> Record | Disagreement:
-    """`votes` in rank order, one per member. Squared norms are added in shard order, whoever measured them."""
+def combine_votes(
+    step: int,
+    view: View,
+    votes: Sequence[Vote],
+    *,
+    rule: LossScale = UNSCALED,
+    scaler: Scaler = NO_SCALE,
+) -> Record | Disagreement:
+    """`votes` in rank order, one per member. Squared norms are added in shard order, whoever measured them.
+
+    An overflow of any micro-batch stays in the sums, so the norm or the loss tells it. `scaler`: that of this step.
+    """
     settings = {vote.settings for vote in votes}
     if len(settings) > 1:
         names = ", ".join(f"{m}: {v.settings}" for m, v in zip(view.ids, votes, strict=True))
@@ -40,4 +51,6 @@ def combine_votes(step: int, view: View, votes: Sequence[Vote]) -> Record | Disa
         skipped=not finite or contribution.weight == 0.0,
         switch=min(vote.seen for vote in votes) > view.generation,
         roles=tuple(sorted((pair for vote in votes for pair in vote.roles), key=lambda pair: pair[0])),
+        scaler=scaler,
+        next_scaler=advance(rule, scaler, overflow=not finite),
     )

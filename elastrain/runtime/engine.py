@@ -308,6 +308,7 @@ class Engine:
             samples=told.samples,
             fingerprint=told.fingerprint,
             skipped=record.skipped,
+            loss_scale=record.scaler.scale,
         )
         self._say(
             "progress",

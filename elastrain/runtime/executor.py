@@ -352,11 +352,11 @@ class Executor:
 
 
 def scale_and_clip(record: Record, max_grad_norm: float | None) -> tuple[float, ...]:
-    """Factors of the summed gradient, to be applied one after another: one over the weight, then clipping.
+    """Factors of the summed gradient, to be applied one after another: one over weight and loss scale, then clipping.
 
     Clipping is that of torch.nn.utils.clip_grad_norm_: `max_norm / (norm + 1e-6)`, never above 1.
     """
-    scale = 1.0 / record.contribution.weight
+    scale = 1.0 / (record.contribution.weight * record.scaler.scale)
     if max_grad_norm is None:
         return (scale,)
     return (scale, min(1.0, max_grad_norm / (grad_norm(record) + 1e-6)))
@@ -364,5 +364,5 @@ def scale_and_clip(record: Record, max_grad_norm: float | None) -> tuple[float, 
 
 def grad_norm(record: Record) -> float:
     """Global norm of the averaged gradient."""
-    weight = record.contribution.weight
+    weight = record.contribution.weight * record.scaler.scale
     return math.sqrt(record.square_norm) / weight if weight else math.nan

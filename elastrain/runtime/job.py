@@ -39,6 +39,7 @@ from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.runtime.randomness import BlockRandomness
 from elastrain.runtime.step import Parts, Step, compute_device, warm_up
+from elastrain.scaling import UNSCALED, LossScale, rule_of
 
 LEAVE_TIMEOUT_S = 60.0
 """How long a member that left its loop early waits for the others to do the same."""
@@ -47,26 +48,36 @@ Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
-def init(*, seed: int = 0, run_length: int = 1, backups: int | str = 1) -> Job:
+def init(
+    *,
+    seed: int = 0,
+    run_length: int = 1,
+    backups: int | str = 1,
+    loss_scale: LossScale | float | str | None = None,
+) -> Job:
     """Enter the job. Seeds Python, NumPy and torch, so that every member builds the same model.
 
     seed: of data order and random streams, and of the generators now.
     run_length: micro-batches summed in place before they enter the fold (`c`): more saves gradient copies, less
         balances better. Part of the result's bits.
     backups: verified in-memory copies of every shard's optimizer state on other members; "all" replicates everything.
+    loss_scale: for float16. "dynamic" scales every loss as torch.amp.GradScaler does with its defaults, a LossScale
+        with other values; a number is a fixed scale; None scales nothing. Gradients are scaled back when applied.
 
     Raises ConfigError on bad values; ConnectionError if the launcher that started this process does not answer.
     """
-    return Job(read_environment(), seed=seed, run_length=run_length, backups=backups)
+    return Job(read_environment(), seed=seed, run_length=run_length, backups=backups, loss_scale=rule_of(loss_scale))
 
 
 class Job:
     """This process's part in the job. Made by `init`."""
 
-    def __init__(self, environment: Environment, *, seed: int, run_length: int, backups: int | str) -> None:
+    def __init__(
+        self, environment: Environment, *, seed: int, run_length: int, backups: int | str, loss_scale: LossScale
+    ) -> None:
         _check_settings(seed=seed, run_length=run_length, backups=backups)
         self._environment = environment
-        self._seed, self._run_length = seed, run_length
+        self._seed, self._run_length, self._loss_scale = seed, run_length, loss_scale
         self._backups = 1 << 20 if backups == "all" else int(backups)
         self._journal = Journal(environment.run_dir, environment.member)
         self._faults = Faults(self._journal)
@@ -112,6 +123,7 @@ class Job:
             raise ConfigError(f"max_grad_norm must be positive; got {max_grad_norm}")
         loader.bind(self._seed)
         layout = describe(model, optimizer, blocks)
+        _check_scaling(layout, self._loss_scale)
         environment = self._environment
         self._mesh = mesh = Mesh(
             me=environment.member,
@@ -123,7 +135,13 @@ class Job:
         )
         pieces = PieceOptimizer(optimizer, layout, elementwise=elementwise)
         state = ModelState(model, layout, mesh.empty)
-        shape = _shape(layout, loader.micro_batches, self._run_length, self._backups)
+        shape = Shape(
+            runs=-(-loader.micro_batches // self._run_length),
+            blocks=len(layout.blocks),
+            shards=_shard_shapes(layout),
+            backups=self._backups,
+            loss_scale=self._loss_scale,
+        )
         executor = Executor(
             layout=layout, model=state, optimizer=pieces, allocate=mesh.empty, max_grad_norm=max_grad_norm
         )
@@ -271,6 +289,7 @@ class Job:
             "seed": self._seed,
             "run_length": self._run_length,
             "backups": self._backups,
+            "loss_scale": str(self._loss_scale),
             "dataset size": order.dataset_size,
             "global batch size": order.global_batch_size,
             "micro-batch size": order.micro_batch_size,
@@ -325,13 +344,21 @@ def _seed_generators(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _shape(layout: Layout, micro_batches: int, run_length: int, backups: int) -> Shape:
+def _check_scaling(layout: Layout, rule: LossScale) -> None:
+    half = next((spec.name for spec in layout.parameters if spec.dtype == "float16" and spec.trained), None)
+    if half is not None and rule == UNSCALED:
+        raise ConfigError(
+            f"parameter {half!r} is float16, whose gradients vanish without loss scaling: "
+            "use elastrain.init(loss_scale='dynamic'), or bfloat16"
+        )
+
+
+def _shard_shapes(layout: Layout) -> tuple[ShardShape, ...]:
     """A frozen shard has no gradient; in the protocol it takes part in its block's fold with nothing."""
-    shards = tuple(
+    return tuple(
         ShardShape(
             size_bytes=shard.numel * getattr(torch, shard.master_dtype).itemsize,
             lanes=tuple(lane.block for lane in shard.lanes) or (shard.block,),
         )
         for shard in layout.shards
     )
-    return Shape(runs=-(-micro_batches // run_length), blocks=len(layout.blocks), shards=shards, backups=backups)

@@ -60,6 +60,7 @@ class Step:
         self._last_of_run = False
         self._run = -1
         self._slot: GradientSlot | None = None
+        self._loss_scale = 1.0
         self._backward_due = False
 
     # --------------------------------------------------------------------------------------------- for the user's loop
@@ -96,7 +97,7 @@ class Step:
         try:
             if self._last_of_run:
                 model.arm(self._block_done)
-            (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
+            self._scaled(loss, weight * self._loss_scale).backward()  # type: ignore[no-untyped-call]
             if self._last_of_run:
                 model.finish()
         finally:
@@ -124,8 +125,13 @@ class Step:
 
     @property
     def grad_norm(self) -> float:
-        """Global norm of the averaged gradient, before clipping."""
+        """Global norm of the averaged gradient, before clipping; the loss scale is taken out."""
         return grad_norm(self._committed)
+
+    @property
+    def loss_scale(self) -> float:
+        """What the losses of this step were multiplied by, beside their weights."""
+        return self._committed.scaler.scale
 
     @property
     def _committed(self) -> Record:
@@ -141,6 +147,7 @@ class Step:
         last = min(first + parts.run_length, parts.loader.micro_batches)
         work.slot.zero()
         self._slot = work.slot
+        self._loss_scale = work.compute.loss_scale
         self._contribution = Contribution()
         for micro_batch in range(first, last):
             self._last_of_run = micro_batch == last - 1
@@ -159,6 +166,13 @@ class Step:
                 )
             parts.log("micro_batch", step=self.number, micro_batch=micro_batch, run=self._run, started_s=started_s)
         self.micro_batch = None
+
+    @staticmethod
+    def _scaled(loss: Tensor, factor: float) -> Tensor:
+        """In float32 at the least: the factor alone may be out of float16's range."""
+        if factor == 1.0:
+            return loss
+        return (loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss) * factor
 
     def _told(self, loss: float, weight: float) -> Contribution:
         assert self.micro_batch is not None

@@ -58,6 +58,7 @@ def _alone(
         ("optimizer = torch.optim.AdamW(nn.Linear(4, 4).parameters())", "not the model's"),
         ("for q in model.parameters(): q.requires_grad_(False)", "nothing to train"),
         ("model = model.to(torch.cfloat); optimizer = torch.optim.AdamW(model.parameters())", "complex64"),
+        ("model = model.half(); optimizer = torch.optim.AdamW(model.parameters())", "loss_scale='dynamic'"),
         ("model.append(nn.BatchNorm1d(4)); optimizer = torch.optim.SGD(model.parameters())", "running statistics"),
     ],
 )

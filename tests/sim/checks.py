@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from elastrain import protocol as p
 from elastrain.fold import Node, leaves
-from elastrain.messages import Contribution, Record, Report
+from elastrain.messages import Record, Report
 from elastrain.placement import Placement
 from elastrain.recovery import Recovery, Shape
 from elastrain.world import View
@@ -24,7 +24,7 @@ class Truth:
 
     digests: dict[int, int] = field(default_factory=dict)
     parameters: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    told: dict[int, tuple[Contribution, float]] = field(default_factory=dict)
+    told: dict[int, tuple[object, ...]] = field(default_factory=dict)
 
 
 class Checks:
@@ -73,12 +73,11 @@ class Checks:
 
     def _passed(self, me: str, record: Record) -> None:
         first = self.records.setdefault(record.step, record)
-        same = (first.contribution, first.square_norm, first.skipped)
-        if same != (record.contribution, record.square_norm, record.skipped):
+        if content(first) != content(record):
             raise Violation(f"{me} commits step {record.step} with another content than an earlier group")
         if first.generation == record.generation and first != record:
             raise Violation(f"{me} holds another record of step {record.step} than others of its view")
-        if self.truth is not None and (record.contribution, record.square_norm) != self.truth.told[record.step]:
+        if self.truth is not None and content(record) != self.truth.told[record.step]:
             raise Violation(f"{me}: the record of step {record.step} differs from the undisturbed job")
         if first is record:
             self.fresh = record
@@ -178,6 +177,11 @@ class Checks:
             primary = holders.primary
             if several and holders.backups and nodes[holders.backups[0]] == nodes[primary]:
                 raise Violation(f"shard {shard} is to be backed up on its primary's node {nodes[primary]}")
+
+
+def content(record: Record) -> tuple[object, ...]:
+    """What does not depend on the view in which the step was committed."""
+    return record.contribution, record.square_norm, record.skipped, record.scaler, record.next_scaler
 
 
 def _disjoint(nodes: Collection[Node]) -> bool:

@@ -18,8 +18,9 @@ from elastrain.membership import HoldersByShard, Outcome, propose
 from elastrain.messages import Ack, Copy, Digests, Gradient, Partial, Publish, Report, Vote
 from elastrain.placement import Placement
 from elastrain.recovery import Shape, ShardShape
+from elastrain.scaling import LossScale
 from elastrain.world import Member, View
-from tests.sim.checks import Checks, Truth
+from tests.sim.checks import Checks, Truth, content
 from tests.sim.member import Outbox, SimMember, Violation
 
 DEATHS = (object, Report, Partial, Gradient, Ack, Vote, Publish, Publish, Digests, Copy)
@@ -55,7 +56,8 @@ def shape_of(scenario: Scenario) -> Shape:
     """Three blocks of two shards, and a weight shared by the first and the last block."""
     shards = [ShardShape(size_bytes=8 + s, lanes=(s // 2,)) for s in range(6)]
     shards.append(ShardShape(size_bytes=8, lanes=(0, 2)))
-    return Shape(runs=scenario.runs, blocks=3, shards=tuple(shards), backups=scenario.backups)
+    scaling = LossScale(initial=16.0, growth_interval=1)  # it moves in every step
+    return Shape(runs=scenario.runs, blocks=3, shards=tuple(shards), backups=scenario.backups, loss_scale=scaling)
 
 
 class Cluster:
@@ -231,8 +233,8 @@ class Cluster:
         self.checks.event(member)
         if out.read_view:
             self.agent_todo.append(lambda: self.views[name].append(self.view))
-        for step, run in out.compute:
-            self._compute(name, step, run)
+        for command in out.compute:
+            self._compute(name, command)
         for advance in out.advanced:
             self._advanced(name, advance)
         for enter in out.entered:
@@ -260,10 +262,10 @@ class Cluster:
             for other in self.members:
                 self.loops[other].appendleft(p.Ended)
 
-    def _compute(self, name: str, step: int, run: int) -> None:
-        member = self.members[name]
+    def _compute(self, name: str, command: p.Compute) -> None:
+        member, step, run = self.members[name], command.step, command.run
         self._say(f"    {name} computes run {run} of step {step}")
-        grads, told = member.gradient_of_run(step, run), member.contribution_of_run(step, run)
+        grads, told = member.gradient_of_run(step, run, command.loss_scale), member.contribution_of_run(step, run)
         for block in reversed(range(self.shape.blocks)):
             self.loops[name].append(lambda b=block: member.finish_block(step, run, b, grads, told))  # type: ignore[misc]
         self.loops[name].append(p.Ready)
@@ -284,7 +286,7 @@ class Cluster:
             raise Violation(f"{name}: parameters after step {step} differ from the undisturbed job")
         self.seen.digests[step] = digest
         self.seen.parameters[step] = self.members[name].parameters()
-        self.seen.told[step] = (record.contribution, record.square_norm)
+        self.seen.told[step] = content(record)
         self.committed = max(self.committed, step)
         self._enter(name, step + 1)
 

@@ -7,6 +7,7 @@ Memory is read by reference, as over shared memory: whoever reads what its owner
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ from elastrain import protocol as p
 from elastrain.lifecycle import Lifecycle
 from elastrain.messages import Contribution, Copy, Gradient, Message, Partial, Publish
 from elastrain.recovery import Shape
+
+OVERFLOWS = 32
+"""One finished gradient in so many is out of range; a step has seven."""
 
 
 class Violation(AssertionError):  # noqa: N818  named as what it is: a broken invariant
@@ -46,7 +50,7 @@ class Outbox:
 
     frames: list[tuple[str, int, Message, list[Ref]]] = field(default_factory=list)
     read_view: bool = False
-    compute: list[tuple[int, int]] = field(default_factory=list)
+    compute: list[p.Compute] = field(default_factory=list)
     advanced: list[p.Advance] = field(default_factory=list)
     entered: list[p.Enter] = field(default_factory=list)
     failed: list[p.Fail] = field(default_factory=list)
@@ -86,11 +90,11 @@ class SimMember:
     def digest(self) -> int:
         return symbol(self.parameters())
 
-    def gradient_of_run(self, step: int, run: int) -> dict[tuple[int, int, int], int]:
+    def gradient_of_run(self, step: int, run: int, loss_scale: float) -> dict[tuple[int, int, int], int]:
         """(block, shard, lane) -> gradient, computed from the parameters as they are now."""
         weights = self.digest()
         return {
-            (block, shard, lane): symbol("grad", step, run, block, shard, lane, weights)
+            (block, shard, lane): symbol("grad", step, run, block, shard, lane, weights, loss_scale)
             for shard, shape in enumerate(self.shape.shards)
             for lane, block in enumerate(shape.lanes)
         }
@@ -150,7 +154,8 @@ class SimMember:
     def _updated(self, shard: int, record: Any, gradient: int) -> int:
         if record.skipped:
             return self.states[shard]
-        return symbol("update", self.states[shard], gradient, record.contribution, record.square_norm, record.step)
+        told = (record.contribution, record.square_norm, record.scaler, record.step)
+        return symbol("update", self.states[shard], gradient, *told)
 
     def _carry_out(self, command: p.Command, out: Outbox) -> p.Event | None:
         match command:
@@ -162,7 +167,7 @@ class SimMember:
             case p.ReadView():
                 out.read_view = True
             case p.Compute():
-                out.compute.append((command.step, command.run))
+                out.compute.append(command)
             case p.Advance():
                 out.advanced.append(command)
             case p.Enter():
@@ -245,7 +250,7 @@ class SimMember:
         lanes = [self._fold_value(shard, lane, root) for lane in range(len(self.shape.shards[shard].lanes))]
         value = lanes[0] if len(lanes) == 1 else symbol("lanes", *lanes)
         self.memory["fin", step, shard] = value
-        return (value % 997) / 3.0
+        return math.inf if value % OVERFLOWS == 0 else (value % 997) / 3.0
 
     def _apply(self, command: p.Apply) -> None:
         for shard in command.shards:

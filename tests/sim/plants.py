@@ -6,6 +6,7 @@ docstring is the rule that it breaks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from elastrain.lifecycle import Lifecycle
 from elastrain.messages import Contribution, Publish, Record, Report, Vote
 from elastrain.placement import Holders
 from elastrain.recovery import Lost, Recovery, Shape, decide
+from elastrain.scaling import advance
 from elastrain.standing import Held
 from elastrain.voting import Disagreement, combine_votes
 from elastrain.world import View
@@ -427,13 +429,33 @@ class ResendsWithoutContribution(Lifecycle):
 
 
 @_function(60, "committing.combine_votes")
-def counts_at_the_voter(step: int, view: View, votes: Sequence[Vote]) -> Record | Disagreement:
+def counts_at_the_voter(step: int, view: View, votes: Sequence[Vote], **scaling: Any) -> Record | Disagreement:
     """Loss and counts are folded with the partials, not taken from who votes."""
-    record = combine_votes(step, view, votes)
+    record = combine_votes(step, view, votes, **scaling)
     if isinstance(record, Disagreement):
         return record
     share = record.contribution.samples // len(votes) * len(votes)
     return replace(record, contribution=replace(record.contribution, samples=share))
+
+
+@_function(60, "committing.combine_votes")
+def scales_by_the_first_vote(step: int, view: View, votes: Sequence[Vote], **scaling: Any) -> Record | Disagreement:
+    """An overflow anywhere lowers the loss scale for all."""
+    record = combine_votes(step, view, votes, **scaling)
+    if isinstance(record, Disagreement):
+        return record
+    first = all(math.isfinite(norm) for _, norm in votes[0].square_norms)
+    return replace(record, next_scaler=advance(scaling["rule"], scaling["scaler"], overflow=not first))
+
+
+@_core(60, only=lambda scenario: scenario.joins > 0)
+class NewcomersScaleAnew(Lifecycle):
+    """Loss scaling is committed: a newcomer goes on with what the record says."""
+
+    def _arrive(self, decision: Recovery) -> None:
+        super()._arrive(decision)
+        if self.record is not None:
+            self.record = replace(self.record, next_scaler=self.shape.loss_scale.start)
 
 
 @_function(60, "attempt.join_weights")

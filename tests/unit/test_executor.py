@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from elastrain.runtime.describe import describe
 from elastrain.runtime.executor import Buffers, Executor, grad_norm, scale_and_clip
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
+from elastrain.scaling import Scaler
 
 
 def _allocate(numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -152,6 +154,13 @@ def test_clipping_is_that_of_torch() -> None:
     assert torch.allclose(gradient * scale * clip, parameter.grad)
     assert scale_and_clip(record, None) == (0.5,)
     assert scale_and_clip(record, 100.0)[1] == 1.0
+
+
+def test_the_loss_scale_is_taken_out_of_norm_and_gradient_at_once() -> None:
+    plain = _record(weight=2.0, square_norm=25.0)
+    scaled = replace(_record(weight=2.0, square_norm=25.0 * 2.0**20), scaler=Scaler(scale=1024.0))
+    assert grad_norm(scaled) == grad_norm(plain)
+    assert scale_and_clip(scaled, 1.0) == (scale_and_clip(plain, 1.0)[0] / 1024.0, scale_and_clip(plain, 1.0)[1])
 
 
 def test_buffers_come_back_once_and_strangers_never() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from elastrain.messages import Contribution, Record, Vote
 from elastrain.placement import Holders
+from elastrain.scaling import LossScale, Scaler
 from elastrain.voting import Disagreement, combine_votes
 from elastrain.world import Member, View
 
@@ -83,3 +84,20 @@ def test_different_contributions_are_a_disagreement() -> None:
     answer = combine_votes(2, VIEW, [vote(), vote(contribution=replace(TOLD, samples=7)), vote()])
     assert isinstance(answer, Disagreement)
     assert "folded from different contributions" in answer.reason
+
+
+def test_an_overflow_at_one_member_lowers_the_scale_in_the_one_record() -> None:
+    rule, scaler = LossScale(growth_interval=10), Scaler(scale=512.0, clean_steps=4)
+    votes = [vote(square_norms=((0, 1.0),)), vote(square_norms=((1, math.inf),)), vote()]
+    record = combine_votes(2, VIEW, votes, rule=rule, scaler=scaler)
+    assert isinstance(record, Record)
+    assert record.skipped
+    assert record.scaler == scaler
+    assert record.next_scaler == Scaler(scale=256.0)
+
+
+def test_a_clean_step_counts_towards_a_larger_scale() -> None:
+    rule, scaler = LossScale(growth_interval=10), Scaler(scale=512.0, clean_steps=9)
+    record = combine_votes(2, VIEW, [vote(), vote(), vote()], rule=rule, scaler=scaler)
+    assert isinstance(record, Record)
+    assert (record.skipped, record.next_scaler) == (False, Scaler(scale=1024.0))

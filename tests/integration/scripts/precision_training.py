@@ -1,12 +1,13 @@
 """A small network in several precisions: what decides bits beside `small_training.py`.
 
 `mixed` keeps parameters in bfloat16 but the normalisation layers' in float32; `autocast` keeps all in float32 and
-computes in bfloat16.
+computes in bfloat16; `float16` converts everything, and scales the losses.
 """
 
 import argparse
 import contextlib
 import sys
+import time
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,8 @@ class Model(nn.Module):
 
 
 def converted(model: Model, precision: str) -> Model:
+    if precision == "float16":
+        model.half()
     if precision == "mixed":
         for module in model.to(torch.bfloat16).modules():
             if isinstance(module, nn.LayerNorm):
@@ -53,12 +56,14 @@ def converted(model: Model, precision: str) -> Model:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--precision", choices=["float32", "mixed", "autocast"], default="float32")
+    parser.add_argument("--precision", choices=["float32", "mixed", "autocast", "float16"], default="float32")
     parser.add_argument("--around", action="store_true", help="one autocast around the whole loop")
+    parser.add_argument("--linger", type=int, default=0, help="go slowly after step 20 while there are fewer members")
     args = parser.parse_args()
     torch.set_num_threads(1)
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "autocast")
-    job = elastrain.init(seed=7, run_length=2)
+    scaling = elastrain.LossScale(initial=2.0**20, growth_interval=4) if args.precision == "float16" else None
+    job = elastrain.init(seed=7, run_length=2, loss_scale=scaling)
     model = converted(Model(), args.precision)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loader = elastrain.DataLoader(Samples(), global_batch_size=40, micro_batch_size=4)
@@ -69,6 +74,8 @@ def main() -> None:
                 with contextlib.nullcontext() if args.around else autocast:
                     loss = nn.functional.cross_entropy(model(inputs, labels), labels)
                 step.backward(loss, weight=float(len(labels)))
+            if step.number >= 20 and job.world_size < args.linger:
+                time.sleep(0.5)
     sys.stderr.write(f"digest {job.digest()}\n")
 
 
