@@ -10,7 +10,7 @@ export PYTHONHASHSEED := 0
 
 .PHONY: help install check format test demo clean
 help:
-	@echo "make demo    four workers train, two are killed, nothing is lost (about two minutes)"
+	@echo "make demo    three nodes train, a worker and a node are killed, nothing is lost (some two minutes)"
 	@echo "make check   format, lint, types, layers, unit tests (under 90 s)"
 	@echo "make test    everything that runs without a GPU (under 15 minutes on two cores)"
 	@echo "make format  rewrite the sources in the house format"

@@ -34,11 +34,20 @@ def unwind_on_sigterm() -> None:
 
 @contextmanager
 def elastic(
-    folder: Path, script: Script, *, members: int, options: Sequence[str] = ()
+    folder: Path, script: Script, *, members: int, nodes: int | None = None, options: Sequence[str] = ()
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A job under `elastrain run` in `folder`; its output goes to `output.log` there. Ended when the block is left."""
+    """A job under `elastrain run` in `folder`, spread evenly over simulated `nodes` if they are given.
+
+    Its output goes to `output.log` there. Ended when the block is left.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    command = [str(Path(sys.executable).with_name("elastrain")), "run", "--nproc-per-node", str(members)]
+    command = [
+        str(Path(sys.executable).with_name("elastrain")),
+        "run",
+        "--nproc-per-node",
+        str(members // (nodes or 1)),
+    ]
+    command += ["--local-nodes", str(nodes)] if nodes is not None else []
     command += ["--run-dir", str(folder), *options, str(script.path), *script.args]
     with _started(command, folder / "output.log", {}) as process:
         yield process

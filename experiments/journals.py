@@ -110,42 +110,65 @@ class Member:
 
 @dataclass(kw_only=True)
 class Run:
-    """The agent's log and all members' journals."""
+    """The log of the agents (of one node or several) and all members' journals."""
 
     members: dict[str, Member] = field(default_factory=dict)
     views: list[View] = field(default_factory=list)
     pids: dict[str, int] = field(default_factory=dict)
     started_s: dict[str, float] = field(default_factory=dict)
     """Member -> when its process was started."""
+    nodes: dict[str, str] = field(default_factory=dict)
+    """Member -> its node."""
+    agents: dict[str, int] = field(default_factory=dict)
+    """Node -> the process of its newest agent."""
     replaces: dict[str, str] = field(default_factory=dict)
-    """New member -> the one that it was started for."""
+    """New member -> the one whose place (slot and node) it has taken."""
     deaths_s: dict[str, float] = field(default_factory=dict)
-    """Member -> when the agent knew that its process had ended."""
+    """Member -> when the first agent knew that its process had ended."""
+    lost_nodes_s: dict[str, float] = field(default_factory=dict)
+    """Member -> when its whole node was killed on request."""
     exit_code: int | None = None
     reason: str = ""
+    _places: dict[tuple[str, int], str] = field(default_factory=dict)
 
     def take(self, line: Line) -> None:
-        """Add one line of the agent's log."""
+        """Add one line of an agent's log."""
         match line["event"]:
+            case "start":
+                self.agents[_node_of(line)] = line["pid"]
             case "worker_start":
-                self.pids[line["member"]] = line["pid"]
-                self.started_s[line["member"]] = line["t"]
-                self.members.setdefault(line["member"], Member(id=line["member"]))
-            case "restart":
-                self.replaces[line["member"]] = line["of"]
+                self._started(line)
             case "view":
-                self.views.append(
-                    View(
-                        generation=line["generation"],
-                        at_s=line["t"],
-                        members=tuple(line["members"]),
-                        reason=line["reason"],
-                    )
-                )
+                self._viewed(line)
             case "death":
-                self.deaths_s[line["member"]] = line["detected_s"]
+                self.deaths_s.setdefault(line["member"], line["detected_s"])
+            case "kill_node":
+                gone = {m: line["t"] for m, node in self.nodes.items() if node == line["node"]}
+                self.lost_nodes_s.update({m: at_s for m, at_s in gone.items() if m not in self.deaths_s})
             case "end":
                 self.exit_code, self.reason = line["exit_code"], line["reason"]
+
+    def _started(self, line: Line) -> None:
+        name, node = line["member"], _node_of(line)
+        place = (node, line["slot"])
+        if place in self._places:
+            self.replaces[name] = self._places[place]
+        self._places[place] = name
+        self.nodes[name], self.pids[name], self.started_s[name] = node, line["pid"], line["t"]
+        self.members.setdefault(name, Member(id=name))
+
+    def _viewed(self, line: Line) -> None:
+        """Every agent tells each view; the first word counts."""
+        known = self.views[-1].generation if self.views else 0
+        if line["generation"] > known:
+            self.views.append(
+                View(
+                    generation=line["generation"],
+                    at_s=line["t"],
+                    members=tuple(line["members"]),
+                    reason=line["reason"],
+                )
+            )
 
     def view_without(self, member: str) -> View | None:
         """The first view that `member` is no longer in."""
@@ -162,6 +185,10 @@ class Run:
 
     def first_view_with(self, member: str) -> View | None:
         return next((view for view in self.views if member in view.members), None)
+
+
+def _node_of(line: Line) -> str:
+    return str(line.get("source", "agent:node0")).removeprefix("agent:")
 
 
 class Tail:

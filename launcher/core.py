@@ -11,10 +11,21 @@ from __future__ import annotations
 from elastrain.errors import ConfigError
 from elastrain.launcher.faults import make_fault
 from elastrain.launcher.losing import Losing
-from elastrain.launcher.messages import Failed, Finished, Hello, LostState, Message, Note, Phase, Progress, Suspect
+from elastrain.launcher.messages import (
+    Failed,
+    Finished,
+    Hello,
+    LostState,
+    Message,
+    Note,
+    Phase,
+    Progress,
+    Struck,
+    Suspect,
+)
 from elastrain.launcher.notices import Ask, Beat, Ended, Exited, Left, Notice, Over, Suspected
 from elastrain.launcher.roll import WARM_UP
-from elastrain.launcher.values import Command, FullPriority, Kill, Log, Worker
+from elastrain.launcher.values import Command, FullPriority, Kill, KillNode, Log, Worker
 
 
 class Core(Losing):
@@ -41,6 +52,9 @@ class Core(Losing):
                 return self._finish(1, message.sentence)
             case Finished():
                 return self._on_finished(worker, message, now)
+            case Struck():
+                armed, node = self.config.armed, self.config.node
+                return [KillNode(reason=f"node {node} is killed on request")] if armed else []
             case Note():
                 return [Log(event="note", fields={"member": member, **message.fields})]
 

@@ -55,9 +55,8 @@ def make_fault(kind: str, target: str, at: str | None) -> Fault:
             f"unknown target {target!r}: write member:ID, such as member:m1, member:{RANDOM}, or node:NAME"
         )
     if scheme == "node":
-        if at is not None:
-            raise ConfigError(f"--at {at!r}: a node can only be killed at once; name a member to strike in a phase")
-        return Fault(kind=kind, node=name)
+        step, phase = _place(at) if at is not None else (None, None)
+        return Fault(kind=kind, node=name, step=step, phase=phase)
     step, phase = _place(at) if at is not None else (None, None)
     return Fault(kind=kind, member=name, step=step, phase=phase)
 

@@ -141,8 +141,8 @@ class Joining(Viewing):
             return self._refuse(worker, difference, now)
         worker.stage, worker.address = Stage.READY, hello.address
         commands: list[Command] = [Log(event="ready", fields={"member": worker.id, "address": hello.address})]
-        mine = [f for f in self._faults if f.member == worker.id]
-        self._faults = [f for f in self._faults if f.member != worker.id]
+        mine = [f for f in self._faults if f.member == worker.id or f.node == self.config.node]
+        self._faults = [f for f in self._faults if f not in mine]
         for fault in mine:
             commands.append(Log(event="fault", fields=fault_fields(fault)))
             commands.append(Tell(member=worker.id, message=fault_message(fault)))

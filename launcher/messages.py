@@ -78,13 +78,18 @@ class Finished:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Struck:
+    """A fault on request: the worker is where its whole node was to be killed."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Note:
     """A line for the event log; its fields are the worker's own."""
 
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
-Message = Hello | Suspect | Progress | Phase | Failed | LostState | Finished | Note
+Message = Hello | Suspect | Progress | Phase | Failed | LostState | Finished | Struck | Note
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
@@ -198,5 +203,6 @@ _PARSERS: dict[str, Callable[[_Fields], Message]] = {
     "failed": _failed,
     "lost_state": lambda f: LostState(sentence=f.text("sentence")),
     "finished": lambda f: Finished(step=f.whole("step"), digest=f.text("digest")),
+    "struck": lambda f: Struck(),
     "event": lambda f: Note(fields=dict(f.value)),
 }

@@ -48,11 +48,21 @@ class Requests(Roll):
         sentence = f"{fault} is on its way"
         if fault.node == self.config.node:
             log = Log(event="fault", fields=fault_fields(fault))
+            if not fault.at_once:
+                return self._arm_node(fault, log)
             return sentence, True, [log, KillNode(reason=f"node {fault.node} is killed on request")]
         if fault.node in self.nodes:
             return sentence, True, [_ask(fault, fault.node)]
         there = ", ".join(sorted([self.config.node, *self.nodes]))
         return f"there is no node {fault.node}: there are {there}", False, []
+
+    def _arm_node(self, fault: Fault, log: Log) -> Answer:
+        """Its first worker that is ready takes the node along when it gets there."""
+        worker = next((w for w in self.living if w.stage is not Stage.STARTING), None)
+        if worker is None:
+            self._faults.append(fault)
+            return f"{fault} waits for a worker to be ready", True, []
+        return f"{fault} is on its way", True, [log, Tell(member=worker.id, message=fault_message(fault))]
 
     def _node_of(self, member: str) -> str | None:
         """The other node where that living member is."""
@@ -65,7 +75,13 @@ class Requests(Roll):
 
 
 def fault_message(fault: Fault) -> dict[str, Any]:
-    return {"type": "fault", "class": fault.kind, "step": fault.step, "phase": fault.phase}
+    return {
+        "type": "fault",
+        "class": fault.kind,
+        "step": fault.step,
+        "phase": fault.phase,
+        "node": bool(fault.node),
+    }
 
 
 def fault_fields(fault: Fault) -> dict[str, Any]:

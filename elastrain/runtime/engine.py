@@ -372,7 +372,12 @@ class Engine:
                 self._inbox.append(p.Ended())
             case "fault":
                 self._faults.arm(
-                    ArmedFault(kind=message["class"], step=message.get("step"), phase=message.get("phase"))
+                    ArmedFault(
+                        kind=message["class"],
+                        step=message.get("step"),
+                        phase=message.get("phase"),
+                        node=message.get("node", False),
+                    )
                 )
             case "refused":
                 raise errors.RefusedError(message["reason"])

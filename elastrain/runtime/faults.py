@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastrain.runtime.journal import Journal
@@ -17,11 +18,14 @@ class ArmedFault:
     kind: str
     step: int | None
     phase: str | None
+    node: bool = False
+    """The whole node is to die with this worker."""
 
 
 class Faults:
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, kill_node: Callable[[], None]) -> None:
         self._journal = journal
+        self._kill_node = kill_node
         self._armed: list[ArmedFault] = []
 
     def arm(self, fault: ArmedFault) -> None:
@@ -32,4 +36,6 @@ class Faults:
         for fault in self._armed:
             if fault.step in (None, step) and fault.phase in (None, phase):
                 self._journal.write("fault", kind=fault.kind, step=step, phase=phase)
+                if fault.node:
+                    self._kill_node()
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -80,9 +80,9 @@ class Job:
         self._seed, self._run_length, self._loss_scale = seed, run_length, loss_scale
         self._backups = 1 << 20 if backups == "all" else int(backups)
         self._journal = Journal(environment.run_dir, environment.member)
-        self._faults = Faults(self._journal)
         self._beacon = Beacon()
         self._channel = _connect(environment)
+        self._faults = Faults(self._journal, self._kill_node)
         self._registered: dict[str, Stateful] = {}
         self._parts: Parts | None = None
         self._optimizer: PieceOptimizer | None = None
@@ -265,6 +265,11 @@ class Job:
         parts.engine.close()
         parts.loader.close()
         sys.excepthook = self._previous_hook
+
+    def _kill_node(self) -> None:
+        """The launcher has told this worker to, by a fault on request."""
+        if self._channel is not None:
+            self._channel.send("struck")
 
     def _describe_spec(
         self,

@@ -1,4 +1,4 @@
-"""`make demo`: four workers train a small GPT, two are killed with SIGKILL, both come back, and no bit is different.
+"""`make demo`: three nodes train a small GPT; a worker is killed, then a whole node; both come back, no bit differs.
 
 Starts the job, shows it, runs the undisturbed job of one, prints the proof. Exit code 1 if the proof fails.
 """
@@ -24,8 +24,9 @@ from experiments.jobs import TRAIN_GPT, Script, alone, elastic, finish, unwind_o
 from experiments.journals import Follower, Member, Run, read_member
 from experiments.recovery.figures import loss_curve
 
-MEMBERS = 4
-FAULTS = ("kill --target member:m1 --at step=3,phase=backward", "kill --target member:m2 --at step=7,phase=commit")
+NODES = 3
+"""Simulated ones, of one worker each."""
+FAULTS = ("kill --target member:m1 --at step=3,phase=backward", "kill --target node:node2 --at step=16,phase=commit")
 GLOBAL_BATCH_SIZE, MICRO_BATCH_SIZE, SEED = 128, 8, 0
 LOOK_EVERY_S = 0.25
 TIMEOUT_S = 900.0
@@ -35,18 +36,20 @@ PLAIN_WIDTH = 120
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--steps", type=int, default=36, help="optimizer steps; at least 10")
+    parser.add_argument("--steps", type=int, default=40, help="optimizer steps; at least 20")
     parser.add_argument("--run-dir", type=Path, default=ROOT / "runs" / time.strftime("demo-%Y%m%d-%H%M%S"))
     args = parser.parse_args()
-    if args.steps < 10:
-        parser.error(f"--steps must be at least 10, so that both faults strike; got {args.steps}")
+    if args.steps < 20:
+        parser.error(f"--steps must be at least 20, so that both faults strike; got {args.steps}")
     unwind_on_sigterm()
     console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
     return demonstrate(console, args.run_dir.absolute(), steps=args.steps)
 
 
 def demonstrate(console: Console, folder: Path, *, steps: int) -> int:
-    console.print("[bold]elastrain[/bold]  four workers train a small GPT; two are killed; nothing is lost")
+    console.print(
+        "[bold]elastrain[/bold]  three nodes train a small GPT; a worker and a node are killed; nothing is lost"
+    )
     script = Script(path=TRAIN_GPT, args=("--steps", str(steps), "--seed", str(SEED)))
     screen: Screen = LiveScreen(console) if console.is_terminal else PlainScreen(console)
     try:
@@ -66,12 +69,12 @@ def demonstrate(console: Console, folder: Path, *, steps: int) -> int:
 
 
 def elastic_job(folder: Path, script: Script, screen: Screen, *, steps: int) -> tuple[Run, str]:
-    """The four workers and their losses. Raises RuntimeError if the job does not end well."""
+    """The nodes and their losses. Raises RuntimeError if the job does not end well."""
     folder.mkdir(parents=True, exist_ok=True)
     faults = folder / "faults"
     faults.write_text("".join(f"{line}\n" for line in FAULTS))
     follower = Follower(folder)
-    with elastic(folder, script, members=MEMBERS, options=("--faults", str(faults))) as process:
+    with elastic(folder, script, members=NODES, nodes=NODES, options=("--faults", str(faults))) as process:
 
         def look() -> None:
             run = follower.look()
@@ -129,21 +132,25 @@ def plot(path: Path, run: Run, reference: Member) -> Path:
     curve = loss_curve(run.members.values())
     undisturbed = {passed.step: passed.loss for passed in reference.passed}
     times = [at_s - origin_s for at_s, _, _ in curve]
-    above.plot(times, [loss for *_, loss in curve], color=timeline.FORWARD_STEPS[0], label="four workers, two killed")
+    above.plot(
+        times,
+        [loss for *_, loss in curve],
+        color=timeline.FORWARD_STEPS[0],
+        label="three nodes, a worker and a node killed",
+    )
     same = [undisturbed.get(step) for _, step, _ in curve]
     above.plot(times, same, "o", fillstyle="none", color="black", markersize=5, label="undisturbed, one worker")  # type: ignore[arg-type]
     for name, at_s in story.kill_times_s(run).items():
-        fault = run.members[name].faults[0]
         above.axvline(at_s - origin_s, color=timeline.LOST, linewidth=1)
         above.annotate(
-            f" {name} killed\n in {fault.phase}",
+            f" {story.what_was_killed(run, name)}\n killed in {run.members[name].faults[0].phase}",
             (at_s - origin_s, max(loss for *_, loss in curve)),
             va="top",
             color=timeline.LOST,
         )
     above.set_ylabel("loss")
     above.legend(frameon=False)
-    names = list(run.members)
+    names = sorted(run.members, key=lambda name: (len(name), name))
     timeline.members(below, run, names, origin_s=origin_s)
     timeline.kills(below, names, story.kill_times_s(run), origin_s=origin_s)
     below.set_xlim(left=-1)

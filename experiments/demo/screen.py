@@ -93,10 +93,10 @@ def sparkline(values: Sequence[float], *, width: int) -> str:
 
 def _members(run: Run) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
-    for title in ("member", "rank", "state", "step", "micro-batches"):
+    for title in ("node", "member", "rank", "state", "step", "micro-batches"):
         table.add_column(title, min_width=6)
     for member in run.members.values():
-        table.add_row(*_row(run, member))
+        table.add_row(run.nodes[member.id], *_row(run, member))
     return table
 
 

@@ -33,18 +33,30 @@ def kill_times_s(run: Run) -> dict[str, float]:
     return {member.id: member.faults[0].at_s for member in run.members.values() if member.faults}
 
 
+def what_was_killed(run: Run, member: str) -> str:
+    """The member alone, or its node with it."""
+    node = run.nodes[member]
+    others = [m for m in run.lost_nodes_s if run.nodes[m] == node and m != member]
+    return f"{node} with {' '.join([member, *others])}" if member in run.lost_nodes_s else member
+
+
 def sentences(run: Run) -> list[Sentence]:
     """Everything worth telling so far, in the order of time."""
     told = [Sentence(at_s=view.at_s, text=f"{len(view.members)} members train") for view in run.views[:1]]
     for member in run.members.values():
         told += [
-            Sentence(at_s=fault.at_s, text=f"{member.id} is killed in {fault.phase} of step {fault.step}", tone="lost")
+            Sentence(
+                at_s=fault.at_s,
+                text=f"{what_was_killed(run, member.id)} is killed in {fault.phase} of step {fault.step}",
+                tone="lost",
+            )
             for fault in member.faults[:1]
         ]
     for name, killed_s in kill_times_s(run).items():
         told += _went_on(run, name, killed_s)
     for name, of in run.replaces.items():
-        told.append(Sentence(at_s=run.started_s[name], text=f"{name} is started in the place of {of}"))
+        where = f" on {run.nodes[name]}, which is back" if of in run.lost_nodes_s else ""
+        told.append(Sentence(at_s=run.started_s[name], text=f"{name} is started in the place of {of}{where}"))
         view = run.first_view_with(name)
         if view is not None:
             told.append(Sentence(at_s=view.at_s, text=f"{name} is in: {' '.join(view.members)}", tone="back"))
@@ -80,7 +92,7 @@ def proof(run: Run, alone: Member, order: DataOrder, *, steps: int, held_out: tu
 def _of_kill(run: Run, name: str, killed_s: float) -> list[Claim]:
     fault = run.members[name].faults[0]
     found = f"in {fault.phase} of step {fault.step}, {killed_s - run.views[0].at_s:.1f} s after the start"
-    claims = [Claim(what=f"{name} killed", found=found)]
+    claims = [Claim(what=f"{what_was_killed(run, name)} killed", found=found)]
     try:
         loss = figures.loss_of(run, name, killed_s, runs=1)
     except ValueError as error:

@@ -42,8 +42,8 @@ def view(generation: int, at: float, *members: str) -> dict[str, Any]:
     return {"event": "view", "generation": generation, "t": at, "members": list(members), "reason": ""}
 
 
-def start(member: str, at: float) -> dict[str, Any]:
-    return {"event": "worker_start", "member": member, "pid": 1, "t": at}
+def start(member: str, at: float, slot: int) -> dict[str, Any]:
+    return {"event": "worker_start", "member": member, "pid": 1, "t": at, "slot": slot, "source": "agent:node0"}
 
 
 def a_run_with_one_loss() -> Run:
@@ -63,9 +63,9 @@ def a_run_with_one_loss() -> Run:
     m1 += [{"event": "fault", "step": 3, "phase": "backward", "t": 3.5}]
     m2 = [computed(5, 1, 7.36, 9.05), passed(5, 9.1), advance(5, 9.1), computed(6, 1, 9.15, 10.1), passed(6, 10.15)]
     m2 += [{"event": "finished", "step": 7, "digest": "abc", "t": 10.2}]
-    events = [start("m0", -5), start("m1", -5), view(1, -0.1, "m0", "m1")]
+    events = [start("m0", -5, 0), start("m1", -5, 1), view(1, -0.1, "m0", "m1")]
     events += [{"event": "death", "member": "m1", "detected_s": 3.503, "t": 3.51}, view(2, 3.51, "m0")]
-    events += [start("m2", 3.6), {"event": "restart", "member": "m2", "of": "m1", "t": 3.6}, view(3, 7.0, "m0", "m2")]
+    events += [start("m2", 3.6, 1), view(3, 7.0, "m0", "m2")]
     return run_of(events, {"m0": m0, "m1": m1, "m2": m2})
 
 

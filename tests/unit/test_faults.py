@@ -36,7 +36,6 @@ def test_place_is_a_step_or_a_phase_or_both(at: str, step: int | None, phase: st
         ("kill", "m1", None, "write member:ID"),
         ("kill", "member:", None, "write member:ID"),
         ("kill", "node:", None, "unknown target 'node:'"),
-        ("kill", "node:n0", "step=3", "a node can only be killed at once"),
         ("kill", "member:m1", "phase=lunch", "unknown phase 'lunch': known are join, forward"),
         ("kill", "member:m1", "step=-1", "write step=N"),
         ("kill", "member:m1", "step=x", "write step=N"),

@@ -505,7 +505,7 @@ def test_fault_at_once_kills_and_one_at_a_step_is_handed_over() -> None:
     job = running(armed=True)
     assert of(Kill, job.core.inject(Fault(kind="kill", member="m1"))[2])[0].member == "m1"
     tell = of(Tell, job.core.inject(Fault(kind="kill", member="m1", step=4, phase="commit"))[2])[0]
-    assert tell.message == {"type": "fault", "class": "kill", "step": 4, "phase": "commit"}
+    assert tell.message == {"type": "fault", "class": "kill", "step": 4, "phase": "commit", "node": False}
 
 
 def test_fault_for_a_worker_that_is_not_ready_waits_for_its_hello() -> None:
