@@ -393,6 +393,10 @@ class Mesh:
         """As `empty`, but with any content."""
         return self._shared.empty(numel, dtype, zero=False)
 
+    def shared_bytes(self) -> int:
+        """What the kernel holds in memory for the shared segments of mine."""
+        return self._shared.resident_bytes()
+
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether this contiguous tensor lies in memory of `empty`. Safe from any thread."""
         return self._shared.find(tensor) is not None

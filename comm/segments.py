@@ -238,6 +238,10 @@ class SharedMemory:
             self._gone.clear()
         return gone
 
+    def resident_bytes(self) -> int:
+        """What the kernel holds in memory for my segments: pages that were touched once stay."""
+        return sum(os.fstat(segment.fd).st_blocks * 512 for segment in self.segments())
+
     def segments(self) -> tuple[Segment, ...]:
         with self._lock:
             return tuple(self._held.segments)

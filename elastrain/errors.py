@@ -3,6 +3,7 @@
 ElastrainError
 ├── ConfigError      fix the input and start again (bad flag, bad batch size, unsuitable optimizer)
 ├── RefusedError     this process may not join (other spec, torch version, thread count, secret): start the right one
+├── NoRoomError      the plan does not fit the memory limit, whatever leaves: raise it, or start with more members
 ├── StateLostError   every holder of some shard died: restart from a durable checkpoint
 ├── DivergedError    two holders of one shard disagree, or members were configured differently: stop and look
 └── StoppedError     the job was ended from outside (operator, launcher gone)
@@ -21,6 +22,10 @@ class ConfigError(ElastrainError, ValueError):
 
 class RefusedError(ElastrainError):
     """This process may not join the job. The message names the differing setting and both values."""
+
+
+class NoRoomError(ElastrainError):
+    """A member can not hold what its plan asks of it. The message says how much memory is missing."""
 
 
 class StateLostError(ElastrainError):

@@ -102,7 +102,8 @@ def save_on_disk(
 class ActivationOffload:
     """A context manager that can be entered again and again, from one thread at a time.
 
-    `engines` replaces the slabs in `config.dirs` by others (memory, null, fault injection).
+    `engines` replaces the slabs in `config.dirs` by others (memory, null, fault injection). `describe` adds to the
+    profile what else its owner holds.
     """
 
     def __init__(
@@ -111,8 +112,10 @@ class ActivationOffload:
         *,
         engines: Sequence[Engine] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        describe: Callable[[Profile], Profile] = lambda profile: profile,
     ) -> None:
         self.config = config
+        self._describe = describe
         self._engines = engines
         self._clock = clock
         self._planner = Planner(config.memory_limit)
@@ -154,15 +157,18 @@ class ActivationOffload:
         """What happened so far."""
         return self._open().stats(elapsed_s=self._clock() - self._began_s)
 
+    def set_memory_limit(self, limit_bytes: int) -> None:
+        """From now on another limit: what is saved next makes room for itself. Safe from any thread."""
+        if limit_bytes <= 0:
+            raise OffloadConfigError(f"memory_limit must be a positive number of bytes, got {limit_bytes}")
+        self._open().set_limit(limit_bytes)
+
     def profile(self) -> Profile:
         """The same with what belongs to it, as `elastrain offload show` reads it."""
         stats = self.stats()
         spilled_bytes = sum(device.used_bytes for device in stats.devices)
-        return Profile(
-            stats=stats,
-            places=(Place(what="saved activations", memory_bytes=stats.live_bytes, disk_bytes=spilled_bytes),),
-            reason=stats.amount,
-        )
+        place = Place(what="saved activations", memory_bytes=stats.live_bytes, disk_bytes=spilled_bytes)
+        return self._describe(Profile(stats=stats, places=(place,), reason=stats.amount))
 
     def close(self) -> None:
         """End the threads and give the disk space back. Saved activations can not be asked for any more."""

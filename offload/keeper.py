@@ -122,6 +122,13 @@ class Keeper:
         if os.getpid() == self._pid:
             self._lock.later(partial(self._release, record))
 
+    def set_limit(self, limit_bytes: int) -> None:
+        """Another limit. It holds from the next storage on; what is in memory leaves when that one needs room."""
+        with self._lock:
+            self.limit_bytes = limit_bytes
+            self._plan.set_limit(limit_bytes)
+            self._lock.tell()
+
     def close(self) -> None:
         """End the devices. What is on them only can not be asked for any more."""
         with self._lock:

@@ -35,10 +35,22 @@ class Planner:
         if why is None:
             return
         self._basis = basis
+        self._choose(why)
+
+    def set_limit(self, limit_bytes: int) -> None:
+        """Another limit: choose again from the pass that the present amount was made of."""
+        if limit_bytes == self._limit_bytes:
+            return
+        self._limit_bytes = limit_bytes
+        if self._basis is not None:
+            self._choose("the limit was changed")
+
+    def _choose(self, why: str) -> None:
+        assert self.last is not None and self._basis is not None
         self._amount = policy.choose_amount(
-            [policy.Saved(size_bytes=each.size_bytes, saved_s=each.saved_s) for each in profile.lifetimes],
-            forward_s=profile.forward_s,
-            device_bytes_per_s=device_bytes_per_s,
+            [policy.Saved(size_bytes=each.size_bytes, saved_s=each.saved_s) for each in self.last.lifetimes],
+            forward_s=self._basis.forward_s,
+            device_bytes_per_s=self._basis.device_bytes_per_s,
             limit_bytes=self._limit_bytes,
         )
         self.reason = f"{why}: {self._amount.reason}"

@@ -30,6 +30,7 @@ from elastrain.runtime.faults import ArmedFault, Faults
 from elastrain.runtime.journal import Journal
 from elastrain.runtime.model import GradientSlot
 from elastrain.runtime.optimizer import Hyper
+from elastrain.runtime.room import RoomKeeper
 from elastrain.world import Member, View
 
 POLL_S = 0.5
@@ -64,6 +65,7 @@ class Engine:
         channel: Channel | None,
         journal: Journal,
         faults: Faults,
+        room: RoomKeeper | None,
     ) -> None:
         self.me = me
         self.view: View | None = None
@@ -74,6 +76,7 @@ class Engine:
         self._channel = channel
         self._journal = journal
         self._faults = faults
+        self._room = room
         self._inbox: deque[p.Event] = deque()
         self._events: deque[p.Event] = deque()
         self._outbox: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
@@ -295,6 +298,8 @@ class Engine:
             reason=recovery.reason,
             runs={member: list(runs) for member, runs in recovery.runs.items()},
         )
+        if self._room is not None:
+            self._room.resumed(command.view, self.core, recovery)
 
     def _passed(self, command: p.Passed) -> None:
         record = command.record
@@ -319,6 +324,8 @@ class Engine:
             at_s=time.monotonic(),
             **self._holders_news(),
         )
+        if self._room is not None:
+            self._room.passed()
 
     def _holders_news(self) -> dict[str, Any]:
         """Who holds what, when it changed: the launcher judges by it whether a view keeps the state."""

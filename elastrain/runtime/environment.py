@@ -22,12 +22,16 @@ class Environment:
     may_inject: bool
     host: str | None
     """The address of this node that members on other machines dial; None where all are on this one."""
+    memory_limit_bytes: int | None
+    """What this process may hold in memory, and the directories on SSDs for what does not fit."""
+    offload_dirs: tuple[str, ...]
 
 
 def read_environment() -> Environment:
-    """Raises OSError if the secret's file cannot be read."""
+    """Raises OSError if the secret's file cannot be read, ValueError if a number is none."""
     secret_file = os.environ.get("ELASTRAIN_SECRET_FILE")
     run_dir = os.environ.get("ELASTRAIN_RUN_DIR")
+    limit = os.environ.get("ELASTRAIN_MEMORY_LIMIT")
     return Environment(
         job=os.environ.get("ELASTRAIN_JOB") or f"alone-{uuid.uuid4().hex[:12]}",
         member=os.environ.get("ELASTRAIN_MEMBER", "m0"),
@@ -37,4 +41,6 @@ def read_environment() -> Environment:
         run_dir=Path(run_dir) if run_dir else None,
         may_inject=os.environ.get("ELASTRAIN_INJECT") == "1",
         host=os.environ.get("ELASTRAIN_HOST") or None,
+        memory_limit_bytes=int(limit) if limit else None,
+        offload_dirs=tuple(filter(None, os.environ.get("ELASTRAIN_OFFLOAD_DIRS", "").split(os.pathsep))),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,37 +18,15 @@ from elastrain import protocol as p
 from elastrain.fold import Node
 from elastrain.layout import Layout
 from elastrain.messages import Copy, Gradient, Message, Partial, Publish, Record
-from elastrain.runtime.model import GradientSlot, ModelState
+from elastrain.offload.device import Device
+from elastrain.runtime.buffers import Buffers
+from elastrain.runtime.model import Allocate, GradientSlot, ModelState
 from elastrain.runtime.optimizer import Hyper, PieceOptimizer
 from elastrain.runtime.shelf import Shelf
 from elastrain.snapshot.state import ShardState
 
-Allocate = Callable[[int, torch.dtype], Tensor]
 BEHIND_BYTES = 4 << 20
 """State that is updated in one go behind the scenes: it keeps the engine from its messages for that long."""
-
-
-class Buffers:
-    """Shared-memory buffers that come back: the same few sizes are needed in every step."""
-
-    def __init__(self, allocate: Allocate) -> None:
-        self._allocate = allocate
-        self._free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
-        self._lent: dict[int, Tensor] = {}
-
-    def take(self, like: Tensor) -> Tensor:
-        free = self._free.get((like.numel(), like.dtype))
-        buffer = free.pop() if free else self._allocate(like.numel(), like.dtype)
-        self._lent[id(buffer)] = buffer
-        return buffer
-
-    def give_back(self, buffer: Tensor) -> None:
-        """A tensor that was not taken here is left alone."""
-        if self._lent.pop(id(buffer), None) is not None:
-            self._free.setdefault((buffer.numel(), buffer.dtype), []).append(buffer)
-
-    def owns(self, tensor: Tensor) -> bool:
-        return id(tensor) in self._lent
 
 
 @dataclass
@@ -86,19 +64,26 @@ class Executor:
         self._kept: dict[tuple[int, int], Tensor] = {}
         self._scratch: Shelf[tuple[int, int]] = Shelf(self._home)
         self._nothing = torch.empty(0)
+        self.slot_bytes = self._slots_bytes = 0
 
     # ----------------------------------------------------------------------------------------- the training loop's side
 
     def warm_up(self) -> None:
         """Get the first slot's memory from the kernel before somebody waits for it."""
-        slot = self.model.new_slot()
+        slot = self._new_slot()
         slot.zero()
         self._free_slots.append(slot)
 
     def start_run(self) -> GradientSlot:
         """A slot for the next run; the training loop zeroes it and accumulates into it."""
-        slot = self._free_slots.pop() if self._free_slots else self.model.new_slot()
+        slot = self._free_slots.pop() if self._free_slots else self._new_slot()
         self._running = Slot(slot, set(range(len(self.layout.blocks))))
+        return slot
+
+    def _new_slot(self) -> GradientSlot:
+        slot = self.model.new_slot()
+        self.slot_bytes = slot.nbytes
+        self._slots_bytes += slot.nbytes
         return slot
 
     def block_done(self, event: p.RunDone) -> None:
@@ -114,6 +99,26 @@ class Executor:
     def _recycle(self, slot: Slot) -> None:
         if not slot.blocks and not slot.running:
             self._free_slots.append(slot.slot)
+
+    # ----------------------------------------------------------------------------------------------- memory, in bytes
+
+    def keep_outside(self, devices: Sequence[Device], shards: frozenset[int]) -> None:
+        """From now on the states of these shards lie on the devices, all others in memory."""
+        for shelf in (self.states, self._scratch):
+            shelf.use(devices, shards)
+
+    def gradients_bytes(self) -> int:
+        """Slots, sums, kept gradients, and scratch of updates."""
+        return self._slots_bytes + self._buffers.made_bytes + self.optimizer.scratch_bytes
+
+    def states_bytes(self) -> tuple[int, int]:
+        """Shard states in memory, beside the model's own parameters, and on disk."""
+        shelves = (self.states, self._scratch)
+        return sum(s.memory_bytes() for s in shelves), sum(s.disk_bytes() for s in shelves)
+
+    def memory_bytes(self) -> int:
+        """All that this class and the model hold in memory."""
+        return self.model.nbytes + self.gradients_bytes() + self.states_bytes()[0]
 
     # ------------------------------------------------------------------------------------------------------ commands
 

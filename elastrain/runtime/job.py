@@ -9,6 +9,7 @@ import random
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from elastrain import protocol as p
 from elastrain.comm.liveness import Beacon
 from elastrain.comm.mesh import Mesh
 from elastrain.comm.values import MeshConfig
-from elastrain.errors import ConfigError, ElastrainError, RefusedError, StoppedError
+from elastrain.errors import ConfigError, ElastrainError, NoRoomError, RefusedError, StoppedError
 from elastrain.layout import Layout
 from elastrain.lifecycle import Lifecycle
 from elastrain.plan import plan
@@ -38,6 +39,7 @@ from elastrain.runtime.loopstate import LoopState, Stateful, settings_digest
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.runtime.randomness import BlockRandomness
+from elastrain.runtime.room import RoomConfig, RoomKeeper
 from elastrain.runtime.step import Parts, Step, compute_device, warm_up
 from elastrain.scaling import UNSCALED, LossScale, rule_of
 
@@ -54,6 +56,8 @@ def init(
     run_length: int = 1,
     backups: int | str = 1,
     loss_scale: LossScale | float | str | None = None,
+    memory_limit: int | None = None,
+    offload_dirs: Sequence[str] = (),
 ) -> Job:
     """Enter the job. Seeds Python, NumPy and torch, so that every member builds the same model.
 
@@ -63,23 +67,40 @@ def init(
     backups: verified in-memory copies of every shard's optimizer state on other members; "all" replicates everything.
     loss_scale: for float16. "dynamic" scales every loss as torch.amp.GradScaler does with its defaults, a LossScale
         with other values; a number is a fixed scale; None scales nothing. Gradients are scaled back when applied.
+    memory_limit: bytes that this member may hold in memory; without it, what `elastrain run --memory-limit` said. What
+        does not fit goes to `offload_dirs` (`--offload-dir`), directories on SSDs: activations first, then optimizer
+        shards. No bit changes.
 
     Raises ConfigError on bad values; ConnectionError if the launcher that started this process does not answer.
     """
-    return Job(read_environment(), seed=seed, run_length=run_length, backups=backups, loss_scale=rule_of(loss_scale))
+    environment = read_environment()
+    room = RoomConfig.of(
+        memory_limit or environment.memory_limit_bytes, tuple(offload_dirs) or environment.offload_dirs
+    )
+    scale = rule_of(loss_scale)
+    return Job(environment, seed=seed, run_length=run_length, backups=backups, loss_scale=scale, room=room)
 
 
 class Job:
     """This process's part in the job. Made by `init`."""
 
     def __init__(
-        self, environment: Environment, *, seed: int, run_length: int, backups: int | str, loss_scale: LossScale
+        self,
+        environment: Environment,
+        *,
+        seed: int,
+        run_length: int,
+        backups: int | str,
+        loss_scale: LossScale,
+        room: RoomConfig | None,
     ) -> None:
         _check_settings(seed=seed, run_length=run_length, backups=backups)
         self._environment = environment
         self._seed, self._run_length, self._loss_scale = seed, run_length, loss_scale
         self._backups = 1 << 20 if backups == "all" else int(backups)
         self._journal = Journal(environment.run_dir, environment.member)
+        self._room_config = room
+        self._room: RoomKeeper | None = None
         self._beacon = Beacon()
         self._channel = _connect(environment)
         self._faults = Faults(self._journal, self._kill_node)
@@ -145,6 +166,10 @@ class Job:
         executor = Executor(
             layout=layout, model=state, optimizer=pieces, allocate=mesh.empty, max_grad_norm=max_grad_norm
         )
+        if self._room_config is not None:
+            self._room = RoomKeeper(
+                self._room_config, me=environment.member, executor=executor, mesh=mesh, journal=self._journal
+            )
         engine = Engine(
             me=environment.member,
             mesh=mesh,
@@ -154,6 +179,7 @@ class Job:
             channel=self._channel,
             journal=self._journal,
             faults=self._faults,
+            room=self._room,
         )
         self._optimizer, self._facade, self._model = pieces, optimizer, model
         executor.warm_up()
@@ -165,6 +191,7 @@ class Job:
             run_length=self._run_length,
             reach=self._faults.reach,
             log=self._journal.write,
+            computing=nullcontext if self._room is None else self._room.computing,
         )
         self._spec = self._describe_spec(layout, loader, optimizer, max_grad_norm, compute_device(model))
         return model, optimizer, loader
@@ -263,6 +290,8 @@ class Job:
             except ChannelClosedError:
                 pass  # the launcher has gone before us: nothing depends on it any more
         parts.engine.close()
+        if self._room is not None:
+            self._room.close()
         parts.loader.close()
         sys.excepthook = self._previous_hook
 
@@ -310,6 +339,9 @@ class Job:
             if isinstance(error, ElastrainError):
                 text = f"{kind.__name__}: {error}\n"
             try:
+                if isinstance(error, NoRoomError):  # no replacement could do better: the job ends with the sentence
+                    self._channel.send("lost_state", sentence=str(error))
+                    return
                 self._channel.send(
                     "failed",
                     step=self._step.number if self._step else 0,

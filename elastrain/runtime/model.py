@@ -127,6 +127,16 @@ class ModelState:
                 setattr(place.module, place.attribute, alias)
         return alias
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parameters."""
+        return sum(buffer.nbytes for buffer in self._buffers.whole.values())
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether some parameters have less precision than what the optimizer works on."""
+        return any(shard.master_dtype != shard.dtype for shard in self.layout.shards)
+
     def flat(self, index: int) -> Tensor:
         """1-D parameters of a flat that is no alias."""
         return self._buffers.flats[index]

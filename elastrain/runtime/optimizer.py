@@ -58,6 +58,11 @@ class PieceOptimizer:
         self._scratch: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         optimizer.state.clear()
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory for scaled gradients."""
+        return sum(scratch.nbytes for scratch in self._scratch.values())
+
     def hyperparameters(self) -> Hyper:
         """The groups' values now, after whatever schedulers did to them. Raises ConfigError for values not plain."""
         return [_fused_if_possible(type(self._facade), _plain_group(group)) for group in self._facade.param_groups]

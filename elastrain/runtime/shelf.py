@@ -100,16 +100,16 @@ class Shelf(MutableMapping[Key, ShardState]):
 
     def memory_bytes(self) -> int:
         """What is kept in memory, the model's own parameters left out."""
-        inside = [entry for entry in self._states.values() if isinstance(entry, ShardState)]
+        inside = [entry for entry in list(self._states.values()) if isinstance(entry, ShardState)]
         return sum(state.nbytes - (state.parameters.nbytes if self._is_bound(state) else 0) for state in inside)
 
     def disk_bytes(self) -> int:
         """What is kept on disk."""
-        return sum(entry.copy.size_bytes for entry in self._states.values() if isinstance(entry, _OnDisk))
+        return sum(entry.copy.size_bytes for entry in list(self._states.values()) if isinstance(entry, _OnDisk))
 
     def moments(self) -> float | None:
         """Bytes of optimizer state per byte of parameters; None before anything was updated."""
-        sizes = [(self.size_bytes(key), self._parameters_bytes(key)) for key in self._states]
+        sizes = [(self.size_bytes(key), self._parameters_bytes(key)) for key in list(self._states)]
         parameters_bytes = sum(parameters for _, parameters in sizes)
         more_bytes = sum(size for size, _ in sizes) - parameters_bytes
         return more_bytes / parameters_bytes if more_bytes and parameters_bytes else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +38,7 @@ class Parts:
         run_length: int,
         reach: Callable[[int, str], None],
         log: Callable[..., None],
+        computing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.engine = engine
         self.model = model
@@ -45,6 +47,7 @@ class Parts:
         self.run_length = run_length
         self.reach = reach
         self.log = log
+        self.computing = computing
 
 
 class Step:
@@ -158,7 +161,8 @@ class Step:
             torch.clear_autocast_cache()  # else an autocast around the loop computes with the last step's weights
             self._backward_due = True
             parts.reach(self.number, "forward")
-            yield data
+            with parts.computing():
+                yield data
             if self._backward_due:
                 raise ConfigError(
                     f"micro-batch {micro_batch} of step {self.number} went by without step.backward(loss): "

@@ -4,6 +4,7 @@ meaning. Options are parsed and checked here; `starting` does what they ask for.
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
@@ -89,6 +90,14 @@ def run(
         str | None,
         typer.Option("--local-ranks-filter", "--local_ranks_filter", help="On the screen only these local ranks: 0,1."),
     ] = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option("--memory-limit", help="What each worker may hold in memory, as 4G or 512M; default: no limit."),
+    ] = None,
+    offload_dir: Annotated[
+        list[Path] | None,
+        typer.Option("--offload-dir", help="Directory on an SSD for what the limit leaves no room for; repeatable."),
+    ] = None,
     join_timeout: Annotated[
         float,
         typer.Option(
@@ -112,6 +121,7 @@ def run(
     unless it is set.
     """
     target = _checked_script(script, module=module, no_python=no_python)
+    _limit_memory(memory_limit, offload_dir or [])
     job = rdzv_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     if not _NAME.fullmatch(job):
         raise ConfigError(f"--rdzv-id {job!r}: use up to 64 letters, digits, '.', '_' and '-'")
@@ -213,6 +223,21 @@ def _password(file: Path | None) -> str | None:
         return file.read_text().rstrip("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the password file {file} can not be read: {error}") from None
+
+
+def _limit_memory(limit: str | None, directories: list[Path]) -> None:
+    """Workers inherit it, whichever node's agent starts them. Raises ConfigError."""
+    if limit is not None:
+        os.environ["ELASTRAIN_MEMORY_LIMIT"] = str(_size_bytes(limit))
+    if directories:
+        os.environ["ELASTRAIN_OFFLOAD_DIRS"] = os.pathsep.join(str(each.absolute()) for each in directories)
+
+
+def _size_bytes(text: str) -> int:
+    found = re.fullmatch(r"([1-9]\d*)([KMGT]?)(?:i?B)?", text)
+    if found is None:
+        raise ConfigError(f"--memory-limit {text!r}: write a whole number of bytes, or of K, M, G or T, such as 4G")
+    return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[found[2]]
 
 
 def _checked_script(script: str, *, module: bool, no_python: bool) -> str:

@@ -12,8 +12,9 @@ from torch import nn
 from elastrain import protocol as p
 from elastrain.fold import Combine
 from elastrain.messages import Contribution, Gradient, Record
+from elastrain.runtime.buffers import Buffers
 from elastrain.runtime.describe import describe
-from elastrain.runtime.executor import Buffers, Executor, grad_norm, scale_and_clip
+from elastrain.runtime.executor import Executor, grad_norm, scale_and_clip
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.scaling import Scaler

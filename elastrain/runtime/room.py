@@ -1,0 +1,241 @@
+"""Keeps a member within its memory limit: measures, asks `elastrain.room`, and lets leave what has to.
+
+The engine's thread measures and decides, after every step and whenever a view is in order; the main thread enters
+`computing()` around each micro-batch. No decision is made here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elastrain import room
+from elastrain.errors import ConfigError, NoRoomError
+from elastrain.fold import Node, leaves
+from elastrain.offload.device import Device
+from elastrain.offload.engines.posix import PosixEngine
+from elastrain.offload.errors import LimitTooSmallError, OffloadConfigError
+from elastrain.offload.hooks import ActivationOffload, OffloadConfig
+from elastrain.offload.policy import IN_FLIGHT_STORAGES
+from elastrain.offload.profile import Place, Profile
+from elastrain.plan import plan
+from elastrain.recovery import Recovery
+from elastrain.runtime.executor import BEHIND_BYTES, Executor
+from elastrain.runtime.memory import PeakMeter, give_freed_memory_back
+from elastrain.world import View
+
+if TYPE_CHECKING:
+    from elastrain.comm.mesh import Mesh
+    from elastrain.lifecycle import Lifecycle
+    from elastrain.runtime.journal import Journal
+
+MEASURED_STEPS = 8
+"""What computing takes beside what is counted: the most of so many steps."""
+ASSUMED_MOMENTS = 2.0
+"""Optimizer state per parameter until it was measured: Adam's."""
+COPY_SHARE = 16
+"""Of the parameters, so much of one part is copied per step towards new holders: copies in flight are memory too."""
+WORTH_TELLING = 0.05
+"""Memory that becomes free is given to activations from this share of the limit on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoomConfig:
+    """`limit_bytes` is what this process may hold in memory; `directories` are on SSDs, empty for none."""
+
+    limit_bytes: int
+    directories: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(limit_bytes: int | None, directories: tuple[str, ...]) -> RoomConfig | None:
+        """None without a limit."""
+        return None if limit_bytes is None else RoomConfig(limit_bytes=limit_bytes, directories=directories)
+
+    def __post_init__(self) -> None:
+        if self.limit_bytes <= 0:
+            raise ConfigError(f"memory_limit must be a positive number of bytes; got {self.limit_bytes}")
+
+
+class RoomKeeper:
+    """One member's memory. Raises ConfigError if a directory can not be used."""
+
+    def __init__(self, config: RoomConfig, *, me: str, executor: Executor, mesh: Mesh, journal: Journal) -> None:
+        give_freed_memory_back()
+        self._config = config
+        self._me = me
+        self._executor = executor
+        self._journal = journal
+        self._meter = PeakMeter(mesh.shared_bytes)
+        self._base_bytes: deque[int] = deque(maxlen=MEASURED_STEPS)
+        self._last: room.Room | None = None
+        self._held: tuple[room.Held, ...] = ()
+        self._needs: room.Needs | None = None
+        self._offload: ActivationOffload | None = None
+        self._devices: tuple[Device, ...] = ()
+        if config.directories:
+            self._open(config.directories)
+
+    def _open(self, directories: Sequence[str]) -> None:
+        try:
+            offload = ActivationOffload(OffloadConfig(dirs=tuple(directories)), describe=self._described)
+            self._devices = tuple(Device(PosixEngine(Path(each)), threads=0) for each in directories)
+        except OffloadConfigError as error:
+            raise ConfigError(str(error)) from None
+        self._offload = offload
+
+    # ------------------------------------------------------------------------------------------- for the training loop
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Around one micro-batch. Raises NoRoomError where its activations can not be held within the limit."""
+        if self._offload is None:
+            yield
+            return
+        try:
+            self._offload.__enter__()
+        except LimitTooSmallError as error:
+            raise NoRoomError(
+                f"member {self._me} is {error.smallest_bytes - error.limit_bytes} bytes short: one operation of the "
+                f"model needs {error.smallest_bytes} bytes of activations at once, and {error.limit_bytes} are left "
+                f"of the memory limit of {self._config.limit_bytes}; raise it"
+            ) from error
+        try:
+            yield
+        finally:
+            self._offload.__exit__(None, None, None)
+
+    # ------------------------------------------------------------------------------------------------- for the engine
+
+    def resumed(self, view: View, core: Lifecycle, recovery: Recovery) -> None:
+        """The view is in order: make room for its plan. Raises NoRoomError if there is none."""
+        shape = core.shape
+        own = frozenset(node for partials in core.attempt.own for node in partials.nodes)
+        slots = max(
+            room.slots_needed(shape.runs, (), plan(view.ids, shape.runs)[self._me]),
+            room.slots_needed(shape.runs, own, _left_to_do(recovery.runs[self._me], own)),
+        )
+        moments = self._executor.states.moments() or ASSUMED_MOMENTS
+        self._held = room.held_by(
+            self._me, (core.now, core.goal), shape.sizes, moments=moments, masters=self._executor.model.has_masters
+        )
+        core.copy_budget_bytes = min(core.copy_budget_bytes, max(*shape.sizes, sum(shape.sizes) // COPY_SHARE))
+        gradients_bytes = slots * self._executor.slot_bytes + self._sums_bytes(len(view.members))
+        copying_bytes = round(2 * core.copy_budget_bytes * (1 + moments)) if len(view.members) > 1 else 0
+        self._decide(gradients_bytes + copying_bytes)
+
+    def passed(self) -> None:
+        """A step was committed: measure what it took. Raises NoRoomError if it took too much."""
+        peak_bytes = self._meter.look()
+        if self._needs is None:
+            return
+        activations_bytes = 0
+        if self._offload is not None and (last := self._offload.stats().last) is not None:
+            activations_bytes = last.peak_bytes
+        self._base_bytes.append(max(0, peak_bytes - self._executor.memory_bytes() - activations_bytes))
+        self._journal.write("memory", peak_bytes=peak_bytes, activations_bytes=activations_bytes)
+        self._decide(self._needs.gradients_bytes, measured_bytes=peak_bytes)
+
+    def close(self) -> None:
+        """Give the space on disk back; states that lie there are gone."""
+        if self._offload is not None:
+            self._offload.close()
+        for device in self._devices:
+            device.close()
+
+    # --------------------------------------------------------------------------------------------------------- inside
+
+    def _sums_bytes(self, members: int) -> int:
+        """As a primary: sums on the way, scratch of updates. As a backup: kept gradients of two steps, scratch."""
+        primary_bytes = sum(each.parameters_bytes for each in self._held if each.is_primary)
+        backup_bytes = sum(each.parameters_bytes for each in self._held if not each.is_primary)
+        return (1 + room.sums_needed(members)) * primary_bytes + 2 * backup_bytes + BEHIND_BYTES
+
+    def _decide(self, gradients_bytes: int, *, measured_bytes: int | None = None) -> None:
+        """`measured_bytes` is the peak of a step under the present plan: what was measured to fit is not refused."""
+        self._needs = needs = self._needs_with(gradients_bytes)
+        decided = room.make_room(
+            self._config.limit_bytes,
+            needs,
+            has_disk=bool(self._devices),
+            disk_bytes_per_s=sum(device.rate_bytes_per_s() for device in self._devices) or 1.0,
+        )
+        if (
+            isinstance(decided, room.Missing)
+            and measured_bytes is not None
+            and measured_bytes <= self._config.limit_bytes
+        ):
+            return
+        if isinstance(decided, room.Missing):
+            self._journal.write("no_room", reason=decided.reason, **asdict(needs))
+            raise NoRoomError(f"member {self._me}: {decided.reason}")
+        if measured_bytes is None or self._is_news(decided):
+            self._carry_out(decided, needs)
+
+    def _needs_with(self, gradients_bytes: int) -> room.Needs:
+        executor = self._executor
+        base_bytes = max(self._base_bytes, default=max(0, self._meter.now_bytes - executor.memory_bytes()))
+        saved_bytes = largest_bytes = 0
+        if self._offload is not None and (last := self._offload.stats().last) is not None:
+            saved_bytes = last.saved_bytes
+            largest_bytes = max((each.size_bytes for each in last.lifetimes), default=0)
+        shards_bytes = sum(each.leaves_bytes for each in self._held)
+        largest_shard_bytes = max((each.leaves_bytes for each in self._held), default=0)
+        return room.Needs(
+            base_bytes=base_bytes,
+            parameters_bytes=executor.model.nbytes,
+            gradients_bytes=gradients_bytes,
+            shards_bytes=shards_bytes,
+            shards_least_bytes=min(shards_bytes, 2 * largest_shard_bytes),
+            activations_bytes=saved_bytes,
+            activations_least_bytes=min(saved_bytes, (IN_FLIGHT_STORAGES + 1) * largest_bytes),
+        )
+
+    def _is_news(self, decided: room.Room) -> bool:
+        """Within a view, memory is given back to activations only where it is worth it, and to shards never."""
+        last = self._last
+        if last is None or decided.shards_on_disk_bytes > last.shards_on_disk_bytes:
+            return True
+        more_bytes = decided.activations_bytes - last.activations_bytes
+        return more_bytes < 0 or more_bytes > WORTH_TELLING * self._config.limit_bytes
+
+    def _carry_out(self, decided: room.Room, needs: room.Needs) -> None:
+        self._last = decided
+        outside, which = room.choose_shards(self._held, decided.shards_on_disk_bytes)
+        reason = f"{decided.reason}; {which}" if outside else decided.reason
+        self._executor.keep_outside(self._devices, outside)
+        if self._offload is not None:
+            self._offload.set_memory_limit(max(1, decided.activations_bytes))
+        self._journal.write(
+            "room",
+            reason=reason,
+            activations_bytes=decided.activations_bytes,
+            shards_on_disk=len(outside),
+            **{f"need_{name}": value for name, value in asdict(needs).items()},
+        )
+
+    def _described(self, activations: Profile) -> Profile:
+        """The profile of the activations, with what else this member holds."""
+        executor, needs = self._executor, self._needs
+        memory_bytes, disk_bytes = executor.states_bytes()
+        places = (
+            Place(what="parameters", memory_bytes=executor.model.nbytes, disk_bytes=0),
+            Place(what="gradients and sums", memory_bytes=executor.gradients_bytes(), disk_bytes=0),
+            Place(what="optimizer shards", memory_bytes=memory_bytes, disk_bytes=disk_bytes),
+            Place(what="everything else", memory_bytes=needs.base_bytes if needs else 0, disk_bytes=0),
+        )
+        stats = activations.stats
+        shard_devices = tuple(device.stats() for device in self._devices)
+        return Profile(
+            stats=replace(stats, devices=(*stats.devices, *shard_devices)),
+            places=(*activations.places, *places),
+            reason=activations.reason,
+        )
+
+
+def _left_to_do(runs: Sequence[int], own: frozenset[Node]) -> list[int]:
+    done = leaves(own)
+    return [run for run in runs if run not in done]

@@ -1,0 +1,40 @@
+"""Activations larger than the model, dropout, AdamW: something to move out of memory. Prints the end's digest."""
+
+import argparse
+import itertools
+import sys
+
+import torch
+from torch import Tensor, nn
+
+import elastrain
+
+
+class Samples(torch.utils.data.Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 1024
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.randn(64, generator=torch.Generator().manual_seed(index))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    job = elastrain.init(seed=3)
+    sizes = [64, *[256] * 6, 64]
+    layers = [nn.Sequential(nn.Linear(a, b), nn.GELU(), nn.Dropout(0.1)) for a, b in itertools.pairwise(sizes)]
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loader = elastrain.DataLoader(Samples(), global_batch_size=8 * 512, micro_batch_size=512)
+    model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=1.0)
+    for step in job.steps(loader, until=args.steps):
+        for inputs in step:
+            step.backward(nn.functional.mse_loss(model(inputs), inputs))
+    sys.stderr.write(f"digest {job.digest()}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Members with too little memory: activations and optimizer shards go to disk, members are lost, the bits stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.training import Run, assert_equal_to_undisturbed, run_job
+
+SCRIPT = Path(__file__).parent / "scripts" / "squeezed_training.py"
+MIB = 1 << 20
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    yield folder
+    assert list(folder.iterdir()) == [], "something was left behind"
+
+
+def events(run: Run, kind: str) -> list[dict[str, Any]]:
+    return [event for journal in run.journals.values() for event in journal if event["event"] == kind]
+
+
+def squeezed(folder: Path, disk: Path, limit_bytes: int, **how: Any) -> Run:
+    folder.mkdir()
+    options = ["--memory-limit", str(limit_bytes), "--offload-dir", str(disk), "--max-restarts", "0"]
+    return run_job(folder, script=SCRIPT, options=options, **how)
+
+
+def test_a_loss_within_the_limit_moves_activations_and_shards_to_disk_and_changes_no_bit(
+    tmp_path: Path, disk: Path
+) -> None:
+    ample = squeezed(tmp_path / "ample", disk, 64 << 30, workers=3, arguments=("--steps", "4"))
+    needs = events(ample, "room")[-1]
+    assert needs["activations_bytes"] > 60 << 30
+    assert needs["shards_on_disk"] == 0
+    limit_bytes = (
+        max(each["need_base_bytes"] for each in events(ample, "room"))
+        + needs["need_parameters_bytes"]
+        + needs["need_gradients_bytes"]
+        + needs["need_activations_least_bytes"]
+        + needs["need_shards_bytes"] // 2
+        + 4 * MIB
+    )
+    arguments = ("--steps", "12")
+    faults = ["kill --target member:m1 --at step=4,phase=backward"]
+    run = squeezed(tmp_path / "tight", disk, limit_bytes, workers=3, arguments=arguments, faults=faults)
+    assert_equal_to_undisturbed(run, *arguments, script=SCRIPT)
+    assert set(run.digests) == {"m0", "m2"}
+    assert any(each["shards_on_disk"] for each in events(run, "room"))
+    assert any("of activations go to disk" in each["reason"] for each in events(run, "room"))
+    assert max(each["peak_bytes"] for each in events(run, "memory")) <= limit_bytes
+    assert (run.folder / "offload" / "m0.json").exists()
+
+
+def test_a_plan_that_does_not_fit_ends_the_job_with_what_is_missing(tmp_path: Path, disk: Path) -> None:
+    run = squeezed(tmp_path / "tiny", disk, 32 * MIB, workers=2, arguments=("--steps", "4"))
+    assert run.exit_code == 1
+    assert "MiB too small for this plan" in run.output
+    assert "Traceback" not in run.output
