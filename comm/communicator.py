@@ -115,9 +115,12 @@ class Communicator:
         """What made everything fail until the next edit; None when all is well."""
         return self._error
 
-    def group(self, name: str, members: Sequence[str]) -> Group:
-        """A group under this name. Raises ValueError when the name is taken, or the list does not name me."""
-        group = Group(self, name=name, me=self._mesh.me, members=members)
+    def group(self, name: str, members: Sequence[str], *, timeout_s: float | None = None) -> Group:
+        """A group under this name; `timeout_s` for its calls that name none.
+
+        Raises ValueError when the name is taken, or the list does not name me.
+        """
+        group = Group(self, name=name, me=self._mesh.me, members=members, timeout_s=timeout_s or self._timeout_s)
         if group.number in self._lines:
             raise ValueError(f"there is a group {name!r} already")
         self._lines[group.number] = _Line(group=group)
@@ -148,7 +151,7 @@ class Communicator:
 
     def submit(self, group: Group, make: MakeOperation, timeout_s: float | None) -> Work:
         """Used by Group."""
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        timeout_s = group.timeout_s if timeout_s is None else timeout_s
         request = _Request(work=Work(), make=make, deadline_s=time.monotonic() + timeout_s, timeout_s=timeout_s)
         self._post(lambda: self._enqueue(self._lines[group.number], request))
         return request.work
@@ -171,7 +174,7 @@ class Communicator:
         self, group: Group, out: torch.Tensor, of: int | None, tag: int, timeout_s: float | None
     ) -> Received:
         """Used by Group."""
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        timeout_s = group.timeout_s if timeout_s is None else timeout_s
         source = None if of is None else group.members[of]
         words = f"nothing tagged {tag} from {'anybody' if source is None else source} within {timeout_s} s"
         work = Received()
@@ -213,6 +216,7 @@ class Communicator:
     # The thread
 
     def _run(self) -> None:
+        torch.set_grad_enabled(False)  # of this thread: what is communicated may belong to a graph, communicating never
         try:
             while not self._closing:
                 self._turn()

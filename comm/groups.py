@@ -42,8 +42,9 @@ class Group:
     staged.
     """
 
-    def __init__(self, runner: Runner, *, name: str, me: str, members: Sequence[str]) -> None:
+    def __init__(self, runner: Runner, *, name: str, me: str, members: Sequence[str], timeout_s: float) -> None:
         self.name = name
+        self.timeout_s = timeout_s
         self.me = me
         self.members = tuple(members)
         self.number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")

@@ -64,7 +64,8 @@ def create(opts: Any, options: Options | None) -> ProcessGroup:
     if _session is None:
         raise RuntimeError(f"a {NAME} group needs a default group of the same backend")
     members = [_session.peers[rank].id for rank in opts.global_ranks_in_group]
-    return ProcessGroup(_session.communicator.group(opts.group_id, members), opts.group_id)
+    group = _session.communicator.group(opts.group_id, members, timeout_s=opts.timeout.total_seconds())
+    return ProcessGroup(group, opts.group_id)
 
 
 def _start(opts: Any, options: Options) -> Session:

@@ -120,6 +120,23 @@ def tensors_that_are_not_contiguous(rank: int, world: int) -> None:
 
 
 @check
+def tensors_that_belong_to_a_graph(rank: int, world: int) -> None:
+    leaf = given(rank, 20_000).requires_grad_()
+    (gradient,) = torch.autograd.grad((leaf * leaf * leaf).sum(), leaf, create_graph=True)
+    wanted = [3 * given(r, 20_000) ** 2 for r in range(world)]
+    outs = [torch.empty(20_000) for _ in range(world)]
+    dist.all_gather(outs, gradient)
+    for r in range(world):
+        same(outs[r], wanted[r])
+    dist.all_reduce(gradient)
+    same(gradient.detach(), torch.stack(wanted).sum(0))
+    parameter = torch.nn.Parameter(given(rank, 20_000))
+    with torch.no_grad():
+        dist.broadcast(parameter, 1)
+    same(parameter.detach(), given(1, 20_000))
+
+
+@check
 def broadcast_from_every_rank(rank: int, world: int) -> None:
     for root in range(world):
         for dtype in (*FLOATS, *INTS, torch.bool, torch.complex64):
@@ -285,7 +302,7 @@ def futures_are_done_with_their_work(rank: int, world: int) -> None:
 @check
 def many_tensors_at_once(rank: int, world: int) -> None:
     tensors = [given(rank, numel) for numel in (1, 70, 9000)]
-    with dist._coalescing_manager():
+    with dist.distributed_c10d._coalescing_manager():
         for tensor in tensors:
             dist.all_reduce(tensor)
     for tensor in tensors:

@@ -231,6 +231,22 @@ def test_a_monitored_barrier_names_the_missing_ranks(tmp_path: Path) -> None:
             children[number].wire.say("end")
 
 
+def test_a_groups_own_timeout_ends_its_calls(tmp_path: Path) -> None:
+    def old(wire: Wire) -> Any:
+        group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=0.2))
+        if dist.get_rank() == 1:
+            return wire.hear()
+        with pytest.raises(Timeout, match=r"nothing from rank00001-\w+ within 0\.2 s"):
+            dist.barrier(group)
+        return "timed out"
+
+    with Stage(tmp_path, old=[old] * 2, new=[]) as children:
+        for child in children:
+            child.wire.hear()
+        assert children[0].wire.hear() == "timed out"
+        children[1].wire.say("end")
+
+
 def test_what_can_not_be_reconfigured_is_named(tmp_path: Path) -> None:
     def old(wire: Wire) -> Any:
         group = dist.new_group([0])

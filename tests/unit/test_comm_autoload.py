@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,3 +41,38 @@ def test_it_never_raises() -> None:
     )
     assert done.returncode == 0
     assert "the backend 'elastrain' is not available" in done.stderr
+
+
+def test_the_entry_point_registers_the_backend_at_import_torch_and_brings_nothing_else(tmp_path: Path) -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        declared = tomllib.load(file)["project"]["entry-points"]["torch.backends"]
+    installed = tmp_path / "like_elastrain-0.dist-info"  # what an installation leaves behind
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: like-elastrain\nVersion: 0\n")
+    lines = "".join(f"{name} = {target}\n" for name, target in declared.items())
+    (installed / "entry_points.txt").write_text(f"[torch.backends]\n{lines}")
+    done = _run(
+        f"import sys; sys.path.append({str(tmp_path)!r})\n"
+        "import torch\n"
+        "assert 'elastrain' in torch.distributed.Backend.backend_list\n"
+        "ours = {name for name in sys.modules if name.split('.')[0] == 'elastrain'}\n"
+        "assert ours == {'elastrain', 'elastrain.comm', 'elastrain.comm.autoload'}, ours\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_whoever_imports_torch_first_finds_the_backend_registered_by_importing_the_package() -> None:
+    done = _run(
+        "import torch.distributed as dist, elastrain.comm\n"
+        "assert 'elastrain' in dist.Backend.backend_list\n"
+        "assert callable(elastrain.comm.reconfigure) and callable(elastrain.comm.surviving)\n"
+        "try: elastrain.comm.nothing\n"
+        "except AttributeError as error: assert \"no attribute 'nothing'\" in str(error)\n"
+        "else: raise AssertionError\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_package_without_torch_stays_without_it() -> None:
+    done = _run("import sys, elastrain.comm; assert 'torch' not in sys.modules\n")
+    assert done.returncode == 0, done.stderr
