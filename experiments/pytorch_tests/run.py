@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,9 +79,16 @@ class Outcome:
 def run(way: str, names: tuple[str, ...] = ()) -> Outcome:
     """Run these tests, or all. Raises CalledProcessError when the suite itself breaks."""
     command = [sys.executable, "-m", "experiments.pytorch_tests.suite", way, *names]
-    done = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, timeout=1200
-    )
+    with tempfile.TemporaryDirectory(prefix="pytorch-tests-") as folder:  # the tests leave files behind
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "TMPDIR": folder},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=True,
+            timeout=1200,
+        )
     said: dict[str, Any] = json.loads(done.stdout.decode().splitlines()[-1])
     reasons = {
         name: reason

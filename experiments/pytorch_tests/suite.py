@@ -31,12 +31,14 @@ for _folder in ("barrier", "test_dir", "init_dir"):
     os.makedirs(os.path.join(os.environ["TEMP_DIR"], _folder), exist_ok=True)
 
 import torch  # noqa: E402 - the environment comes first
-import torch.distributed.distributed_c10d as c10d  # noqa: E402
-from torch.testing._internal.distributed import distributed_test as theirs  # noqa: E402
+import torch.distributed.distributed_c10d  # noqa: E402
+import torch.testing._internal.distributed.distributed_test  # noqa: E402
 
 from elastrain.comm import torch_backend  # noqa: E402
 from elastrain.comm.process_group import ProcessGroup  # noqa: E402
 
+c10d: Any = torch.distributed.distributed_c10d
+theirs: Any = torch.testing._internal.distributed.distributed_test  # untyped
 _asked: dict[str, Any] = {}  # what torch asks its helper for; Gloo's class is not told all of it
 _helper = c10d._new_process_group_helper
 
@@ -71,7 +73,7 @@ theirs.PROFILING_SUPPORTED_BACKENDS.clear()
 theirs.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.clear()
 
 
-class PyTorchsOwn(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):  # type: ignore[misc] # untyped
+class PyTorchsOwn(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):  # type: ignore[misc] # the bases are Any
     def setUp(self) -> None:
         super().setUp()
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
@@ -80,7 +82,7 @@ class PyTorchsOwn(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):
     def _run(cls, *args: Any, **kwargs: Any) -> None:
         torch.set_num_threads(1)
         if WAY == "gloo":
-            c10d._new_process_group_helper = _remember  # type: ignore[assignment]
+            c10d._new_process_group_helper = _remember
             c10d.ProcessGroupGloo = InPlaceOfGloo
         super()._run(*args, **kwargs)
 
