@@ -110,27 +110,28 @@ def _rebuild_partly(place: Place, _: Any) -> None:
     dist.barrier(dist.new_group(list(range(place.survivors)), timeout=LIMIT))
 
 
-def _begin_torchft(place: Place) -> tuple[Any, Store]:
+def _begin_torchft(place: Place) -> Any:
     from torchft.process_group import ProcessGroupGloo
 
-    store = _client(place.port)
     group = ProcessGroupGloo(timeout=LIMIT)
-    group.configure(f"{_HOST}:{place.port}/first", str(place.rank), place.rank, place.world)
+    _reconfigure_torchft(replace(place, survivors=place.world, new_port=place.port), group)
     group.allreduce([torch.ones(50_000)], dist.ReduceOp.SUM).wait()
-    return group, store
+    return group
 
 
-def _configure(place: Place, begun: tuple[Any, Store]) -> None:
-    group, _ = begun
-    group.configure(f"{_HOST}:{place.port}/second", str(place.rank), place.rank, place.survivors)
-    group.barrier().wait()
+def _reconfigure_torchft(place: Place, group: Any) -> None:
+    """Without its manager, whose lighthouse would exchange the handles."""
+    from torchft.process_group import reconfigure_with_store
+
+    reconfigure_with_store(group, f"{_HOST}:{place.new_port}/handles", place.rank, place.survivors, LIMIT)
+    group.barrier(_c10d.BarrierOptions()).wait()
 
 
 WAYS = {
     "edit": Way(begin=_begin_elastrain, go=_edit, notice=_notice),
     "full": Way(begin=_begin_gloo, go=_rebuild),
     "partial": Way(begin=_begin_gloo, go=_rebuild_partly),
-    "torchft": Way(begin=_begin_torchft, go=_configure),
+    "torchft": Way(begin=_begin_torchft, go=_reconfigure_torchft),
 }
 
 
