@@ -18,6 +18,8 @@ ALIGN = 64
 """Elements. Parameters and shards start at multiples of it, so that vectorised kernels never see tails."""
 FROZEN = -1
 """The group of parameters that no optimizer moves: they are published to joiners, but have no gradient."""
+STATISTICS = -2
+"""The group of running statistics: no optimizer moves them, each micro-batch has its part in them."""
 MIN_SHARD_NUMEL = 4096
 MAX_SHARD_NUMEL = 4 * 1024 * 1024
 
@@ -34,7 +36,7 @@ def round_up(numel: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterSpec:
-    """One distinct parameter, named as the block that registers it first names it."""
+    """One distinct parameter, named as the block that registers it first names it; or one running statistic."""
 
     name: str
     block: str
@@ -42,7 +44,7 @@ class ParameterSpec:
     dtype: str
     """torch's name without the prefix, e.g. `float32`."""
     group: int
-    """Index of the optimizer's parameter group, or FROZEN when it is in none."""
+    """Index of the optimizer's parameter group, FROZEN when it is in none, or STATISTICS."""
     requires_grad: bool
 
     @property
@@ -54,7 +56,12 @@ class ParameterSpec:
 
     @property
     def trained(self) -> bool:
-        return self.requires_grad and self.group != FROZEN
+        return self.requires_grad and self.group >= 0
+
+    @property
+    def flat_group(self) -> int:
+        """Which flats it may lie in."""
+        return self.group if self.trained or self.group == STATISTICS else FROZEN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +94,17 @@ class Flat:
 
     @property
     def trained(self) -> bool:
-        """Whether it has a gradient. Frozen flats have none."""
+        """Whether it has a gradient. Frozen flats and statistics have none."""
+        return self.group >= 0
+
+    @property
+    def folded(self) -> bool:
+        """Whether micro-batches have a part in it: gradients, or two numbers for each element of statistics."""
         return self.group != FROZEN
+
+    @property
+    def folded_numel(self) -> int:
+        return 2 * self.numel if self.group == STATISTICS else self.numel
 
     @property
     def master_dtype(self) -> str:
@@ -108,7 +124,8 @@ class Lane:
 class Shard:
     """Elements `start..stop` of a flat: the unit of optimizer ownership.
 
-    Its gradient is the sum of its lanes in their order, each folded alone. A frozen shard has no lanes and no pieces.
+    Its gradient is the sum of its lanes in their order, each folded alone. A frozen shard has no lanes and no pieces;
+    one of statistics has one lane and no pieces.
     """
 
     index: int
@@ -150,6 +167,7 @@ class Layout:
 
     blocks: tuple[str, ...]
     parameters: tuple[ParameterSpec, ...]
+    """Running statistics come last."""
     leaves: tuple[Leaf, ...]
     flats: tuple[Flat, ...]
     shards: tuple[Shard, ...]
@@ -244,7 +262,7 @@ def _lay_out(
     members: dict[tuple[int, int, str, str], list[int]] = {}
     for index, spec in enumerate(parameters):
         tied = spec.trained and spec.name in ties
-        key = (blocks.index(spec.block), spec.group if spec.trained else FROZEN, spec.dtype, spec.name if tied else "")
+        key = (blocks.index(spec.block), spec.flat_group, spec.dtype, spec.name if tied else "")
         members.setdefault(key, []).append(index)
     flats: list[Flat] = []
     leaves: list[Leaf] = []
@@ -286,7 +304,7 @@ def _cut_shards(flats: Sequence[Flat], size: int) -> list[Shard]:
         if flat.alias_of is not None:
             continue
         aliases = [other for other in flats if other.alias_of == flat.index]
-        lanes = tuple(Lane(block=f.block, flat=f.index) for f in (flat, *aliases)) if flat.trained else ()
+        lanes = tuple(Lane(block=f.block, flat=f.index) for f in (flat, *aliases)) if flat.folded else ()
         for start in range(0, flat.numel, size):
             stop = min(start + size, flat.numel)
             shards.append(
@@ -306,7 +324,7 @@ def _cut_shards(flats: Sequence[Flat], size: int) -> list[Shard]:
 def _cut_pieces(
     shard: Shard, parameters: Sequence[ParameterSpec], flats: Sequence[Flat], leaves: Sequence[Leaf]
 ) -> tuple[Piece, ...]:
-    if not shard.lanes:
+    if not flats[shard.flat].trained:
         return ()
     pieces = []
     for leaf in leaves:

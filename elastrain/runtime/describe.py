@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from elastrain.errors import ConfigError
-from elastrain.layout import FROZEN, Layout, ParameterSpec, cut
+from elastrain.layout import FROZEN, STATISTICS, Layout, ParameterSpec, cut
+from elastrain.runtime.statistics import buffers_of, tracking
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 """Of parameters."""
@@ -42,7 +43,7 @@ def _owners(module: nn.Module, prefix: str) -> Iterator[str]:
     for name, child in module.named_children():
         if isinstance(child, _CONTAINERS):
             yield from _owners(child, f"{prefix}{name}.")
-        elif next(child.parameters(), None) is not None:
+        elif next(child.parameters(), None) is not None or next(tracking(child), None) is not None:
             yield f"{prefix}{name}"
 
 
@@ -55,6 +56,7 @@ def _completed(model: nn.Module, blocks: tuple[str, ...]) -> tuple[str, ...]:
             f"blocks must be names of different submodules; got {unknown or list(blocks)}: see named_modules()"
         )
     used = {registration.block for places in registrations_of(model, blocks) for registration in places}
+    used |= {_block_of(path, blocks) for path, _ in tracking(model)}
     empty = [name for name in blocks if name not in used]
     if empty:
         raise ConfigError(f"these blocks own no parameter: {empty}; leave them out")
@@ -63,15 +65,19 @@ def _completed(model: nn.Module, blocks: tuple[str, ...]) -> tuple[str, ...]:
 
 def registrations_of(model: nn.Module, blocks: Iterable[str]) -> list[list[Registration]]:
     """Per distinct parameter, in the model's order, every place where it is registered."""
-    by_length = sorted((name for name in blocks if name), key=len, reverse=True)
     places: dict[int, list[Registration]] = {}
     for path, module in model.named_modules():
-        block = next((name for name in by_length if path == name or path.startswith(name + ".")), "")
+        block = _block_of(path, blocks)
         for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             name = f"{path}.{attribute}" if path else attribute
             place = Registration(module=module, attribute=attribute, name=name, block=block)
             places.setdefault(id(parameter), []).append(place)
     return list(places.values())
+
+
+def _block_of(path: str, blocks: Iterable[str]) -> str:
+    """The innermost of the blocks in which a module lies."""
+    return max((name for name in blocks if name and f"{path}.".startswith(f"{name}.")), key=len, default="")
 
 
 def parameter_at(place: Registration) -> nn.Parameter:
@@ -85,7 +91,6 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Sequenc
 
     Raises ConfigError, with one sentence, for models and optimizers that can not be cut.
     """
-    _check_statistics(model)
     names = default_blocks(model) if blocks is None else _completed(model, tuple(blocks))
     groups = _groups(optimizer)
     places = registrations_of(model, names)
@@ -111,20 +116,27 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Sequenc
         raise ConfigError(
             "the model has no parameter that requires a gradient and is in the optimizer: nothing to train"
         )
+    specs += _statistics(model, names)
     devices = {str(parameter_at(registrations[0]).device) for registrations in places}
     if len(devices) > 1:
         raise ConfigError(f"all parameters must be on one device; got {sorted(devices)}")
     return cut(specs, blocks=names, ties=ties)
 
 
-def _check_statistics(model: nn.Module) -> None:
-    """Running statistics would be those of whoever computed last: refused until they are folded like gradients."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
-            raise ConfigError(
-                f"{type(module).__name__} {name!r} keeps running statistics, which members cannot share yet: "
-                "use LayerNorm or GroupNorm, or track_running_stats=False"
-            )
+def _statistics(model: nn.Module, blocks: Sequence[str]) -> list[ParameterSpec]:
+    """Kept in float64, in which counts are exact and small steps are not lost; the layers get them rounded."""
+    return [
+        ParameterSpec(
+            name=name,
+            block=_block_of(path, blocks),
+            shape=tuple(value.shape),
+            dtype="float64",
+            group=STATISTICS,
+            requires_grad=False,
+        )
+        for path, module in tracking(model)
+        for name, value in buffers_of(path, module)
+    ]
 
 
 def name_of(dtype: torch.dtype) -> str:

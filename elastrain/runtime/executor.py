@@ -19,6 +19,7 @@ from elastrain.fold import Node
 from elastrain.layout import Layout
 from elastrain.messages import Copy, Gradient, Message, Partial, Publish, Record
 from elastrain.offload.device import Device
+from elastrain.runtime import statistics
 from elastrain.runtime.buffers import Buffers
 from elastrain.runtime.model import Allocate, GradientSlot, ModelState
 from elastrain.runtime.optimizer import Hyper, PieceOptimizer
@@ -194,8 +195,7 @@ class Executor:
     def _combine_own(self, command: p.CombineOwn) -> None:
         step, block, c = command.step, command.block, command.combine
         left, right = self._own.pop((step, block, c.left)), self._own.pop((step, block, c.right))
-        for into, what in zip(left.slot.block_flats(block), right.slot.block_flats(block), strict=True):
-            into.add_(what)
+        left.slot.add(right.slot, block)
         self._own[step, block, c.parent] = left
         right.blocks.discard(block)
         self._recycle(right)
@@ -215,7 +215,8 @@ class Executor:
     def _combine_shard(self, command: p.CombineShard) -> None:
         key, c = (command.shard, command.lane), command.combine
         left, right = self._folds.pop((*key, c.left)), self._folds.pop((*key, c.right))
-        self._folds[(*key, c.parent)] = self._sum(left, right)
+        sum_up = self._composed if statistics.is_statistics(self.layout, command.shard) else self._sum
+        self._folds[(*key, c.parent)] = sum_up(left, right)
 
     def _sum(self, left: Tensor, right: Tensor) -> Tensor:
         """`left + right` in a buffer of ours; what belongs to a member's partial is never written."""
@@ -226,6 +227,11 @@ class Executor:
         out = right if self._buffers.owns(right) else self._buffers.take(left)
         return torch.add(left, right, out=out)
 
+    def _composed(self, left: Tensor, right: Tensor) -> Tensor:
+        out = left if self._buffers.owns(left) else self._buffers.take(left)
+        self._buffers.give_back(right)
+        return statistics.compose(left, right, out=out)
+
     def _finish(self, command: p.Finish, shard: int) -> float:
         root = next(node for s, _, node in self._folds if s == shard and node[0] == 0)
         lanes = max(1, len(self.layout.shards[shard].lanes))
@@ -233,6 +239,8 @@ class Executor:
         for lane in range(1, lanes):
             total = self._sum(total, self._folds.pop((shard, lane, root)))
         self._finished[command.step, shard] = total
+        if statistics.is_statistics(self.layout, shard):
+            return statistics.square_norm(total)
         return float(torch.linalg.vector_norm(total, dtype=torch.float64)) ** 2
 
     def _store_gradient(self, command: p.StoreGradient) -> None:
@@ -291,6 +299,9 @@ class Executor:
         if todo and not record.skipped:
             factors = scale_and_clip(record, self.max_grad_norm)
             self.optimizer.apply(todo, hyper=self.hyper[record.step], factors=factors)
+        for state, maps, _ in items:
+            if statistics.is_statistics(self.layout, state.shard) and not record.skipped:
+                statistics.apply(maps, state.parameters)
 
     def _parameters(self, masks: Iterable[int]) -> frozenset[int]:
         leaves = [leaf for mask in masks for leaf in range(mask.bit_length()) if mask >> leaf & 1]

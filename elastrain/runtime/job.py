@@ -218,6 +218,7 @@ class Job:
             raise StoppedError("the job ended before this worker had joined: there is nothing left to do")
         if entered.state is not None:
             loop.load(entered.state)
+        parts.model.statistics.refresh()
         number = entered.step
         while True:
             hyper = pieces.hyperparameters()

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from elastrain.errors import ConfigError
-from elastrain.layout import Layout, Shard
+from elastrain.layout import STATISTICS, Layout, Shard
+from elastrain.runtime import statistics
 from elastrain.runtime.completion import Completion, OnBlockDone
 from elastrain.runtime.describe import Registration, parameter_at, registrations_of
 from elastrain.snapshot.digest import digest
@@ -41,29 +42,51 @@ class GradientSlot:
 
     def __init__(self, layout: Layout, allocate: Allocate) -> None:
         self._layout = layout
-        trained = {flat.index: (flat.numel, flat.master_dtype) for flat in layout.flats if flat.trained}
-        self._buffers = _Buffers(trained, allocate)
+        folded = {flat.index: (flat.folded_numel, flat.master_dtype) for flat in layout.flats if flat.folded}
+        self._buffers = _Buffers(folded, allocate)
         self.touched: set[int] = set()
         """Indices of the leaves into which a backward has accumulated."""
         self.views: dict[int, Tensor] = {
             leaf.index: _view(self._buffers.flats[leaf.flat], leaf.start, layout.parameters[leaf.parameter].shape)
             for leaf in layout.leaves
-            if leaf.flat in self._buffers.flats
+            if layout.flats[leaf.flat].trained
         }
+        self.statistics: dict[int, Tensor] = {
+            leaf.index: self._buffers.flats[leaf.flat][2 * leaf.start : 2 * (leaf.start + leaf.numel)]
+            for leaf in layout.leaves
+            if layout.flats[leaf.flat].group == STATISTICS
+        }
+        """What the run does to each running statistic: see `elastrain.runtime.statistics`."""
+        self.zero()
 
     def zero(self) -> None:
         """Before the first micro-batch of a run."""
         for buffer in self._buffers.whole.values():
             buffer.zero_()
+        for flat in self._layout.flats:
+            if flat.group == STATISTICS:
+                statistics.clear(self._buffers.flats[flat.index])
         self.touched.clear()
 
     def lane(self, shard: Shard, lane: int) -> Tensor:
-        """1-D `(shard.numel,)`: the shard's range in the gradient of its lane, a view."""
-        return self._buffers.flats[shard.lanes[lane].flat][shard.start : shard.stop]
+        """1-D `(shard.numel,)`: the shard's range in the gradient of its lane, a view. Twice as long for statistics."""
+        flat = self._layout.flats[shard.lanes[lane].flat]
+        width = flat.folded_numel // flat.numel if flat.numel else 1
+        return self._buffers.flats[flat.index][width * shard.start : width * shard.stop]
 
     def block_flats(self, block: int) -> list[Tensor]:
-        """The block's whole gradients, 1-D views: adding two slots block by block adds these."""
+        """The block's whole gradients, 1-D views."""
         return [self._buffers.flats[f.index] for f in self._layout.flats if f.block == block and f.trained]
+
+    def add(self, later: GradientSlot, block: int) -> None:
+        """Add a later run's part in one block, in place."""
+        for flat in self._layout.flats:
+            if flat.block == block and flat.folded:
+                mine, theirs = self._buffers.flats[flat.index], later._buffers.flats[flat.index]
+                if flat.group == STATISTICS:
+                    statistics.compose(mine, theirs, out=mine)
+                else:
+                    mine.add_(theirs)
 
     @property
     def nbytes(self) -> int:
@@ -91,6 +114,7 @@ class ModelState:
         self._adopt(model)
         self._moved = [(leaf, p, p.data_ptr()) for leaf, p in self._leaves.items() if p.numel()]
         self._slot: GradientSlot | None = None
+        self.statistics = statistics.RunningStatistics(model, layout, self.flat)
         self._completion = Completion(layout)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(leaf))  # type: ignore[no-untyped-call]
@@ -104,6 +128,8 @@ class ModelState:
         places = registrations_of(model, layout.blocks)
         for leaf in layout.leaves:
             flat = layout.flats[leaf.flat]
+            if flat.group == STATISTICS:
+                continue
             block = layout.blocks[leaf.block]
             parameter = parameter_at(places[leaf.parameter][0])
             if flat.alias_of is not None:
@@ -194,6 +220,7 @@ class ModelState:
         """Take the hooks off; the parameters stay where they are."""
         for hook in self._hooks:
             hook.remove()
+        self.statistics.close()
         self.detach()
 
     def _hook(self, leaf: int) -> Callable[[Tensor], None]:

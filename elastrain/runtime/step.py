@@ -75,6 +75,7 @@ class Step:
             work = self._parts.engine.next_work()
             if isinstance(work, p.Advance):
                 self._record = work.record
+                self._parts.model.statistics.refresh()
             elif isinstance(work, p.Leave):
                 raise StoppedError("the job has ended")
             else:
@@ -96,6 +97,7 @@ class Step:
         self._contribution += self._told(float(loss.detach()), weight)
         assert self._slot is not None
         model = self._parts.model
+        model.statistics.give(self._slot.statistics)
         model.attach(self._slot)
         try:
             if self._last_of_run:
@@ -106,6 +108,7 @@ class Step:
         finally:
             model.disarm()
             model.detach()
+            model.statistics.end()
 
     @property
     def is_committed(self) -> bool:
@@ -159,6 +162,7 @@ class Step:
             started_s = parts.engine.now_s()
             parts.randomness.begin(self.number, micro_batch)
             torch.clear_autocast_cache()  # else an autocast around the loop computes with the last step's weights
+            parts.model.statistics.begin()
             self._backward_due = True
             parts.reach(self.number, "forward")
             with parts.computing():

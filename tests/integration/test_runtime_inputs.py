@@ -59,7 +59,7 @@ def _alone(
         ("for q in model.parameters(): q.requires_grad_(False)", "nothing to train"),
         ("model = model.to(torch.cfloat); optimizer = torch.optim.AdamW(model.parameters())", "complex64"),
         ("model = model.half(); optimizer = torch.optim.AdamW(model.parameters())", "loss_scale='dynamic'"),
-        ("model.append(nn.BatchNorm1d(4)); optimizer = torch.optim.SGD(model.parameters())", "running statistics"),
+        ("model.append(nn.SyncBatchNorm(4)); optimizer = torch.optim.SGD(model.parameters())", "over members"),
     ],
 )
 def test_what_cannot_be_prepared_is_refused_in_one_sentence(tmp_path: Path, change: str, sentence: str) -> None:

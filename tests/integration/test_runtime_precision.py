@@ -15,6 +15,10 @@ KILLS = (
     "kill --target member:m1 --at step=10,phase=backward",
     "kill --target member:m2 --at step=15,phase=publish",
 )
+KILLS_OF_ALL_BUT_ONE = (
+    "kill --target member:m1 --at step=10,phase=backward",
+    "kill --target member:m2 --at step=15,phase=reduce",
+)
 
 
 @pytest.mark.parametrize("precision", ["mixed", "autocast"])
@@ -47,6 +51,19 @@ def test_float16_survives_kills_in_steps_that_overflow_and_newcomers_get_the_sca
     joined = [m for m, events in run.journals.items() if m >= "m3" and any(e["event"] == "passed" for e in events)]
     assert joined, "a newcomer takes part"
     assert len({scale for _, scale in told.values()}) > 3, "it falls and rises"
+
+
+def test_running_statistics_are_those_of_a_job_of_one_whoever_dies(tmp_path: Path) -> None:
+    arguments = ("--steps", "30", "--batch-norm")
+    run = run_job(
+        tmp_path, workers=3, script=PRECISION, arguments=(*arguments, "--linger", "2"), faults=[*KILLS_OF_ALL_BUT_ONE]
+    )
+    assert_equal_to_undisturbed(run, *arguments, script=PRECISION)
+    assert [phase for _, _, phase in run.phases_struck()] == ["backward", "reduce"]
+    told = {line.partition("digest")[2] for line in run.output.splitlines() if "buffers" in line}
+    alone = undisturbed(*arguments, script=PRECISION)
+    assert told == {alone.output.partition("digest")[2].rstrip()}, "the layers' own buffers too"
+    assert "300.0" in alone.output, "ten micro-batches in each of thirty steps were tracked"
 
 
 def _passed(run: Run) -> list[dict[str, Any]]:

@@ -26,12 +26,12 @@ class Samples(torch.utils.data.Dataset[tuple[Tensor, int]]):
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, norm: type[nn.Module]) -> None:
         super().__init__()
         self.embedding = nn.Embedding(32, 64)
         self.entry = nn.Linear(16, 64)
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.2)) for _ in range(2)
+            nn.Sequential(norm(64), nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.2)) for _ in range(2)
         )
         self.head = nn.Linear(64, 32, bias=False)
         self.head.weight = self.embedding.weight
@@ -57,6 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--precision", choices=["float32", "mixed", "autocast", "float16"], default="float32")
+    parser.add_argument("--batch-norm", action="store_true")
     parser.add_argument("--around", action="store_true", help="one autocast around the whole loop")
     parser.add_argument("--linger", type=int, default=0, help="go slowly after step 20 while there are fewer members")
     args = parser.parse_args()
@@ -64,7 +65,7 @@ def main() -> None:
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "autocast")
     scaling = elastrain.LossScale(initial=2.0**20, growth_interval=4) if args.precision == "float16" else None
     job = elastrain.init(seed=7, run_length=2, loss_scale=scaling)
-    model = converted(Model(), args.precision)
+    model = converted(Model(nn.BatchNorm1d if args.batch_norm else nn.LayerNorm), args.precision)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loader = elastrain.DataLoader(Samples(), global_batch_size=40, micro_batch_size=4)
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=0.5)
@@ -76,7 +77,8 @@ def main() -> None:
                 step.backward(loss, weight=float(len(labels)))
             if step.number >= 20 and job.world_size < args.linger:
                 time.sleep(0.5)
-    sys.stderr.write(f"digest {job.digest()}\n")
+    buffers = [float(buffer.double().sum()) for buffer in model.buffers()]
+    sys.stderr.write(f"digest {job.digest()} buffers {buffers}\n")
 
 
 if __name__ == "__main__":
