@@ -34,11 +34,17 @@ def unwind_on_sigterm() -> None:
 
 @contextmanager
 def elastic(
-    folder: Path, script: Script, *, members: int, nodes: int | None = None, options: Sequence[str] = ()
+    folder: Path,
+    script: Script,
+    *,
+    members: int,
+    nodes: int | None = None,
+    options: Sequence[str] = (),
+    temporary: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A job under `elastrain run` in `folder`, spread evenly over simulated `nodes` if they are given.
 
-    Its output goes to `output.log` there. Ended when the block is left.
+    Its output goes to `output.log` there. Ended when the block is left. `temporary`: where its temporary files go.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = [
@@ -49,7 +55,8 @@ def elastic(
     ]
     command += ["--local-nodes", str(nodes)] if nodes is not None else []
     command += ["--run-dir", str(folder), *options, str(script.path), *script.args]
-    with _started(command, folder / "output.log", {}) as process:
+    extra = {} if temporary is None else {"TMPDIR": str(temporary)}
+    with _started(command, folder / "output.log", extra) as process:
         yield process
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from elastrain.launcher.joining import Joining
 from elastrain.launcher.messages import Failed, Suspect
-from elastrain.launcher.notices import Exited, Suspected
+from elastrain.launcher.notices import Ended, Exited, Suspected
 from elastrain.launcher.roll import WARM_UP
 from elastrain.launcher.values import Command, Kill, Log, Node, Stage, TakeNumber, TellNodes, Worker
 from elastrain.membership import Failure, ends_job, may_restart, most_suspected
@@ -101,7 +101,13 @@ class Losing(Joining):
             return [log, *self._on_node_dead(node, f"its lease is gone, and {reason}", now)]
         if not up and not closed:
             self._deadlines_s.setdefault("silence", now + self.config.silence_grace_s)
-        return [log, *self._settle(now)]
+        return [log, *(self._news_for(name) if up else []), *self._settle(now)]
+
+    def _news_for(self, name: str) -> list[Command]:
+        """What the agent there may have missed while it could not be reached."""
+        gone = [m for m in (self.view.ids if self.view else ()) if m in self.workers and not self.workers[m].alive]
+        commands: list[Command] = [TellNodes(message=Exited(member=member), node=name) for member in gone]
+        return commands + ([TellNodes(message=Ended(), node=name)] if self._finishing() else [])
 
     def _on_silence(self, now: float) -> list[Command]:
         for node in self.nodes.values():

@@ -271,6 +271,15 @@ def wrong_samples(members: Iterable[Member], order: DataOrder) -> list[int]:
     return sorted(wrong)
 
 
+def samples_amiss(members: Iterable[Member], order: DataOrder, steps: int) -> tuple[int, int]:
+    """Samples that the committed steps lack, and samples that they have too often: a step with the wrong fingerprint
+    counts whole as both."""
+    members = list(members)
+    wrong = set(wrong_samples(members, order))
+    never = set(uncommitted(members, steps))
+    return len(wrong | never) * order.global_batch_size, len(wrong) * order.global_batch_size
+
+
 def step_fingerprint(order: DataOrder, step: int) -> int:
     """Of all samples of the step, each once; 0..2**64-1."""
     return sum(order.fingerprint(step, index) for index in range(order.micro_batches)) % (1 << 64)

@@ -63,6 +63,8 @@ class Driver:
 
     folder: Path
     alive: Callable[[], bool]
+    whole_nodes: bool = False
+    """Strike the victim's node: its workers and its agent."""
     follower: Follower = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,16 +96,20 @@ class Driver:
 
     def inject(self, member: str, at: str) -> None:
         """As `elastrain inject kill`. Raises StrikeError if the agent refuses."""
-        request = {"type": "inject", "class": "kill", "target": f"member:{member}", "at": at}
+        target = f"node:{self.run.nodes[member]}" if self.whole_nodes else f"member:{member}"
+        request = {"type": "inject", "class": "kill", "target": target, "at": at}
         answer = control.ask(RunDir(path=self.folder), request)
         if not answer["ok"]:
             raise StrikeError(str(answer["sentence"]))
 
     def kill(self, member: str) -> None:
-        os.kill(self.run.pids[member], signal.SIGKILL)
+        if self.whole_nodes:
+            os.kill(self.run.agents[self.run.nodes[member]], signal.SIGKILL)
+        os.killpg(self.run.pids[member], signal.SIGKILL)
 
     def gone(self, member: str) -> None:
-        self.wait(f"{member} has died", lambda run: member in run.deaths_s)
+        """Known to have died, or left out of a view."""
+        self.wait(f"{member} has died", lambda run: member in run.deaths_s or run.view_without(member) is not None)
 
     def newcomer(self, of: str) -> str:
         self.wait(f"{of} is started again", lambda run: of in run.replaces.values())
@@ -141,11 +147,21 @@ def at_the_end(driver: Driver, phase: str, rank: int) -> str:
     return victim
 
 
+def both_at_once(driver: Driver, phase: str, rank: int) -> str:
+    """A worker, and the node of another one, at the same moment."""
+    members = driver.run.views[-1].members
+    os.killpg(driver.run.pids[members[(rank + 1) % len(members)]], signal.SIGKILL)
+    driver.kill(members[rank])
+    return members[rank]
+
+
+BOTH = "both at once"
 STRIKES: dict[str, Callable[[Driver, str, int], str]] = {
     "join": in_a_newcomer,
     "recover": after_a_loss,
     "rebalance": after_a_loss,
     "shutdown": at_the_end,
+    BOTH: both_at_once,
 }
 
 
@@ -166,6 +182,16 @@ def quick(folder: Path) -> list[Cell]:
     return shown(strike(folder, [("backward", 1), ("commit", 2)], reference_of(folder)))
 
 
+def of_nodes(folder: Path, *, quick: bool) -> list[Cell]:
+    """Whole nodes instead of workers: each phase in one of them; and a worker together with a node."""
+    reference = reference_of(folder)
+    phases = ["commit"] if quick else [phase for phase in PHASES if phase not in (*NOT_YET, "shutdown")]
+    cells = [(phase, 1 + index % (MEMBERS - 1)) for index, phase in enumerate((*phases, BOTH))]
+    # Four to a job: each waits until the node before has come back.
+    jobs = [cells[index : index + 4] for index in range(0, len(cells), 4)] + ([] if quick else [[("shutdown", 1)]])
+    return shown([cell for job in jobs for cell in strike(folder, job, reference, nodes=MEMBERS)])
+
+
 def reference_of(folder: Path) -> Member:
     """The undisturbed job of one."""
     place = folder / "small-alone"
@@ -179,16 +205,19 @@ def script(slow: Path | None = None) -> Script:
     return Script(path=Path(small.__file__), args=("--steps", str(STEPS), "--backups", str(BACKUPS), *waiting))
 
 
-def strike(folder: Path, cells: Sequence[tuple[str, int]], reference: Member) -> list[Cell]:
+def strike(
+    folder: Path, cells: Sequence[tuple[str, int]], reference: Member, *, nodes: int | None = None
+) -> list[Cell]:
     """One job with a fault for each cell, one after the other; the next one when all members are there again."""
-    place = folder / "-".join(["small", *(f"{phase}{rank}" for phase, rank in cells)])
+    name = "-".join(["small", *(f"{phase}{rank}" for phase, rank in cells), *(["nodes"] if nodes else [])])
+    place = folder / name.replace(" ", "-")
     place.mkdir(parents=True)
     (place / "slow").touch()
     victims: list[str] = []
     reason = ""
     options = ("--inject", "--max-restarts", str(3 * len(cells)))
-    with elastic(place, script(place / "slow"), members=MEMBERS, options=options) as process:
-        driver = Driver(folder=place, alive=lambda: process.poll() is None)
+    with elastic(place, script(place / "slow"), members=MEMBERS, nodes=nodes, options=options) as process:
+        driver = Driver(folder=place, alive=lambda: process.poll() is None, whole_nodes=nodes is not None)
         try:
             for phase, rank in cells:
                 driver.all_there()
@@ -204,7 +233,7 @@ def strike(folder: Path, cells: Sequence[tuple[str, int]], reference: Member) ->
         Cell(
             phase=phase,
             rank=rank,
-            struck=index < len(victims) and phase in _died_in(run, victims[index]),
+            struck=index < len(victims) and phase in (BOTH, *_died_in(run, victims[index])),
             reason=reason,
         )
         for index, (phase, rank) in enumerate(cells)

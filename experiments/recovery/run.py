@@ -20,12 +20,13 @@ from experiments import timeline
 from experiments.harness import ROOT, Reach, record, report
 from experiments.jobs import TRAIN_GPT, Script, alone, finish, unwind_on_sigterm
 from experiments.journals import Member, Run, read_member
-from experiments.recovery import matrix
+from experiments.recovery import matrix, nodes
 from experiments.recovery.figures import (
     Loss,
     Rejoin,
     loss_of,
     rejoin_of,
+    samples_amiss,
     steps_lost,
     uncommitted,
     undisturbed_standstills_s,
@@ -44,6 +45,16 @@ REACHES = {
     "overhead_s": Reach(limit=0.1),
     "standstill_s": Reach(limit=0.1),
     "rejoin_stall_s": Reach(limit=0.1),
+}
+NODES_REACHES = {
+    "digest_equal": Reach(limit=1, at_least=True),
+    "steps_lost": Reach(limit=0),
+    "samples_lost": Reach(limit=0),
+    "samples_repeated": Reach(limit=0),
+    "comm_recovery_s": Reach(limit=0.05),
+    "node_standstill_s": Reach(limit=0.15),
+    "etcd_outage_delay_s": Reach(limit=0.1),
+    "leftovers": Reach(limit=0),
 }
 MEMBERS = 4
 RUN_LENGTH = 2
@@ -181,12 +192,15 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="half the micro-batch, few kills (≤ 90 s on 2 quiet cores)"
     )
+    parser.add_argument("--nodes", action="store_true", help="three simulated nodes with an etcd, whole nodes killed")
     parser.add_argument("--only", choices=("storm", "matrix"), help="one half of the experiment")
     parser.add_argument("--kills", type=int, help="at most so many kills in the storm")
     parser.add_argument("--steps", type=int, help="steps of the storm")
     parser.add_argument("--seed", type=int, default=0, help="chooses victims and moments")
     args = parser.parse_args()
     unwind_on_sigterm()
+    if args.nodes:
+        return main_nodes(args)
     setting = Setting(
         steps=args.steps or (28 if args.quick else 200),
         kills=args.kills or (3 if args.quick else 100),
@@ -204,6 +218,51 @@ def main() -> int:
         record("recovery", values, quick=args.quick, settings=settings | {"seed": setting.seed})
     met = report(values, {key: reach for key, reach in REACHES.items() if key in values})
     return 0 if met or args.quick else 1
+
+
+def main_nodes(args: argparse.Namespace) -> int:
+    """What `--nodes` does; `--only` as for the rest."""
+    setting = Setting(
+        steps=args.steps or (70 if args.quick else 240),
+        kills=args.kills or (2 if args.quick else 10),
+        global_batch_size=64 if args.quick else 128,
+        seed=args.seed,
+    )
+    values: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="elastrain-recovery-") as name:
+        if args.only != "matrix":
+            values |= measured_nodes(Path(name), setting, outage_s=6.0 if args.quick else 30.0)
+        if args.only != "storm":
+            cells = matrix.of_nodes(Path(name), quick=args.quick)
+            values["digest_equal"] = values.get("digest_equal", True) and all(cell.held for cell in cells)
+            values |= {"matrix_cells": len(cells), "matrix_failed": sum(not cell.held for cell in cells)}
+    if args.only is None:
+        settings = {"nodes": nodes.NODES, "steps": setting.steps, "global_batch_size": setting.global_batch_size}
+        record("recovery", values, quick=args.quick, settings=settings | {"seed": setting.seed, "simulated": True})
+    met = report(values, {key: reach for key, reach in NODES_REACHES.items() if key in values})
+    return 0 if met or args.quick else 1
+
+
+def measured_nodes(folder: Path, setting: Setting, *, outage_s: float) -> dict[str, Any]:
+    """The outage and the kills on three nodes, and their reference."""
+    found = nodes.kill_nodes(
+        folder / "nodes",
+        setting.script,
+        steps=setting.steps,
+        kills=setting.kills,
+        outage_s=outage_s,
+        seed=setting.seed,
+    )
+    reference = reference_of(folder / "alone", setting.script)
+    members = list(found.run.members.values())
+    lost, repeated = samples_amiss(members, setting.order, setting.steps)
+    return {
+        "digest_equal": {m.digest for m in members if m.digest is not None} == {reference.digest},
+        "steps_lost": steps_lost(members) + len(uncommitted(members, setting.steps)),
+        "samples_lost": lost,
+        "samples_repeated": repeated,
+        **nodes.figures(found, runs=setting.runs),
+    }
 
 
 def measured(folder: Path, setting: Setting, *, quick: bool) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def storm(folder: Path, script: Script, *, members: int, steps: int, kills: int,
         while process.poll() is None and time.monotonic() < deadline_s:
             run = follower.look()
             _account(found)
-            if len(found.killed_s) < kills and _may_strike(run, members=members, steps=steps):
+            if len(found.killed_s) < kills and may_strike(run, members=members, steps=steps):
                 _strike(found, process, chance)
             time.sleep(LOOK_EVERY_S)
         finish(process, folder, timeout_s=1.0)
@@ -54,7 +54,7 @@ def storm(folder: Path, script: Script, *, members: int, steps: int, kills: int,
     return found
 
 
-def _may_strike(run: Run, *, members: int, steps: int) -> bool:
+def may_strike(run: Run, *, members: int, steps: int) -> bool:
     """All are there, and one undisturbed step of theirs has passed."""
     if not run.views or len(run.views[-1].members) < members:
         return False

@@ -401,6 +401,20 @@ def test_agent_whose_members_are_all_gone_does_not_judge_who_holds_what() -> Non
     assert len([c for c in agent.done if isinstance(c, Propose)]) == before
 
 
+def test_agent_that_was_out_of_reach_hears_of_a_death_when_it_is_linked_again() -> None:
+    cluster = running()
+    one, other = cluster.agents["node0"], cluster.agents["node1"]
+    for agent in (one, cluster.agents["node2"]):
+        cluster.cut.add(frozenset((agent.name, "node1")))
+    cluster.die("m1")
+    assert views_of(cluster) == {ALL}
+    cluster.cut.clear()
+    other.core.nodes["node0"].linked = False
+    cluster.do(other, other.core.on_link("node0", up=True, reason="again", now=NOW))
+    cluster.answer()
+    assert one.members == ("m0", "m2")
+
+
 # ---- nodes that come later
 
 
