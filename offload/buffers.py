@@ -61,13 +61,25 @@ def shift_of(storage: torch.UntypedStorage) -> int:
 
 def bytes_of(storage: torch.UntypedStorage) -> memoryview:
     """The storage's memory. The caller keeps the storage alive while it uses the view. CPU storages only."""
-    return memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
+    return _view(storage.data_ptr(), storage.nbytes())
 
 
 def image_of(storage: torch.UntypedStorage, shift_bytes: int) -> memoryview:
     """The pages that a lease's storage lies in. Only for memory that comes in whole pages."""
     length_bytes = round_up(shift_bytes + storage.nbytes())
-    return memoryview((ctypes.c_char * length_bytes).from_address(storage.data_ptr() - shift_bytes)).cast("B")
+    return _view(storage.data_ptr() - shift_bytes, length_bytes)
+
+
+# An array type of ctypes for each length would be a class to make, and garbage to collect, for each transfer.
+_from_memory = ctypes.pythonapi.PyMemoryView_FromMemory
+_from_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_from_memory.restype = ctypes.py_object
+_WRITABLE = 0x200  # PyBUF_WRITE
+
+
+def _view(address: int, size_bytes: int) -> memoryview:
+    found: memoryview = _from_memory(address, size_bytes, _WRITABLE)
+    return found
 
 
 def page_image(payload: memoryview, shift_bytes: int) -> list[memoryview]:

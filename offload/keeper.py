@@ -423,6 +423,13 @@ class Keeper:
         record.path = _PATHS.get(first, Path.WAITED)
 
     def _room_bytes(self, current: Pass) -> int:
+        """For what is needed now."""
+        if self.limit_bytes is not None:
+            return self.limit_bytes - self._account.live_bytes
+        return self._room_ahead_bytes(current)
+
+    def _room_ahead_bytes(self, current: Pass) -> int:
+        """For what will be needed."""
         allowed_bytes = policy.reading_ahead_bytes(
             limit_bytes=self.limit_bytes, peak_bytes=current.peak_bytes, largest_bytes=current.largest_bytes
         )
@@ -431,7 +438,7 @@ class Keeper:
     def _prefetch(self, current: Pass) -> None:
         if self._demanding or current.ahead < 0:
             return
-        room_bytes = self._room_bytes(current)
+        room_bytes = self._room_ahead_bytes(current)
         if room_bytes <= 0:
             return
         for candidate in policy.choose_prefetch(self._ahead(current), room_bytes=room_bytes):

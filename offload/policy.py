@@ -15,6 +15,8 @@ CHANGE_WORTH_A_NEW_PLAN = 0.10
 FORWARDS_PER_STEP = 3
 # Room for what is on its way to the device or back, in units of the largest storage.
 IN_FLIGHT_STORAGES = 4
+# What backward computes with besides what was saved: gradients of the largest storages, and of what comes next.
+GRADIENT_STORAGES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +109,15 @@ def changed(old: Basis, new: Basis) -> str | None:
 
 
 def reading_ahead_bytes(*, limit_bytes: int | None, peak_bytes: int, largest_bytes: int) -> int:
-    """How much may be in memory while reading ahead: the limit, or else what the forward needed at its peak anyway."""
+    """How much may be in memory while reading ahead; whoever needs something now may have more.
+
+    With a limit: what leaves room within it for the gradients that backward computes, if the limit has that room. Else
+    what the forward needed at its peak anyway.
+    """
     if limit_bytes is not None:
-        return limit_bytes
+        return min(
+            limit_bytes, max(limit_bytes - GRADIENT_STORAGES * largest_bytes, IN_FLIGHT_STORAGES * largest_bytes)
+        )
     return max(peak_bytes, IN_FLIGHT_STORAGES * largest_bytes)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,15 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from elastrain.offload import ActivationOffload
-from experiments.offload.models import Model, plainly
+from experiments.offload.models import Model, Run, plainly
 
-Step = Callable[[], None]
+NAMES = ("keep", "ours", "recompute", "save_on_cpu", "torch_save")
+# DeepSpeed's activation offload is `activation_checkpointing.cpu_checkpointing`: it recomputes layers and moves their
+# inputs from the accelerator to host memory.
+WHY_NOT_DEEPSPEED = (
+    "its activation offload moves the inputs of recomputed layers from the accelerator to host memory: on a CPU both "
+    "are the same, and what is left is `recompute`"
+)
 
 
 def recomputed(block: nn.Module, *inputs: Tensor) -> Tensor:
@@ -53,21 +58,31 @@ class TorchSave:
         return found
 
 
-def step(model: Model, tokens: Tensor, run: Any, around: AbstractContextManager[Any]) -> None:
+def step(
+    model: Model, tokens: Tensor, blocks: Run, around: AbstractContextManager[Any], *, autocast: bool = False
+) -> None:
     """One forward and backward, the same random numbers each time."""
     torch.manual_seed(1)
-    with around:
-        loss = model(tokens, run)
+    with around, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        loss = model(tokens, blocks)
     loss.backward()
 
 
-def make(model: Model, tokens: Tensor, *, offload: ActivationOffload, directory: Path) -> dict[str, Step]:
-    """The variants by name."""
-    coarse = TorchSave(directory)
-    return {
-        "keep": lambda: step(model, tokens, plainly, nullcontext()),
-        "ours": lambda: step(model, tokens, plainly, offload),
-        "recompute": lambda: step(model, tokens, recomputed, nullcontext()),
-        "save_on_cpu": lambda: step(model, tokens, plainly, save_on_cpu()),
-        "torch_save": lambda: step(model, tokens, coarse, nullcontext()),
-    }
+def run(
+    name: str,
+    model: Model,
+    tokens: Tensor,
+    *,
+    offload: ActivationOffload | None,
+    coarse: TorchSave,
+    autocast: bool = False,
+) -> None:
+    """One step of the variant of that name; `offload` is what `ours` uses, `coarse` what `torch_save` does."""
+    blocks: dict[str, Run] = {"recompute": recomputed, "torch_save": coarse}
+    around: AbstractContextManager[Any] = nullcontext()
+    if name == "ours":
+        assert offload is not None
+        around = offload
+    elif name == "save_on_cpu":
+        around = save_on_cpu()
+    step(model, tokens, blocks.get(name, plainly), around, autocast=autocast)

@@ -1,0 +1,42 @@
+"""What the drive itself does: rates by the engine that is measured, in pieces of the size that it is given."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from elastrain.offload.buffers import lease
+from elastrain.offload.engines.posix import PosixEngine
+
+PIECE_BYTES = 8 << 20
+THREADS = 2
+
+
+def measure_disk(directory: Path, size_bytes: int) -> dict[str, float]:
+    """GB/s in 8 MiB pieces by two threads over preallocated space, and whether that was direct I/O."""
+    engine = PosixEngine(directory)
+    engine.reserve(size_bytes)
+    pages = [lease(size_bytes=PIECE_BYTES, shift_bytes=0).image for _ in range(THREADS)]
+    for page in pages:
+        page[:] = os.urandom(PIECE_BYTES)
+
+    def rate(move: Callable[[int, list[memoryview]], None]) -> float:
+        def work(number: int) -> None:
+            for offset in range(0, size_bytes, PIECE_BYTES)[number::THREADS]:
+                move(offset, [pages[number]])
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
+        began_s = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return size_bytes / (time.perf_counter() - began_s) / 1e9
+
+    rate(engine.write)
+    rates = {"write_gb_per_s": rate(engine.write), "read_gb_per_s": rate(engine.read), "direct": float(engine.direct)}
+    engine.close()
+    return rates
