@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
@@ -94,9 +95,10 @@ def store() -> UnsteadyStore:
 
 
 def serve_until(inbox: Inbox, reached: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + WAIT_S
     while not reached():
-        readable, _, _ = select.select([inbox.fd], [], [], WAIT_S)
-        assert readable, f"nothing arrived for {WAIT_S} s"
+        readable, _, _ = select.select([inbox.fd], [], [], max(0.0, until_s - time.monotonic()))
+        assert readable, f"it did not arrive within {WAIT_S} s"
         inbox.deliver()
 
 

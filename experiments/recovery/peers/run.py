@@ -1,0 +1,189 @@
+"""Runs the peers and measures: `of_torchrun`, `of_torchft`. Called by `experiments.recovery.run`.
+
+Each job kills its own victim three times, as `worker` says, and is ended from here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.harness import ROOT
+from experiments.recovery.peers.standstill import Cost, Lives, costs, kills, recovered_s, survivors
+from experiments.recovery.peers.worker import VICTIM, command
+
+TORCHFT_FOLDER = ROOT / "runs" / "torchft"
+TORCHFT_PACKAGE = "torchft-nightly==2026.10.26"
+_TORCHFT_NEEDS = ("opentelemetry-sdk==1.45.2", "opentelemetry-exporter-otlp-proto-http==1.45.2")
+_LIGHTHOUSE = Path(__file__).with_name("lighthouse.py")
+_LOOK_S = 0.05
+_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Alike for all peers."""
+
+    members: int = 4
+    kills: int = 3
+    micro_batch_size: int = 8
+
+    def options(self, folder: Path) -> list[str]:
+        return command(folder, kills=self.kills, members=self.members, micro_batch_size=self.micro_batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchFT:
+    """Command lines of the lighthouse and of the replicas; what is not named has TorchFT's default."""
+
+    lighthouse: tuple[str, ...]
+    replica: tuple[str, ...] = ()
+
+
+DEFAULTS = TorchFT(
+    lighthouse=("--min_replicas", "1", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000"),
+)
+"""The lighthouse's command line in TorchFT's README (its heartbeat timeout is 5 s, the Manager's timeouts 60 s)."""
+SHORTEST = TorchFT(
+    lighthouse=(
+        *("--min_replicas", "2", "--quorum_tick_ms", "10", "--join_timeout_ms", "300"),
+        *("--heartbeat_timeout_ms", "500"),
+    ),
+    replica=("--timeout-s", "2", "--heartbeat-s", "0.05"),
+)
+"""A replica that is not next to the dead one in Gloo's ring sees nothing until its neighbour has left for a new quorum,
+which waits `join_timeout_ms` for it: shorter than the members' skew, every step would be a quorum without somebody.
+"""
+
+
+def figures(setting: Setting) -> dict[str, Any]:
+    """The medians over the kills, the single ones beside them; null with the reason where a peer can not run."""
+    values: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="elastrain-peers-", dir="/dev/shm") as name:
+        values |= _figure("torchrun", of_torchrun(Path(name) / "torchrun", setting))
+        reason = provide_torchft()
+        for key, settings in (("torchft", SHORTEST), ("torchft_defaults", DEFAULTS)):
+            if reason is None:
+                values |= _figure(key, of_torchft(Path(name) / key, setting, settings))
+            else:
+                values |= {f"standstill_{key}_s": None, f"kept_after_{key}_s": None, "torchft_reason": reason}
+    return values
+
+
+def _figure(key: str, found: Sequence[Cost]) -> dict[str, Any]:
+    standstills, kept = [one.standstill_s for one in found], [one.kept_after_s for one in found]
+    return {
+        f"standstill_{key}_s": statistics.median(standstills),
+        f"kept_after_{key}_s": statistics.median(kept),
+        f"standstills_{key}_s": standstills,
+    }
+
+
+def of_torchrun(folder: Path, setting: Setting) -> list[Cost]:
+    """DDP on Gloo under torchrun with c10d rendezvous; `folder` is in memory. A cost per kill."""
+    folder.mkdir()
+    launch = ["--nnodes=1", f"--nproc-per-node={setting.members}", "--rdzv-backend=c10d"]
+    launch += ["--rdzv-endpoint=127.0.0.1:0", f"--max-restarts={setting.kills + 3}"]
+    worker = ["-m", "experiments.recovery.peers.torchrun_worker", *setting.options(folder)]
+    arguments = ["-m", "torch.distributed.run", *launch, *worker, "--checkpoint", str(folder / "state.pt")]
+    with _process(arguments, folder / "log"):
+        lives = _watched(folder, setting, of_its_rank=True, meanwhile=lambda: None)
+    return costs(lives.look(), of_its_rank=True)
+
+
+def of_torchft(folder: Path, setting: Setting, timeouts: TorchFT) -> list[Cost]:
+    """A replica per member; a new one in the victim's place as soon as the others have gone on. A cost per kill."""
+    folder.mkdir()
+    port = _free_port()
+    with contextlib.ExitStack() as jobs:
+        lighthouse = [str(_LIGHTHOUSE), "--bind", f"[::]:{port}", *timeouts.lighthouse]
+        jobs.enter_context(_process(lighthouse, folder / "lighthouse.log"))
+
+        def start(rank: int) -> subprocess.Popen[bytes]:
+            module = ["-m", "experiments.recovery.peers.torchft_worker", *setting.options(folder)]
+            more = ["--rank", str(rank), "--lighthouse", f"http://127.0.0.1:{port}", *timeouts.replica]
+            return jobs.enter_context(_process([*module, *more], folder / f"log-{rank}-{time.monotonic_ns()}"))
+
+        replicas = {rank: start(rank) for rank in range(setting.members)}
+
+        def bring_back() -> None:
+            if replicas[VICTIM].poll() is not None:
+                replicas[VICTIM] = start(VICTIM)
+
+        lives = _watched(folder, setting, of_its_rank=False, meanwhile=bring_back)
+    return costs(lives.look(), of_its_rank=False)
+
+
+def _watched(folder: Path, setting: Setting, *, of_its_rank: bool, meanwhile: Callable[[], None]) -> Lives:
+    """Until the others have gone on after the last kill; `meanwhile` is called after each at which they have.
+
+    Raises RuntimeError with the end of the logs if that takes longer than _LIMIT_S.
+    """
+    lives, until_s = Lives(folder), time.monotonic() + _LIMIT_S
+    while time.monotonic() < until_s:
+        found = lives.look()
+        done = [recovered_s(survivors(found, at, of_its_rank=of_its_rank), at) is not None for at in kills(found)]
+        if done and all(done):
+            if len(done) == setting.kills:
+                return lives
+            meanwhile()
+        time.sleep(_LOOK_S)
+    logs = "\n".join(path.read_text(errors="replace")[-9000:] for path in sorted(folder.glob("*log*")))
+    raise RuntimeError(f"expected {setting.kills} kills and two steps after each within {_LIMIT_S:g} s; logs:\n{logs}")
+
+
+def provide_torchft() -> str | None:
+    """Have TorchFT in a folder of its own, beside the environment's torch. Returns why not, if it can not be had."""
+    if (TORCHFT_FOLDER / "torchft").is_dir():
+        return None
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(TORCHFT_FOLDER)]
+    # Not its own dependencies: they would bring another torch.
+    for packages in (_TORCHFT_NEEDS, ("--no-deps", TORCHFT_PACKAGE)):
+        done = subprocess.run([*install, *packages], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            shutil.rmtree(TORCHFT_FOLDER, ignore_errors=True)
+            return f"{TORCHFT_PACKAGE} can not be installed: {done.stderr.strip()[-300:]}"
+    return None
+
+
+@contextlib.contextmanager
+def _process(arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python process and all that it starts; its output in `log`. Ended when the block is left."""
+    python_path = os.pathsep.join([str(TORCHFT_FOLDER), str(ROOT)])
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHFT_")}
+    environment = {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path, "GLOO_SOCKET_IFNAME": "lo"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            env=environment,
+            cwd=ROOT,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()  # torchrun ends its workers, which have sessions of their own
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
