@@ -10,13 +10,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def bars(path: Path, figures: Mapping[str, Sequence[float]], *, label: str, title: str) -> Path:
-    """One bar per case at the median, with a whisker from the smallest to the largest figure. Returns `path`."""
+def bars(
+    path: Path, figures: Mapping[str, Sequence[float]], *, label: str, title: str, logarithmic: bool = False
+) -> Path:
+    """One bar per case at the median, with a whisker from the smallest to the largest figure. Returns `path`.
+
+    `logarithmic`: for figures of different orders of magnitude; the medians are then written on the bars.
+    """
     axes = _axes(title)
     for position, (name, values) in enumerate(figures.items()):
         middle = sorted(values)[len(values) // 2]
         axes.bar(position, middle, width=0.6, label=name)
+        if logarithmic:
+            axes.annotate(f"{middle:.2g} {label}", (position, max(values)), ha="center", va="bottom")
         axes.vlines(position, min(values), max(values), colors="black", linewidth=1)
+    if logarithmic:
+        axes.set_yscale("log")
     axes.set_xticks(range(len(figures)), list(figures))
     axes.set_ylabel(label)
     return _save(axes, path)

@@ -33,6 +33,7 @@ from experiments.recovery.figures import (
     undisturbed_walls_s,
     wrong_samples,
 )
+from experiments.recovery.peers import run as peers
 from experiments.recovery.storm import Storm, storm
 from experiments.train_gpt.data import Windows
 
@@ -194,6 +195,7 @@ def main() -> int:
     )
     parser.add_argument("--nodes", action="store_true", help="three simulated nodes with an etcd, whole nodes killed")
     parser.add_argument("--only", choices=("storm", "matrix"), help="one half of the experiment")
+    parser.add_argument("--peers", action="store_true", help="the storm, and the same under torchrun and TorchFT")
     parser.add_argument("--kills", type=int, help="at most so many kills in the storm")
     parser.add_argument("--steps", type=int, help="steps of the storm")
     parser.add_argument("--seed", type=int, default=0, help="chooses victims and moments")
@@ -211,12 +213,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="elastrain-recovery-") as name:
         if args.only != "matrix":
             values |= measured(Path(name), setting, quick=args.quick)
-        if args.only != "storm":
+        if args.peers:
+            values |= peers.compared(values, _peers_setting(setting), quick=args.quick)
+        elif args.only != "storm":
             values |= struck(Path(name), quick=args.quick, sofar=values.get("digest_equal", True))
-    if args.only is None:
+    if args.only is None and not args.peers:
         settings = {"members": MEMBERS, "steps": setting.steps, "global_batch_size": setting.global_batch_size}
         record("recovery", values, quick=args.quick, settings=settings | {"seed": setting.seed})
-    met = report(values, {key: reach for key, reach in REACHES.items() if key in values})
+    reaches = REACHES | peers.REACHES
+    met = report(values, {key: reach for key, reach in reaches.items() if key in values})
     return 0 if met or args.quick else 1
 
 
@@ -263,6 +268,10 @@ def measured_nodes(folder: Path, setting: Setting, *, outage_s: float) -> dict[s
         "samples_repeated": repeated,
         **nodes.figures(found, runs=setting.runs),
     }
+
+
+def _peers_setting(setting: Setting) -> peers.Setting:
+    return peers.Setting(members=MEMBERS, micro_batch_size=setting.order.micro_batch_size)
 
 
 def measured(folder: Path, setting: Setting, *, quick: bool) -> dict[str, Any]:

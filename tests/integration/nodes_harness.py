@@ -19,14 +19,19 @@ ELASTRAIN = (sys.executable, "-m", "elastrain.launcher")
 
 
 class NodesJob:
-    """One `elastrain run`: all simulated nodes of a job, or one node of it. It trains slowly until `hurry`."""
+    """One `elastrain run`: all simulated nodes of a job, or one node of it. It trains slowly until `hurry`.
 
-    def __init__(self, tmp_path: Path, *options: str, arguments: tuple[str, ...], name: str = "run") -> None:
+    `inside`: what to write before the command, to run it on another host.
+    """
+
+    def __init__(
+        self, tmp_path: Path, *options: str, arguments: tuple[str, ...], name: str = "run", inside: tuple[str, ...] = ()
+    ) -> None:
         self.run = RunDir(path=tmp_path / name)
         self._slow = tmp_path / "slow"
         self._slow.touch()
         self._output = tmp_path / f"{name}.log"
-        command = [*ELASTRAIN, "run", *options, "--run-dir", str(self.run.path), str(SCRIPT)]
+        command = [*inside, *ELASTRAIN, "run", *options, "--run-dir", str(self.run.path), str(SCRIPT)]
         with self._output.open("wb") as file:
             self.process = subprocess.Popen(
                 [*command, *arguments, "--slow-while", str(self._slow)],

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import torchft
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 from torch.nn.utils import clip_grad_norm_
 
 from experiments.recovery.peers.worker import Trainer, share_of

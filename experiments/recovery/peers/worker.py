@@ -88,7 +88,7 @@ class Trainer:
     def _on_forward(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self.journal.write("tick")
         if output.requires_grad:
-            output.register_hook(self._on_backward)
+            output.register_hook(self._on_backward)  # type: ignore[no-untyped-call]
 
     def _on_backward(self, gradient: Tensor) -> None:
         self.journal.write("tick")
