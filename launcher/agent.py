@@ -1,6 +1,6 @@
 """The agent: one event loop that owns a node's workers and carries out what `core` decides.
 
-It holds the descriptors (workers in `seats`, other agents in `links`, the store in `registry`), the signals and the
+It holds the descriptors (workers in `seats`, other agents in `others`, the store in `registry`), the signals and the
 operator's socket. It decides nothing and never imports the user's code.
 """
 
@@ -25,16 +25,13 @@ from elastrain.launcher.desk import OperatorDesk
 from elastrain.launcher.door import Door, listen_abstract, workers_handshake
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.faults import Fault, make_fault
-from elastrain.launcher.links import LinkEvents, Links
-from elastrain.launcher.links import listen as listen_tcp
 from elastrain.launcher.loop import Loop
-from elastrain.launcher.notices import Exited, Notice
-from elastrain.launcher.registry import LoneRegistry, News, Registry, SharedRegistry
+from elastrain.launcher.others import Meeting, Others
+from elastrain.launcher.registry import LoneRegistry, Registry
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.seats import Outfit, Seats
 from elastrain.launcher.state import describe
-from elastrain.launcher.store import Store, StoreError
-from elastrain.launcher.storethread import Inbox
+from elastrain.launcher.store import Store
 from elastrain.launcher.values import (
     Command,
     End,
@@ -43,7 +40,6 @@ from elastrain.launcher.values import (
     Kill,
     KillNode,
     Log,
-    NodeRecord,
     Propose,
     PutRecord,
     PutRoster,
@@ -104,8 +100,7 @@ class Agent:
         self._state_written_s = 0.0
         self._open = ExitStack()
         self._loop = Loop()
-        self._links: Links | None = None
-        self._nodes_seen: dict[str, NodeRecord] = {}
+        self._others: Others | None = None
 
     def run(self) -> End:
         """Start the workers, serve them until the job has ended, leave nothing behind. Raises ConfigError."""
@@ -135,10 +130,8 @@ class Agent:
         self._loop.serve(self._signals, self._on_signal)
 
     def _open_up(self) -> None:
-        job, address = (
-            self._config.job,
-            workers.agent_address(self._config.job, None if self._job.alone else self._job.node),
-        )
+        job = self._config.job
+        address = workers.agent_address(job, None if self._job.alone else self._job.node)
         self._record = replace(self._core.record, master_port=_free_port())
         refused = lambda reason: self._log.write("connection_refused", reason=reason)  # noqa: E731
         listener = listen_abstract(address)
@@ -150,33 +143,20 @@ class Agent:
         self._open.callback(desk.close)
         self._registry: Registry = LoneRegistry(self._store, job)
         if not self._job.alone:
-            self._join_others()
+            meeting = Meeting(job=job, secret=self._secret, store=self._store, host=self._config.host)
+            self._others = Others(
+                self._loop,
+                self._core,
+                self._log,
+                meeting,
+                self._record,
+                do=self._do,
+                hear_workers=self._seats.hear_all,
+            )
+            self._open.callback(self._others.close)
+            self._record, self._registry = self._others.record, self._others.registry
         # The first to close: workers end before anything that they use.
         self._open.callback(self._seats.close)
-
-    def _join_others(self) -> None:
-        inbox = Inbox()
-        self._open.callback(inbox.close)
-        self._loop.serve(inbox.fd, inbox.deliver)
-        try:
-            listener = listen_tcp(self._config.host)
-        except OSError as error:
-            raise ConfigError(f"--local-addr {self._config.host} is no address of this machine: {error}") from None
-        host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
-        self._record = replace(self._record, endpoint=f"{host}:{listener.getsockname()[1]}")
-        events = LinkEvents(
-            on_up=lambda node, why: self._on_link(node, why, up=True),
-            on_down=lambda node, why, closed: self._on_link(node, why, up=False, closed=closed),
-            on_notice=self._on_notice,
-            log_refusal=lambda reason: self._log.write("connection_refused", reason=reason),
-        )
-        job, secret = self._config.job, self._secret
-        self._links = Links(self._loop, inbox, listener, secret=secret, job=job, record=self._record, events=events)
-        self._open.callback(self._links.close)
-        self._registry = SharedRegistry(
-            self._store, job, inbox, on_news=self._on_news, on_trouble=self._on_store_trouble
-        )
-        self._open.callback(self._registry.close)
 
     def _outfit(self, address: str) -> Outfit:
         common = Surroundings(
@@ -202,7 +182,7 @@ class Agent:
     # ---- the loop
 
     def _turn(self) -> None:
-        timed: list[_Timed] = [self._door, self._seats, self._registry, *([self._links] if self._links else [])]
+        timed: list[_Timed] = [self._door, self._seats, self._registry, *([self._others] if self._others else [])]
         due = [self._kill_due_s, self._give_up_s, self._core.next_deadline_s(), *(t.next_deadline_s() for t in timed)]
         self._loop.turn(min((d for d in due if d is not None), default=None))
         now = time.monotonic()
@@ -251,8 +231,8 @@ class Agent:
             case Tell():
                 self._seats.tell(command)
             case TellNodes():
-                if self._links is not None:
-                    self._links.tell(command.message, command.node)
+                if self._others is not None:
+                    self._others.tell(command.message, command.node)
             case Log():
                 self._log.write(command.event, **command.fields)
                 if command.say and not self._is_said_elsewhere(command):
@@ -330,47 +310,6 @@ class Agent:
         if self._end is not None:  # asked twice: no more grace
             self._kill_all()
         self._do(self._core.stop(128 + number, f"stopped by {number.name}"))
-
-    def _on_link(self, node: str, why: str, *, up: bool, closed: bool = False) -> None:
-        self._seats.hear_all()
-        self._do(self._core.on_link(node, up=up, reason=why, now=time.monotonic(), closed=closed))
-        self._forget_the_dead()
-
-    def _on_notice(self, node: str, notice: Notice) -> None:
-        if isinstance(notice, Exited):  # first what this node's members have said: who holds what by now
-            self._seats.hear_all()
-        self._do(self._core.on_notice(node, notice, time.monotonic()))
-
-    def _on_news(self, news: News) -> None:
-        """The store's whole content, after every change."""
-        assert self._links is not None
-        now = time.monotonic()
-        others = {name: record for name, record in news.nodes.items() if name != self._job.node}
-        changed = [record for name, record in others.items() if self._nodes_seen.get(name) != record]
-        gone = [name for name in self._nodes_seen if name not in others] if news.absence_counts else []
-        for record in changed:
-            self._do(self._core.on_record(record, now))
-        if news.spec is not None:
-            self._do(self._core.on_spec(dict(news.spec), now))
-        if news.view is not None:
-            self._do(self._core.on_view(news.view, now))
-        if news.roster is not None:
-            self._do(self._core.on_roster(news.roster, now))
-        if news.end is not None:
-            self._do(self._core.on_job_over(*news.end))
-        self._links.follow(others)
-        for name in gone:
-            self._links.hear_all()
-            self._do(self._core.on_record_gone(name, now))
-        self._nodes_seen = {**({} if news.absence_counts else self._nodes_seen), **others}
-        self._forget_the_dead()
-
-    def _forget_the_dead(self) -> None:
-        if self._links is not None:
-            self._links.keep(self._core.nodes)
-
-    def _on_store_trouble(self, error: StoreError) -> None:
-        self._log.write("store_trouble", reason=str(error))
 
     # ---- the operator
 

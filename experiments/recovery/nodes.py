@@ -165,7 +165,8 @@ def _leftovers(folder: Path, run: Run, temporary: Path) -> tuple[str, ...]:
         time.sleep(LOOK_EVERY_S)
     names = ("control.sock", "secret", "etcd")
     files = [str(path) for path in folder.rglob("*") if path.name in names]
-    files += [str(path) for path in temporary.iterdir()]
+    # Torch's own cache, made by any script that uses its optimizers, with or without elastrain.
+    files += [str(path) for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
     for path in left + files:
         print(f"left behind: {path}")
     return tuple(left + files)

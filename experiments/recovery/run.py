@@ -241,9 +241,9 @@ def main_nodes(args: argparse.Namespace) -> int:
             cells = matrix.of_nodes(Path(name), quick=args.quick)
             values["digest_equal"] = values.get("digest_equal", True) and all(cell.held for cell in cells)
             values |= {"matrix_cells": len(cells), "matrix_failed": sum(not cell.held for cell in cells)}
-    if args.only is None:
-        settings = {"nodes": nodes.NODES, "steps": setting.steps, "global_batch_size": setting.global_batch_size}
-        record("recovery", values, quick=args.quick, settings=settings | {"seed": setting.seed, "simulated": True})
+    settings = {"nodes": nodes.NODES, "steps": setting.steps, "global_batch_size": setting.global_batch_size}
+    settings |= {"seed": setting.seed, "simulated": True, "only": args.only}
+    record("recovery", values, quick=args.quick, settings=settings)
     met = report(values, {key: reach for key, reach in NODES_REACHES.items() if key in values})
     return 0 if met or args.quick else 1
 

@@ -12,8 +12,13 @@ from elastrain.launcher.faults import make_fault
 
 
 def inject(
-    kind: Annotated[str, typer.Argument(metavar="CLASS", help="kill: SIGKILL to the worker and all that it started.")],
-    target: Annotated[str, typer.Option("--target", help="member:ID, or member:random.")],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="CLASS", help="kill: SIGKILL to the worker and all that it started; to a node's workers and agent."
+        ),
+    ],
+    target: Annotated[str, typer.Option("--target", help="member:ID, member:random, or node:NAME.")],
     at: Annotated[
         str | None, typer.Option("--at", help="step=N, phase=P or both: where it happens; without it, at once.")
     ] = None,

@@ -33,6 +33,10 @@ def _show(state: dict[str, Any]) -> None:
     print(f"restarts    {state['restarts_left']} left")
     if state["window"]:
         print(f"redundancy  {state['window']}")
+    if len(state["nodes"]) > 1:
+        print(f"nodes       {', '.join(_node(node) for node in state['nodes'])}")
+    if state["parked"]:
+        print(f"parked      {state['parked']}")
     print(f"run folder  {state['run_dir']}\n")
     _show_members(state["members"])
     print()
@@ -55,6 +59,11 @@ def _show_members(members: list[dict[str, Any]]) -> None:
     for row in rows:
         table.add_row(*row)
     Console().print(table)
+
+
+def _node(node: dict[str, Any]) -> str:
+    """The name, and what is wrong with it, if anything."""
+    return str(node["node"]) + ("" if node["state"] in ("here", "linked") else f" ({node['state']})")
 
 
 def _or_dash(value: object) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from elastrain.launcher.core import Core
 from elastrain.launcher.faults import Fault
-from elastrain.launcher.messages import Finished, Hello, LostState, Progress, Suspect
+from elastrain.launcher.messages import Finished, Hello, LostState, Progress, Struck, Suspect
 from elastrain.launcher.store import MemoryStore
 from elastrain.launcher.values import (
     Command,
@@ -565,6 +565,22 @@ def test_node_as_a_target_kills_that_node_only() -> None:
     assert [a.name for a in cluster.living if any(isinstance(c, KillNode) for c in a.done)] == ["node2"]
     sentence, taken, _ = agent.core.inject(Fault(kind="kill", node="node9"))
     assert (taken, sentence) == (False, "there is no node node9: there are node0, node1, node2")
+
+
+def test_node_is_struck_in_a_phase_by_its_worker_that_gets_there() -> None:
+    cluster = running(armed=True)
+    agent = cluster.agents["node0"]
+    cluster.do(agent, agent.core.inject(Fault(kind="kill", node="node2", step=4, phase="commit"))[2])
+    told = [c.message for c in cluster.agents["node2"].done if isinstance(c, Tell) and c.message["type"] == "fault"]
+    assert told == [{"type": "fault", "class": "kill", "step": 4, "phase": "commit", "node": True}]
+    cluster.say("m2", Struck())
+    assert [a.name for a in cluster.living if any(isinstance(c, KillNode) for c in a.done)] == ["node2"]
+
+
+def test_worker_of_an_unarmed_run_can_not_take_its_node_along() -> None:
+    cluster = running()
+    cluster.say("m2", Struck())
+    assert not any(isinstance(c, KillNode) for c in cluster.agents["node2"].done)
 
 
 def test_plain_scripts_may_end_on_one_node_after_the_other() -> None:

@@ -1,0 +1,125 @@
+"""This agent among the others: its key, its links, and what store and links tell of them, handed to `core` in order.
+
+Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from elastrain.errors import ConfigError
+from elastrain.launcher.core import Core
+from elastrain.launcher.events import EventLog
+from elastrain.launcher.links import LinkEvents, Links, listen
+from elastrain.launcher.loop import Loop
+from elastrain.launcher.notices import Exited, Notice
+from elastrain.launcher.registry import News, SharedRegistry
+from elastrain.launcher.store import Store
+from elastrain.launcher.storethread import Inbox
+from elastrain.launcher.values import Command, NodeRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Where the nodes of a job meet: its name and secret, the store, this node's address."""
+
+    job: str
+    secret: bytes
+    store: Store
+    host: str
+
+
+class Others:
+    """`hear_workers` takes in what this node's members have said so far: who holds what decides about a loss."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        core: Core,
+        log: EventLog,
+        meeting: Meeting,
+        record: NodeRecord,
+        *,
+        do: Callable[[Sequence[Command]], None],
+        hear_workers: Callable[[], None],
+    ) -> None:
+        self._core, self._log, self._do, self._hear_workers = core, log, do, hear_workers
+        self._seen: dict[str, NodeRecord] = {}
+        self._open = ExitStack()
+        inbox = Inbox()
+        self._open.callback(inbox.close)
+        loop.serve(inbox.fd, inbox.deliver)
+        try:
+            listener = listen(meeting.host)
+        except OSError as error:
+            raise ConfigError(f"--local-addr {meeting.host} is no address of this machine: {error}") from None
+        host = f"[{meeting.host}]" if ":" in meeting.host else meeting.host
+        self.record = replace(record, endpoint=f"{host}:{listener.getsockname()[1]}")
+        """What this node says of itself, its endpoint included."""
+        events = LinkEvents(
+            on_up=lambda node, why: self._on_link(node, why, up=True),
+            on_down=lambda node, why, closed: self._on_link(node, why, up=False, closed=closed),
+            on_notice=self._on_notice,
+            log_refusal=lambda reason: log.write("connection_refused", reason=reason),
+        )
+        self._links = Links(
+            loop, inbox, listener, secret=meeting.secret, job=meeting.job, record=self.record, events=events
+        )
+        self._open.callback(self._links.close)
+        self.registry = SharedRegistry(
+            meeting.store,
+            meeting.job,
+            inbox,
+            on_news=self._on_news,
+            on_trouble=lambda error: log.write("store_trouble", reason=str(error)),
+        )
+        self._open.callback(self.registry.close)
+
+    def tell(self, notice: Notice, node: str | None) -> None:
+        self._links.tell(notice, node)
+
+    def next_deadline_s(self) -> float | None:
+        return self._links.next_deadline_s()
+
+    def on_tick(self, now: float) -> None:
+        self._links.on_tick(now)
+
+    def close(self) -> None:
+        """Leave the store, then the links: the others see that this node has gone, and need not guess."""
+        self._open.close()
+
+    def _on_link(self, node: str, why: str, *, up: bool, closed: bool = False) -> None:
+        self._hear_workers()
+        self._do(self._core.on_link(node, up=up, reason=why, now=time.monotonic(), closed=closed))
+        self._links.keep(self._core.nodes)
+
+    def _on_notice(self, node: str, notice: Notice) -> None:
+        if isinstance(notice, Exited):
+            self._hear_workers()
+        self._do(self._core.on_notice(node, notice, time.monotonic()))
+
+    def _on_news(self, news: News) -> None:
+        """The store's whole content, after every change."""
+        now, name = time.monotonic(), self.record.name
+        others = {other: record for other, record in news.nodes.items() if other != name}
+        gone = [other for other in self._seen if other not in others] if news.absence_counts else []
+        for record in [record for other, record in others.items() if self._seen.get(other) != record]:
+            self._do(self._core.on_record(record, now))
+        if news.spec is not None:
+            self._do(self._core.on_spec(dict(news.spec), now))
+        if news.view is not None:
+            self._do(self._core.on_view(news.view, now))
+        if news.roster is not None:
+            self._do(self._core.on_roster(news.roster, now))
+        if news.end is not None:
+            self._do(self._core.on_job_over(*news.end))
+        self._links.follow(others)
+        for other in gone:
+            # What it said before its key went comes first.
+            self._links.hear_all()
+            self._do(self._core.on_record_gone(other, now))
+        self._seen = {**({} if news.absence_counts else self._seen), **others}
+        self._links.keep(self._core.nodes)
