@@ -105,6 +105,8 @@ class _Nodes:
         self._selector.unregister(process.sentinel)
         process.join()
         code = process.exitcode if process.exitcode is not None else 1
+        if code < 0:
+            rundir.of_node(self._run, name).control.unlink(missing_ok=True)
         if code >= 0:
             self._codes.append(code)
         elif self._running and not self._codes and not self._stopped_by and self._restarts < self._order.max_restarts:
