@@ -78,7 +78,14 @@ class Committing(Backing):
         if view is None or self.recovering or not set(attempt.votes) >= set(view.ids):
             return
         votes = [attempt.votes[m] for m in view.ids]
-        record = combine_votes(attempt.step, view, votes, rule=self.shape.loss_scale, scaler=self._scaler())
+        record = combine_votes(
+            attempt.step,
+            view,
+            votes,
+            rule=self.shape.loss_scale,
+            scaler=self._scaler(),
+            deterministic=self.shape.deterministic,
+        )
         if isinstance(record, Disagreement):
             self._fail("DivergedError", record.reason)
         else:

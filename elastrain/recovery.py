@@ -33,6 +33,8 @@ class Shape:
     shards: tuple[ShardShape, ...]
     backups: int
     loss_scale: LossScale = UNSCALED
+    deterministic: bool = True
+    """Whether a run that is computed again gives the same bits."""
 
     @property
     def sizes(self) -> tuple[int, ...]:

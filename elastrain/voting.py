@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastrain.messages import Record, Vote
 from elastrain.scaling import NO_SCALE, UNSCALED, LossScale, Scaler, advance
@@ -25,10 +25,13 @@ def combine_votes(
     *,
     rule: LossScale = UNSCALED,
     scaler: Scaler = NO_SCALE,
+    deterministic: bool = True,
 ) -> Record | Disagreement:
     """`votes` in rank order, one per member. Squared norms are added in shard order, whoever measured them.
 
     An overflow of any micro-batch stays in the sums, so the norm or the loss tells it. `scaler`: that of this step.
+    Not deterministic, a run computed again has another loss: then shards agree on which samples are in, and the first
+    member's loss counts.
     """
     settings = {vote.settings for vote in votes}
     if len(settings) > 1:
@@ -38,7 +41,8 @@ def combine_votes(
             "same script with the same arguments, and schedulers have to be stepped alike on all"
         )
     contributions = [vote.contribution for vote in votes if vote.contribution is not None]
-    if len({repr(contribution) for contribution in contributions}) != 1:  # repr: a NaN loss is the same NaN to all
+    compared = contributions if deterministic else [replace(told, loss=0.0) for told in contributions]
+    if len({repr(contribution) for contribution in compared}) != 1:  # repr: a NaN loss is the same NaN to all
         return Disagreement(reason=f"shards of step {step} were folded from different contributions: {contributions}")
     contribution = contributions[0]
     square_norm = sum(norm for _, norm in sorted(pair for vote in votes for pair in vote.square_norms))

@@ -11,22 +11,20 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
-import elastrain
 from elastrain import protocol as p
+from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.liveness import Beacon
 from elastrain.comm.mesh import Mesh
 from elastrain.comm.values import MeshConfig
 from elastrain.errors import ConfigError, ElastrainError, NoRoomError, RefusedError, StoppedError
-from elastrain.layout import Layout
 from elastrain.lifecycle import Lifecycle
 from elastrain.plan import plan
-from elastrain.recovery import Shape, ShardShape
 from elastrain.runtime.channel import Channel, ChannelClosedError
 from elastrain.runtime.describe import describe
 from elastrain.runtime.engine import Engine
@@ -40,8 +38,9 @@ from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.runtime.randomness import BlockRandomness
 from elastrain.runtime.room import RoomConfig, RoomKeeper
+from elastrain.runtime.settings import Settings
 from elastrain.runtime.step import Parts, Step, compute_device, warm_up
-from elastrain.scaling import UNSCALED, LossScale, rule_of
+from elastrain.scaling import LossScale, rule_of
 
 LEAVE_TIMEOUT_S = 60.0
 """How long a member that left its loop early waits for the others to do the same."""
@@ -56,6 +55,7 @@ def init(
     run_length: int = 1,
     backups: int | str = 1,
     loss_scale: LossScale | float | str | None = None,
+    deterministic: bool = True,
     memory_limit: int | None = None,
     offload_dirs: Sequence[str] = (),
 ) -> Job:
@@ -67,37 +67,35 @@ def init(
     backups: verified in-memory copies of every shard's optimizer state on other members; "all" replicates everything.
     loss_scale: for float16. "dynamic" scales every loss as torch.amp.GradScaler does with its defaults, a LossScale
         with other values; a number is a fixed scale; None scales nothing. Gradients are scaled back when applied.
+    deterministic: False where kernels give other bits each time. A disturbed step may then differ by rounding from an
+        undisturbed one; every sample still counts once, and all members agree to the bit.
     memory_limit: bytes that this member may hold in memory; without it, what `elastrain run --memory-limit` said. What
         does not fit goes to `offload_dirs` (`--offload-dir`), directories on SSDs: activations first, then optimizer
         shards. No bit changes.
 
-    Raises ConfigError on bad values; ConnectionError if the launcher that started this process does not answer.
+    Raises ConfigError on bad values; ConnectionError if the launcher that started this process does not answer, and
+    RefusedError if that one has another secret.
     """
     environment = read_environment()
     room = RoomConfig.of(
         memory_limit or environment.memory_limit_bytes, tuple(offload_dirs) or environment.offload_dirs
     )
-    scale = rule_of(loss_scale)
-    return Job(environment, seed=seed, run_length=run_length, backups=backups, loss_scale=scale, room=room)
+    settings = Settings(
+        seed=seed,
+        run_length=run_length,
+        backups=backups,
+        loss_scale=rule_of(loss_scale),
+        deterministic=deterministic,
+    )
+    return Job(environment, settings, room=room)
 
 
 class Job:
     """This process's part in the job. Made by `init`."""
 
-    def __init__(
-        self,
-        environment: Environment,
-        *,
-        seed: int,
-        run_length: int,
-        backups: int | str,
-        loss_scale: LossScale,
-        room: RoomConfig | None,
-    ) -> None:
-        _check_settings(seed=seed, run_length=run_length, backups=backups)
+    def __init__(self, environment: Environment, settings: Settings, *, room: RoomConfig | None) -> None:
         self._environment = environment
-        self._seed, self._run_length, self._loss_scale = seed, run_length, loss_scale
-        self._backups = 1 << 20 if backups == "all" else int(backups)
+        self._settings = settings
         self._journal = Journal(environment.run_dir, environment.member)
         self._room_config = room
         self._room: RoomKeeper | None = None
@@ -114,7 +112,7 @@ class Job:
         self._mesh: Mesh | None = None
         self._previous_hook = sys.excepthook
         sys.excepthook = self._on_uncaught
-        _seed_generators(seed)
+        _seed_generators(settings.seed)
         self._journal.write("init")
 
     # ----------------------------------------------------------------------------------------------------- for scripts
@@ -142,9 +140,9 @@ class Job:
             raise ConfigError("prepare() was called before: a job has one model")
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ConfigError(f"max_grad_norm must be positive; got {max_grad_norm}")
-        loader.bind(self._seed)
+        loader.bind(self._settings.seed)
         layout = describe(model, optimizer, blocks)
-        _check_scaling(layout, self._loss_scale)
+        self._settings.check(layout)
         environment = self._environment
         self._mesh = mesh = Mesh(
             me=environment.member,
@@ -156,13 +154,7 @@ class Job:
         )
         pieces = PieceOptimizer(optimizer, layout, elementwise=elementwise)
         state = ModelState(model, layout, mesh.empty)
-        shape = Shape(
-            runs=-(-loader.micro_batches // self._run_length),
-            blocks=len(layout.blocks),
-            shards=_shard_shapes(layout),
-            backups=self._backups,
-            loss_scale=self._loss_scale,
-        )
+        shape = self._settings.shape(layout, loader.micro_batches)
         executor = Executor(
             layout=layout, model=state, optimizer=pieces, allocate=mesh.empty, max_grad_norm=max_grad_norm
         )
@@ -187,13 +179,13 @@ class Job:
             engine=engine,
             model=state,
             loader=loader,
-            randomness=BlockRandomness(model, layout.blocks, self._seed, compute_device(model)),
-            run_length=self._run_length,
+            randomness=BlockRandomness(model, layout.blocks, self._settings.seed, compute_device(model)),
+            run_length=self._settings.run_length,
             reach=self._faults.reach,
             log=self._journal.write,
             computing=nullcontext if self._room is None else self._room.computing,
         )
-        self._spec = self._describe_spec(layout, loader, optimizer, max_grad_norm, compute_device(model))
+        self._spec = self._settings.describe(layout, loader, optimizer, max_grad_norm, compute_device(model))
         return model, optimizer, loader
 
     def register(self, name: str, thing: Stateful) -> None:
@@ -275,7 +267,7 @@ class Job:
         view, me = parts.engine.view, self._environment.member
         if view is None or me not in view:
             return ()
-        length, total = self._run_length, parts.loader.micro_batches
+        length, total = self._settings.run_length, parts.loader.micro_batches
         runs = plan(view.ids, -(-total // length))[me]
         return [m for run in runs for m in range(run * length, min(total, (run + 1) * length))]
 
@@ -300,36 +292,6 @@ class Job:
         """The launcher has told this worker to, by a fault on request."""
         if self._channel is not None:
             self._channel.send("struck")
-
-    def _describe_spec(
-        self,
-        layout: Layout,
-        loader: DataLoader,
-        optimizer: torch.optim.Optimizer,
-        max_grad_norm: float | None,
-        device: torch.device,
-    ) -> dict[str, Any]:
-        """Everything that decides the bits: must be equal on all members, and is checked when they join."""
-        order = loader.order
-        return {
-            "elastrain": elastrain.__version__,
-            "torch": torch.__version__,
-            "intra-op threads": torch.get_num_threads(),
-            "device": device.type,
-            "CPU capability": torch.backends.cpu.get_cpu_capability(),
-            "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-            "model": layout.digest(),
-            "optimizer": type(optimizer).__name__,
-            "max_grad_norm": max_grad_norm,
-            "seed": self._seed,
-            "run_length": self._run_length,
-            "backups": self._backups,
-            "loss_scale": str(self._loss_scale),
-            "dataset size": order.dataset_size,
-            "global batch size": order.global_batch_size,
-            "micro-batch size": order.micro_batch_size,
-            "shuffle": order.shuffle,
-        }
 
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """The script ends with an exception: tell the launcher where it was, then show it as Python does."""
@@ -361,42 +323,13 @@ class Job:
 def _connect(environment: Environment) -> Channel | None:
     if environment.agent is None:
         return None
-    return Channel(environment.agent, secret=environment.secret, job=environment.job, member=environment.member)
-
-
-def _check_settings(*, seed: object, run_length: object, backups: object) -> None:
-    def whole(value: object, least: int) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-    if not whole(seed, 0):
-        raise ConfigError(f"seed must be a whole number from 0 on; got {seed!r}")
-    if not whole(run_length, 1):
-        raise ConfigError(f"run_length must be a whole number from 1 on; got {run_length!r}")
-    if backups != "all" and not whole(backups, 0):
-        raise ConfigError(f"backups must be a whole number from 0 on, or 'all'; got {backups!r}")
+    try:
+        return Channel(environment.agent, secret=environment.secret, job=environment.job, member=environment.member)
+    except HandshakeRefused as refused:
+        raise RefusedError(refused.reason) from None
 
 
 def _seed_generators(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.manual_seed(seed)
-
-
-def _check_scaling(layout: Layout, rule: LossScale) -> None:
-    half = next((spec.name for spec in layout.parameters if spec.dtype == "float16" and spec.trained), None)
-    if half is not None and rule == UNSCALED:
-        raise ConfigError(
-            f"parameter {half!r} is float16, whose gradients vanish without loss scaling: "
-            "use elastrain.init(loss_scale='dynamic'), or bfloat16"
-        )
-
-
-def _shard_shapes(layout: Layout) -> tuple[ShardShape, ...]:
-    """A frozen shard has no gradient; in the protocol it takes part in its block's fold with nothing."""
-    return tuple(
-        ShardShape(
-            size_bytes=shard.numel * getattr(torch, shard.master_dtype).itemsize,
-            lanes=tuple(lane.block for lane in shard.lanes) or (shard.block,),
-        )
-        for shard in layout.shards
-    )

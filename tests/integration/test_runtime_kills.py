@@ -48,6 +48,15 @@ def test_a_second_member_dies_while_the_first_loss_is_recovered(tmp_path: Path) 
     assert {phase for _, _, phase in run.phases_struck()} == {"backward", "recover"}
 
 
+def test_an_owner_and_one_of_its_backups_die_in_the_same_step(tmp_path: Path) -> None:
+    """Each shard has three of four holders: most that m1 owns are m2's too, and no commit changes that in between."""
+    arguments = ("--steps", "30", "--backups", "2")
+    faults = [_kill("m1", 15, "backward"), _kill("m2", 15, "backward")]
+    run = run_job(tmp_path, workers=4, arguments=arguments, faults=faults)
+    assert_equal_to_undisturbed(run, *arguments)
+    assert run.phases_struck() == [("m1", 15, "backward"), ("m2", 15, "backward")]
+
+
 def test_members_come_back_and_one_dies_on_its_way_in(tmp_path: Path) -> None:
     arguments = ("--steps", "700", "--backups", "1")
     faults = [_kill("m1", 10, "commit"), "kill --target member:m2 --at phase=join"]

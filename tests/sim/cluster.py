@@ -48,6 +48,8 @@ class Scenario:
     """Crashes hit whoever publishes next: mostly the first to pass a step, while nobody else has."""
     budget_bytes: int = 1 << 20
     """How much may be copied at a time; the shards have 8 to 13 bytes."""
+    noisy: bool = False
+    """Whoever computes a run again gets other bits."""
     slow: float = 0.0
     """Share of links, loops and background workers that nearly stand still."""
 
@@ -57,7 +59,14 @@ def shape_of(scenario: Scenario) -> Shape:
     shards = [ShardShape(size_bytes=8 + s, lanes=(s // 2,)) for s in range(6)]
     shards.append(ShardShape(size_bytes=8, lanes=(0, 2)))
     scaling = LossScale(initial=16.0, growth_interval=1)  # it moves in every step
-    return Shape(runs=scenario.runs, blocks=3, shards=tuple(shards), backups=scenario.backups, loss_scale=scaling)
+    return Shape(
+        runs=scenario.runs,
+        blocks=3,
+        shards=tuple(shards),
+        backups=scenario.backups,
+        loss_scale=scaling,
+        deterministic=not scenario.noisy,
+    )
 
 
 class Cluster:
@@ -108,6 +117,7 @@ class Cluster:
         member = Member(id=name, node=f"n{len(self.members) % nodes}")
         self.members[name] = SimMember(name, self.shape, self.core, self.scenario.budget_bytes)
         self.members[name].watch = self.checks.command
+        self.members[name].noise = name if self.scenario.noisy else ""
         return member
 
     def _draw_faults(self) -> list[tuple[int, str]]:
@@ -284,6 +294,8 @@ class Cluster:
         self._say(f"    {name} leaves step {step} with digest {digest:016x}")
         if self.truth is not None and digest != self.truth.digests[step]:
             raise Violation(f"{name}: parameters after step {step} differ from the undisturbed job")
+        if self.scenario.noisy and self.seen.digests.get(step, digest) != digest:
+            raise Violation(f"{name}: parameters after step {step} differ from those of another member")
         self.seen.digests[step] = digest
         self.seen.parameters[step] = self.members[name].parameters()
         self.seen.told[step] = content(record)

@@ -79,6 +79,8 @@ class SimMember:
         """Stamped on what is sent: it changes with the edit, between two commands of one event."""
         self.flips = 0
         """How many of the next updates behind, or copies taken, come out with a wrong bit."""
+        self.noise = ""
+        """What its own rounding adds to what it computes."""
         self.watch: Callable[[SimMember, p.Command], None] = lambda member, command: None
         """Told of every command after it was carried out."""
 
@@ -92,7 +94,7 @@ class SimMember:
 
     def gradient_of_run(self, step: int, run: int, loss_scale: float) -> dict[tuple[int, int, int], int]:
         """(block, shard, lane) -> gradient, computed from the parameters as they are now."""
-        weights = self.digest()
+        weights = (self.digest(), self.noise)
         return {
             (block, shard, lane): symbol("grad", step, run, block, shard, lane, weights, loss_scale)
             for shard, shape in enumerate(self.shape.shards)
@@ -101,7 +103,8 @@ class SimMember:
 
     def contribution_of_run(self, step: int, run: int) -> Contribution:
         seed = symbol("loss", step, run, self.digest())
-        return Contribution((seed % 1000) / 7.0, 2.0, 2, seed)
+        noise = symbol(self.noise) % 100 / 1e6 if self.noise else 0.0
+        return Contribution((seed % 1000) / 7.0 + noise, 2.0, 2, seed)
 
     def begin(self, step: int) -> p.Began:
         self.step = step

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import traceback
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
+from elastrain.messages import Contribution
 from tests.sim import replay
+from tests.sim.cluster import Cluster
+from tests.sim.member import Violation
 from tests.sim.scenarios import cluster_of, draw
 
 CHUNK = 250
@@ -80,3 +84,36 @@ def test_replay_prints_the_transcript_and_the_end(capsys: pytest.CaptureFixture[
     assert printed.startswith("seed 7: Scenario(")
     assert "view 2: m0" in printed
     assert "ended " in printed.splitlines()[-1]
+
+
+def _noisy(seed: int) -> Cluster:
+    """A job whose members round differently: there is no undisturbed one to compare with, only each other."""
+    return Cluster(replace(draw(seed), noisy=True), seed, None)
+
+
+def test_members_that_round_differently_still_agree_and_count_every_sample_once() -> None:
+    ended: Counter[str] = Counter()
+    for seed in range(CHUNK):
+        cluster = _noisy(seed)
+        cluster.run()
+        ended[cluster.outcome] += 1
+        for step, told in cluster.seen.told.items():
+            contribution = told[0]
+            assert isinstance(contribution, Contribution)
+            assert contribution.samples == 2 * cluster.scenario.runs, f"seed {seed}, step {step}"
+    assert ended["ok"] >= CHUNK // 2
+
+
+def _ends_in_disagreement(seed: int) -> bool:
+    cluster = _noisy(seed)
+    for member in cluster.members.values():
+        member.core.shape = replace(member.core.shape, deterministic=True)
+    try:
+        cluster.run()
+    except Violation as violation:
+        return "different contributions" in str(violation)
+    return False
+
+
+def test_losses_that_are_compared_to_the_bit_would_end_a_job_whose_members_round_differently() -> None:
+    assert any(_ends_in_disagreement(seed) for seed in range(CHUNK))

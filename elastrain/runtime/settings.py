@@ -1,0 +1,107 @@
+"""What the user chose at `init`: checked, and turned into the shape of the job and what members compare when they join.
+
+No state, no I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import elastrain
+from elastrain.errors import ConfigError
+from elastrain.layout import Layout
+from elastrain.recovery import Shape, ShardShape
+from elastrain.runtime.loader import DataLoader
+from elastrain.scaling import UNSCALED, LossScale
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """As documented at `elastrain.init`. Raises ConfigError on bad values."""
+
+    seed: int
+    run_length: int
+    backups: int | str
+    loss_scale: LossScale
+    deterministic: bool
+
+    def __post_init__(self) -> None:
+        if not _is_whole(self.seed, 0):
+            raise ConfigError(f"seed must be a whole number from 0 on; got {self.seed!r}")
+        if not _is_whole(self.run_length, 1):
+            raise ConfigError(f"run_length must be a whole number from 1 on; got {self.run_length!r}")
+        if self.backups != "all" and not _is_whole(self.backups, 0):
+            raise ConfigError(f"backups must be a whole number from 0 on, or 'all'; got {self.backups!r}")
+        if not isinstance(self.deterministic, bool):
+            raise ConfigError(f"deterministic must be True or False; got {self.deterministic!r}")
+
+    def check(self, layout: Layout) -> None:
+        """Raises ConfigError when these settings do not suit the model."""
+        half = next((spec.name for spec in layout.parameters if spec.dtype == "float16" and spec.trained), None)
+        if half is not None and self.loss_scale == UNSCALED:
+            raise ConfigError(
+                f"parameter {half!r} is float16, whose gradients vanish without loss scaling: "
+                "use elastrain.init(loss_scale='dynamic'), or bfloat16"
+            )
+
+    def shape(self, layout: Layout, micro_batches: int) -> Shape:
+        """A frozen shard has no gradient; in the protocol it takes part in its block's fold with nothing."""
+        shards = tuple(
+            ShardShape(
+                size_bytes=shard.numel * getattr(torch, shard.master_dtype).itemsize,
+                lanes=tuple(lane.block for lane in shard.lanes) or (shard.block,),
+            )
+            for shard in layout.shards
+        )
+        return Shape(
+            runs=-(-micro_batches // self.run_length),
+            blocks=len(layout.blocks),
+            shards=shards,
+            backups=1 << 20 if self.backups == "all" else int(self.backups),
+            loss_scale=self.loss_scale,
+            deterministic=self.deterministic,
+        )
+
+    def describe(
+        self,
+        layout: Layout,
+        loader: DataLoader,
+        optimizer: torch.optim.Optimizer,
+        max_grad_norm: float | None,
+        device: torch.device,
+    ) -> dict[str, Any]:
+        """Everything that decides the bits: must be equal on all members, and is checked when they join.
+
+        Where gradients may differ, the thread count may too: an elementwise update gives the same bits with any.
+        """
+        order = loader.order
+        exact = {
+            "intra-op threads": torch.get_num_threads(),
+            "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        }
+        return {
+            "elastrain": elastrain.__version__,
+            "torch": torch.__version__,
+            **(exact if self.deterministic else {}),
+            "deterministic": self.deterministic,
+            "device": device.type,
+            "CPU capability": torch.backends.cpu.get_cpu_capability(),
+            "model": layout.digest(),
+            "optimizer": type(optimizer).__name__,
+            "max_grad_norm": max_grad_norm,
+            "seed": self.seed,
+            "run_length": self.run_length,
+            "backups": self.backups,
+            "loss_scale": str(self.loss_scale),
+            "dataset size": order.dataset_size,
+            "global batch size": order.global_batch_size,
+            "micro-batch size": order.micro_batch_size,
+            "shuffle": order.shuffle,
+        }
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
