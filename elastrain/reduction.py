@@ -75,6 +75,8 @@ class Reduction(Standing):
         self, block: int, node: Node, weight: Weight, lanes: Iterable[tuple[int, int]], payload: object
     ) -> None:
         for index, (shard, lane) in enumerate(lanes):
+            if shard in self.attempt.finished:
+                continue  # sent for other shards' sake; its owner does not wait for this reader
             partials = self.attempt.fold_of(shard, lane)
             steps = partials.add(node, weight)
             if steps is None:

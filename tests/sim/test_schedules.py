@@ -86,6 +86,11 @@ def test_replay_prints_the_transcript_and_the_end(capsys: pytest.CaptureFixture[
     assert "ended " in printed.splitlines()[-1]
 
 
+@pytest.mark.parametrize("seed", [22627])
+def test_a_schedule_that_once_failed_ends_well(seed: int) -> None:
+    assert run_schedules(range(seed, seed + 1))["ok"] == 1
+
+
 def _noisy(seed: int) -> Cluster:
     """A job whose members round differently: there is no undisturbed one to compare with, only each other."""
     return Cluster(replace(draw(seed), noisy=True), seed, None)
