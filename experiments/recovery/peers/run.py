@@ -65,10 +65,10 @@ DEFAULTS = TorchFT(
 """The lighthouse's command line in TorchFT's README (its heartbeat timeout is 5 s, the Manager's timeouts 60 s)."""
 SHORTEST = TorchFT(
     lighthouse=(
-        *("--min_replicas", "2", "--quorum_tick_ms", "10", "--join_timeout_ms", "300"),
-        *("--heartbeat_timeout_ms", "500"),
+        *("--min_replicas", "2", "--quorum_tick_ms", "10", "--join_timeout_ms", "1000"),
+        *("--heartbeat_timeout_ms", "1000"),
     ),
-    replica=("--timeout-s", "2", "--heartbeat-s", "0.05"),
+    replica=("--timeout-s", "5"),
 )
 """A replica that is not next to the dead one in Gloo's ring sees nothing until its neighbour has left for a new quorum,
 which waits `join_timeout_ms` for it: shorter than the members' skew, every step would be a quorum without somebody.

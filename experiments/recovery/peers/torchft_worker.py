@@ -49,7 +49,7 @@ def main() -> None:
         **timeout,
         **heartbeat,
     )
-    trainer = Trainer(share, module)
+    trainer = Trainer(share, module, lambda: manager.is_participating() and manager.num_participants() == share.members)
     model = torchft.DistributedDataParallel(manager, module)
     optimizer = torchft.Optimizer(manager, inner)
     while True:  # until it is killed

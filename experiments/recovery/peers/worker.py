@@ -25,7 +25,8 @@ from experiments.train_gpt.model import Block, next_token_loss
 VICTIM = 1
 """The rank, or replica, that kills itself."""
 _FATAL_STEP, _FATAL_MICRO_BATCH = 2, 1
-"""Of the victim's own life, counted from 0: late enough for its links and its optimizer to be warm."""
+"""Of the victim's own life, counted from 0: late enough for its links and its optimizer to be warm. The first step from
+this one on in which all members take part."""
 
 
 class Journal:
@@ -60,9 +61,10 @@ class Trainer:
     others inside its backward writes none, so that the time between two ticks of anybody is a standstill of all.
     """
 
-    def __init__(self, share: Share, model: nn.Module) -> None:
+    def __init__(self, share: Share, model: nn.Module, all_take_part: Callable[[], bool] = lambda: True) -> None:
         self.journal = Journal(share.folder, share.rank)
         self._share = share
+        self._all_take_part = all_take_part
         self._windows = Windows("train", context=share.work.context)
         generator = torch.Generator().manual_seed(share.work.seed)
         self._order = torch.randperm(len(self._windows), generator=generator).tolist()
@@ -92,8 +94,8 @@ class Trainer:
 
     def _on_backward(self, gradient: Tensor) -> None:
         self.journal.write("tick")
-        here = (self._own_step, self._micro_batch) == (_FATAL_STEP, _FATAL_MICRO_BATCH)
-        if here and self._share.rank == VICTIM:
+        here = self._own_step >= _FATAL_STEP and self._micro_batch == _FATAL_MICRO_BATCH
+        if here and self._share.rank == VICTIM and self._all_take_part():
             self._die()
 
     def _die(self) -> None:
