@@ -30,8 +30,8 @@ _TORCHFT_NEEDS = ("opentelemetry-sdk==1.45.2", "opentelemetry-exporter-otlp-prot
 RESULTS = Path(__file__).with_name("results")
 PEERS = {
     "torchft": "TorchFT,\nshortest timeouts",
-    "torchft_defaults": "TorchFT,\ndocumented defaults",
-    "torchrun": "torchrun + DDP,\nin-memory checkpoint",
+    "torchft_defaults": "TorchFT,\nas documented",
+    "torchrun": "torchrun,\nstate in memory",
 }
 REACHES = {f"times_{key}": Reach(limit=20, at_least=True) for key in PEERS}
 _LIGHTHOUSE = Path(__file__).with_name("lighthouse.py")
