@@ -208,7 +208,9 @@ class RoomKeeper:
         reason = f"{decided.reason}; {which}" if outside else decided.reason
         self._executor.keep_outside(self._devices, outside)
         if self._offload is not None:
-            self._offload.set_memory_limit(max(1, decided.activations_bytes))
+            # Until a step was measured, half is left for what computing takes beside its saved activations.
+            share = 1 if self._base_bytes else 2
+            self._offload.set_memory_limit(max(1, decided.activations_bytes // share))
         self._journal.write(
             "room",
             reason=reason,

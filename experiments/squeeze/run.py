@@ -28,6 +28,8 @@ from experiments.squeeze.worker import GROUP_LIMIT, GROUPS
 
 MEMBERS = 8
 LOSSES = 4
+KERNEL_SLACK = 1.04
+"""The kernel counts more than tensors (page tables, sockets, pages of files), and not the same in every run."""
 NO_LIMIT = "1T"
 """A limit that nothing reaches: the same accounting and the same allocator as under one that binds."""
 REACHES = {
@@ -166,7 +168,8 @@ def measured(folder: Path, setting: Setting) -> dict[str, Any]:
     disk.mkdir()
     plain = job(folder / "undisturbed", setting, steps=4, limit=NO_LIMIT, disk=None, faults=False, group_limit=None)
     limit_bytes = plain.peak_bytes
-    how: dict[str, Any] = {"steps": setting.steps, "faults": True, "group_limit": plain.kernel_peak_bytes}
+    kernel_bytes = None if plain.kernel_peak_bytes is None else round(plain.kernel_peak_bytes * KERNEL_SLACK)
+    how: dict[str, Any] = {"steps": setting.steps, "faults": True, "group_limit": kernel_bytes}
     ours = job(folder / "with", setting, limit=str(limit_bytes), disk=disk, **how)
     without = job(folder / "without", setting, limit=NO_LIMIT, disk=None, **how)
     with alone(folder / "alone", setting.script(setting.steps)) as process:
@@ -183,7 +186,8 @@ def measured(folder: Path, setting: Setting) -> dict[str, Any]:
         "peak_to_limit": ours.peak_bytes / limit_bytes,
         "peak_to_limit_without": without.peak_bytes / limit_bytes,
         "limit_bytes": limit_bytes,
-        "enforced_by_kernel_bytes": plain.kernel_peak_bytes,
+        "enforced_by_kernel_bytes": kernel_bytes,
+        "kernel_peak_bytes": ours.kernel_peak_bytes,
         "ended_for_memory_with": len(ours.ended_for_memory),
         "ended_for_memory_without": len(without.ended_for_memory),
         "activations_bytes": max((each["need_activations_bytes"] for each in rooms), default=0),
@@ -213,9 +217,9 @@ def main() -> int:
     args = parser.parse_args()
     unwind_on_sigterm()
     setting = (
-        Setting(layers=6, width=768, micro_batch_size=256)
+        Setting(layers=8, width=512, micro_batch_size=768)
         if args.quick
-        else Setting(layers=8, width=1024, micro_batch_size=512)
+        else Setting(layers=12, width=768, micro_batch_size=1024)
     )
     with tempfile.TemporaryDirectory(prefix="elastrain-squeeze-", dir=os.environ.get("TMPDIR", "/var/tmp")) as name:
         figures = measured(Path(name), setting)
