@@ -29,6 +29,7 @@ from elastrain.offload.keeper import Keeper
 from elastrain.offload.modules import COMPILER, ModuleTrail, TrailHooks, untraced
 from elastrain.offload.planner import Planner
 from elastrain.offload.profile import Place, Profile, ProfileFile, default_file
+from elastrain.offload.sharing import shared
 from elastrain.offload.stats import OffloadStats
 
 MIN_BYTES = 256 << 10
@@ -190,8 +191,7 @@ class ActivationOffload:
         return self._keeper
 
     def _open_devices(self) -> list[Device]:
-        make = GdsEngine if self.config.gds else PosixEngine
-        engines = self._engines if self._engines is not None else [make(each) for each in self.config.dirs]
+        engines = self._engines if self._engines is not None else [self._engine_in(each) for each in self.config.dirs]
         quota = self.config.quota
         return [
             Device(
@@ -203,6 +203,9 @@ class ActivationOffload:
             )
             for engine in engines
         ]
+
+    def _engine_in(self, directory: str) -> Engine:
+        return GdsEngine(directory) if self.config.gds else shared(PosixEngine(directory), directory)
 
     def _pack(self, tensor: torch.Tensor) -> Kept | Handle:
         module = self._trail.innermost()

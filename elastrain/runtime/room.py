@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastrain import room
@@ -22,6 +21,7 @@ from elastrain.offload.errors import LimitTooSmallError, OffloadConfigError
 from elastrain.offload.hooks import ActivationOffload, OffloadConfig
 from elastrain.offload.policy import IN_FLIGHT_STORAGES
 from elastrain.offload.profile import Place, Profile
+from elastrain.offload.sharing import shared
 from elastrain.plan import plan
 from elastrain.recovery import Recovery
 from elastrain.runtime.executor import BEHIND_BYTES, Executor
@@ -82,7 +82,7 @@ class RoomKeeper:
     def _open(self, directories: Sequence[str]) -> None:
         try:
             offload = ActivationOffload(OffloadConfig(dirs=tuple(directories)), describe=self._described)
-            self._devices = tuple(Device(PosixEngine(Path(each)), threads=0) for each in directories)
+            self._devices = tuple(Device(shared(PosixEngine(each), each), threads=0) for each in directories)
         except OffloadConfigError as error:
             raise ConfigError(str(error)) from None
         self._offload = offload
