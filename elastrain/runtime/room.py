@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 MEASURED_STEPS = 8
 """What computing takes beside what is counted: the most of so many steps."""
+SETTLED_STEPS = 2
+"""From this step of a plan on, what it took is what it takes."""
 ASSUMED_MOMENTS = 2.0
 """Optimizer state per parameter until it was measured: Adam's."""
 COPY_SHARE = 16
@@ -74,6 +76,7 @@ class RoomKeeper:
         self._last: room.Room | None = None
         self._held: tuple[room.Held, ...] = ()
         self._needs: room.Needs | None = None
+        self._steps_in_view = self._measured_steps = self._expected_bytes = 0
         self._offload: ActivationOffload | None = None
         self._devices: tuple[Device, ...] = ()
         if config.directories:
@@ -123,8 +126,14 @@ class RoomKeeper:
             self._me, (core.now, core.goal), shape.sizes, moments=moments, masters=self._executor.model.has_masters
         )
         core.copy_budget_bytes = min(core.copy_budget_bytes, max(*shape.sizes, sum(shape.sizes) // COPY_SHARE))
-        gradients_bytes = slots * self._executor.slot_bytes + self._sums_bytes(len(view.members))
-        copying_bytes = round(2 * core.copy_budget_bytes * (1 + moments)) if len(view.members) > 1 else 0
+        expected_bytes = slots * self._executor.slot_bytes + self._sums_bytes(len(view.members))
+        # What was expected of the last plan and what it took are both known: only the difference is a guess.
+        gradients_bytes = expected_bytes
+        if self._steps_in_view >= SETTLED_STEPS:
+            held_bytes = self._executor.gradients_bytes()
+            gradients_bytes = held_bytes + max(0, expected_bytes - self._expected_bytes)
+        self._expected_bytes, self._steps_in_view = expected_bytes, 0
+        copying_bytes = round(2 * core.copy_budget_bytes * (1 + moments)) if core.goal != core.now else 0
         self._decide(gradients_bytes + copying_bytes)
 
     def passed(self) -> None:
@@ -135,9 +144,16 @@ class RoomKeeper:
         activations_bytes = 0
         if self._offload is not None and (last := self._offload.stats().last) is not None:
             activations_bytes = last.peak_bytes
+        self._steps_in_view += 1
+        self._measured_steps += 1
+        if self._measured_steps == SETTLED_STEPS:  # the first step warms up, and spills everything to learn
+            self._base_bytes.clear()
         self._base_bytes.append(max(0, peak_bytes - self._executor.memory_bytes() - activations_bytes))
         self._journal.write("memory", peak_bytes=peak_bytes, activations_bytes=activations_bytes)
-        self._decide(self._needs.gradients_bytes, measured_bytes=peak_bytes)
+        gradients_bytes = self._needs.gradients_bytes
+        if self._steps_in_view >= SETTLED_STEPS:
+            gradients_bytes = min(gradients_bytes, self._executor.gradients_bytes())
+        self._decide(gradients_bytes, measured_bytes=peak_bytes)
 
     def close(self) -> None:
         """Give the space on disk back; states that lie there are gone."""
