@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from elastrain.offload import (
     save_on_disk,
 )
 from elastrain.offload.engines.memory import MemoryEngine
+from elastrain.offload.engines.posix import Calls, PosixEngine
 from elastrain.offload.faults import Faults, FaultyEngine, ThrottledEngine
 
 MIN_BYTES = 1024
@@ -212,6 +214,79 @@ def test_backward_after_close_is_refused(tmp_path: Path) -> None:
         loss.backward()
 
 
+class Kernel:
+    """The kernel's calls, which go wrong from the call `after` on: on real files, through the real engine."""
+
+    def __init__(self, after: int) -> None:
+        self._after = after
+        self._calls = 0
+
+    def is_due(self) -> bool:
+        self._calls += 1
+        return self._calls > self._after
+
+    def full(self, fd: int, views: Sequence[memoryview], offset: int) -> int:
+        if self.is_due():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return os.pwritev(fd, views, offset)
+
+    def torn(self, fd: int, views: Sequence[memoryview], offset: int) -> int:
+        """A write of which only the first page reached the drive, which says nothing of it."""
+        if not self.is_due():
+            return os.pwritev(fd, views, offset)
+        os.pwritev(fd, [views[0][:4096]], offset)
+        return sum(view.nbytes for view in views)
+
+    def broken(self, fd: int, views: Sequence[memoryview], offset: int) -> int:
+        if self.is_due():
+            raise OSError(errno.EIO, "Input/output error")
+        return os.preadv(fd, views, offset)
+
+
+def on_disk(tmp_path: Path, calls: Calls, memory_limit: int | None = None) -> ActivationOffload:
+    config = OffloadConfig(dirs=(str(tmp_path),), memory_limit=memory_limit, min_bytes=MIN_BYTES, deadline_s=20.0)
+    return ActivationOffload(config, engines=[PosixEngine(tmp_path, calls=calls)])
+
+
+def test_a_drive_that_fills_up_between_two_steps_is_said_once_and_the_step_before_was_right(tmp_path: Path) -> None:
+    offload, net = on_disk(tmp_path, Calls(pwritev=Kernel(after=40).full), memory_limit=6 * 8192), network()
+    right = 0
+    said = ""
+    for _ in range(20):
+        try:
+            found = step(net, offload)
+        except SpillWriteError as error:
+            said = str(error)
+            break
+        assert_right(found)
+        right += 1
+    assert right >= 1, "it worked before the drive was full"
+    assert "is full" in said
+    assert list(tmp_path.iterdir()) == []
+    offload.close()
+
+
+@pytest.mark.parametrize(
+    ("calls", "error"),
+    [(Calls(pwritev=Kernel(after=3).torn), CorruptSpillError), (Calls(preadv=Kernel(after=3).broken), SpillReadError)],
+    ids=["a torn write", "EIO"],
+)
+def test_what_a_drive_lost_is_noticed_when_it_is_read_and_computed_again_elsewhere(
+    tmp_path: Path, calls: Calls, error: type[OffloadError]
+) -> None:
+    offload, net = on_disk(tmp_path, calls), network()
+    with offload:
+        loss = net(batch()).square().mean()
+    drained(offload)
+    with pytest.raises(error, match="compute the micro-batch again"):
+        loss.backward()
+    del loss
+    offload.close()
+    again = save_on_disk([tmp_path], min_bytes=MIN_BYTES)
+    assert_right(step(net, again))
+    again.close()
+
+
 KILLED = """
 import os, signal, sys, torch
 from pathlib import Path
@@ -231,14 +306,16 @@ def die_there(self, record, event):
 keeper.Keeper._apply = die_there
 net = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)])
 offload = save_on_disk([sys.argv[1]], memory_limit=6 * 8192, min_bytes=1024)
-for _ in range(3):
+for number in range(60):
     with offload:
         loss = net(torch.randn(32, 64)).square().mean()
-    loss.backward()
+    if number % 3 < 2:  # every third graph is dropped while its tensors are on their way
+        loss.backward()
+    del loss
 """
 
 
-@pytest.mark.parametrize("state", ["writing", "spilled", "reading", "reloaded", "dropped"])
+@pytest.mark.parametrize("state", ["writing", "forwarded", "spilled", "reading", "reloaded", "leaving", "dropped"])
 def test_nothing_is_left_on_disk_after_sigkill(tmp_path: Path, state: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path), state],
