@@ -17,6 +17,7 @@ import torch
 import xxhash
 
 from elastrain.offload.buffers import cut, page_image, tensor_checksum
+from elastrain.offload.compression import Codec, IdleCores
 from elastrain.offload.engines.port import CudaEngine, Engine, round_up
 from elastrain.offload.errors import CorruptSpillError, SpillReadError, SpillWriteError
 from elastrain.offload.queue import RequestQueue
@@ -50,6 +51,8 @@ class Copy:
     size_bytes: int
     shift_bytes: int
     checksums: tuple[int, ...]
+    packed_bytes: tuple[int, ...] = ()
+    """Per piece what it was packed to, 0 where it was not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +125,10 @@ class Device:
         threads: int = 2,
         checked: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        idle_cores: Callable[[], float] | None = None,
     ) -> None:
         self.engine = engine
+        self._codec = Codec(engine, idle_cores=idle_cores or IdleCores().look)
         self.queue = RequestQueue(engine.name, threads=threads)
         self.writes = Meter(clock)
         self.reads = Meter(clock)
@@ -134,16 +139,37 @@ class Device:
         self._lock = threading.Lock()
         self._reserved_bytes = 0
 
-    def write(self, payload: memoryview, shift_bytes: int, cancelled: Callable[[], bool]) -> Copy:
-        """Put `payload` into a slot. Raises `SpillWriteError` or `EndedEarlyError`, with the slot given back."""
+    def write(
+        self, payload: memoryview, shift_bytes: int, cancelled: Callable[[], bool], *, kind: str | None = None
+    ) -> Copy:
+        """Put `payload` into a slot, packed if that pays for storages of this kind (None: never).
+
+        Raises `SpillWriteError` or `EndedEarlyError`, with the slot given back.
+        """
         slot = self._allocate(shift_bytes + payload.nbytes)
         pieces = cut(page_image(payload, shift_bytes), PIECE_BYTES)
-        sums = self._put(slot, pieces, HOST, self.engine.write, cancelled)
-        return Copy(slot=slot, size_bytes=payload.nbytes, shift_bytes=shift_bytes, checksums=sums)
+        packed: list[int] = []
+
+        def put(offset_bytes: int, piece: list[memoryview]) -> None:
+            packed.append(self._codec.write(offset_bytes, piece, kind))
+
+        sums = self._put(slot, pieces, HOST, put, cancelled)
+        return Copy(
+            slot=slot,
+            size_bytes=payload.nbytes,
+            shift_bytes=shift_bytes,
+            checksums=sums,
+            packed_bytes=tuple(packed),
+        )
 
     def read(self, copy: Copy, image: memoryview, cancelled: Callable[[], bool]) -> None:
         """Fill the page image. Raises `SpillReadError`, `CorruptSpillError` or `EndedEarlyError`."""
-        self._get(copy, cut([image], PIECE_BYTES), HOST, self.engine.read, cancelled)
+        packed = iter(copy.packed_bytes)
+
+        def get(offset_bytes: int, piece: list[memoryview]) -> None:
+            self._codec.read(offset_bytes, piece, next(packed))
+
+        self._get(copy, cut([image], PIECE_BYTES), HOST, get, cancelled)
 
     def write_cuda(self, engine: CudaEngine, memory: torch.Tensor, cancelled: Callable[[], bool]) -> Copy:
         """`write` for a CUDA tensor of bytes, without a copy in host memory."""
@@ -222,11 +248,12 @@ class Device:
             slab_bytes=self._reserved_bytes,
             used_bytes=self.used_bytes,
             quota_bytes=self._quota_bytes,
-            written_bytes=self.writes.moved_bytes,
-            read_bytes=self.reads.moved_bytes,
+            written_bytes=self._codec.written_bytes or self.writes.moved_bytes,
+            read_bytes=self._codec.read_bytes or self.reads.moved_bytes,
             write_bytes_per_s=self.writes.recent_bytes_per_s,
             read_bytes_per_s=self.reads.recent_bytes_per_s,
             capacity_bytes=self.engine.capacity_bytes(),
+            packing=tuple(f"{kind}: {reason}" for kind, reason in sorted(self._codec.reasons.items())),
         )
 
     def close(self) -> None:

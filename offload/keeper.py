@@ -295,7 +295,7 @@ class Keeper:
         try:
             if request.cancelled:
                 raise EndedEarlyError
-            copy = transfer.write(device, storage, record.ready, lambda: request.cancelled)
+            copy = transfer.write(device, storage, record.ready, lambda: request.cancelled, kind=record.kind)
         except EndedEarlyError:
             event = residency.WriteCancelled()
         except SpillWriteError as known:

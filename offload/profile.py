@@ -106,7 +106,7 @@ def _stats(told: Mapping[str, Any]) -> OffloadStats:
         **{
             **told,
             "faults": tuple(told["faults"]),
-            "devices": tuple(DeviceStats(**each) for each in told["devices"]),
+            "devices": tuple(DeviceStats(**{**each, "packing": tuple(each["packing"])}) for each in told["devices"]),
             "last": None if last is None else _pass(last),
         }
     )

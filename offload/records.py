@@ -40,6 +40,11 @@ class Record:
         self.saved_s = self.released_s = self.waited_s = 0.0
         self.needed_s: float | None = None
 
+    @property
+    def kind(self) -> str:
+        """What compresses alike: the dtype and the type of module, which the trail gives as "name (Type)"."""
+        return f"{self.dtype} {self.module.rpartition('(')[2].rstrip(')')}"
+
     def lifetime(self) -> Lifetime:
         """What happened to it, as a value."""
         return Lifetime(

@@ -1,7 +1,8 @@
 """Turns at one SSD among the processes of a node: first come, first served, piece by piece: no rank starves.
 
-A ticket lock made of a file's byte ranges: each turn locks a byte of its own and waits for the byte of the turn `width`
-before it. The kernel lets go of the locks of a process that dies, so nobody waits for the dead. Nothing of tensors here.
+A ticket lock made of a file's byte ranges: each turn locks a byte of its own and waits for the byte of the turn
+`width` before it. The kernel lets go of the locks of a process that dies, so nobody waits for the dead. Nothing of
+tensors here.
 """
 
 from __future__ import annotations

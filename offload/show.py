@@ -28,6 +28,7 @@ def render(profile: Profile) -> str:
         f"spilled   {size(stats.spilled_bytes)}, of which {size(stats.forwarded_bytes)} forwarded from memory",
         f"stalls    {stats.save_stall_s:.3f} s in forward, {stats.need_stall_s:.3f} s in backward",
         *(f"device    {_device(each, stats.elapsed_s)}" for each in stats.devices),
+        *(f"zstd      {each}" for device in stats.devices for each in device.packing),
         *(f"fault     {fault}" for fault in stats.faults),
     ]
     return "\n".join([*lines, *_places(profile.places), *([] if stats.last is None else _last_pass(stats.last))])

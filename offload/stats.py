@@ -63,6 +63,8 @@ class DeviceStats:
     write_bytes_per_s: float
     read_bytes_per_s: float
     capacity_bytes: int
+    packing: tuple[str, ...] = ()
+    """Per class of tensors, what was measured of packing it and whether it is packed."""
 
     def drive_writes_per_day(self, elapsed_s: float) -> float:
         """How often the whole file system would be written in a day at this pace (a drive's rating is 0.3 to 3)."""

@@ -40,11 +40,16 @@ def hand_over(storage: torch.UntypedStorage) -> None:
 
 
 def write(
-    device: Device, storage: torch.UntypedStorage, ready: torch.cuda.Event | None, cancelled: Callable[[], bool]
+    device: Device,
+    storage: torch.UntypedStorage,
+    ready: torch.cuda.Event | None,
+    cancelled: Callable[[], bool],
+    *,
+    kind: str,
 ) -> Copy:
     """Copy the storage to the device. Raises what `Device.write` raises."""
     if ready is None:
-        return device.write(bytes_of(storage), shift_of(storage), cancelled)
+        return device.write(bytes_of(storage), shift_of(storage), cancelled, kind=kind)
     side = _side_stream(storage.device)
     with torch.cuda.stream(side):
         side.wait_event(ready)
@@ -54,7 +59,7 @@ def write(
         host = _pinned(storage.nbytes())
         host[: storage.nbytes()].copy_(_tensor(storage), non_blocking=True)
         side.synchronize()
-    return device.write(bytes_of(host.untyped_storage())[: storage.nbytes()], 0, cancelled)
+    return device.write(bytes_of(host.untyped_storage())[: storage.nbytes()], 0, cancelled, kind=kind)
 
 
 def read(device: Device, copy: Copy, storage: torch.UntypedStorage, cancelled: Callable[[], bool]) -> None:
