@@ -5,6 +5,10 @@ from __future__ import annotations
 from elastrain.offload import policy
 from elastrain.offload.stats import PassProfile, Path
 
+# A plan that spills nothing measures nothing: every so many passes one storage leaves, or a drive that has recovered
+# would never be used again.
+PROBE_EVERY_PASSES = 8
+
 
 class Planner:
     """How much of a pass to spill. Until a whole pass was seen: everything, since nothing is known."""
@@ -15,16 +19,22 @@ class Planner:
         self._basis: policy.Basis | None = None
         self.reason = "no pass was measured yet: everything is spilled"
         self.last: PassProfile | None = None
+        self._passes = 0
 
     def spills(self, index: int) -> bool:
         """Whether the storage that is saved as number `index` of a pass leaves at once."""
-        return self._amount is None or index < self._amount.count
+        return self._amount is None or index < self._amount.count or (index == 0 and self._probes())
+
+    def _probes(self) -> bool:
+        """Whether this pass looks what the drive does now. Under a limit everything fits where nothing is spilled."""
+        return self._limit_bytes is None and self._passes % PROBE_EVERY_PASSES == PROBE_EVERY_PASSES - 1
 
     def pass_ended(self, profile: PassProfile, device_bytes_per_s: float) -> None:
         """Plan anew if the pass differs from the one that the plan was made of. A forward without backward is none."""
         if all(each.path is Path.UNUSED for each in profile.lifetimes):
             return
         self.last = profile
+        self._passes += 1
         basis = policy.Basis(
             forward_s=profile.forward_s,
             total_bytes=profile.saved_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elastrain.offload.planner import PROBE_EVERY_PASSES, Planner
 from elastrain.offload.policy import (
     IN_FLIGHT_STORAGES,
     Basis,
@@ -13,6 +14,8 @@ from elastrain.offload.policy import (
     choose_prefetch,
     reading_ahead_bytes,
 )
+from elastrain.offload.stats import Lifetime, PassProfile
+from elastrain.offload.stats import Path as Way
 
 MB = 1_000_000
 
@@ -91,3 +94,36 @@ def test_eviction_takes_what_backward_has_passed_then_what_it_needs_last() -> No
     reloaded = [Candidate(index=i, size_bytes=10) for i in (1, 2, 5, 8)]
     assert [c.index for c in choose_evictions(reloaded, cursor=4, wanted_bytes=25)] == [8, 5, 1]
     assert choose_evictions(reloaded, cursor=4, wanted_bytes=0) == ()
+
+
+def test_a_plan_that_spills_nothing_looks_at_the_drive_again_now_and_then() -> None:
+    planner = Planner(None)
+    lifetime = Lifetime(
+        index=0,
+        size_bytes=100,
+        dtype="float32",
+        module="m",
+        saved_s=0.0,
+        needed_s=1.0,
+        released_s=1.0,
+        path=Way.KEPT,
+        waited_s=0.0,
+    )
+    seen = PassProfile(
+        number=0,
+        forward_s=1.0,
+        total_s=3.0,
+        saved_bytes=100,
+        spilled_bytes=0,
+        peak_bytes=100,
+        save_stall_s=0.0,
+        need_stall_s=0.0,
+        lifetimes=(lifetime,),
+        timeline=(),
+    )
+    probes = []
+    for _ in range(2 * PROBE_EVERY_PASSES):
+        planner.pass_ended(seen, device_bytes_per_s=1.0)  # far too slow
+        probes.append(planner.spills(0))
+        assert not planner.spills(1)
+    assert probes.count(True) == 2
