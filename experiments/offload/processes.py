@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 ANSWER_WITHIN_S = 150.0
+END_WITHIN_S = 10.0
 
 
 class Process:
@@ -35,9 +36,10 @@ class Process:
             raise RuntimeError(f"the process ended while it was asked for {name!r}: see its error above") from ended
 
     def close(self) -> None:
-        """End it."""
+        """End it. Later processes have inherited this end of the pipe: closing it would say nothing."""
+        self._pipe.send(None)
         self._pipe.close()
-        self._process.join(10.0)
+        self._process.join(END_WITHIN_S)
         if self._process.is_alive():
             self._process.kill()
 
@@ -59,9 +61,5 @@ def apart(function: Callable[..., T], *given: Any) -> T:
 
 def _serve(pipe: Connection, make: Callable[..., Any], given: tuple[Any, ...]) -> None:
     served = make(*given)
-    while True:
-        try:
-            name = pipe.recv()
-        except EOFError:
-            return
+    while (name := pipe.recv()) is not None:
         pipe.send(getattr(served, name)())
