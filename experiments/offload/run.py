@@ -114,6 +114,28 @@ def measure_model(kind: str, size: Size, directory: Path) -> dict[str, Any]:
     }
 
 
+def measure_memory(kind: str, size: Size, directory: Path) -> dict[str, Any]:
+    """Peaks only: they are the same on a busy machine."""
+    case = Case(name="keep", kind=kind, shape=replace(size.shape, layers=size.layers[kind]), directory=directory)
+    account_bytes = _account_bytes(case)
+    found: dict[str, Any] = {"activation_bytes": account_bytes}
+    for name in ("keep", "ours"):
+        process = Process(Worker, replace(case, name=name, limit_bytes=int(LIMIT_SHARE * account_bytes)))
+        for _ in range(WARM_STEPS[name]):
+            process.ask("time")
+        found[name] = process.ask("memory")
+        process.close()
+    return {
+        **found,
+        "peak_ratio": found["ours"]["account_bytes"] / account_bytes,
+        "peak_ratio_rss": found["ours"]["rss_bytes"] / found["keep"]["rss_bytes"],
+        "rss_over_account": {
+            "keep": found["keep"]["rss_bytes"] / account_bytes,
+            "ours": found["ours"]["rss_bytes"] / found["ours"]["account_bytes"],
+        },
+    }
+
+
 def _account_bytes(case: Case) -> int:
     process = Process(Worker, case)
     found: int = process.ask("account")
@@ -229,6 +251,10 @@ def measure(parts: Sequence[str], kinds: Sequence[str], size: Size, directory: P
         figures |= {"gain": gain.pop("gain"), "gain_runs": gain}
     if "curve" in parts:
         figures["curve"] = measure_curve(size.shape, directory, rounds=1 if size is QUICK else 2)
+    if "memory" in parts:
+        memory = {kind: measure_memory(kind, size, directory) for kind in kinds}
+        worst = {name: max(each[name] for each in memory.values()) for name in ("peak_ratio", "peak_ratio_rss")}
+        figures |= {**worst, "memory": memory}
     if "usual-allocator" in parts:
         figures["keep_s_with_the_usual_allocator"] = measure_usual_allocator(size, directory)
     return figures
@@ -238,7 +264,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small models, about a minute and a half")
     parser.add_argument("--dir", default=None, help="a directory on the SSD (default: the temporary directory)")
-    parser.add_argument("--only", choices=(*PARTS, "usual-allocator"), default=None)
+    parser.add_argument("--only", choices=(*PARTS, "memory", "usual-allocator"), default=None)
     parser.add_argument("--kind", choices=KINDS, default=None, help="one model instead of three")
     given = parser.parse_args()
     parts = PARTS if given.only is None else (given.only,)
