@@ -12,6 +12,8 @@ from torch import nn
 from elastrain import protocol as p
 from elastrain.fold import Combine
 from elastrain.messages import Contribution, Gradient, Record
+from elastrain.offload.device import Device
+from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.runtime.buffers import Buffers
 from elastrain.runtime.describe import describe
 from elastrain.runtime.executor import Executor, grad_norm, scale_and_clip
@@ -31,6 +33,10 @@ def _record(step: int = 0, *, weight: float = 4.0, square_norm: float = 9.0, ski
 
 @pytest.fixture
 def executor() -> Executor:
+    return _executor()
+
+
+def _executor() -> Executor:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -93,13 +99,13 @@ def test_a_fold_never_writes_what_belongs_to_another_member(executor: Executor) 
     assert [float(part[0]) for part in parts] == [0.0, 1.0, 2.0, 3.0]
 
 
-def _finish(executor: Executor, value: float) -> None:
+def _finish(executor: Executor, value: float, step: int = 0) -> None:
     for shard in executor.layout.shards:
         tensor = torch.full((shard.numel,), value)
         executor.carry_out(
-            p.Keep(step=0, shard=shard.index, lane=0, node=(0, 1), payload=[tensor], index=0, block=shard.block)
+            p.Keep(step=step, shard=shard.index, lane=0, node=(0, 1), payload=[tensor], index=0, block=shard.block)
         )
-    executor.carry_out(p.Finish(step=0, shards=tuple(s.index for s in executor.layout.shards)))
+    executor.carry_out(p.Finish(step=step, shards=tuple(s.index for s in executor.layout.shards)))
 
 
 def _everything(executor: Executor) -> dict[int, tuple[int, ...]]:
@@ -122,6 +128,47 @@ def test_a_backups_scratch_is_what_the_primary_computes(executor: Executor) -> N
     executor.carry_out(p.Apply(record=_record(), shards=tuple(touched), touched=touched))
     assert isinstance(result, p.AppliedBehind)
     assert result.digest == executor.states[0].digest()
+
+
+def test_states_on_disk_are_updated_to_the_same_bits() -> None:
+    inside, outside = _executor(), _executor()
+    disk = Device(MemoryEngine(), threads=0)
+    shards = range(len(inside.layout.shards))
+    outside.keep_outside([disk], frozenset(shards))
+    for step in range(2):
+        for executor in (inside, outside):
+            _finish(executor, 3.0 + step, step)
+            touched = _everything(executor)
+            executor.carry_out(p.Apply(record=_record(step), shards=tuple(touched), touched=touched))
+            executor.carry_out(p.EndAttempt(step=step))
+        assert outside.model.parameters_digest() == inside.model.parameters_digest()
+        assert [outside.states[s].digest() for s in shards] == [inside.states[s].digest() for s in shards]
+    assert outside.states_bytes()[0] == 0
+    assert disk.used_bytes > 0
+
+
+def test_a_backup_on_disk_follows_its_primary_and_can_take_over() -> None:
+    primary, backup = _executor(), _executor()
+    disk = Device(MemoryEngine(), threads=0)
+    backup.carry_out(p.Unbind(shard=0))
+    backup.keep_outside([disk], frozenset({0}))
+    _finish(primary, 3.0)
+    touched = _everything(primary)
+    told = Gradient(step=0, shards=(0,), contribution=Contribution(), touched=((1,),), square_norms=(1.0,))
+    backup.carry_out(p.StoreGradient(step=0, shard=0, payload=[g.clone() for g in primary.payload(told)], index=0))
+    primary.carry_out(p.Apply(record=_record(), shards=tuple(touched), touched=touched))
+    backup.carry_out(p.ApplyBehind(record=_record(), shard=0, touched=touched[0]))
+    (result,) = backup.work_behind()
+    assert isinstance(result, p.AppliedBehind)
+    assert result.digest == primary.states[0].digest()
+    backup.carry_out(p.Swap(step=0, shard=0))
+    assert backup.states[0].digest() == primary.states[0].digest()
+    backup.carry_out(p.Bind(step=0, shard=0))
+    view = backup.model.parameters_of(backup.layout.shards[0])
+    assert backup.states[0].parameters.data_ptr() == view.data_ptr()
+    assert torch.equal(view, primary.model.parameters_of(primary.layout.shards[0]))
+    backup.carry_out(p.Drop(shard=0))
+    assert disk.used_bytes == 0
 
 
 def test_a_skipped_step_moves_the_version_and_nothing_else(executor: Executor) -> None:
