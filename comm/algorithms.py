@@ -12,6 +12,7 @@ import itertools
 from dataclasses import dataclass
 
 _EXCHANGE_MAX_BYTES = 32 << 10
+_PULLED_EXCHANGE_MAX_BYTES = 64 << 10
 _CUT_ELEMENTS = 64  # slices begin at multiples of this: full cache lines for every dtype
 
 
@@ -41,12 +42,15 @@ class Partners:
 class AllReduce(enum.Enum):
     EXCHANGE = "exchange"
     SCATTER_GATHER = "scatter-gather"
+    PIPELINE = "pipeline"
 
 
-def choose_all_reduce(size_bytes: int, world: int) -> tuple[AllReduce, str]:
-    """The algorithm and why. Both give the same bits."""
-    if size_bytes <= _EXCHANGE_MAX_BYTES:
+def choose_all_reduce(size_bytes: int, world: int, *, pulled: bool) -> tuple[AllReduce, str]:
+    """The algorithm and why. All give the same bits. `pulled`: all members read each other's memory."""
+    if size_bytes <= (_PULLED_EXCHANGE_MAX_BYTES if pulled else _EXCHANGE_MAX_BYTES) or world == 1:
         return AllReduce.EXCHANGE, f"{size_bytes} bytes: one round costs less than the sums that every rank repeats"
+    if pulled:
+        return AllReduce.PIPELINE, f"{size_bytes} bytes: each of {world} ranks sums one slice of every chunk"
     return AllReduce.SCATTER_GATHER, f"{size_bytes} bytes: each of {world} ranks sums one slice"
 
 
@@ -114,3 +118,18 @@ def scatter_gather(rank: int, world: int, numel: int) -> tuple[Round, ...]:
     )
     gather = Round(sends=tuple(Send(to=to, start=0, stop=own) for to in rest), awaits=frozenset(rest))
     return (scatter, gather)
+
+
+def chunks(numel: int, longest: int) -> tuple[tuple[int, int], ...]:
+    """`numel` elements in pieces `(start, stop)` of equal length, up to whole cache lines, and at most `longest`."""
+    count = max(-(-numel // longest), 1)
+    length = -(-numel // (count * _CUT_ELEMENTS)) * _CUT_ELEMENTS
+    return tuple((start, min(start + length, numel)) for start in range(0, numel, length))
+
+
+def pipeline(rank: int, world: int, chunk_count: int, numel: int, *, stays: bool) -> tuple[Round, ...]:
+    """Rounds in which everybody shows the same `numel` elements to all: two more than chunks. `stays`: wait for all in
+    the last one too, because the others read my memory until then."""
+    sends = tuple(Send(to=to, start=0, stop=numel) for to in others(rank, world))
+    awaited = Round(sends=sends, awaits=frozenset(others(rank, world)))
+    return (awaited,) * (chunk_count + 1) + (awaited if stays else Round(sends=sends),)

@@ -12,6 +12,7 @@ away if it was raised meanwhile. No wrong number comes out of a failure.
 from __future__ import annotations
 
 import collections
+import os
 import struct
 import threading
 import time
@@ -20,18 +21,24 @@ from dataclasses import dataclass, field
 
 import torch
 
-from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
+from elastrain.comm.alarm import Alarm, waits_available
+from elastrain.comm.board import Spot
+from elastrain.comm.errors import Aborted, CommError, MemberLost, ProtocolError, Timeout
 from elastrain.comm.groups import Group, MakeOperation
+from elastrain.comm.lane import Lane
+from elastrain.comm.lanes import Lanes, Request
 from elastrain.comm.mailbox import Address, Mailbox
 from elastrain.comm.mesh import Frame, How, Lost, Mesh, Newer, Peer
 from elastrain.comm.operations import Operation, Seat
+from elastrain.comm.segments import Imports
 from elastrain.comm.work import Received, Work
 
-_PART, _ABORT, _FENCE, _LETTER = 0x0101, 0x0102, 0x0103, 0x0104
+_PART, _ABORT, _FENCE, _LETTER, _BOARD = 0x0101, 0x0102, 0x0103, 0x0104, 0x0105
 _PART_BODY = struct.Struct("<QQBq")  # group, sequence, round, the sender's fence; the operation's words follow
 _ABORT_BODY = struct.Struct("<HB")  # length of the lost member's id (0: none is lost), proven; id and reason follow
 _LETTER_BODY = struct.Struct("<Qq")  # group, tag
 _EARLY_MAX = 1 << 16
+_STREAM_MAX_BYTES = 16 << 10
 _LINGER_S = 5.0
 _NOTHING = torch.empty(0)
 
@@ -46,14 +53,6 @@ class _Part:
 
 
 @dataclass(kw_only=True)
-class _Request:
-    work: Work
-    make: MakeOperation
-    deadline_s: float
-    timeout_s: float
-
-
-@dataclass(kw_only=True)
 class _Reader:
     """Somebody who waits for a tagged message."""
 
@@ -65,7 +64,7 @@ class _Reader:
 
 @dataclass(kw_only=True)
 class _Running:
-    request: _Request
+    request: Request
     operation: Operation
     number: int = 0  # the round
     sent: bool = False
@@ -78,9 +77,31 @@ class _Line:
     """What goes on in one group."""
 
     group: Group
-    queue: collections.deque[_Request] = field(default_factory=collections.deque)
+    queue: collections.deque[Request] = field(default_factory=collections.deque)
     running: _Running | None = None
     sequence: int = 0
+
+
+class _Staging:
+    """Where parts lie that travel as messages. Small ones not in shared memory: written into a stream they cost less
+    than a reference.
+    """
+
+    pulls = False
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        return self._mesh.owns(tensor)
+
+    def scratch(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        if numel * dtype.itemsize <= _STREAM_MAX_BYTES:
+            return torch.empty(numel, dtype=dtype)
+        return self._mesh.scratch(numel, dtype)
+
+    def stage(self) -> torch.Tensor:
+        raise NotImplementedError("nobody pulls where parts travel")
 
 
 class Communicator:
@@ -104,6 +125,14 @@ class Communicator:
         self._calls_lock = threading.Lock()
         self._closing = False
         self._ended = False
+        self._edits_to_come = 0
+        self.alarm = Alarm()
+        self._pid = os.getpid()
+        self._nodes = {mesh.me: mesh.node}
+        self._imports: dict[str, Imports] = {}
+        self._announced: set[int] = set()  # my segments that all members were told of
+        self._shared_waits, _reason = waits_available()
+        self._lanes = Lanes(self, mesh.me)
         self.world = self.group("world", [mesh.me])
         self._thread = threading.Thread(target=self._run, name="elastrain-communicator", daemon=True)
         self._thread.start()
@@ -124,7 +153,15 @@ class Communicator:
         if group.number in self._lines:
             raise ValueError(f"there is a group {name!r} already")
         self._lines[group.number] = _Line(group=group)
+        self._lanes.add(group, by_lane=self._goes_by_lane(group))
+        if self._error is not None:
+            self._lanes.end(self._error)
         return group
+
+    def _goes_by_lane(self, group: Group) -> bool:
+        """Whether all its members are on this host; all of them come to the same answer."""
+        nodes = {self._nodes.get(member) for member in group.members}
+        return self._shared_waits and (len(nodes) == 1 or self._mesh.all_on_one_host)
 
     def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """A zero-filled 1-D tensor that members on this host read in place. See Mesh.empty."""
@@ -143,18 +180,31 @@ class Communicator:
         self, generation: int, members: Sequence[Peer], groups: Mapping[str, Sequence[str]] | None = None
     ) -> Work:
         """As `edit`, without waiting: operations submitted from now on belong to the new view."""
+        self._edits_to_come += 1
         return self._call_later(lambda: self._edit(generation, members, groups or {}))
 
     def abort(self, reason: str) -> None:
         """End whatever is under way in any group, on all members, with Aborted; so fails what follows until an edit."""
         self._call(lambda: self._break(Aborted(reason)))
 
-    def submit(self, group: Group, make: MakeOperation, timeout_s: float | None) -> Work:
+    def submit(self, group: Group, make: MakeOperation, timeout_s: float | None, *, inline: bool) -> Work:
         """Used by Group."""
+        self._check_open()
         timeout_s = group.timeout_s if timeout_s is None else timeout_s
-        request = _Request(work=Work(), make=make, deadline_s=time.monotonic() + timeout_s, timeout_s=timeout_s)
-        self._post(lambda: self._enqueue(self._lines[group.number], request))
+        request = Request(work=Work(), make=make, deadline_s=time.monotonic() + timeout_s, timeout_s=timeout_s)
+        if self._edits_to_come:  # it belongs to the view that comes
+            self._post(lambda: self._hand_on(group, request))
+        elif not self._lanes.submit(group, request, inline=inline):
+            self._post(lambda: self._enqueue(self._lines[group.number], request))
         return request.work
+
+    def _hand_on(self, group: Group, request: Request) -> None:
+        if not self._lanes.submit(group, request, inline=False):
+            self._enqueue(self._lines[group.number], request)
+
+    def _check_open(self) -> None:
+        if self._ended or os.getpid() != self._pid:
+            raise CommError("this communicator is closed, or belongs to the process that forked this one")
 
     def post(self, group: Group, tensor: torch.Tensor, to: int, tag: int) -> Work:
         """Used by Group: the tensor is copied before this returns."""
@@ -164,7 +214,7 @@ class Communicator:
 
         def run() -> None:
             if self._error is None:
-                self._send(member, _LETTER, body, staged)
+                self._send(member, _LETTER, body, (staged,))
             work.finish(self._error)
 
         self._post(run)
@@ -188,11 +238,54 @@ class Communicator:
         self._closing = True
         self._mesh.wake()
         self._thread.join()
+        self._lanes.close()
+
+    # For lanes (see lane.Host and lanes.Failing), from any thread
+
+    def why_silent(self, member: str) -> CommError | None:
+        if self.lost.get(member) is How.LEFT:
+            return MemberLost(member, "it left")
+        return Aborted(f"{member!r} went on to a newer view") if self._mesh.is_ahead(member) else None
+
+    def place(self, tensor: torch.Tensor) -> Spot | None:
+        place = self._mesh.place(tensor)
+        if place is None:
+            return None
+        segment = place.region.segment
+        if segment.number not in self._announced:
+            self._call(lambda: self._mesh.announce(segment))
+            self._announced.add(segment.number)
+        return Spot(segment=segment.number, offset_bytes=place.offset_bytes)
+
+    def segment(self, member: str, number: int) -> torch.Tensor | None:
+        imports = self._imports.get(member)
+        return None if imports is None else imports.whole(number)
+
+    def scratch(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        return self._mesh.scratch(numel, dtype)
+
+    def show_board(self, group: int, members: tuple[str, ...], board: torch.Tensor) -> None:
+        def run() -> None:
+            for member in members:
+                self._send(member, _BOARD, group.to_bytes(8, "little"), (board,))
+
+        self._call(run)
+
+    def fail(self, lane: Lane, error: MemberLost | Aborted | Timeout) -> CommError:
+        def run() -> None:
+            if lane.error is None:
+                self._break(error)
+
+        try:
+            self._call(run)
+        except CommError:
+            pass  # closed meanwhile, which has ended the lane
+        return lane.error or error
 
     def _post(self, call: Callable[[], None]) -> None:
         with self._calls_lock:
             if self._ended:
-                raise CommError("this communicator is closed")
+                raise CommError("this communicator is closed, or belongs to the process that forked this one")
             self._calls.append(call)
         self._mesh.wake()
 
@@ -240,6 +333,8 @@ class Communicator:
             self._calls.popleft()()
         self._check_silent()
         self._check_deadlines()
+        if self._lanes.anybody_waits:
+            self.alarm.ring()  # whatever it was: they look for themselves
 
     def _wait_s(self) -> float | None:
         deadlines = [line.running.request.deadline_s for line in list(self._lines.values()) if line.running]
@@ -252,6 +347,7 @@ class Communicator:
             self._ended = True
         while self._calls:
             self._calls.popleft()()  # operations fail at once now; nobody is left waiting
+        self.alarm.ring()
 
     def _linger(self) -> None:
         """Send what others may still need of operations that are done here."""
@@ -260,6 +356,7 @@ class Communicator:
             self._mesh.poll(deadline_s - time.monotonic())
 
     def _edit(self, generation: int, members: Sequence[Peer], groups: Mapping[str, Sequence[str]]) -> None:
+        self._edits_to_come -= 1
         _check_lists(groups, [peer.id for peer in members])
         self._mesh.edit(generation, members)
         told = self._error is not None
@@ -269,23 +366,28 @@ class Communicator:
         self._fenced.clear()
         self._early.clear()
         self.lost = {}
+        self._announced.clear()
+        self._nodes = {peer.id: peer.node for peer in members}
+        imports = {peer.id: self._mesh.imports(peer.id) for peer in members}
+        self._imports = {member: found for member, found in imports.items() if found is not None}
         self.world.members = tuple(peer.id for peer in members)
         for line in list(self._lines.values()):
             line.sequence = 0
             wanted = groups.get(line.group.name, line.group.members)
             line.group.members = tuple(member for member in wanted if member in self.world.members)
+        self._lanes.renew(generation, self.world.members, self._goes_by_lane)
         for member in () if told else self.world.members:
             self._show_fence(member)  # who still waits in the old view learns from it that nothing more comes
 
-    def _send(self, member: str, kind: int, body: bytes, tensor: torch.Tensor | None = None) -> None:
+    def _send(self, member: str, kind: int, body: bytes, tensors: Sequence[torch.Tensor] = ()) -> None:
         try:
-            self._mesh.send(member, kind, body, () if tensor is None else (tensor,))
+            self._mesh.send(member, kind, body, tensors)
         except MemberLost:
             pass  # the mesh tells of it once, in the next poll: that is where it is dealt with
 
     # Operations
 
-    def _enqueue(self, line: _Line, request: _Request) -> None:
+    def _enqueue(self, line: _Line, request: Request) -> None:
         if self._error is not None:
             request.work.finish(self._error)
         else:
@@ -311,7 +413,7 @@ class Communicator:
 
     def _start(self, line: _Line) -> _Running | None:
         request = line.queue.popleft()
-        seat = Seat(rank=line.group.rank, world=line.group.size, memory=self._mesh)
+        seat = Seat(rank=line.group.rank, world=line.group.size, memory=_Staging(self._mesh))
         try:
             line.running = _Running(request=request, operation=request.make(seat))
         except (ValueError, RuntimeError) as error:  # torch raises RuntimeError for tensors that do not fit
@@ -339,13 +441,13 @@ class Communicator:
             self._send(member, _PART, body)
             return
         self._show_fence(member)
-        self._send(member, _PART, body, piece)
+        self._send(member, _PART, body, (piece,))
 
     def _show_fence(self, member: str) -> None:
         """Once per view, before anything that is read in place."""
         if member != self._mesh.me and member not in self._fenced:
             self._fenced.add(member)
-            self._send(member, _FENCE, b"", self._fence)
+            self._send(member, _FENCE, b"", (self._fence,))
 
     def _take(self, line: _Line, member: str, part: _Part) -> None:
         running = line.running
@@ -382,6 +484,8 @@ class Communicator:
     def _receive(self, frame: Frame) -> None:
         if frame.kind == _FENCE:
             self._fences[frame.source] = frame.tensors[0]
+        elif frame.kind == _BOARD:
+            self._hear_board(frame, int.from_bytes(frame.body, "little"), frame.tensors[0])
         elif frame.kind == _ABORT:
             self._hear_abort(frame)
         elif frame.kind == _PART:
@@ -413,6 +517,12 @@ class Communicator:
         out.copy_(tensor.view(out.shape))
         reader.work.source = source
         reader.work.finish()
+
+    def _hear_board(self, frame: Frame, group: int, board: torch.Tensor) -> None:
+        try:
+            self._lanes.hear_board(group, frame.source, board)
+        except ProtocolError as error:
+            self._break(Aborted(f"{frame.source!r} sent {error}"))
 
     def _hear_part(self, frame: Frame) -> None:
         if self._error is not None:
@@ -492,7 +602,7 @@ class Communicator:
         """End everything that is under way, in all groups."""
         self._error = self._error or error
         self._early.clear()
-        requests: list[_Request] = []
+        requests: list[Request] = []
         for line in list(self._lines.values()):
             requests += [*([line.running.request] if line.running else []), *line.queue]
             line.running = None
@@ -501,6 +611,7 @@ class Communicator:
             # Their callers may change the tensors from here on. (After a success no peer reads them any more.)
             self._fence += 1
             self._mesh.copy_unsent()
+        self._lanes.end(error)
         for request in requests:
             request.work.finish(error)
         for reader in self._mailbox.clear():

@@ -22,7 +22,7 @@ MakeOperation = Callable[[Seat], Operation]
 class Runner(Protocol):
     """What executes operations, in order per group."""
 
-    def submit(self, group: Group, make: MakeOperation, timeout_s: float | None) -> Work: ...
+    def submit(self, group: Group, make: MakeOperation, timeout_s: float | None, *, inline: bool) -> Work: ...
 
     def post(self, group: Group, tensor: Tensor, to: int, tag: int) -> Work: ...
 
@@ -33,6 +33,9 @@ class Runner(Protocol):
 
 class Group:
     """`members` in rank order. Every call returns at once with a Work; `wait()` raises how it failed.
+
+    With `inline` a call may do the work itself before it returns, which saves the change of threads: for callers that
+    would wait at once.
 
     A tensor must not be touched between the call and the end of its Work, and may be changed right after. Operations on
     one group are executed in the order of the calls, which must be the same on all members.
@@ -60,57 +63,103 @@ class Group:
     def size(self) -> int:
         return len(self.members)
 
-    def barrier(self, *, words: str = "barrier", timeout_s: float | None = None) -> Work:
+    def barrier(self, *, words: str = "barrier", timeout_s: float | None = None, inline: bool = False) -> Work:
         """`words`: what all members must agree about; who does not ends it for all, with Aborted that shows both."""
-        return self._runner.submit(self, lambda seat: Barrier(seat, words), timeout_s)
+        return self._runner.submit(self, lambda seat: Barrier(seat, words), timeout_s, inline=inline)
 
-    def roll_call(self, *, timeout_s: float | None = None) -> Work:
+    def roll_call(self, *, timeout_s: float | None = None, inline: bool = False) -> Work:
         """A barrier in which everybody tells everybody: its Timeout names all that are missing."""
-        return self._runner.submit(self, operations.roll_call, timeout_s)
+        return self._runner.submit(self, operations.roll_call, timeout_s, inline=inline)
 
-    def broadcast(self, tensor: Tensor, *, root: int = 0, timeout_s: float | None = None) -> Work:
+    def broadcast(self, tensor: Tensor, *, root: int = 0, timeout_s: float | None = None, inline: bool = False) -> Work:
         """`tensor` becomes rank `root`'s, in place."""
         self._check_rank(root)
-        return self._runner.submit(self, lambda seat: operations.broadcast(seat, tensor, root), timeout_s)
+        return self._runner.submit(
+            self, lambda seat: operations.broadcast(seat, tensor, root), timeout_s, inline=inline
+        )
 
-    def all_gather(self, outs: Sequence[Tensor], tensor: Tensor, *, timeout_s: float | None = None) -> Work:
+    def all_gather(
+        self, outs: Sequence[Tensor], tensor: Tensor, *, timeout_s: float | None = None, inline: bool = False
+    ) -> Work:
         """`outs[r]` becomes rank r's `tensor`; sizes may differ between ranks."""
-        return self._runner.submit(self, lambda seat: operations.all_gather(seat, outs, tensor), timeout_s)
+        return self._runner.submit(
+            self, lambda seat: operations.all_gather(seat, outs, tensor), timeout_s, inline=inline
+        )
 
     def gather(
-        self, outs: Sequence[Tensor] | None, tensor: Tensor, *, root: int = 0, timeout_s: float | None = None
+        self,
+        outs: Sequence[Tensor] | None,
+        tensor: Tensor,
+        *,
+        root: int = 0,
+        timeout_s: float | None = None,
+        inline: bool = False,
     ) -> Work:
         """On `root`, `outs[r]` becomes rank r's `tensor`; elsewhere `outs` is None."""
         self._check_rank(root)
-        return self._runner.submit(self, lambda seat: operations.gather(seat, outs, tensor, root), timeout_s)
+        return self._runner.submit(
+            self, lambda seat: operations.gather(seat, outs, tensor, root), timeout_s, inline=inline
+        )
 
     def scatter(
-        self, tensor: Tensor, given: Sequence[Tensor] | None, *, root: int = 0, timeout_s: float | None = None
+        self,
+        tensor: Tensor,
+        given: Sequence[Tensor] | None,
+        *,
+        root: int = 0,
+        timeout_s: float | None = None,
+        inline: bool = False,
     ) -> Work:
         """Rank r's `tensor` becomes `given[r]` of `root`; elsewhere `given` is None."""
         self._check_rank(root)
-        return self._runner.submit(self, lambda seat: operations.scatter(seat, tensor, given, root), timeout_s)
+        return self._runner.submit(
+            self, lambda seat: operations.scatter(seat, tensor, given, root), timeout_s, inline=inline
+        )
 
-    def all_to_all(self, outs: Sequence[Tensor], given: Sequence[Tensor], *, timeout_s: float | None = None) -> Work:
+    def all_to_all(
+        self, outs: Sequence[Tensor], given: Sequence[Tensor], *, timeout_s: float | None = None, inline: bool = False
+    ) -> Work:
         """`outs[r]` becomes rank r's `given[mine]`; sizes may differ."""
-        return self._runner.submit(self, lambda seat: operations.all_to_all(seat, outs, given), timeout_s)
+        return self._runner.submit(
+            self, lambda seat: operations.all_to_all(seat, outs, given), timeout_s, inline=inline
+        )
 
-    def all_reduce(self, tensor: Tensor, reduction: Reduction = "sum", *, timeout_s: float | None = None) -> Work:
+    def all_reduce(
+        self, tensor: Tensor, reduction: Reduction = "sum", *, timeout_s: float | None = None, inline: bool = False
+    ) -> Work:
         """In place. `avg` divides the sum; the bitwise reductions need integers or booleans."""
-        return self._runner.submit(self, lambda seat: operations.all_reduce(seat, tensor, reduction), timeout_s)
+        return self._runner.submit(
+            self, lambda seat: operations.all_reduce(seat, tensor, reduction), timeout_s, inline=inline
+        )
 
     def reduce(
-        self, tensor: Tensor, reduction: Reduction = "sum", *, root: int = 0, timeout_s: float | None = None
+        self,
+        tensor: Tensor,
+        reduction: Reduction = "sum",
+        *,
+        root: int = 0,
+        timeout_s: float | None = None,
+        inline: bool = False,
     ) -> Work:
         """As all_reduce, but only `root`'s tensor changes."""
         self._check_rank(root)
-        return self._runner.submit(self, lambda seat: operations.reduce(seat, tensor, root, reduction), timeout_s)
+        return self._runner.submit(
+            self, lambda seat: operations.reduce(seat, tensor, root, reduction), timeout_s, inline=inline
+        )
 
     def reduce_scatter(
-        self, out: Tensor, given: Sequence[Tensor], reduction: Reduction = "sum", *, timeout_s: float | None = None
+        self,
+        out: Tensor,
+        given: Sequence[Tensor],
+        reduction: Reduction = "sum",
+        *,
+        timeout_s: float | None = None,
+        inline: bool = False,
     ) -> Work:
         """`out` becomes the reduction of all ranks' `given[mine]`; sizes may differ between ranks."""
-        return self._runner.submit(self, lambda seat: operations.reduce_scatter(seat, out, given, reduction), timeout_s)
+        return self._runner.submit(
+            self, lambda seat: operations.reduce_scatter(seat, out, given, reduction), timeout_s, inline=inline
+        )
 
     def send(self, tensor: Tensor, to: int, *, tag: int = 0) -> Work:
         """Done as soon as the tensor is copied. Messages of one tag arrive in order."""

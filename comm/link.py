@@ -24,7 +24,7 @@ from elastrain.comm.frames import (
     tensor_bytes,
 )
 from elastrain.comm.liveness import Watcher, watch_beacon
-from elastrain.comm.segments import Imports, Region, SharedMemory
+from elastrain.comm.segments import Imports, Region, Segment, SharedMemory
 from elastrain.comm.stream import Outbox, Stream
 from elastrain.comm.values import Frame, How, Peer
 
@@ -57,7 +57,7 @@ class Link:
         self._announced: set[int] = set()
         self._lent: dict[int, Region] = {}
         self._next_token = 1
-        self._imports = Imports()
+        self.imports = Imports()
         self._returned_s = time.monotonic()
         self._watcher: Watcher | None = None
 
@@ -89,12 +89,16 @@ class Link:
         self._shared.hold(held)
         self.outbox.push(tensor_bytes(tensor), done=lambda: self._shared.release(held))
 
-    def _refer(self, tensor: torch.Tensor, region: Region, offset_bytes: int, generation: int) -> Reference:
-        segment = region.segment
+    def announce(self, segment: Segment, generation: int) -> None:
+        """Pass a segment of mine, once."""
         if segment.number not in self._announced:
             self._announced.add(segment.number)
             body = _SEGMENT_BODY.pack(segment.number, segment.mapping.size_bytes)
             self.outbox.push(encode(kind=_SEGMENT, generation=generation, body=body, tensors=()), fd=segment.fd)
+
+    def _refer(self, tensor: torch.Tensor, region: Region, offset_bytes: int, generation: int) -> Reference:
+        segment = region.segment
+        self.announce(segment, generation)
         token, self._next_token = self._next_token, self._next_token + 1
         self._shared.hold(region)
         self._lent[token] = region
@@ -119,7 +123,7 @@ class Link:
 
     def push_returned(self, generation: int) -> bool:
         """Queue what is to be given back; True if there was any."""
-        tokens = self._imports.take_returned()
+        tokens = self.imports.take_returned()
         if not tokens:
             return False
         self._returned_s = time.monotonic()
@@ -128,7 +132,7 @@ class Link:
 
     def return_due_s(self) -> float | None:
         """When `push_returned` should be called at the latest; None: nothing waits."""
-        count = self._imports.returned_count
+        count = self.imports.returned_count
         if not count:
             return None
         return 0.0 if count >= _RETURN_AT_COUNT else self._returned_s + _RETURN_AFTER_S
@@ -143,7 +147,7 @@ class Link:
         if raw.kind >= FIRST_CONTROL_KIND:
             self._serve(raw, on_death)
             return None
-        tensors = tuple(self._imports.tensor(t) if isinstance(t, Reference) else t for t in raw.tensors)
+        tensors = tuple(self.imports.tensor(t) if isinstance(t, Reference) else t for t in raw.tensors)
         return Frame(source=self.peer.id, generation=raw.generation, kind=raw.kind, body=raw.body, tensors=tensors)
 
     def _serve(self, raw: RawFrame, on_death: Callable[[float], None]) -> None:
@@ -154,7 +158,7 @@ class Link:
                 number, size_bytes = _SEGMENT_BODY.unpack(raw.body)
                 self._import(number, size_bytes)
             elif raw.kind == _SEGMENT_GONE:
-                self._imports.drop(*_NUMBER.unpack(raw.body))
+                self.imports.drop(*_NUMBER.unpack(raw.body))
             elif raw.kind == _RETURNED:
                 for (token,) in _NUMBER.iter_unpack(raw.body):
                     self._take_back(token)
@@ -179,7 +183,7 @@ class Link:
         assert self.stream is not None
         fd = self.stream.take_fd()
         try:
-            self._imports.add(number, fd, size_bytes)
+            self.imports.add(number, fd, size_bytes)
         finally:
             os.close(fd)
 
@@ -205,7 +209,7 @@ class Link:
             self.stream.close()
             self.stream = None
         self.outbox.clear()
-        self._imports = Imports()
+        self.imports = Imports()
 
     def take_all_back(self) -> None:
         """The member is in no view of ours any more: what it held of my memory is free to be used again."""

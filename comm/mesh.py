@@ -21,7 +21,7 @@ from elastrain.comm.frames import FIRST_CONTROL_KIND
 from elastrain.comm.link import Link
 from elastrain.comm.liveness import Beacon
 from elastrain.comm.loop import READ, WRITE, Loop
-from elastrain.comm.segments import SharedMemory
+from elastrain.comm.segments import Imports, Place, Segment, SharedMemory
 from elastrain.comm.stream import Stream
 from elastrain.comm.values import Frame, How, Lost, MeshConfig, Newer, Peer
 
@@ -82,6 +82,11 @@ class Mesh:
     def members(self) -> tuple[str, ...]:
         """Everybody in the view, the lost ones too, sorted; me included."""
         return tuple(sorted([self.me, *self._links]))
+
+    @property
+    def all_on_one_host(self) -> bool:
+        """Whether members reach each other by shared memory whatever their nodes are called."""
+        return self._config.transport == "unix"
 
     # The view
 
@@ -399,7 +404,23 @@ class Mesh:
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether this contiguous tensor lies in memory of `empty`. Safe from any thread."""
-        return self._shared.find(tensor) is not None
+        return self.place(tensor) is not None
+
+    def place(self, tensor: torch.Tensor) -> Place | None:
+        """Where this contiguous tensor lies in memory of `empty`; None if it does not. Safe from any thread."""
+        return self._shared.find(tensor)
+
+    def announce(self, segment: Segment) -> None:
+        """Pass a segment of mine to all members on this host that do not have it."""
+        for link in self._links.values():
+            if link.same_host and link.lost is None:
+                link.announce(segment, self.generation)
+                self._flush(link)
+
+    def imports(self, member: str) -> Imports | None:
+        """What a member on this host has passed; None for others. They outlive its link."""
+        link = self._links.get(member)
+        return link.imports if link is not None and link.same_host else None
 
     def free(self, tensor: torch.Tensor) -> None:
         """Give a tensor of `empty` back now; nobody here may touch it afterwards. Raises ValueError for others."""

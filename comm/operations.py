@@ -27,18 +27,24 @@ _COMBINE: dict[str, Callable[..., torch.Tensor]] = {
     "bor": torch.bitwise_or,
     "bxor": torch.bitwise_xor,
 }
-_STREAM_MAX_BYTES = 16 << 10
+CHUNK_BYTES = 4 << 20  # of a PulledReduce
+STAGE_BYTES = 4 * CHUNK_BYTES + 64 * 16  # two chunks, two slices of sums, and 64 elements of the widest dtype
 _CHUNK_ELEMENTS = 32 << 10  # so that the inner sums of a chunk stay in the cache
 
 
 class Memory(Protocol):
-    """Where staged tensors lie."""
+    """Where staged tensors lie. `pulls`: all members of the group read each other's memory."""
+
+    pulls: bool
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether peers on this host could read the contiguous tensor in place."""
 
     def scratch(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """A 1-D tensor with any content that is not used again while a peer reads it."""
+
+    def stage(self) -> torch.Tensor:
+        """`STAGE_BYTES` bytes that all members read in place, always the same. Only where `pulls`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +203,91 @@ def roll_call(seat: Seat) -> Operation:
     return Exchange(seat, "roll call", partners, given=nothing, wanted=nothing)
 
 
+class PulledReduce:
+    """all_reduce where all members read each other's memory: in chunks that stay in the caches, three stages at once.
+
+    In turn t a rank copies chunk t of its tensor to where the others see it, folds its slice of chunk t - 1 from all
+    ranks, and takes the others' sums of chunk t - 2. Of everything there are two places: what is written over in turn
+    t was read by the others before they published turn t - 1.
+
+    A tensor in shared memory is read and summed in place. The others take the sums from there, so its rank also waits
+    until all have published the last turn, by which they have.
+    """
+
+    def __init__(self, seat: Seat, words: str, tensor: torch.Tensor, reduction: Reduction) -> None:
+        self.words = words
+        self._tensor, self._reduction = tensor, reduction
+        self._flat = tensor.view(-1) if tensor.is_contiguous() else tensor.reshape(-1)
+        self._in_place = tensor.is_contiguous() and seat.memory.owns(tensor)
+        self._rank, self._world = seat.rank, seat.world
+        self._chunk = CHUNK_BYTES // tensor.itemsize
+        self._chunks = algorithms.chunks(tensor.numel(), self._chunk)
+        # Its length tells whether a rank offers its tensor or its stage.
+        self._stage_numel = 4 * self._chunk + (64 if tensor.numel() == 4 * self._chunk else 0)
+        self._stage = self._flat if self._in_place else seat.memory.stage().view(tensor.dtype)[: self._stage_numel]
+        self._offered = self._flat if self._in_place else self._stage
+        self._parts: dict[int, torch.Tensor] = {}
+        self.rounds = algorithms.pipeline(
+            seat.rank, seat.world, len(self._chunks), len(self._offered), stays=self._in_place
+        )
+
+    def offer(self, number: int) -> torch.Tensor:
+        self._stage_chunk(number)
+        self._fold_chunk(number - 1)
+        self._gather_chunk(number - 2)
+        return self._offered
+
+    def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
+        if tensor.dtype != self._flat.dtype or tensor.numel() not in (self._flat.numel(), self._stage_numel):
+            raise ValueError(f"{_describe(self._flat)} is reduced here, rank {rank} gives {_describe(tensor)}")
+        self._parts[rank] = tensor
+
+    def finish(self, number: int) -> None:
+        if number == len(self.rounds) - 1 and not self._tensor.is_contiguous():
+            self._tensor.copy_(self._flat.view(self._tensor.shape))
+
+    def _slices(self, index: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """Where the chunk begins, and the ranks' slices in it."""
+        start, stop = self._chunks[index]
+        return start, algorithms.cut(stop - start, self._world)
+
+    def _stage_chunk(self, index: int) -> None:
+        if self._in_place or index >= len(self._chunks):
+            return
+        start, slices = self._slices(index)
+        place = self._stage[(2 + index % 2) * self._chunk :]
+        mine, last = slices[self._rank], slices[-1][1]
+        for first, end in ((0, mine[0]), (mine[1], last)):  # nobody asks for my own slice
+            if end > first:
+                place[first:end].copy_(self._flat[start + first : start + end])
+
+    def _fold_chunk(self, index: int) -> None:
+        if not 0 <= index < len(self._chunks):
+            return
+        start, slices = self._slices(index)
+        first, end = slices[self._rank]
+        if end == first:
+            return
+        own = self._flat[start + first : start + end]
+        parts = [own] * self._world
+        for rank, tensor in self._parts.items():
+            at = start if tensor.numel() == self._flat.numel() else (2 + index % 2) * self._chunk
+            parts[rank] = tensor[at + first : at + end]
+        fold(parts, self._reduction, own)
+        if not self._in_place:
+            self._stage[index % 2 * self._chunk :][: end - first].copy_(own)
+
+    def _gather_chunk(self, index: int) -> None:
+        if not 0 <= index < len(self._chunks):
+            return
+        start, slices = self._slices(index)
+        for rank, tensor in self._parts.items():
+            first, end = slices[rank]
+            if end > first:
+                at = start + first if tensor.numel() == self._flat.numel() else index % 2 * self._chunk
+                self._flat[start + first : start + end].copy_(tensor[at : at + end - first])
+
+
 def broadcast(seat: Seat, tensor: torch.Tensor, root: int) -> Operation:
     partners = algorithms.one_to_others(seat.rank, seat.world, root)
     words = f"broadcast from rank {root} of {_describe(tensor)}"
@@ -256,45 +347,50 @@ def reduce_scatter(seat: Seat, out: torch.Tensor, given: Sequence[torch.Tensor],
 def all_reduce(seat: Seat, tensor: torch.Tensor, reduction: Reduction) -> Operation:
     _check_reduction(reduction, tensor)
     words = f"all_reduce ({reduction}) of {_describe(tensor)}"
-    choice, _reason = algorithms.choose_all_reduce(tensor.nbytes, seat.world)
+    choice, _reason = algorithms.choose_all_reduce(tensor.nbytes, seat.world, pulled=seat.memory.pulls)
     if choice is AllReduce.SCATTER_GATHER:
         return ScatterGatherReduce(seat, words, tensor, reduction)
+    if choice is AllReduce.PIPELINE:
+        return PulledReduce(seat, words, tensor, reduction)
     partners = algorithms.all_to_all(seat.rank, seat.world)
     given = dict.fromkeys(range(seat.world), tensor)
     return ExchangeReduce(seat, words, partners, given=given, out=tensor, reduction=reduction)
 
 
 def fold(parts: Sequence[torch.Tensor], reduction: Reduction, out: torch.Tensor) -> None:
-    """Combine the ranks' flat tensors along `algorithms.tree` into `out`, which overlaps none of them.
+    """Combine the ranks' flat tensors along `algorithms.tree` into `out`, which is one of them or overlaps none.
 
     Half precision is accumulated in float32 and rounded once.
     """
     combine, steps = _COMBINE[reduction], algorithms.tree(len(parts))
     widen = out.dtype in (torch.float16, torch.bfloat16)
+    inner = torch.float32 if widen else out.dtype
+    sums = {left: torch.empty(min(_CHUNK_ELEMENTS, out.numel()), dtype=inner) for left, _ in steps[:-1]}
     for start in range(0, out.numel(), _CHUNK_ELEMENTS):
-        piece = slice(start, start + _CHUNK_ELEMENTS)
-        sums = [part[piece].float() if widen else part[piece] for part in parts]
-        for left, right in steps:
-            last = (left, right) == steps[-1] and not widen
-            sums[left] = combine(sums[left], sums[right], out=out[piece]) if last else combine(sums[left], sums[right])
+        target = out[start : start + _CHUNK_ELEMENTS]
+        now = [part[start : start + _CHUNK_ELEMENTS] for part in parts]
+        if widen:
+            now = [part.float() for part in now]
+        for left, right in steps[:-1]:
+            now[left] = combine(now[left], now[right], out=sums[left][: target.numel()])
+        if steps and not widen:
+            total = combine(now[steps[-1][0]], now[steps[-1][1]], out=target)
+        else:
+            total = combine(now[steps[-1][0]], now[steps[-1][1]]) if steps else now[0]
         if reduction == "avg":
-            sums[0] = sums[0] / len(parts)
-        if sums[0].data_ptr() != out[piece].data_ptr():
-            out[piece].copy_(sums[0])
+            total = torch.div(total, len(parts), out=total) if total is target else total / len(parts)
+        if total is not target and total.data_ptr() != target.data_ptr():
+            target.copy_(total)
 
 
 def _stage(tensors: Mapping[int, torch.Tensor], memory: Memory) -> tuple[torch.Tensor, dict[int, tuple[int, int]]]:
-    """Copy tensors of one dtype one after the other; returns the copy and where each lies in it.
-
-    Large copies lie in shared memory. Small ones do not: writing them into a stream costs less than a reference.
-    """
+    """Copy tensors of one dtype one after the other; returns the copy and where each lies in it."""
     places: dict[int, tuple[int, int]] = {}
     total, dtype = sum(tensor.numel() for tensor in tensors.values()), torch.float32
     for key, tensor in tensors.items():
         start = max((stop for _, stop in places.values()), default=0)
         places[key], dtype = (start, start + tensor.numel()), tensor.dtype
-    large = total * dtype.itemsize > _STREAM_MAX_BYTES
-    staged = memory.scratch(total, dtype) if large else torch.empty(total, dtype=dtype)
+    staged = memory.scratch(total, dtype) if total else torch.empty(0, dtype=dtype)
     for key, tensor in tensors.items():
         start, stop = places[key]
         staged[start:stop].view(tensor.shape).copy_(tensor)

@@ -127,27 +127,34 @@ class ProcessGroup(_Base):  # type: ignore[misc] # the base is Any for the reaso
     # Collectives
 
     def barrier(self, opts: Any = None) -> TorchWork:
-        return self._work([self.group.barrier(timeout_s=_timeout_s(opts))], [])
+        return self._work([self.group.barrier(timeout_s=_timeout_s(opts), inline=_inline(opts))], [])
 
     def broadcast(self, tensors: list[Tensor] | Tensor, opts: Any) -> TorchWork:
         root, seconds, tensors = _root(opts), _timeout_s(opts), _list(tensors)
-        return self._work([self.group.broadcast(t, root=root, timeout_s=seconds) for t in tensors], tensors)
+        return self._work(
+            [self.group.broadcast(t, root=root, timeout_s=seconds, inline=_inline(opts)) for t in tensors], tensors
+        )
 
     def allreduce(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> TorchWork:
         reduction, seconds, tensors = _reduction(opts), _timeout_s(opts), _list(tensors)
-        return self._work([self.group.all_reduce(t, reduction, timeout_s=seconds) for t in tensors], tensors)
+        return self._work(
+            [self.group.all_reduce(t, reduction, timeout_s=seconds, inline=_inline(opts)) for t in tensors], tensors
+        )
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> TorchWork:
         reduction, root, seconds = _reduction(opts), opts.rootRank, _timeout_s(opts)
-        works = [self.group.reduce(t, reduction, root=root, timeout_s=seconds) for t in tensors]
+        works = [self.group.reduce(t, reduction, root=root, timeout_s=seconds, inline=_inline(opts)) for t in tensors]
         return self._work(works, tensors)
 
     def allgather(self, outs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> TorchWork:
         seconds = _timeout_s(opts)
-        works = [self.group.all_gather(o, t, timeout_s=seconds) for o, t in zip(outs, tensors, strict=True)]
+        works = [
+            self.group.all_gather(o, t, timeout_s=seconds, inline=_inline(opts))
+            for o, t in zip(outs, tensors, strict=True)
+        ]
         return self._work(works, [t for out in outs for t in out])
 
     def allgather_coalesced(self, outs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> TorchWork:
@@ -165,7 +172,8 @@ class ProcessGroup(_Base):  # type: ignore[misc] # the base is Any for the reaso
     def reduce_scatter(self, outs: list[Tensor], tensors: list[list[Tensor]], opts: Any = None) -> TorchWork:
         reduction, seconds = _reduction(opts), _timeout_s(opts)
         works = [
-            self.group.reduce_scatter(o, t, reduction, timeout_s=seconds) for o, t in zip(outs, tensors, strict=True)
+            self.group.reduce_scatter(o, t, reduction, timeout_s=seconds, inline=_inline(opts))
+            for o, t in zip(outs, tensors, strict=True)
         ]
         return self._work(works, outs)
 
@@ -179,22 +187,24 @@ class ProcessGroup(_Base):  # type: ignore[misc] # the base is Any for the reaso
 
     def gather(self, outs: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> TorchWork:
         out = outs[0] if outs else None
-        work = self.group.gather(out, tensors[0], root=opts.rootRank, timeout_s=_timeout_s(opts))
+        work = self.group.gather(out, tensors[0], root=opts.rootRank, timeout_s=_timeout_s(opts), inline=_inline(opts))
         return self._work([work], out or [])
 
     def scatter(self, outs: list[Tensor], tensors: list[list[Tensor]], opts: Any) -> TorchWork:
         given = tensors[0] if tensors else None
-        work = self.group.scatter(outs[0], given, root=opts.rootRank, timeout_s=_timeout_s(opts))
+        work = self.group.scatter(outs[0], given, root=opts.rootRank, timeout_s=_timeout_s(opts), inline=_inline(opts))
         return self._work([work], outs)
 
     def alltoall(self, outs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> TorchWork:
-        return self._work([self.group.all_to_all(outs, tensors, timeout_s=_timeout_s(opts))], outs)
+        return self._work(
+            [self.group.all_to_all(outs, tensors, timeout_s=_timeout_s(opts), inline=_inline(opts))], outs
+        )
 
     def all_to_all_single(
         self, out: Tensor, tensor: Tensor, out_rows: list[int], rows: list[int], opts: Any = None
     ) -> TorchWork:
         outs, given = _split(out, out_rows, self.group.size), _split(tensor, rows, self.group.size)
-        return self._work([self.group.all_to_all(outs, given, timeout_s=_timeout_s(opts))], [out])
+        return self._work([self.group.all_to_all(outs, given, timeout_s=_timeout_s(opts), inline=_inline(opts))], [out])
 
     # torch calls some of these by their former names
     _allgather_base = all_gather_single
@@ -242,6 +252,11 @@ def _timeout_s(opts: Any) -> float | None:
     """None: torch's "not set" is negative or absent."""
     seconds = getattr(opts, "timeout", datetime.timedelta(-1)).total_seconds()
     return float(seconds) if seconds > 0 else None
+
+
+def _inline(opts: Any) -> bool:
+    """Whether torch is going to wait at once."""
+    return not getattr(opts, "asyncOp", True)
 
 
 def _flat(tensor: Tensor, what: str) -> Tensor:

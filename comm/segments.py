@@ -258,6 +258,7 @@ class Imports:
 
     def __init__(self) -> None:
         self._mappings: dict[int, Mapping] = {}
+        self._wholes: dict[int, torch.Tensor] = {}
         self._returned: collections.deque[int] = collections.deque()
 
     def add(self, number: int, fd: int, size_bytes: int) -> None:
@@ -269,6 +270,18 @@ class Imports:
     def drop(self, number: int) -> None:
         """The mapping itself lives on while a tensor refers to it."""
         self._mappings.pop(number, None)
+        self._wholes.pop(number, None)
+
+    def whole(self, number: int) -> torch.Tensor | None:
+        """All bytes of a segment, read-only as in `tensor`; None where it was not passed, or is gone. Any thread."""
+        found = self._wholes.get(number)
+        mapping = self._mappings.get(number)
+        if found is None and mapping is not None:
+            view = mapping.view(0, mapping.size_bytes)
+            found = torch.frombuffer(view, dtype=torch.uint8)
+            weakref.finalize(view, _let_go, mapping).atexit = False
+            self._wholes[number] = found
+        return found
 
     def tensor(self, reference: Reference) -> torch.Tensor:
         """A read-only view of the sender's memory; valid as long as it is referred to, also when the sender is dead.
@@ -297,6 +310,10 @@ class Imports:
     @property
     def returned_count(self) -> int:
         return len(self._returned)
+
+
+def _let_go(_mapping: Mapping) -> None:
+    """Its argument was kept alive so far."""
 
 
 def _give_back(returned: collections.deque[int], token: int, _mapping: Mapping) -> None:

@@ -493,11 +493,13 @@ def test_a_failure_shows_in_the_fence_before_its_caller_hears_of_it(transport: T
         pytest.skip("over TCP parts are copies: there is nothing to fence")
     with party(transport, 2) as made:
         made.each(lambda comm, rank: comm.world.barrier().wait())
-        seen_by_b = made.comms["b"]._fences["a"]
-        before = int(seen_by_b[0].item())
+        b = made.comms["b"]
+        seen_by_b = b._lanes._boards[b.world.number, "a"].find(1)
+        assert seen_by_b is not None
+        before = seen_by_b.fence
         with pytest.raises(Timeout):
             made.comms["a"].world.all_reduce(torch.ones(10), timeout_s=0.05).wait()
-        assert int(seen_by_b[0].item()) > before
+        assert seen_by_b.fence > before
 
 
 def test_a_failed_operation_does_not_send_what_its_caller_writes_afterwards(transport: Transport) -> None:
@@ -537,14 +539,18 @@ def test_a_result_made_of_tensors_that_changed_meanwhile_is_thrown_away(transpor
     with party(transport, 2) as made:
         made.each(lambda comm, rank: comm.world.barrier().wait())
         a, b = made.comms["a"], made.comms["b"]
-        stale = b._fences["a"]
+        board = b._lanes._boards[b.world.number, "a"].find(1)
+        assert board is not None
+        before = board.published(1)
         tensor = a.empty(100_000, torch.float32)
         a.world.all_reduce(tensor)
         deadline_s, tick = time.monotonic() + 20, threading.Event()
-        while not b._early:  # a's part lies at b, with the fence of before
+        while board.published(1) == before:  # a has shown its part, with the fence of before
             assert time.monotonic() < deadline_s
             tick.wait(0.001)
-        a._fence += 1  # what a failure does first
-        assert int(stale[0].item()) == int(a._fence.item())
+        mine = a._lanes._tracks[a.world.number].desk.board
+        assert mine is not None
+        mine.raise_fence()  # what a failure does first
+        assert board.fence == mine.fence
         with pytest.raises(Timeout, match=r"nothing from a within 0\.1 s"):
             b.world.all_reduce(torch.ones(100_000), timeout_s=0.1).wait()

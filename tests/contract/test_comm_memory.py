@@ -66,7 +66,7 @@ def test_a_segment_crosses_a_link_once() -> None:
     with cast("unix", "ab") as made:
         a = made.meshes["a"]
         taken = [_send_and_take(made, a.empty(10, torch.float32)) for _ in range(20)]
-        assert len(made.meshes["b"]._links["a"]._imports._mappings) == 1
+        assert len(made.meshes["b"]._links["a"].imports._mappings) == 1
         assert len({tensor.data_ptr() for tensor in taken}) == 20
 
 
@@ -146,7 +146,7 @@ def test_a_large_tensor_has_its_own_segment_and_mappings_go_with_it() -> None:
         taken = _send_and_take(made, large)
         assert len(a._shared.segments()) == 1
         del large, taken
-        made.until(lambda: a._shared.segments() == () and not b._links["a"]._imports._mappings)
+        made.until(lambda: a._shared.segments() == () and not b._links["a"].imports._mappings)
 
 
 def test_idle_segments_are_used_again_but_only_so_many_are_kept() -> None:

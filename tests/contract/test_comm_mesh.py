@@ -153,11 +153,11 @@ def test_an_edit_leaves_survivors_links_and_segments_as_they_are(transport: Tran
         tensor = a.empty(8, torch.float32)
         a.send("b", 1, b"by reference", [tensor])
         made.until(lambda: len(made.frames("b")) == 1)
-        before = (_sockets(a)["b"], _sockets(b)["a"], a._links["b"], a._shared.segments(), b._links["a"]._imports)
+        before = (_sockets(a)["b"], _sockets(b)["a"], a._links["b"], a._shared.segments(), b._links["a"].imports)
         made.add("d")
         made.leave("c")
         made.together(2, "abd")
-        after = (_sockets(a)["b"], _sockets(b)["a"], a._links["b"], a._shared.segments(), b._links["a"]._imports)
+        after = (_sockets(a)["b"], _sockets(b)["a"], a._links["b"], a._shared.segments(), b._links["a"].imports)
         assert before == after
         assert set(_sockets(a)) == {"b", "d"}
         a.send("b", 1, b"again", [tensor])

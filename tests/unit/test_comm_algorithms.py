@@ -115,6 +115,28 @@ def test_the_tree_adds_every_rank_once_and_left_to_right(world: int) -> None:
 
 
 def test_the_choice_depends_on_size_and_gives_its_reason() -> None:
-    small, large = algorithms.choose_all_reduce(4096, 4), algorithms.choose_all_reduce(4 << 20, 4)
+    small, large = (algorithms.choose_all_reduce(size, 4, pulled=False) for size in (4096, 4 << 20))
     assert (small[0], large[0]) == (AllReduce.EXCHANGE, AllReduce.SCATTER_GATHER)
     assert "4096 bytes" in small[1] and "each of 4 ranks" in large[1]
+    pulled = algorithms.choose_all_reduce(4 << 20, 4, pulled=True)
+    assert pulled[0] is AllReduce.PIPELINE and "every chunk" in pulled[1]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("stays", [0, 1, 2])
+def test_nobody_leaves_a_pipeline_with_its_tensor_while_others_take_from_it(world: int, stays: int) -> None:
+    """Every rank awaits all rounds but the last; those whose tensors are read where they lie await that too."""
+    plans = [algorithms.pipeline(rank, world, 3, 10, stays=rank < stays) for rank in range(world)]
+    assert {len(plan) for plan in plans} == {5}
+    rest = [frozenset(range(world)) - {rank} for rank in range(world)]
+    for rank, plan in enumerate(plans):
+        assert all({send.to for send in one.sends} == rest[rank] for one in plan)
+        assert [one.awaits for one in plan] == [rest[rank]] * 4 + [rest[rank] if rank < stays else frozenset()]
+
+
+@pytest.mark.parametrize("numel", [0, 1, 63, 4096, 99_999])
+@pytest.mark.parametrize("longest", [64, 1024, 1 << 20])
+def test_chunks_cover_everything_once_and_are_not_too_long(numel: int, longest: int) -> None:
+    found = algorithms.chunks(numel, longest)
+    assert [at for start, stop in found for at in range(start, stop)] == list(range(numel))
+    assert all(stop - start <= longest and start % 64 == 0 for start, stop in found)

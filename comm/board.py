@@ -1,0 +1,193 @@
+"""A member's board: a piece of its shared memory where it tells the others which part it offers in which turn.
+
+    published   a futex word: how many turns of this generation its owner has published
+    finished    a futex word: of how many of them its owner needs nothing from others any more
+    generation  that the board is used in
+    fence       raised by the owner when it fails: who has read its parts looks at the fence afterwards
+    entries     one per turn, used in a circle: where the part lies, for whom which elements, the operation's words
+    rooms       one per entry, for parts so small that they lie on the board itself
+
+Only the owner writes. It writes an entry first and counts it afterwards, and begins a generation by setting the counts
+back before it names it: who reads the generation first and a count second never takes an old count for a new one.
+x86-64 shows other processors all this in order, which is why boards are used there only. There are two boards, used in
+turn by the generations: who is slow still finds what the former one showed. Nothing here waits or knows of members.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from elastrain.comm.algorithms import Send
+from elastrain.comm.errors import ProtocolError
+from elastrain.comm.frames import DTYPES, tensor_bytes
+
+ENTRIES = 4  # so far a member may run ahead of those who need its parts
+ROOM_BYTES = 64 << 10
+MEMBERS_MAX = 512
+WORDS_MAX_BYTES = 400
+COUNT_MASK = 0xFFFFFFFF
+
+_PUBLISHED_BYTES, _FINISHED_BYTES = 0, 64  # offsets: each on a cache line of its own
+_ERA_BYTES = 68
+_GENERATION, _FENCE = 1, 2  # places of 64 bits, beside `published`
+_ENTRIES_AT_BYTES = 128
+_ENTRY_BYTES = 16 << 10
+_HEADER = struct.Struct("<QQQIHHBxxxQQ")  # fence, offset, size, segment, words, slices, dtype, and the only slice
+_SLICE = struct.Struct("<QQ")
+_SLICES_AT_BYTES = _HEADER.size + WORDS_MAX_BYTES
+_ROOMS_AT_BYTES = _ENTRIES_AT_BYTES + ENTRIES * _ENTRY_BYTES
+_BOARD_BYTES = _ROOMS_AT_BYTES + ENTRIES * ROOM_BYTES
+PAIR_BYTES = 2 * _BOARD_BYTES
+
+_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+assert _SLICES_AT_BYTES + MEMBERS_MAX * _SLICE.size <= _ENTRY_BYTES
+
+
+def _first(generation: int) -> int:
+    return generation * 0x9E3779B1 & COUNT_MASK  # odd: neighbours are far apart
+
+
+def reached(count: int, wanted: int) -> bool:
+    """Whether a counter of 32 bits, which may have begun anew, is at `wanted` or past it."""
+    return (count - wanted) & COUNT_MASK < 1 << 31
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spot:
+    """Where an offered tensor lies: bytes of a segment, or (segment 0) of the board's room for this turn."""
+
+    segment: int
+    offset_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What one member offers to one other in a turn: `size_bytes` at `spot`, as elements of `dtype`."""
+
+    fence: int
+    words: bytes
+    spot: Spot
+    size_bytes: int
+    dtype: torch.dtype
+
+
+class Board:
+    """Mine, or a peer's, which can only be read: `_BOARD_BYTES` of uint8."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self._bytes = tensor_bytes(tensor)
+        self._counts = self._bytes[:_ENTRIES_AT_BYTES].cast("I")
+        self._longs = self._bytes[:_ENTRIES_AT_BYTES].cast("Q")
+        self.published_address = tensor.data_ptr() + _PUBLISHED_BYTES
+        self.finished_address = tensor.data_ptr() + _FINISHED_BYTES
+
+    @property
+    def generation(self) -> int:
+        return self._longs[_GENERATION]
+
+    @property
+    def fence(self) -> int:
+        return self._longs[_FENCE]
+
+    def published(self, generation: int) -> int:
+        """As far as this generation goes: 0 before and after it."""
+        return self._count(_PUBLISHED_BYTES, generation)
+
+    def finished(self, generation: int) -> int:
+        """As `published`."""
+        return self._count(_FINISHED_BYTES, generation)
+
+    def _count(self, at_bytes: int, generation: int) -> int:
+        if self._longs[_GENERATION] != generation:
+            return 0
+        return (self._counts[at_bytes // 4] - _first(generation)) & COUNT_MASK
+
+    # By the owner
+
+    def clear(self) -> None:
+        """Of whatever was in this memory before."""
+        self._bytes[:_ENTRIES_AT_BYTES] = bytes(_ENTRIES_AT_BYTES)
+
+    def begin(self, generation: int) -> None:
+        self._counts[_PUBLISHED_BYTES // 4] = self._counts[_FINISHED_BYTES // 4] = _first(generation)
+        self._longs[_GENERATION] = generation
+
+    def raise_fence(self) -> None:
+        self._longs[_FENCE] += 1
+
+    def count_published(self, turn: int) -> None:
+        self._counts[_PUBLISHED_BYTES // 4] = (_first(self.generation) + turn + 1) & COUNT_MASK
+
+    def count_finished(self, turn: int) -> None:
+        self._counts[_FINISHED_BYTES // 4] = (_first(self.generation) + turn + 1) & COUNT_MASK
+
+    def room(self, turn: int) -> torch.Tensor:
+        """`ROOM_BYTES` bytes for the part of this turn."""
+        start = _ROOMS_AT_BYTES + turn % ENTRIES * ROOM_BYTES
+        return self.tensor[start : start + ROOM_BYTES]
+
+    def write(self, turn: int, *, words: bytes, offered: torch.Tensor, spot: Spot, sends: Sequence[Send]) -> None:
+        """An entry: slices of the flat tensor `offered`, which lies at `spot`, for the ranks that `sends` names."""
+        at = _ENTRIES_AT_BYTES + turn % ENTRIES * _ENTRY_BYTES
+        same = all((send.start, send.stop) == (sends[0].start, sends[0].stop) for send in sends)
+        start, stop = (sends[0].start, sends[0].stop) if sends and same else (0, 0)
+        slices = 0 if same else 1 + max(send.to for send in sends)
+        code, size_bytes = _CODES[offered.dtype], offered.nbytes
+        where = (spot.offset_bytes, size_bytes, spot.segment)
+        _HEADER.pack_into(self._bytes, at, self.fence, *where, len(words), slices, code, start, stop)
+        self._bytes[at + _HEADER.size : at + _HEADER.size + len(words)] = words
+        if slices:
+            for send in sends:
+                _SLICE.pack_into(self._bytes, at + _SLICES_AT_BYTES + send.to * _SLICE.size, send.start, send.stop)
+
+    def read(self, turn: int, rank: int) -> Entry:
+        """What its owner offers to `rank` in this turn. Raises ProtocolError for what no correct member writes."""
+        at = _ENTRIES_AT_BYTES + turn % ENTRIES * _ENTRY_BYTES
+        fence, offset, size, segment, words, slices, code, start, stop = _HEADER.unpack_from(self._bytes, at)
+        if slices and rank < slices:
+            start, stop = _SLICE.unpack_from(self._bytes, at + _SLICES_AT_BYTES + rank * _SLICE.size)
+        if words > WORDS_MAX_BYTES or slices > MEMBERS_MAX or code >= len(DTYPES):
+            raise ProtocolError(f"an entry with {words} bytes of words, {slices} slices and dtype code {code}")
+        dtype = DTYPES[code]
+        if not start <= stop <= size // dtype.itemsize or (offset % dtype.itemsize):
+            raise ProtocolError(f"elements {start} to {stop} of {size} bytes of {dtype} at {offset}")
+        said = bytes(self._bytes[at + _HEADER.size : at + _HEADER.size + words])
+        spot = Spot(segment=segment, offset_bytes=offset + start * dtype.itemsize)
+        return Entry(fence=fence, words=said, spot=spot, size_bytes=(stop - start) * dtype.itemsize, dtype=dtype)
+
+
+class Pair:
+    """The two boards of a member in one group: `PAIR_BYTES` of uint8. `era`, a futex word: generations begun so far."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self._boards = (Board(tensor[:_BOARD_BYTES]), Board(tensor[_BOARD_BYTES:]))
+        self._era = tensor_bytes(tensor)[_ERA_BYTES : _ERA_BYTES + 4].cast("I")
+        self.era_address = tensor.data_ptr() + _ERA_BYTES
+
+    def find(self, generation: int) -> Board | None:
+        """The board of this generation; None while its owner has not begun it, or has begun the next but one."""
+        return next((board for board in self._boards if board.generation == generation), None)
+
+    @property
+    def newest(self) -> int:
+        return max(board.generation for board in self._boards)
+
+    # By the owner
+
+    def clear(self) -> None:
+        """Of whatever was in this memory before."""
+        for board in self._boards:
+            board.clear()
+
+    def begin(self, generation: int) -> Board:
+        """Use the older one for this generation."""
+        board = min(self._boards, key=lambda board: board.generation)
+        board.begin(generation)
+        self._era[0] = (self._era[0] + 1) & COUNT_MASK
+        return board

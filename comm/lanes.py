@@ -1,0 +1,209 @@
+"""All lanes of a communicator: who executes which operation in which thread, and the boards of the others.
+
+The operations of a group are executed one after the other, by the thread that asks for the first one if it wants that,
+else by one of the crew. Nothing here decides about failures: that is `Failing`'s.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from elastrain.comm.board import MEMBERS_MAX, PAIR_BYTES, Pair
+from elastrain.comm.crew import Crew
+from elastrain.comm.errors import Aborted, CommError, MemberLost, ProtocolError, Timeout
+from elastrain.comm.groups import Group, MakeOperation
+from elastrain.comm.lane import Desk, Host, Lane
+from elastrain.comm.memory import futex_wake_all
+from elastrain.comm.operations import Operation, Seat
+from elastrain.comm.work import Work
+
+
+@dataclass(kw_only=True)
+class Request:
+    """One call of a collective."""
+
+    work: Work
+    make: MakeOperation
+    deadline_s: float
+    timeout_s: float
+
+
+class Failing(Host, Protocol):
+    """What the executors ask of their communicator, from any thread."""
+
+    def fail(self, lane: Lane, error: MemberLost | Aborted | Timeout) -> CommError:
+        """Fail everything, unless the lane has ended already; returns what it ended with."""
+
+    def show_board(self, group: int, members: tuple[str, ...], board: torch.Tensor) -> None:
+        """Give these members my board of this group."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _Track:
+    """What goes on in one group."""
+
+    group: Group
+    desk: Desk = field(default_factory=Desk)
+    lane: Lane | None = None  # None: its parts travel as messages
+    queue: collections.deque[tuple[Lane, Request]] = field(default_factory=collections.deque)
+    busy: bool = False
+
+
+class Lanes:
+    """`renew`, `end` and `hear_board` are called by the communicator's thread, the others by any."""
+
+    def __init__(self, host: Failing, me: str) -> None:
+        self._host, self._me = host, me
+        self._generation = 0
+        self._tracks: dict[int, _Track] = {}
+        self._boards: dict[tuple[int, str], Pair] = {}
+        self._waiting: set[Lane] = set()
+        self._crew = Crew("elastrain-collectives")
+
+    def add(self, group: Group, *, by_lane: bool) -> None:
+        track = self._tracks[group.number] = _Track(group=group)
+        with track.desk.lock:
+            self._renew(track, by_lane=by_lane)
+
+    def renew(self, generation: int, members: Sequence[str], by_lane: Callable[[Group], bool]) -> None:
+        """Begin a generation. What was under way has been ended."""
+        self._boards = {(group, member): board for (group, member), board in self._boards.items() if member in members}
+        former, self._generation = self._generation, generation
+        for number, track in list(self._tracks.items()):
+            with track.desk.lock:
+                # Who has taken part has my board; on its way to others it may have been discarded with the generation.
+                track.desk.met |= {member for member in track.desk.shown if self._took_part(number, member, former)}
+                track.desk.met &= set(members)
+                track.desk.shown = set(track.desk.met)
+                self._renew(track, by_lane=by_lane(track.group))
+
+    def _took_part(self, number: int, member: str, generation: int) -> bool:
+        pair = self._boards.get((number, member))
+        board = None if pair is None else pair.find(generation)
+        return board is not None and board.published(generation) > 0
+
+    def _renew(self, track: _Track, *, by_lane: bool) -> None:
+        group, pair = track.group, track.desk.pair
+        track.lane = None
+        if by_lane and len(group.members) <= MEMBERS_MAX and self._me in group.members:
+            track.lane = Lane(
+                self._host,
+                track.desk,
+                name=group.name,
+                me=self._me,
+                members=group.members,
+                generation=self._generation,
+                waiting=self._waiting,
+            )
+        if pair is not None:
+            track.desk.board = pair.begin(self._generation)
+            futex_wake_all(pair.era_address)
+
+    def end(self, error: CommError) -> None:
+        """Whatever is under way, waits to be or comes later in this generation ends with this error.
+
+        The fence is raised before a caller learns of it: callers may change their tensors then.
+        """
+        for track in list(self._tracks.values()):
+            with track.desk.lock:
+                if track.lane is not None and track.lane.error is None:
+                    if track.busy and track.desk.board is not None:
+                        track.desk.board.raise_fence()
+                    track.lane.error = error
+
+    @property
+    def anybody_waits(self) -> bool:
+        """Whether the alarm has to be rung after a change."""
+        return bool(self._waiting)
+
+    def hear_board(self, group: int, member: str, tensor: torch.Tensor) -> None:
+        """Raises ProtocolError."""
+        if tensor.dtype != torch.uint8 or tensor.numel() != PAIR_BYTES:
+            raise ProtocolError(f"boards of {tensor.numel()} {tensor.dtype}, {PAIR_BYTES} bytes were expected")
+        self._boards[group, member] = Pair(tensor)
+
+    def submit(self, group: Group, request: Request, *, inline: bool) -> bool:
+        """Execute it after what was submitted before, in this thread with `inline` if nothing was; False: this group
+        has no lane."""
+        track = self._tracks[group.number]
+        with track.desk.lock:
+            if track.lane is None:
+                return False
+            track.queue.append((track.lane, request))
+            if track.busy:
+                return True
+            track.busy = True
+        if inline:
+            self._work_off(track, only=request)
+        else:
+            self._crew.do(lambda: self._work_off(track))
+        return True
+
+    def _work_off(self, track: _Track, only: Request | None = None) -> None:
+        while True:
+            with track.desk.lock:
+                if not track.queue:
+                    track.busy = False
+                    return
+                lane, request = track.queue.popleft()
+            error = self._execute(track, lane, request)
+            request.work.finish(error)
+            if request is only:
+                break
+        with track.desk.lock:
+            track.busy = bool(track.queue)
+        if track.busy:
+            self._crew.do(lambda: self._work_off(track))
+
+    def _execute(self, track: _Track, lane: Lane, request: Request) -> CommError | ValueError | None:
+        if lane.error is not None:
+            return lane.error
+        try:
+            if not lane.open:
+                self._open(track, lane, request)
+            lane.begin(request.deadline_s, request.timeout_s)
+            operation = self._make(lane, request)
+            if not isinstance(operation, ValueError):
+                lane.run(operation)
+                return None
+        except (MemberLost, Aborted, Timeout) as error:
+            return self._host.fail(lane, error)
+        except Exception as error:  # noqa: BLE001 - the edge of a thread: a peer's garbage, a full /dev/shm, a bug
+            return self._host.fail(lane, Aborted(f"{self._me!r}, {track.group.name!r}: {error!r}"))
+        self._host.fail(lane, Aborted(f"{self._me!r} could not begin: {operation}"))
+        return operation
+
+    def _make(self, lane: Lane, request: Request) -> Operation | ValueError:
+        try:
+            return request.make(Seat(rank=lane.rank, world=len(lane.members), memory=lane))
+        except (ValueError, RuntimeError) as error:  # torch raises RuntimeError for tensors that do not fit
+            return ValueError(str(error))
+
+    def _open(self, track: _Track, lane: Lane, request: Request) -> None:
+        """Show my board to those who do not have it, and wait for the boards of the others."""
+        number = track.group.number
+        with track.desk.lock:
+            if lane.error is not None:
+                raise lane.error
+            desk = track.desk
+            if desk.pair is None:
+                desk.pair = Pair(self._host.scratch(PAIR_BYTES, torch.uint8))
+                desk.pair.clear()
+                desk.board = desk.pair.begin(lane.generation)
+            assert desk.board is not None
+            board, pair = desk.board, desk.pair
+            absent = tuple(m for m in lane.members if m != self._me and m not in desk.shown)
+            desk.shown.update(absent)
+        if absent:
+            self._host.show_board(number, absent, pair.tensor)
+        find = self._boards.get
+        lane.open_up(board, lambda member: find((number, member)), request.deadline_s, request.timeout_s)
+
+    def close(self) -> None:
+        """Give the threads back; everything has been ended."""
+        self._crew.close()

@@ -1,0 +1,1 @@
+"""The communicator against Gloo, through torch.distributed on both sides."""
