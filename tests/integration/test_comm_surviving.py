@@ -42,7 +42,7 @@ def _arm(when: str, ddp: DistributedDataParallel) -> None:
         sends = 0
         send = communicator._send
 
-        def send_and_die(member: str, kind: int, body: bytes, tensor: Any = None) -> None:
+        def send_and_die(member: str, kind: int, body: bytes, tensors: Any = ()) -> None:
             nonlocal sends
             if b"barrier" in body:
                 sends += 1
@@ -50,7 +50,7 @@ def _arm(when: str, ddp: DistributedDataParallel) -> None:
                     _die()
                 if sends == 2:  # one survivor has heard that all are complete, the other one has not
                     _die()
-            send(member, kind, body, tensor)
+            send(member, kind, body, tensors)
 
         communicator._send = send_and_die  # type: ignore[method-assign]
 
