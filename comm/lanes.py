@@ -51,7 +51,8 @@ class _Track:
     desk: Desk = field(default_factory=Desk)
     lane: Lane | None = None  # None: its parts travel as messages
     queue: collections.deque[tuple[Lane, Request]] = field(default_factory=collections.deque)
-    busy: bool = False
+    busy: bool = False  # somebody works off the queue
+    running: bool = False  # an operation has begun whose caller was not told of its end
 
 
 class Lanes:
@@ -112,7 +113,7 @@ class Lanes:
         for track in list(self._tracks.values()):
             with track.desk.lock:
                 if track.lane is not None and track.lane.error is None:
-                    if track.busy and track.desk.board is not None:
+                    if track.running and track.desk.board is not None:
                         track.desk.board.raise_fence()
                     track.lane.error = error
 
@@ -151,7 +152,10 @@ class Lanes:
                     track.busy = False
                     return
                 lane, request = track.queue.popleft()
+                track.running = True
             error = self._execute(track, lane, request)
+            with track.desk.lock:
+                track.running = False
             request.work.finish(error)
             if request is only:
                 break
