@@ -122,7 +122,9 @@ def scatter_gather(rank: int, world: int, numel: int) -> tuple[Round, ...]:
 
 def chunks(numel: int, longest: int) -> tuple[tuple[int, int], ...]:
     """`numel` elements in pieces `(start, stop)` of equal length, up to whole cache lines, and at most `longest`."""
-    count = max(-(-numel // longest), 1)
+    count = -(-numel // longest)
+    if not count:
+        return ()
     length = -(-numel // (count * _CUT_ELEMENTS)) * _CUT_ELEMENTS
     return tuple((start, min(start + length, numel)) for start in range(0, numel, length))
 
