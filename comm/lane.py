@@ -274,13 +274,15 @@ class Lane:
         if error is None and rank in self._pairs and self._pairs[rank].newest > self.generation:
             return Aborted(f"{self.members[rank]!r} went on to a newer view")
         if error is None and time.monotonic() >= self._deadline_s:
-            return Timeout(f"{self._words}: nothing from {self._absent(rank)} within {self._timeout_s} s")
+            missing = self._absent(rank)
+            words = f"{self._words}: nothing from {', '.join(missing)} within {self._timeout_s} s"
+            return Timeout(words, missing=missing)
         return error
 
-    def _absent(self, awaited: int) -> str:
+    def _absent(self, awaited: int) -> tuple[str, ...]:
         """Who has not come so far, the awaited one at least."""
         silent = {rank for rank in self._others if not self._is_there(rank)}
-        return ", ".join(self.members[rank] for rank in sorted({awaited} | silent))
+        return tuple(self.members[rank] for rank in sorted({awaited} | silent))
 
     def _is_there(self, rank: int) -> bool:
         if self._opened:

@@ -173,7 +173,8 @@ class Lanes:
             lane.begin(request.deadline_s, request.timeout_s)
             operation = self._make(lane, request)
             if not isinstance(operation, ValueError):
-                lane.run(operation)
+                with torch.no_grad():  # what is communicated may belong to a graph, communicating never does
+                    lane.run(operation)
                 return None
         except (MemberLost, Aborted, Timeout) as error:
             return self._host.fail(lane, error)
@@ -184,7 +185,8 @@ class Lanes:
 
     def _make(self, lane: Lane, request: Request) -> Operation | ValueError:
         try:
-            return request.make(Seat(rank=lane.rank, world=len(lane.members), memory=lane))
+            with torch.no_grad():
+                return request.make(Seat(rank=lane.rank, world=len(lane.members), memory=lane))
         except (ValueError, RuntimeError) as error:  # torch raises RuntimeError for tensors that do not fit
             return ValueError(str(error))
 
