@@ -92,7 +92,8 @@ class _Member:
 def _resources() -> list[int]:
     """Descriptors, threads, private memory in KiB of this process."""
     with open("/proc/self/smaps_rollup") as rollup:
-        private = sum(int(line.split()[1]) for line in rollup if line.startswith(("Private_Dirty", "Private_Clean")))
+        # Not Private_Dirty: shared memory counts there too while nobody else happens to map it.
+        private = sum(int(line.split()[1]) for line in rollup if line.startswith("Anonymous:"))
     return [len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), private]
 
 
