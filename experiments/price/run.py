@@ -80,7 +80,7 @@ def elastrain_job(work: Workload, members: int, *, backups: int = 0, run_length:
 
 def cases(work: Workload) -> dict[str, Callable[[], Run]]:
     """Every job that the figures need; only those whose memory is compared are weighed."""
-    light, heavy = replace(work, weigh=False), replace(work, weigh=True)
+    light, heavy = replace(work, weigh=False), replace(work, weigh=True, steps=1)
     lean = LEAN_RUN_LENGTH
     return {
         "plain_1": lambda: run_of(plain.run(light, 1)),
@@ -132,12 +132,12 @@ def figures(found: Mapping[str, Sequence[Run]]) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one short round with half the micro-batch (≤ 90 s)")
+    parser.add_argument("--quick", action="store_true", help="one short round (≤ 90 s on 2 quiet cores)")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of the full run")
     parser.add_argument("--steps", type=int, default=8, help="timed steps of each case of the full run")
     args = parser.parse_args()
     quick = args.quick
-    work = Workload(steps=2, warmup_steps=1, micro_batch_size=4) if quick else Workload(steps=args.steps)
+    work = Workload(steps=2, warmup_steps=1) if quick else Workload(steps=args.steps)
     rounds = 1 if quick else args.rounds
     found = interleave(cases(work), rounds=rounds)
     values = figures(found)
