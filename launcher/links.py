@@ -102,6 +102,10 @@ class Links:
         for name in [name for name in self._links if name not in nodes]:
             self._hang_up(self._links.pop(name))
 
+    def answering(self) -> frozenset[str]:
+        """The nodes whose agents answer."""
+        return frozenset(name for name, link in self._links.items() if link.up)
+
     # ---- notices
 
     def tell(self, notice: Notice, node: str | None = None) -> None:

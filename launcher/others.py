@@ -76,7 +76,7 @@ class Others:
             on_news=self._on_news,
             on_trouble=lambda error: log.write("store_trouble", reason=str(error)),
         )
-        self._open.callback(self.registry.close)
+        self._open.callback(lambda: self.registry.close(self._links.answering()))
 
     def tell(self, notice: Notice, node: str | None) -> None:
         self._links.tell(notice, node)

@@ -6,7 +6,7 @@ Calls and answers only; what is asked for, and what follows from the answer, is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -155,13 +155,13 @@ class SharedRegistry:
             if self._items is not None:
                 self._on_items(self._items)
 
-    def close(self) -> None:
-        """Leave the store; who is the last takes the job's keys along."""
+    def close(self, answering: Collection[str] = ()) -> None:
+        """Leave the store; who is the last takes the job's keys along. `answering`: nodes whose agents live."""
         if self._presence is not None:
             self._presence.close(_CLOSE_S)
         self._followed.close()
-        self._thread.call(lambda _: self._keys.remove_all(), lambda _: None)
-        self._thread.close(_CLOSE_S)
+        self._thread.call(lambda _: self._keys.remove_all(answering, 2 * LEASE_S), lambda _: None)
+        self._thread.close(_CLOSE_S + 2 * LEASE_S)
         self._store.close()
 
     def _until_answered(self, work: Callable[[], T], then: Callable[[T], None]) -> None:

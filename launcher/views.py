@@ -16,12 +16,15 @@ the store's calls do.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from elastrain.launcher.store import Item, Store
 from elastrain.launcher.values import NodeRecord, Roster
 from elastrain.world import Member, View
+
+_LOOK_AGAIN_S = 0.1
 
 
 class JobKeys:
@@ -79,12 +82,21 @@ class JobKeys:
             if self._store.commit(expect={key: revision}, put={key: str(number + 1).encode()}) is not None:
                 return number
 
-    def remove_all(self) -> bool:
-        """Delete the job's keys, unless a node is there. False if one is."""
+    def remove_all(self, answering: Collection[str] | None = None, wait_s: float = 0.0) -> bool:
+        """Delete the job's keys, unless a node is there. False if one is.
+
+        Nodes outside `answering` (by default all count as answering) are waited for: a dead one's key goes with its
+        lease, after at most `wait_s`, and nobody comes after the last to take the others along.
+        """
+        deadline_s = time.monotonic() + wait_s
         while True:
             items = self._store.list(self.prefix).items
-            if any(item.key.startswith(self.node("")) for item in items):
-                return False
+            there = [item.key.removeprefix(self.node("")) for item in items if item.key.startswith(self.node(""))]
+            if there:
+                if answering is None or set(there) & set(answering) or time.monotonic() >= deadline_s:
+                    return False
+                time.sleep(_LOOK_AGAIN_S)
+                continue
             expect = {item.key: item.revision for item in items}
             if self._store.commit(expect=expect, delete=[*expect, self._hint]) is not None:
                 return True
