@@ -41,13 +41,16 @@ def elastic(
     nodes: int | None = None,
     options: Sequence[str] = (),
     temporary: Path | None = None,
+    inside: Sequence[str] = (),
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A job under `elastrain run` in `folder`, spread evenly over simulated `nodes` if they are given.
 
     Its output goes to `output.log` there. Ended when the block is left. `temporary`: where its temporary files go.
+    `inside`: what to write before the command, so that it runs on another host.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = [
+        *inside,
         str(Path(sys.executable).with_name("elastrain")),
         "run",
         "--nproc-per-node",

@@ -20,7 +20,7 @@ from experiments import timeline
 from experiments.harness import ROOT, Reach, record, report
 from experiments.jobs import TRAIN_GPT, Script, alone, finish, unwind_on_sigterm
 from experiments.journals import Member, Run, read_member
-from experiments.recovery import matrix, nodes
+from experiments.recovery import blackhole, matrix, nodes
 from experiments.recovery.figures import (
     Loss,
     Rejoin,
@@ -55,6 +55,7 @@ NODES_REACHES = {
     "comm_recovery_s": Reach(limit=0.05),
     "node_standstill_s": Reach(limit=0.15),
     "etcd_outage_delay_s": Reach(limit=0.1),
+    "blackhole_standstill_s": Reach(limit=4),
     "leftovers": Reach(limit=0),
 }
 MEMBERS = 4
@@ -244,7 +245,7 @@ def main_nodes(args: argparse.Namespace) -> int:
     settings = {"nodes": nodes.NODES, "steps": setting.steps, "global_batch_size": setting.global_batch_size}
     settings |= {"seed": setting.seed, "simulated": True, "only": args.only}
     record("recovery", values, quick=args.quick, settings=settings)
-    met = report(values, {key: reach for key, reach in NODES_REACHES.items() if key in values})
+    met = report(values, {key: reach for key, reach in NODES_REACHES.items() if values.get(key) is not None})
     return 0 if met or args.quick else 1
 
 
@@ -261,12 +262,15 @@ def measured_nodes(folder: Path, setting: Setting, *, outage_s: float) -> dict[s
     reference = reference_of(folder / "alone", setting.script)
     members = list(found.run.members.values())
     lost, repeated = samples_amiss(members, setting.order, setting.steps)
+    cut = blackhole.measured(folder / "hosts", setting.script)
+    digests = {m.digest for m in members if m.digest is not None} | set(cut.pop("blackhole_digests", ()))
     return {
-        "digest_equal": {m.digest for m in members if m.digest is not None} == {reference.digest},
+        "digest_equal": digests == {reference.digest},
         "steps_lost": steps_lost(members) + len(uncommitted(members, setting.steps)),
         "samples_lost": lost,
         "samples_repeated": repeated,
         **nodes.figures(found, runs=setting.runs),
+        **cut,
     }
 
 

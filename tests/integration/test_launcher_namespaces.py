@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.namespaces import ETCD, Switch, skip_where_impossible
+from experiments.hosts import ETCD, Switch, impossible
 from tests.integration.nodes_harness import NodesJob
 from tests.integration.training import assert_equal_to_undisturbed
 
@@ -19,7 +19,8 @@ HOSTS = ("a", "b", "c")
 
 @pytest.fixture
 def switch(tmp_path: Path) -> Iterator[Switch]:
-    skip_where_impossible()
+    if (reason := impossible()) is not None:
+        pytest.skip(reason)
     with Switch(tmp_path, HOSTS) as made:
         yield made
 

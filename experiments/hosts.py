@@ -12,24 +12,24 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-
 from elastrain.launcher.embedded import find_program
 
 _NETWORK = "10.77.0"
 ETCD = f"{_NETWORK}.1:2379"
 
 
-def skip_where_impossible() -> None:
+def impossible() -> str | None:
+    """Why there can be no such hosts here; None if there can."""
     if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
+        return "network namespaces need root"
     if shutil.which("ip") is None:
-        pytest.skip("network namespaces need the program ip (iproute2)")
+        return "network namespaces need the program ip (iproute2)"
     name = f"elastrain-{os.getpid()}-try"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
     if made.returncode != 0:
-        pytest.skip(f"no network namespaces here: {made.stderr.strip()}")
+        return f"no network namespaces here: {made.stderr.strip()}"
     _ip("netns", "del", name)
+    return None
 
 
 class Switch:
@@ -113,5 +113,6 @@ def _dotted(end: str) -> str:
 
 
 def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=10)
-    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=10, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
