@@ -245,7 +245,7 @@ class Agent:
             case KillNode():
                 self._kill_node(command)
             case FullPriority():
-                self._seats.restore_priority(command.member)
+                self._seats.restore_priority(command.member, ahead=command.ahead)
             case Start():
                 if self._end is None:
                     self._seats.start(command)

@@ -117,8 +117,13 @@ class Core(Losing):
             self.holders, self._holders_step = message.holders, message.step
         if message.window is not None:
             self.window = message.window
-        # From now on this agent knows who holds what: a loss may have waited for that.
-        return self._settle(now) if first else []
+        if first:
+            # From now on this agent knows who holds what: a loss may have waited for that.
+            return self._settle(now)
+        if worker.goes_ahead:  # what it said first was the step before its own
+            worker.goes_ahead = False
+            return [FullPriority(member=worker.id)]
+        return []
 
     def _on_ask(self, ask: Ask) -> list[Command]:
         try:

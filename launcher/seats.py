@@ -91,10 +91,11 @@ class Seats:
         elif seat.channel.wants_to_write:
             self._loop.want_write(seat.channel.sock, True)
 
-    def restore_priority(self, member: str) -> None:
+    def restore_priority(self, member: str, *, ahead: bool = False) -> None:
         self._restore_due_s.pop(member, None)
         seat = self._seats[member]
-        if seat.running and not priority.restore(seat.process.pid):
+        change = priority.ahead if ahead else priority.restore
+        if seat.running and not change(seat.process.pid):
             self._restore_due_s[member] = time.monotonic() + _RESTORE_AGAIN_S
 
     def signal(self, member: str, number: int) -> None:

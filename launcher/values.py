@@ -121,6 +121,8 @@ class Worker:
     """The newest step that it has committed."""
     phase: str = ""
     redone_steps: int = 0
+    goes_ahead: bool = False
+    """It has not committed a step of its own yet, and computes at a higher priority than the others."""
     finished: bool = False
     refused: bool = False
     ended_by_us: bool = False
@@ -204,7 +206,10 @@ class Tell:
 
 @dataclass(frozen=True, kw_only=True)
 class FullPriority:
+    """That of the others; or `ahead` of them, for a newcomer's first step: it is slower, and all wait for its end."""
+
     member: str
+    ahead: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

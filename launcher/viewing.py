@@ -37,8 +37,10 @@ class Viewing(Ending):
         for worker in self._mine_in_view():
             if worker.stage is Stage.READY:
                 worker.stage = Stage.MEMBER
-                if self._deadlines_s.pop(WARM_UP + worker.id, None) is not None:
-                    commands.append(FullPriority(member=worker.id))
+                self._deadlines_s.pop(WARM_UP + worker.id, None)
+                if not worker.initial:
+                    worker.goes_ahead = True
+                    commands.append(FullPriority(member=worker.id, ahead=True))
         message = view_message(view, holders_known=bool(self.holders))
         # Members that the view leaves out hear of it too: that is how they learn that they are to end.
         for worker in [w for w in self.workers.values() if w.stage in (Stage.MEMBER, Stage.FINISHED)]:

@@ -142,7 +142,18 @@ def test_joiner_that_warms_up_for_long_gets_full_priority_before_it_is_ready() -
     job.die("m1")
     assert job.do(job.core.on_tick(NOW + 14)) == []
     assert job.do(job.core.on_tick(NOW + 15)) == [FullPriority(member="m3")]
-    assert not of(FullPriority, job.hello("m3"))
+    assert of(FullPriority, job.hello("m3")) == [FullPriority(member="m3", ahead=True)]
+
+
+def test_newcomer_goes_ahead_of_the_others_until_it_has_committed_a_step_of_its_own() -> None:
+    job = running()
+    job.die("m1")
+    assert of(FullPriority, job.hello("m3")) == [FullPriority(member="m3", ahead=True)]
+    assert not of(
+        FullPriority, job.say("m3", Progress(step=4, generation=3))
+    )  # the step with whose parameters it begins
+    assert of(FullPriority, job.say("m3", Progress(step=5, generation=3))) == [FullPriority(member="m3")]
+    assert not of(FullPriority, job.say("m3", Progress(step=6, generation=3)))
 
 
 def test_joiner_that_dies_is_not_given_priority_later() -> None:
