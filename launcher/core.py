@@ -117,13 +117,10 @@ class Core(Losing):
             self.holders, self._holders_step = message.holders, message.step
         if message.window is not None:
             self.window = message.window
-        if first:
-            # From now on this agent knows who holds what: a loss may have waited for that.
-            return self._settle(now)
-        if worker.goes_ahead:  # what it said first was the step before its own
-            worker.goes_ahead = False
-            return [FullPriority(member=worker.id)]
-        return []
+        slower: list[Command] = [FullPriority(member=worker.id)] if worker.goes_ahead else []
+        worker.goes_ahead = False
+        # From now on this agent knows who holds what: a loss may have waited for that.
+        return slower + (self._settle(now) if first else [])
 
     def _on_ask(self, ask: Ask) -> list[Command]:
         try:

@@ -288,7 +288,7 @@ def test_what_a_drive_lost_is_noticed_when_it_is_read_and_computed_again_elsewhe
 
 
 KILLED = """
-import os, signal, sys, torch
+import itertools, os, signal, sys, time, torch
 from pathlib import Path
 from torch import nn
 from elastrain.offload import save_on_disk
@@ -306,7 +306,8 @@ def die_there(self, record, event):
 keeper.Keeper._apply = die_there
 net = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)])
 offload = save_on_disk([sys.argv[1]], memory_limit=6 * 8192, min_bytes=1024)
-for number in range(60):
+until_s = time.monotonic() + 20  # some states are seen now and then only
+for number in itertools.takewhile(lambda _: time.monotonic() < until_s, itertools.count()):
     with offload:
         loss = net(torch.randn(32, 64)).square().mean()
     if number % 3 < 2:  # every third graph is dropped while its tensors are on their way
