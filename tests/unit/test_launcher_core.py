@@ -145,15 +145,12 @@ def test_joiner_that_warms_up_for_long_gets_full_priority_before_it_is_ready() -
     assert of(FullPriority, job.hello("m3")) == [FullPriority(member="m3", ahead=True)]
 
 
-def test_newcomer_goes_ahead_of_the_others_until_it_has_committed_a_step_of_its_own() -> None:
+def test_newcomer_goes_ahead_of_the_others_until_it_has_committed_its_first_step() -> None:
     job = running()
     job.die("m1")
     assert of(FullPriority, job.hello("m3")) == [FullPriority(member="m3", ahead=True)]
-    assert not of(
-        FullPriority, job.say("m3", Progress(step=4, generation=3))
-    )  # the step with whose parameters it begins
-    assert of(FullPriority, job.say("m3", Progress(step=5, generation=3))) == [FullPriority(member="m3")]
-    assert not of(FullPriority, job.say("m3", Progress(step=6, generation=3)))
+    assert of(FullPriority, job.say("m3", Progress(step=4, generation=3))) == [FullPriority(member="m3")]
+    assert not of(FullPriority, job.say("m3", Progress(step=5, generation=3)))
 
 
 def test_joiner_that_dies_is_not_given_priority_later() -> None:
