@@ -176,7 +176,9 @@ def test_joiner_warms_up_at_low_priority_and_trains_at_full(tmp_path: Path) -> N
         assert _nice(job.pid("m1")) == usual
         os.kill(warming, signal.SIGKILL)
         until(lambda: job.events("view", members=["m1", "m3"]), 10, "m3 joins")
-        assert (_nice(job.pid("m3")), _group_nice(job.pid("m3"))) == (usual, 0)
+        # It goes ahead of the others until its first step is done.
+        newcomer = job.pid("m3")
+        until(lambda: (_nice(newcomer), _group_nice(newcomer)) == (usual, 0), 5, "the others' priority")
         assert job.finish() == 0
 
 
