@@ -12,8 +12,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from elastrain.comm import operations
-from elastrain.comm.operations import Barrier, Operation, Reduction, Seat
+from elastrain.comm import collectives
+from elastrain.comm.operations import Operation, Reduction, Seat
 from elastrain.comm.work import Received, Work
 
 MakeOperation = Callable[[Seat], Operation]
@@ -65,17 +65,17 @@ class Group:
 
     def barrier(self, *, words: str = "barrier", timeout_s: float | None = None, inline: bool = False) -> Work:
         """`words`: what all members must agree about; who does not ends it for all, with Aborted that shows both."""
-        return self._runner.submit(self, lambda seat: Barrier(seat, words), timeout_s, inline=inline)
+        return self._runner.submit(self, lambda seat: collectives.barrier(seat, words), timeout_s, inline=inline)
 
     def roll_call(self, *, timeout_s: float | None = None, inline: bool = False) -> Work:
         """A barrier in which everybody tells everybody: its Timeout names all that are missing."""
-        return self._runner.submit(self, operations.roll_call, timeout_s, inline=inline)
+        return self._runner.submit(self, collectives.roll_call, timeout_s, inline=inline)
 
     def broadcast(self, tensor: Tensor, *, root: int = 0, timeout_s: float | None = None, inline: bool = False) -> Work:
         """`tensor` becomes rank `root`'s, in place."""
         self._check_rank(root)
         return self._runner.submit(
-            self, lambda seat: operations.broadcast(seat, tensor, root), timeout_s, inline=inline
+            self, lambda seat: collectives.broadcast(seat, tensor, root), timeout_s, inline=inline
         )
 
     def all_gather(
@@ -83,7 +83,7 @@ class Group:
     ) -> Work:
         """`outs[r]` becomes rank r's `tensor`; sizes may differ between ranks."""
         return self._runner.submit(
-            self, lambda seat: operations.all_gather(seat, outs, tensor), timeout_s, inline=inline
+            self, lambda seat: collectives.all_gather(seat, outs, tensor), timeout_s, inline=inline
         )
 
     def gather(
@@ -98,7 +98,7 @@ class Group:
         """On `root`, `outs[r]` becomes rank r's `tensor`; elsewhere `outs` is None."""
         self._check_rank(root)
         return self._runner.submit(
-            self, lambda seat: operations.gather(seat, outs, tensor, root), timeout_s, inline=inline
+            self, lambda seat: collectives.gather(seat, outs, tensor, root), timeout_s, inline=inline
         )
 
     def scatter(
@@ -113,7 +113,7 @@ class Group:
         """Rank r's `tensor` becomes `given[r]` of `root`; elsewhere `given` is None."""
         self._check_rank(root)
         return self._runner.submit(
-            self, lambda seat: operations.scatter(seat, tensor, given, root), timeout_s, inline=inline
+            self, lambda seat: collectives.scatter(seat, tensor, given, root), timeout_s, inline=inline
         )
 
     def all_to_all(
@@ -121,7 +121,7 @@ class Group:
     ) -> Work:
         """`outs[r]` becomes rank r's `given[mine]`; sizes may differ."""
         return self._runner.submit(
-            self, lambda seat: operations.all_to_all(seat, outs, given), timeout_s, inline=inline
+            self, lambda seat: collectives.all_to_all(seat, outs, given), timeout_s, inline=inline
         )
 
     def all_reduce(
@@ -129,7 +129,7 @@ class Group:
     ) -> Work:
         """In place. `avg` divides the sum; the bitwise reductions need integers or booleans."""
         return self._runner.submit(
-            self, lambda seat: operations.all_reduce(seat, tensor, reduction), timeout_s, inline=inline
+            self, lambda seat: collectives.all_reduce(seat, tensor, reduction), timeout_s, inline=inline
         )
 
     def reduce(
@@ -144,7 +144,7 @@ class Group:
         """As all_reduce, but only `root`'s tensor changes."""
         self._check_rank(root)
         return self._runner.submit(
-            self, lambda seat: operations.reduce(seat, tensor, root, reduction), timeout_s, inline=inline
+            self, lambda seat: collectives.reduce(seat, tensor, root, reduction), timeout_s, inline=inline
         )
 
     def reduce_scatter(
@@ -158,7 +158,7 @@ class Group:
     ) -> Work:
         """`out` becomes the reduction of all ranks' `given[mine]`; sizes may differ between ranks."""
         return self._runner.submit(
-            self, lambda seat: operations.reduce_scatter(seat, out, given, reduction), timeout_s, inline=inline
+            self, lambda seat: collectives.reduce_scatter(seat, out, given, reduction), timeout_s, inline=inline
         )
 
     def send(self, tensor: Tensor, to: int, *, tag: int = 0) -> Work:

@@ -515,7 +515,7 @@ def test_a_failed_operation_does_not_send_what_its_caller_writes_afterwards(tran
             parts.append(frame.tensors[0].clone())
             heard.set()
 
-        b._hear_part = listen  # type: ignore[method-assign]
+        b._lines.hear_part = listen  # type: ignore[method-assign]
 
         def sit() -> None:
             stuck.wait(20)

@@ -40,7 +40,7 @@ def _arm(when: str, ddp: DistributedDataParallel) -> None:
         first.register_post_accumulate_grad_hook(lambda _: _die())  # the last gradient: other buckets are on their way
     else:
         sends = 0
-        send = communicator._send
+        send = communicator.send
 
         def send_and_die(member: str, kind: int, body: bytes, tensors: Any = ()) -> None:
             nonlocal sends
@@ -52,7 +52,7 @@ def _arm(when: str, ddp: DistributedDataParallel) -> None:
                     _die()
             send(member, kind, body, tensors)
 
-        communicator._send = send_and_die  # type: ignore[method-assign]
+        communicator.send = send_and_die  # type: ignore[method-assign]
 
         # On one host nothing is sent: one write shows it to all, but not all have looked when the writer dies.
         publish = Lane._publish

@@ -1,0 +1,94 @@
+"""The large all_reduce of members that read each other's memory. No threads, sockets or clocks."""
+
+from __future__ import annotations
+
+import torch
+
+from elastrain.comm import algorithms
+from elastrain.comm.operations import CHUNK_BYTES, Reduction, Seat, describe
+from elastrain.comm.reducing import fold
+
+
+class PulledReduce:
+    """all_reduce where all members read each other's memory: in chunks that stay in the caches, three stages at once.
+
+    In turn t a rank copies chunk t of its tensor to where the others see it, folds its slice of chunk t - 1 from all
+    ranks, and takes the others' sums of chunk t - 2. Of everything there are two places: what is written over in turn
+    t was read by the others before they published turn t - 1.
+
+    A tensor in shared memory is read and summed in place. The others take the sums from there, so its rank also waits
+    until all have published the last turn, by which they have.
+    """
+
+    def __init__(self, seat: Seat, words: str, tensor: torch.Tensor, reduction: Reduction) -> None:
+        self.words = words
+        self._tensor, self._reduction = tensor, reduction
+        self._flat = tensor.view(-1) if tensor.is_contiguous() else tensor.reshape(-1)
+        self._in_place = tensor.is_contiguous() and seat.memory.owns(tensor)
+        self._rank, self._world = seat.rank, seat.world
+        self._chunk = CHUNK_BYTES // tensor.itemsize
+        self._chunks = algorithms.chunks(tensor.numel(), self._chunk)
+        # Its length tells whether a rank offers its tensor or its stage.
+        self._stage_numel = 4 * self._chunk + (64 if tensor.numel() == 4 * self._chunk else 0)
+        self._stage = self._flat if self._in_place else seat.memory.stage().view(tensor.dtype)[: self._stage_numel]
+        self._offered = self._flat if self._in_place else self._stage
+        self._parts: dict[int, torch.Tensor] = {}
+        self.rounds = algorithms.pipeline(
+            seat.rank, seat.world, len(self._chunks), len(self._offered), stays=self._in_place
+        )
+
+    def offer(self, number: int) -> torch.Tensor:
+        self._stage_chunk(number)
+        self._fold_chunk(number - 1)
+        self._gather_chunk(number - 2)
+        return self._offered
+
+    def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
+        if tensor.dtype != self._flat.dtype or tensor.numel() not in (self._flat.numel(), self._stage_numel):
+            raise ValueError(f"{describe(self._flat)} is reduced here, rank {rank} gives {describe(tensor)}")
+        self._parts[rank] = tensor
+
+    def finish(self, number: int) -> None:
+        if number == len(self.rounds) - 1 and not self._tensor.is_contiguous():
+            self._tensor.copy_(self._flat.view(self._tensor.shape))
+
+    def _slices(self, index: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """Where the chunk begins, and the ranks' slices in it."""
+        start, stop = self._chunks[index]
+        return start, algorithms.cut(stop - start, self._world)
+
+    def _stage_chunk(self, index: int) -> None:
+        if self._in_place or index >= len(self._chunks):
+            return
+        start, slices = self._slices(index)
+        place = self._stage[(2 + index % 2) * self._chunk :]
+        mine, last = slices[self._rank], slices[-1][1]
+        for first, end in ((0, mine[0]), (mine[1], last)):  # nobody asks for my own slice
+            if end > first:
+                place[first:end].copy_(self._flat[start + first : start + end])
+
+    def _fold_chunk(self, index: int) -> None:
+        if not 0 <= index < len(self._chunks):
+            return
+        start, slices = self._slices(index)
+        first, end = slices[self._rank]
+        if end == first:
+            return
+        own = self._flat[start + first : start + end]
+        parts = [own] * self._world
+        for rank, tensor in self._parts.items():
+            at = start if tensor.numel() == self._flat.numel() else (2 + index % 2) * self._chunk
+            parts[rank] = tensor[at + first : at + end]
+        fold(parts, self._reduction, own)
+        if not self._in_place:
+            self._stage[index % 2 * self._chunk :][: end - first].copy_(own)
+
+    def _gather_chunk(self, index: int) -> None:
+        if not 0 <= index < len(self._chunks):
+            return
+        start, slices = self._slices(index)
+        for rank, tensor in self._parts.items():
+            first, end = slices[rank]
+            if end > first:
+                at = start + first if tensor.numel() == self._flat.numel() else index % 2 * self._chunk
+                self._flat[start + first : start + end].copy_(tensor[at : at + end - first])
