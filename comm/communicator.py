@@ -49,7 +49,7 @@ class Communicator:
         self._calls_lock = threading.Lock()
         self._closing = False
         self._ended = False
-        self._edits_to_come = 0
+        self._ahead = 0  # calls that wait for the thread, and that later operations must not overtake
         self.alarm = Alarm()
         self._pid = os.getpid()
         self._nodes = {mesh.me: mesh.node}
@@ -104,8 +104,7 @@ class Communicator:
         self, generation: int, members: Sequence[Peer], groups: Mapping[str, Sequence[str]] | None = None
     ) -> Work:
         """As `edit`, without waiting: operations submitted from now on belong to the new view."""
-        self._edits_to_come += 1
-        return self._call_later(lambda: self._edit(generation, members, groups or {}))
+        return self._call_later(self._in_order(lambda: self._edit(generation, members, groups or {})))
 
     def abort(self, reason: str) -> None:
         """End whatever is under way in any group, on all members, with Aborted; so fails what follows until an edit."""
@@ -116,8 +115,8 @@ class Communicator:
         self._check_open()
         timeout_s = group.timeout_s if timeout_s is None else timeout_s
         request = Request(work=Work(), make=make, deadline_s=time.monotonic() + timeout_s, timeout_s=timeout_s)
-        if self._edits_to_come:  # it belongs to the view that comes
-            self._post(lambda: self._hand_on(group, request))
+        if self._ahead:  # an edit: it belongs to the view that comes; or an operation that waits for one
+            self._post(self._in_order(lambda: self._hand_on(group, request)))
         elif not self._lanes.submit(group, request, inline=inline):
             self._post(lambda: self._lines.enqueue(group, request))
         return request.work
@@ -125,6 +124,20 @@ class Communicator:
     def _hand_on(self, group: Group, request: Request) -> None:
         if not self._lanes.submit(group, request, inline=False):
             self._lines.enqueue(group, request)
+
+    def _in_order(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Counted as ahead of what is submitted, until it has been carried out."""
+
+        def run() -> None:
+            try:
+                call()
+            finally:
+                with self._calls_lock:
+                    self._ahead -= 1
+
+        with self._calls_lock:
+            self._ahead += 1
+        return run
 
     def _check_open(self) -> None:
         if self._ended or os.getpid() != self._pid:
@@ -279,7 +292,6 @@ class Communicator:
             self._mesh.poll(deadline_s - time.monotonic())
 
     def _edit(self, generation: int, members: Sequence[Peer], groups: Mapping[str, Sequence[str]]) -> None:
-        self._edits_to_come -= 1
         _check_lists(groups, [peer.id for peer in members])
         self._mesh.edit(generation, members)
         told = self._error is not None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import get_args
+import threading
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -91,3 +92,38 @@ def test_lists_that_make_no_sense_are_refused_before_anything_changes(transport:
             with pytest.raises(ValueError, match="must list members of the view"):
                 comm.edit(2, _peers(made, "ab"), {"group": members})
         assert made.each(lambda comm, rank: _sum(comm.world)) == [_total("ab")] * 2
+
+
+class _Stopped:
+    """Calls of `name` of an object, stopped on their way in until they are let go."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.came, self.go = threading.Event(), threading.Event()
+        inner = getattr(owner, name)
+
+        def call(*args: Any, **named: Any) -> Any:
+            self.came.set()
+            assert self.go.wait(20)
+            return inner(*args, **named)
+
+        setattr(owner, name, call)
+
+
+def test_what_is_submitted_while_an_edit_is_under_way_belongs_to_the_new_view(transport: Transport) -> None:
+    with party(transport, 2) as made:
+        a, b = made.comms["a"], made.comms["b"]
+        b.edit(2, _peers(made, "ab"))
+        stopped = _Stopped(a._lanes, "renew")  # the communicator's thread, in the middle of the edit
+        editing = a.begin_edit(2, _peers(made, "ab"))
+        assert stopped.came.wait(20)
+        tensor = torch.ones(10)
+        works = [a.world.barrier(), a.world.all_reduce(tensor)]
+        stopped.go.set()
+        editing.wait()
+        works.append(a.world.barrier(inline=True))  # not before those that were submitted earlier
+        b.world.barrier()
+        b.world.all_reduce(torch.ones(10))
+        b.world.barrier().wait()
+        for work in works:
+            work.wait()
+        assert tensor.tolist() == [2.0] * 10

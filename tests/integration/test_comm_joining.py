@@ -178,11 +178,6 @@ def test_a_join_during_a_loss_and_a_loss_during_a_join_end_in_the_view_of_who_is
         assert said == [[2, 3, 3.0], [1, 3, 3.0], [0, 3, 3.0]]
 
 
-@pytest.mark.xfail(
-    strict=False,
-    raises=EOFError,
-    reason="an open fault: now and then a slow member's last collective is aborted by the others' next view",
-)
 def test_a_model_trained_on_with_a_newcomer_has_equal_replicas(tmp_path: Path) -> None:
     def train(ddp: DistributedDataParallel, first: int) -> list[str]:
         optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
