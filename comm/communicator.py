@@ -21,7 +21,7 @@ from elastrain.comm.alarm import Alarm, waits_available
 from elastrain.comm.board import Spot
 from elastrain.comm.errors import Aborted, CommError, MemberLost, ProtocolError, Timeout
 from elastrain.comm.groups import Group, MakeOperation
-from elastrain.comm.kinds import Kind
+from elastrain.comm.kinds import Kind, only_tensor, unpack
 from elastrain.comm.lane import Lane
 from elastrain.comm.lanes import Lanes, Request
 from elastrain.comm.letters import Letters, Reader
@@ -32,6 +32,7 @@ from elastrain.comm.segments import Imports
 from elastrain.comm.work import Received, Work
 
 _ABORT_BODY = struct.Struct("<HB")  # length of the lost member's id (0: none is lost), proven; id and reason follow
+_BOARD_BODY = struct.Struct("<Q")  # group
 _LINGER_S = 5.0
 
 
@@ -198,7 +199,7 @@ class Communicator:
     def show_board(self, group: int, members: tuple[str, ...], board: torch.Tensor) -> None:
         def run() -> None:
             for member in members:
-                self.send(member, Kind.BOARD, group.to_bytes(8, "little"), (board,))
+                self.send(member, Kind.BOARD, _BOARD_BODY.pack(group), (board,))
 
         self._call(run)
 
@@ -293,6 +294,8 @@ class Communicator:
 
     def _edit(self, generation: int, members: Sequence[Peer], groups: Mapping[str, Sequence[str]]) -> None:
         _check_lists(groups, [peer.id for peer in members])
+        if set(self.world.members) - {peer.id for peer in members}:
+            self._lines.raise_fence()  # what the removed still read is used again from here on
         self._mesh.edit(generation, members)
         told = self._error is not None
         self._fail(Aborted(f"the view changed to generation {generation}"))
@@ -319,22 +322,25 @@ class Communicator:
     # What others say
 
     def _receive(self, frame: Frame) -> None:
+        try:
+            self._understand(frame)
+        except ProtocolError as error:
+            self._lose(Lost(member=frame.source, reason=f"it broke the protocol: {error}", at_s=time.monotonic()))
+
+    def _understand(self, frame: Frame) -> None:
         if frame.kind == Kind.FENCE:
             self._lines.hear_fence(frame)
         elif frame.kind == Kind.BOARD:
-            self._hear_board(frame, int.from_bytes(frame.body, "little"), frame.tensors[0])
+            (group,), _ = unpack(_BOARD_BODY, frame)
+            self._lanes.hear_board(group, frame.source, only_tensor(frame))
         elif frame.kind == Kind.ABORT:
             self._hear_abort(frame)
         elif frame.kind == Kind.PART:
             self._lines.hear_part(frame)
         elif frame.kind == Kind.LETTER:
             self._letters.receive(frame)
-
-    def _hear_board(self, frame: Frame, group: int, board: torch.Tensor) -> None:
-        try:
-            self._lanes.hear_board(group, frame.source, board)
-        except ProtocolError as error:
-            self.break_off(Aborted(f"{frame.source!r} sent {error}"))
+        else:
+            raise ProtocolError(f"a frame of unknown kind {frame.kind:#x}")
 
     # Failures
 
@@ -344,9 +350,8 @@ class Communicator:
             self.break_off(MemberLost(lost.member, lost.reason))
 
     def _hear_abort(self, frame: Frame) -> None:
-        id_bytes, proven = _ABORT_BODY.unpack_from(frame.body)
-        text = frame.body[_ABORT_BODY.size :]
-        member, reason = text[:id_bytes].decode(), text[id_bytes:].decode()
+        (id_bytes, proven), text = unpack(_ABORT_BODY, frame)
+        member, reason = text[:id_bytes].decode(errors="replace"), text[id_bytes:].decode(errors="replace")
         if member and self.lost.get(member) is not How.LEFT:
             self.lost[member] = How.DEAD if proven else self.lost.get(member, How.BROKEN)
         if self._error is None:

@@ -110,15 +110,11 @@ class Door:
         self._dial(peer, address, time.monotonic() + self._config.connect_timeout_s)
 
     def _dial(self, peer: Peer, address: str, deadline_s: float) -> None:
-        scheme, _, where = address.partition(":")
-        if scheme == "unix":
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            result = sock.connect_ex(f"\0{where}")
-        else:
-            host, _, port = where.rpartition(":")
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            result = sock.connect_ex((host, int(port)))
+        try:
+            sock, result = _connect(address)
+        except OSError as error:  # no descriptor is left, for one
+            self._events.on_refused(peer.id, f"no connection to {address}: {error.strerror}")
+            return
         if result == errno.EAGAIN:  # the listener's queue is full just now
             sock.close()
             self._dial_later.append((time.monotonic() + _DIAL_AGAIN_S, peer, address, deadline_s))
@@ -251,6 +247,18 @@ class Door:
 
     def sockets(self) -> list[socket.socket]:
         return [*self._listeners, *(greeting.sock for greeting in self._greetings)]
+
+
+def _connect(address: str) -> tuple[socket.socket, int]:
+    """A non-blocking socket on its way to this address, and what `connect` said."""
+    scheme, _, where = address.partition(":")
+    if scheme == "unix":
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        return sock, sock.connect_ex(f"\0{where}")
+    host, _, port = where.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    return sock, sock.connect_ex((host, int(port)))
 
 
 def _same_user(sock: socket.socket) -> bool:

@@ -5,6 +5,7 @@ CommError
 ├── Aborted            somebody ended what was under way: give the attempt up
 ├── Timeout            a deadline passed without a proven loss: ask who is missing
 ├── HandshakeRefused   the two ends do not belong together: compare secret, job and names
+├── OutOfMemory        no shared memory or descriptor is left: free tensors, or raise the limit that it names
 └── ProtocolError      the other end sent what no correct one sends: the link is closed
 
 Nothing here knows of sockets or tensors.
@@ -48,6 +49,10 @@ class HandshakeRefused(CommError):  # noqa: N818 - as above
     def __init__(self, reason: str) -> None:
         super().__init__(f"handshake refused: {reason}")
         self.reason = reason
+
+
+class OutOfMemory(CommError):  # noqa: N818 - as above
+    """The system gives no more shared memory, address space or descriptors; the message says which, and for what."""
 
 
 class ProtocolError(CommError):

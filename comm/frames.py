@@ -172,6 +172,13 @@ def _decode_header(data: bytearray, caps: Caps) -> _Header:
     )
 
 
+def _room(described: Inline) -> torch.Tensor:
+    try:
+        return torch.empty(described.shape, dtype=described.dtype)
+    except (RuntimeError, OverflowError) as error:  # no memory for it, or dimensions that no tensor has
+        raise ProtocolError(f"no tensor of shape {described.shape} can be made here: {error}") from error
+
+
 class Parser:
     """Turns a byte stream into frames: read into `buffer()`, then say how much came with `received`."""
 
@@ -248,5 +255,5 @@ class Parser:
             if isinstance(item, Reference):
                 self._tensors.append(item)
             else:
-                self._tensors.append(torch.empty(item.shape, dtype=item.dtype))
+                self._tensors.append(_room(item))
         self._unread = [t for t in reversed(self._tensors) if isinstance(t, torch.Tensor) and t.numel()]

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from elastrain.comm.errors import CommError, Timeout
-from elastrain.comm.kinds import Kind
+from elastrain.comm.kinds import Kind, only_tensor, unpack
 from elastrain.comm.mailbox import Address, Mailbox
 from elastrain.comm.mesh import Frame
 from elastrain.comm.work import Received, Work
@@ -62,12 +62,14 @@ class Letters:
             _hand_over(reader, found[0].source or "", found[1])
 
     def receive(self, frame: Frame) -> None:
+        """Raises ProtocolError."""
+        (group, tag), _ = unpack(_BODY, frame)
+        tensor = only_tensor(frame)
         if self._postman.error is not None:
             return
-        group, tag = _BODY.unpack_from(frame.body)
-        reader = self._mailbox.put(Address(group=group, source=frame.source, tag=tag), frame.tensors[0])
+        reader = self._mailbox.put(Address(group=group, source=frame.source, tag=tag), tensor)
         if reader is not None:
-            _hand_over(reader, frame.source, frame.tensors[0])
+            _hand_over(reader, frame.source, tensor)
 
     def next_deadline_s(self) -> float | None:
         """In time.monotonic(); None: nobody waits."""

@@ -18,9 +18,9 @@ from typing import Protocol
 
 import torch
 
-from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
+from elastrain.comm.errors import Aborted, CommError, MemberLost, OutOfMemory, Timeout
 from elastrain.comm.groups import Group
-from elastrain.comm.kinds import Kind
+from elastrain.comm.kinds import Kind, only_tensor, unpack
 from elastrain.comm.lanes import Request
 from elastrain.comm.mesh import Frame, How, Mesh
 from elastrain.comm.operations import Operation, Seat
@@ -133,7 +133,13 @@ class Lines:
             self._advance(line)
 
     def _advance(self, line: _Line) -> None:
-        """Go on until something is missing."""
+        try:
+            self._go_on(line)
+        except (OutOfMemory, RuntimeError) as error:  # torch raises RuntimeError where memory is at its end
+            self._host.break_off(Aborted(f"{self._mesh.me!r} can not go on in {line.group.name!r}: {error}"))
+
+    def _go_on(self, line: _Line) -> None:
+        """Until something is missing."""
         while line.running is not None or line.queue:
             running = line.running or self._start(line)
             if running is None:
@@ -154,8 +160,8 @@ class Lines:
         seat = Seat(rank=line.group.rank, world=line.group.size, memory=_Staging(self._mesh))
         try:
             line.running = _Running(request=request, operation=request.make(seat))
-        except (ValueError, RuntimeError) as error:  # torch raises RuntimeError for tensors that do not fit
-            request.work.finish(ValueError(str(error)))
+        except (ValueError, RuntimeError, OutOfMemory) as error:  # torch raises RuntimeError for what does not fit
+            request.work.finish(error if isinstance(error, OutOfMemory) else ValueError(str(error)))
             self._host.break_off(Aborted(f"{self._mesh.me!r} could not begin: {error}"))
         return line.running
 
@@ -188,14 +194,16 @@ class Lines:
             self._host.send(member, Kind.FENCE, b"", (self._fence,))
 
     def hear_fence(self, frame: Frame) -> None:
-        self._fences[frame.source] = frame.tensors[0]
+        """Raises ProtocolError."""
+        self._fences[frame.source] = only_tensor(frame, dtype=torch.int64, numel=1)
 
     def hear_part(self, frame: Frame) -> None:
+        """Raises ProtocolError."""
+        (number, sequence, round_number, fence), said = unpack(_BODY, frame)
+        tensor = only_tensor(frame) if frame.tensors else _NOTHING
+        part = _Part(words=said.decode(errors="replace"), fence=fence, tensor=tensor)
         if self._host.error is not None:
             return
-        number, sequence, round_number, fence = _BODY.unpack_from(frame.body)
-        words = frame.body[_BODY.size :].decode()
-        part = _Part(words=words, fence=fence, tensor=frame.tensors[0] if frame.tensors else _NOTHING)
         line = self._lines.get(number)
         running = line.running if line else None
         if line and running and running.sent and (sequence, round_number) == (line.sequence, running.number):
@@ -282,6 +290,10 @@ class Lines:
             line.queue.clear()
         if requests:
             # Their callers may change the tensors from here on. (After a success no peer reads them any more.)
-            self._fence += 1
+            self.raise_fence()
             self._mesh.copy_unsent()
         return requests
+
+    def raise_fence(self) -> None:
+        """Before memory changes that others may still read."""
+        self._fence += 1

@@ -13,7 +13,7 @@ import os
 import platform
 import struct
 
-from elastrain.comm.errors import ProtocolError
+from elastrain.comm.errors import OutOfMemory, ProtocolError
 
 _F_SEAL_FUTURE_WRITE = 0x10  # named in `fcntl` from Python 3.13 on
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
@@ -56,23 +56,53 @@ class Mapping:
 
 
 def create_sealed(name: str, size_bytes: int) -> tuple[int, Mapping]:
-    """A new memfd, mapped writable for its owner and sealed for everybody else. The caller closes the descriptor."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    """A new memfd, mapped writable for its owner and sealed for everybody else. The caller closes the descriptor.
+
+    Its pages are taken by `reserve`. Raises OutOfMemory.
+    """
+    try:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise _lacking(f"a segment of {size_bytes} bytes", error) from error
     try:
         os.ftruncate(fd, size_bytes)
         mapping = Mapping(fd, size_bytes, writable=True)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except OSError:
+    except OSError as error:
         os.close(fd)
-        raise
+        raise _lacking(f"a segment of {size_bytes} bytes", error) from error
     return fd, mapping
+
+
+def reserve(fd: int, offset_bytes: int, size_bytes: int) -> None:
+    """Take the pages of this part of a memfd now: where the kernel has none left, the first write to them would end
+    the process (SIGBUS). Raises OutOfMemory.
+    """
+    try:
+        os.posix_fallocate(fd, offset_bytes, size_bytes)
+    except OSError as error:
+        raise _lacking(f"{size_bytes} bytes of a segment", error) from error
+
+
+_LIMITS = {
+    errno.EMFILE: "this process may open no more descriptors (RLIMIT_NOFILE)",
+    errno.ENFILE: "this system may open no more descriptors (fs.file-max)",
+    errno.EFBIG: "the largest file that this process may make is smaller (RLIMIT_FSIZE)",
+    errno.ENOMEM: "no memory or address space is left (RLIMIT_AS, vm.max_map_count, vm.overcommit_memory)",
+    errno.ENOSPC: "no memory is left for shared memory",
+}
+
+
+def _lacking(what: str, error: OSError) -> OutOfMemory:
+    reason = _LIMITS.get(error.errno or 0, error.strerror or str(error))
+    return OutOfMemory(f"{what} could not be had: {reason}. Free tensors of empty(), or raise the limit")
 
 
 def open_sealed(fd: int, size_bytes: int | None = None) -> Mapping:
     """Map somebody else's sealed memfd read-only; the descriptor may be closed afterwards.
 
-    Raises ProtocolError if it is no memfd, is smaller than `size_bytes`, or could still shrink (reading would then
-    end in SIGBUS).
+    Raises OutOfMemory; and ProtocolError if it is no memfd, is smaller than `size_bytes`, or could still shrink
+    (reading would then end in SIGBUS).
     """
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -83,7 +113,10 @@ def open_sealed(fd: int, size_bytes: int | None = None) -> Mapping:
         raise ProtocolError(
             f"a passed segment is not sealed, or has {actual_bytes} bytes where {size_bytes} were announced"
         )
-    return Mapping(fd, size_bytes or actual_bytes, writable=False)
+    try:
+        return Mapping(fd, size_bytes or actual_bytes, writable=False)
+    except OSError as error:
+        raise _lacking(f"a map of a peer's {actual_bytes} bytes", error) from error
 
 
 def futex_wait(address: int, value: int, timeout_s: float) -> None:

@@ -11,12 +11,13 @@ import os
 import socket
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from elastrain.comm.door import Door, DoorEvents
-from elastrain.comm.errors import CommError, MemberLost, ProtocolError
+from elastrain.comm.errors import CommError, MemberLost, OutOfMemory, ProtocolError
 from elastrain.comm.frames import FIRST_CONTROL_KIND
 from elastrain.comm.link import Link
 from elastrain.comm.liveness import Beacon
@@ -111,6 +112,7 @@ class Mesh:
         for member in [member for member in self._links if member not in peers]:
             self._remove(member)
         self._forget_the_past()
+        known_lost = [link for link in self._links.values() if link.lost is not None]
         for member, peer in peers.items():
             if member not in self._links:
                 self._add(peer)
@@ -118,8 +120,8 @@ class Mesh:
             self._aside.pop(member)[0].close()
         for link in self._links.values():
             self._deliver_held(link)
-            if link.lost is not None:
-                self._tell_lost(link)
+        for link in known_lost:
+            self._tell_lost(link)
 
     def _forget_the_past(self) -> None:
         kept = [
@@ -149,7 +151,8 @@ class Mesh:
         link = Link(peer, same_host=by_unix, shared=self._shared, deadline_s=deadline_s)
         self._links[peer.id] = link
         if by_unix and self._beacon is not None:
-            link.push_beacon(self._beacon.fd, self.generation)
+            with self._serving(link):
+                link.push_beacon(self._beacon.fd, self.generation)
         if dials(self.me, peer.id):
             self._door.dial(peer, same_node=same_node)
         elif peer.id in self._aside:
@@ -206,6 +209,8 @@ class Mesh:
                     self._sort_in(link, frame)
         except ProtocolError as error:
             stream.ended = f"it broke the protocol: {error}"
+        except OutOfMemory as error:
+            stream.ended = f"what it passed can not be taken: {error}"
         if link.left_out is not None:
             self._heard_of(link.left_out)
         if stream.ended is not None:
@@ -271,6 +276,14 @@ class Mesh:
         assert link.lost is not None
         self._ready.append(Lost(member=link.peer.id, reason=link.lost, at_s=link.lost_at_s, how=link.lost_how))
 
+    @contextmanager
+    def _serving(self, link: Link) -> Iterator[None]:
+        """Who can not be given what it needs to read the rest is lost: better than half a conversation."""
+        try:
+            yield
+        except OutOfMemory as error:
+            self._lose(link, f"what it needs can not be sent to it: {error}")
+
     def _hang_up(self, link: Link) -> None:
         if link.stream is not None:
             self._loop.unregister(link.stream.sock.fileno())
@@ -301,7 +314,8 @@ class Mesh:
         if link.lost is not None:
             raise MemberLost(member, link.lost)
         waiting = bool(link.outbox)
-        link.push(kind, self.generation, body, tensors)
+        with self._serving(link):
+            link.push(kind, self.generation, body, tensors)
         if not waiting:
             self._flush(link)
         if link.outbox.size_bytes > self._config.max_send_queue_bytes:
@@ -390,7 +404,7 @@ class Mesh:
         """A zero-filled 1-D tensor in a sealed shared segment of mine, 64-byte aligned. Safe from any thread.
 
         The memory comes back when the tensor and all its views are collected, or `free` was called, and every receiver
-        has let go of its references. Raises ValueError if `numel` is not positive.
+        has let go of its references. Raises ValueError if `numel` is not positive, and OutOfMemory.
         """
         return self._shared.empty(numel, dtype)
 
@@ -414,7 +428,8 @@ class Mesh:
         """Pass a segment of mine to all members on this host that do not have it."""
         for link in self._links.values():
             if link.same_host and link.lost is None:
-                link.announce(segment, self.generation)
+                with self._serving(link):
+                    link.announce(segment, self.generation)
                 self._flush(link)
 
     def imports(self, member: str) -> Imports | None:

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from elastrain.comm.errors import ProtocolError
+from elastrain.comm.errors import OutOfMemory, ProtocolError
 from elastrain.comm.frames import Reference
-from elastrain.comm.memory import Mapping, create_sealed, open_sealed
+from elastrain.comm.memory import Mapping, create_sealed, open_sealed, reserve
 
 ALIGNMENT_BYTES = 64
 _PAGE_BYTES = 4096
@@ -66,8 +66,22 @@ class Segment:
         self.dedicated = dedicated
         self.fd, self.mapping = create_sealed("elastrain-segment", size_bytes)
         self.arena = Arena(size_bytes)
+        self._reserved_bytes = 0
         self.idle_since = 0  # in frees: the longest idle goes first
         self.regions: dict[int, Region] = {}  # by offset
+
+    def take(self, size_bytes: int) -> tuple[int, bool] | None:
+        """As Arena.take; the pages are there. Raises OutOfMemory."""
+        taken = self.arena.take(size_bytes)
+        if taken is not None and taken[0] + size_bytes > self._reserved_bytes:
+            stop = taken[0] + size_bytes
+            try:
+                reserve(self.fd, self._reserved_bytes, stop - self._reserved_bytes)
+            except OutOfMemory:
+                self.arena.give(taken[0], size_bytes)
+                raise
+            self._reserved_bytes = stop
+        return taken
 
 
 @dataclass(kw_only=True, eq=False)
@@ -112,7 +126,10 @@ class SharedMemory:
         self._gone: collections.deque[int] = collections.deque()
 
     def empty(self, numel: int, dtype: torch.dtype, *, zero: bool = True) -> torch.Tensor:
-        """A 1-D tensor, zero-filled or of any content, 64-byte aligned; freed when collected, if not before."""
+        """A 1-D tensor, zero-filled or of any content, 64-byte aligned; freed when collected, if not before.
+
+        Raises OutOfMemory.
+        """
         if numel < 1:
             raise ValueError(f"a shared tensor has at least one element; got {numel}")
         size_bytes = math.ceil(numel * dtype.itemsize / ALIGNMENT_BYTES) * ALIGNMENT_BYTES
@@ -131,12 +148,12 @@ class SharedMemory:
         dedicated = size_bytes > self._segment_bytes // 2
         fitting = self._idle_dedicated(size_bytes) if dedicated else self._held.segments
         for segment in fitting:
-            taken = segment.arena.take(size_bytes) if segment.dedicated is dedicated else None
+            taken = segment.take(size_bytes) if segment.dedicated is dedicated else None
             if taken is not None:
                 return self._place(segment, taken[0], size_bytes), taken[1]
         wanted_bytes = size_bytes if dedicated else self._segment_bytes
         segment = self._new_segment(math.ceil(wanted_bytes / _PAGE_BYTES) * _PAGE_BYTES, dedicated=dedicated)
-        taken = segment.arena.take(size_bytes)
+        taken = segment.take(size_bytes)
         assert taken is not None
         return self._place(segment, taken[0], size_bytes), False
 
@@ -262,7 +279,7 @@ class Imports:
         self._returned: collections.deque[int] = collections.deque()
 
     def add(self, number: int, fd: int, size_bytes: int) -> None:
-        """Map a segment; the caller closes `fd`. Raises ProtocolError."""
+        """Map a segment; the caller closes `fd`. Raises ProtocolError, OutOfMemory."""
         if number in self._mappings:
             raise ProtocolError(f"segment {number} was passed twice")
         self._mappings[number] = open_sealed(fd, size_bytes)

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastrain.comm.errors import ProtocolError
+from elastrain.comm.errors import OutOfMemory, ProtocolError
 from elastrain.comm.frames import Caps, Parser, RawFrame
 
 _BUFFERS_PER_CALL = 64
@@ -36,8 +36,11 @@ class Outbox:
         self.size_bytes = 0
 
     def push(self, data: bytes | memoryview, *, fd: int | None = None, done: Callable[[], None] | None = None) -> None:
-        """Queue non-empty `data`. `fd` travels with its first byte; `done` is called when it is sent or dropped."""
-        own_fd = None if fd is None else os.dup(fd)
+        """Queue non-empty `data`. `fd` travels with its first byte; `done` is called when it is sent or dropped.
+
+        Raises OutOfMemory when there is no descriptor left for a copy of `fd`.
+        """
+        own_fd = None if fd is None else _copy(fd)
         self._pieces.append(_Piece(view=memoryview(data), fd=own_fd, done=done))
         self.size_bytes += len(data)
 
@@ -83,6 +86,13 @@ class Outbox:
         if piece.fd is not None:
             os.close(piece.fd)
             piece.fd = None
+
+
+def _copy(fd: int) -> int:
+    try:
+        return os.dup(fd)
+    except OSError as error:
+        raise OutOfMemory(f"a copy of a descriptor could not be had ({error.strerror}): RLIMIT_NOFILE") from error
 
 
 class Stream:
@@ -145,7 +155,9 @@ class Stream:
                 fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
                 self._fds.extend(fds)
         if flags & socket.MSG_CTRUNC or len(self._fds) > _FDS_WAITING_MAX:
-            raise ProtocolError("more descriptors arrived than frames ask for, or than this process may open")
+            raise ProtocolError(
+                "more descriptors arrived than frames ask for, or than this process may open (RLIMIT_NOFILE)"
+            )
         return size_bytes
 
     def take_fd(self) -> int:
