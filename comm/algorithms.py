@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _EXCHANGE_MAX_BYTES = 32 << 10
@@ -43,14 +44,21 @@ class AllReduce(enum.Enum):
     EXCHANGE = "exchange"
     SCATTER_GATHER = "scatter-gather"
     PIPELINE = "pipeline"
+    TWO_LEVELS = "two levels"
 
 
-def choose_all_reduce(size_bytes: int, world: int, *, pulled: bool) -> tuple[AllReduce, str]:
-    """The algorithm and why. All give the same bits. `pulled`: all members read each other's memory."""
+def choose_all_reduce(size_bytes: int, world: int, *, pulled: bool, hosts: Sequence[int] = ()) -> tuple[AllReduce, str]:
+    """The algorithm and why. All give the same bits. `pulled`: all members read each other's memory. `hosts`: of every
+    rank, where they are on several."""
     if size_bytes <= (_PULLED_EXCHANGE_MAX_BYTES if pulled else _EXCHANGE_MAX_BYTES) or world == 1:
         return AllReduce.EXCHANGE, f"{size_bytes} bytes: one round costs less than the sums that every rank repeats"
     if pulled:
         return AllReduce.PIPELINE, f"{size_bytes} bytes: each of {world} ranks sums one slice of every chunk"
+    if 1 < len(set(hosts)) < world:
+        return (
+            AllReduce.TWO_LEVELS,
+            f"{size_bytes} bytes: sums of each of {len(set(hosts))} hosts travel, not of each rank",
+        )
     return AllReduce.SCATTER_GATHER, f"{size_bytes} bytes: each of {world} ranks sums one slice"
 
 

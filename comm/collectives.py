@@ -9,6 +9,7 @@ import torch
 from elastrain.comm import algorithms
 from elastrain.comm.algorithms import AllReduce
 from elastrain.comm.exchanges import Barrier, Exchange, ExchangeReduce, ScatterGatherReduce
+from elastrain.comm.levels import TwoLevelReduce
 from elastrain.comm.operations import Operation, Reduction, Seat, describe
 from elastrain.comm.pulling import PulledReduce
 from elastrain.comm.reducing import check_reduction
@@ -83,7 +84,11 @@ def reduce_scatter(seat: Seat, out: torch.Tensor, given: Sequence[torch.Tensor],
 def all_reduce(seat: Seat, tensor: torch.Tensor, reduction: Reduction) -> Operation:
     check_reduction(reduction, tensor)
     words = f"all_reduce ({reduction}) of {describe(tensor)}"
-    choice, _reason = algorithms.choose_all_reduce(tensor.nbytes, seat.world, pulled=seat.memory.pulls)
+    choice, _reason = algorithms.choose_all_reduce(
+        tensor.nbytes, seat.world, pulled=seat.memory.pulls, hosts=seat.hosts
+    )
+    if choice is AllReduce.TWO_LEVELS:
+        return TwoLevelReduce(seat, words, tensor, reduction)
     if choice is AllReduce.SCATTER_GATHER:
         return ScatterGatherReduce(seat, words, tensor, reduction)
     if choice is AllReduce.PIPELINE:

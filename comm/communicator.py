@@ -54,6 +54,7 @@ class Communicator:
         self.alarm = Alarm()
         self._pid = os.getpid()
         self._nodes = {mesh.me: mesh.node}
+        self._hosts: dict[str, int] = {}  # of members; none: all are on one
         self._imports: dict[str, Imports] = {}
         self._announced: set[int] = set()  # my segments that all members were told of
         self._shared_waits, _reason = waits_available()
@@ -303,6 +304,8 @@ class Communicator:
         self.lost = {}
         self._announced.clear()
         self._nodes = {peer.id: peer.node for peer in members}
+        numbers = {node: number for number, node in enumerate(sorted(set(self._nodes.values())))}
+        self._hosts = {} if self._mesh.all_on_one_host else {m: numbers[node] for m, node in self._nodes.items()}
         imports = {peer.id: self._mesh.imports(peer.id) for peer in members}
         self._imports = {member: found for member, found in imports.items() if found is not None}
         self.world.members = tuple(peer.id for peer in members)
@@ -318,6 +321,9 @@ class Communicator:
             self._mesh.send(member, kind, body, tensors)
         except MemberLost:
             pass  # the mesh tells of it once, in the next poll: that is where it is dealt with
+
+    def host_of(self, member: str) -> int:
+        return self._hosts.get(member, 0)
 
     # What others say
 

@@ -44,7 +44,7 @@ class Exchange:
     ) -> None:
         self.words = words
         self._wanted = wanted
-        self._staged, places = _stage({id(given[to]): given[to] for to in partners.to}, seat.memory)
+        self._staged, places = stage({id(given[to]): given[to] for to in partners.to}, seat.memory)
         sends = tuple(Send(to=to, start=places[id(given[to])][0], stop=places[id(given[to])][1]) for to in partners.to)
         self.rounds: tuple[Round, ...] = (Round(sends=sends, awaits=partners.of),)
         if seat.rank in wanted and seat.rank in given:
@@ -78,7 +78,7 @@ class ExchangeReduce(Exchange):
         reduction: Reduction,
     ) -> None:
         super().__init__(seat, words, partners, given=given, wanted={})
-        self._out, self._reduction = out, reduction
+        self._out, self._reduction, self._tree = out, reduction, seat.tree
         # `out` may be the tensor that is given: it is written only when all parts are there.
         self._parts: dict[int, torch.Tensor] = {} if out is None else {seat.rank: given[seat.rank].reshape(-1)}
 
@@ -91,7 +91,7 @@ class ExchangeReduce(Exchange):
     def finish(self, number: int) -> None:
         if self._out is not None and self._out.numel():
             summed = torch.empty(self._out.numel(), dtype=self._out.dtype)
-            fold([self._parts[rank] for rank in sorted(self._parts)], self._reduction, summed)
+            fold([self._parts[rank] for rank in sorted(self._parts)], self._reduction, summed, steps=self._tree)
             self._out.copy_(summed.view(self._out.shape))
 
 
@@ -107,9 +107,9 @@ class ScatterGatherReduce:
         self.rounds = algorithms.scatter_gather(seat.rank, seat.world, tensor.numel())
         self._slices = algorithms.cut(tensor.numel(), seat.world)
         self._rank, self._reduction = seat.rank, reduction
-        self._memory = seat.memory
+        self._memory, self._tree = seat.memory, seat.tree
         in_place = tensor.is_contiguous() and seat.memory.owns(tensor)
-        self._given = tensor.view(-1) if in_place else _stage({0: tensor}, seat.memory)[0]
+        self._given = tensor.view(-1) if in_place else stage({0: tensor}, seat.memory)[0]
         self._tensor = tensor
         self._result = tensor.view(-1) if tensor.is_contiguous() else torch.empty(tensor.numel(), dtype=tensor.dtype)
         self._sum = self._given[:0]
@@ -131,7 +131,7 @@ class ScatterGatherReduce:
         if number == 0:
             if stop > start:
                 self._sum = self._memory.scratch(stop - start, self._given.dtype)
-                fold(self._parts, self._reduction, self._sum)
+                fold(self._parts, self._reduction, self._sum, steps=self._tree)
             self._parts = []
         else:
             self._result[start:stop].copy_(self._sum)
@@ -139,7 +139,7 @@ class ScatterGatherReduce:
                 self._tensor.copy_(self._result.view(self._tensor.shape))
 
 
-def _stage(tensors: Mapping[int, torch.Tensor], memory: Memory) -> tuple[torch.Tensor, dict[int, tuple[int, int]]]:
+def stage(tensors: Mapping[int, torch.Tensor], memory: Memory) -> tuple[torch.Tensor, dict[int, tuple[int, int]]]:
     """Copy tensors of one dtype one after the other; returns the copy and where each lies in it."""
     places: dict[int, tuple[int, int]] = {}
     total, dtype = sum(tensor.numel() for tensor in tensors.values()), torch.float32

@@ -40,7 +40,8 @@ class Group:
     A tensor must not be touched between the call and the end of its Work, and may be changed right after. Operations on
     one group are executed in the order of the calls, which must be the same on all members.
 
-    Reductions combine the ranks along a fixed binary tree: bitwise equal on all members and between runs; half
+    Reductions combine the ranks along a fixed binary tree (`hosts.tree`): those of each host first, then the hosts.
+    Bitwise equal on all members, for all algorithms and sizes, and between runs whose members are placed alike; half
     precision is accumulated in float32. A large all_reduce of a tensor of `empty` is done in place; other tensors are
     staged.
     """

@@ -41,6 +41,9 @@ class Breaking(Protocol):
 
     def send(self, member: str, kind: int, body: bytes, tensors: Sequence[torch.Tensor] = ()) -> None: ...
 
+    def host_of(self, member: str) -> int:
+        """A number that all members of this member's host have, and no others."""
+
     def break_off(self, error: MemberLost | Aborted | Timeout) -> None:
         """Fail everything here, and tell the others."""
 
@@ -157,7 +160,9 @@ class Lines:
 
     def _start(self, line: _Line) -> _Running | None:
         request = line.queue.popleft()
-        seat = Seat(rank=line.group.rank, world=line.group.size, memory=_Staging(self._mesh))
+        group = line.group
+        hosts = tuple(self._host.host_of(member) for member in group.members)
+        seat = Seat(rank=group.rank, world=group.size, memory=_Staging(self._mesh), hosts=hosts)
         try:
             line.running = _Running(request=request, operation=request.make(seat))
         except (ValueError, RuntimeError, OutOfMemory) as error:  # torch raises RuntimeError for what does not fit

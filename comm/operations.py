@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from elastrain.comm import hosts
 from elastrain.comm.algorithms import Round
 
 Reduction = Literal["sum", "avg", "min", "max", "prod", "band", "bor", "bxor"]
@@ -37,11 +38,17 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """Where this member sits in its group when an operation begins."""
+    """Where this member sits in its group when an operation begins. `hosts`: of every rank; none: all are on one."""
 
     rank: int
     world: int
     memory: Memory
+    hosts: tuple[int, ...] = ()
+
+    @property
+    def tree(self) -> tuple[tuple[int, int], ...]:
+        """The order of summation."""
+        return hosts.tree(self.hosts or (0,) * self.world)
 
 
 class Operation(Protocol):

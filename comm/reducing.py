@@ -22,28 +22,40 @@ _COMBINE: dict[str, Callable[..., torch.Tensor]] = {
 _CHUNK_ELEMENTS = 32 << 10  # so that the inner sums of a chunk stay in the cache
 
 
-def fold(parts: Sequence[torch.Tensor], reduction: Reduction, out: torch.Tensor) -> None:
-    """Combine the ranks' flat tensors along `algorithms.tree` into `out`, which is one of them or overlaps none.
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums of it are made in: float32 for half precision."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
-    Half precision is accumulated in float32 and rounded once.
+
+def fold(
+    parts: Sequence[torch.Tensor],
+    reduction: Reduction,
+    out: torch.Tensor,
+    *,
+    steps: Sequence[tuple[int, int]] | None = None,
+    count: int | None = None,
+) -> None:
+    """Combine flat tensors along `steps` into `out`, which is one of them or overlaps none.
+
+    `steps`: as of `algorithms.tree`, the default. `count`: how many ranks the parts are of, for `avg`, if not one each.
+    Half precision is accumulated in float32 and rounded once, where `out` is of half precision.
     """
-    combine, steps = _COMBINE[reduction], algorithms.tree(len(parts))
-    widen = out.dtype in (torch.float16, torch.bfloat16)
-    inner = torch.float32 if widen else out.dtype
+    combine, steps = _COMBINE[reduction], algorithms.tree(len(parts)) if steps is None else steps
+    inner = wide(out.dtype)
     sums = {left: torch.empty(min(_CHUNK_ELEMENTS, out.numel()), dtype=inner) for left, _ in steps[:-1]}
     for start in range(0, out.numel(), _CHUNK_ELEMENTS):
         target = out[start : start + _CHUNK_ELEMENTS]
-        now = [part[start : start + _CHUNK_ELEMENTS] for part in parts]
-        if widen:
-            now = [part.float() for part in now]
+        now = [part[start : start + _CHUNK_ELEMENTS].to(inner) for part in parts]
         for left, right in steps[:-1]:
             now[left] = combine(now[left], now[right], out=sums[left][: target.numel()])
-        if steps and not widen:
+        if steps and inner == out.dtype:
             total = combine(now[steps[-1][0]], now[steps[-1][1]], out=target)
         else:
             total = combine(now[steps[-1][0]], now[steps[-1][1]]) if steps else now[0]
         if reduction == "avg":
-            total = torch.div(total, len(parts), out=total) if total is target else total / len(parts)
+            total = (
+                torch.div(total, count or len(parts), out=total) if total is target else total / (count or len(parts))
+            )
         if total is not target and total.data_ptr() != target.data_ptr():
             target.copy_(total)
 
