@@ -17,6 +17,7 @@ from elastrain.launcher.messages import (
     Hello,
     LostState,
     Message,
+    NoRoom,
     Note,
     Phase,
     Progress,
@@ -48,7 +49,7 @@ class Core(Losing):
                 return []
             case Failed():
                 return self._on_failed(worker, message, now)
-            case LostState():
+            case LostState() | NoRoom():
                 return self._finish(1, message.sentence)
             case Finished():
                 return self._on_finished(worker, message, now)

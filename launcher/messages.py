@@ -72,6 +72,13 @@ class LostState:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoRoom:
+    """What the present plan asks of this member does not fit its memory limit; `sentence` says how much is missing."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finished:
     step: int
     digest: str
@@ -89,7 +96,7 @@ class Note:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
-Message = Hello | Suspect | Progress | Phase | Failed | LostState | Finished | Struck | Note
+Message = Hello | Suspect | Progress | Phase | Failed | LostState | NoRoom | Finished | Struck | Note
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
@@ -202,6 +209,7 @@ _PARSERS: dict[str, Callable[[_Fields], Message]] = {
     "phase": lambda f: Phase(step=f.whole("step"), phase=f.text("phase")),
     "failed": _failed,
     "lost_state": lambda f: LostState(sentence=f.text("sentence")),
+    "no_room": lambda f: NoRoom(sentence=f.text("sentence")),
     "finished": lambda f: Finished(step=f.whole("step"), digest=f.text("digest")),
     "struck": lambda f: Struck(),
     "event": lambda f: Note(fields=dict(f.value)),

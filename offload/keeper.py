@@ -327,13 +327,10 @@ class Keeper:
 
     def _make_room(self, newest: Record, current: Pass) -> None:
         """Wait until the next storage fits too: it will be in memory before anybody can ask for room for it."""
-        if self.limit_bytes is None:
-            return
-        wanted_bytes = max(0, self.limit_bytes - current.largest_bytes)
-        if self._account.live_bytes <= wanted_bytes:
+        if self.limit_bytes is None or self._account.live_bytes <= self._wanted_bytes(current):
             return
         began_s = self._clock()
-        while self._account.live_bytes > wanted_bytes:
+        while self._account.live_bytes > (wanted_bytes := self._wanted_bytes(current)):
             self._spill_more(newest, wanted_bytes)
             if not self._being_written_but(newest):
                 break
@@ -345,6 +342,11 @@ class Keeper:
             if self._write_fault is not None:
                 raise _again(self._write_fault)
             self._smallest_bytes = max(self._smallest_bytes, self._account.live_bytes)
+
+    def _wanted_bytes(self, current: Pass) -> int:
+        """Room for one more storage within the limit that holds now: it may change while somebody waits."""
+        assert self.limit_bytes is not None
+        return max(0, self.limit_bytes - current.largest_bytes)
 
     def _spill_more(self, newest: Record, wanted_bytes: int) -> None:
         for record in [record for each in self._passes for record in each.records]:

@@ -303,7 +303,7 @@ class Job:
                 text = f"{kind.__name__}: {error}\n"
             try:
                 if isinstance(error, NoRoomError):  # no replacement could do better: the job ends with the sentence
-                    self._channel.send("lost_state", sentence=str(error))
+                    self._channel.send("no_room", sentence=str(error))
                     return
                 self._channel.send(
                     "failed",

@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import pytest
+
 from elastrain.launcher.core import Core
 from elastrain.launcher.faults import Fault
-from elastrain.launcher.messages import Failed, Finished, Hello, LostState, Message, Note, Phase, Progress, Suspect
+from elastrain.launcher.messages import (
+    Failed,
+    Finished,
+    Hello,
+    LostState,
+    Message,
+    NoRoom,
+    Note,
+    Phase,
+    Progress,
+    Suspect,
+)
 from elastrain.launcher.state import describe
 from elastrain.launcher.values import (
     Command,
@@ -228,10 +241,9 @@ def test_last_member_killed_ends_the_job() -> None:
     assert (end.code, end.sentence) == (1, "m0 ended by signal 9, and no other member was left: the state is gone")
 
 
-def test_lost_state_from_a_worker_ends_the_job_with_its_sentence() -> None:
-    assert of(End, running().say("m0", LostState(sentence="shard 3 is gone"))) == [
-        End(code=1, sentence="shard 3 is gone")
-    ]
+@pytest.mark.parametrize("message", [LostState(sentence="shard 3 is gone"), NoRoom(sentence="12 MiB too small")])
+def test_what_no_replacement_could_mend_ends_the_job_with_its_sentence(message: LostState | NoRoom) -> None:
+    assert of(End, running().say("m0", message)) == [End(code=1, sentence=message.sentence)]
 
 
 # ---- before the first commit

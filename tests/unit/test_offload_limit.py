@@ -1,0 +1,57 @@
+"""A limit that is changed while somebody waits for room under the old one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from elastrain.offload.device import Device
+from elastrain.offload.engines.memory import MemoryEngine
+from elastrain.offload.keeper import Keeper
+from elastrain.offload.planner import Planner
+from elastrain.offload.stats import PassProfile
+
+SIZE_BYTES = 1 << 20
+
+
+class KeepsAll(Planner):
+    """Nothing leaves before it has to."""
+
+    def spills(self, index: int) -> bool:
+        return False
+
+    def pass_ended(self, profile: PassProfile, device_bytes_per_s: float) -> None:
+        """Learns nothing."""
+
+
+class Interrupted(MemoryEngine):
+    """Calls `during` within its first write."""
+
+    def __init__(self, during: Callable[[], None]) -> None:
+        super().__init__()
+        self._during: Callable[[], None] | None = during
+
+    def write(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
+        during, self._during = self._during, None
+        if during is not None:
+            during()
+        super().write(offset_bytes, views)
+
+
+def test_a_limit_lowered_while_a_forward_waits_for_room_is_kept_not_refused() -> None:
+    device = Device(Interrupted(lambda: keeper.set_limit(2 * SIZE_BYTES)), threads=1)
+    keeper = Keeper([device], limit_bytes=4 * SIZE_BYTES, plan=KeepsAll(4 * SIZE_BYTES), deadline_s=30.0)
+    keeper.begin_pass()
+    records = [
+        keeper.save(torch.full((SIZE_BYTES,), n, dtype=torch.uint8).untyped_storage(), version=0, dtype="", module="")
+        for n in range(4)  # the fourth waits for the first one's write, which lowers the limit
+    ]
+    keeper.end_forward(quietly=False)
+    assert keeper.stats(elapsed_s=1.0).live_bytes <= 2 * SIZE_BYTES
+    for number, record in reversed(list(enumerate(records))):
+        bytes_back = torch.empty(0, dtype=torch.uint8).set_(keeper.need(record))
+        assert torch.equal(bytes_back, torch.full((SIZE_BYTES,), number, dtype=torch.uint8))
+        keeper.release(record)
+    keeper.begin_pass()
+    keeper.close()
