@@ -1,6 +1,6 @@
-"""Waiting on a peer's futex word and on an alarm of one's own at once, so that no failure leaves anybody asleep.
+"""Waiting on futex words of a peer and on an alarm of one's own at once, so that no failure leaves anybody asleep.
 
-`futex_waitv` (Linux 5.16) compares both words before it sleeps: whoever changes one and wakes is never missed. Torch
+`futex_waitv` (Linux 5.16) compares all words before it sleeps: whoever changes one and wakes is never missed. Torch
 may never come in.
 """
 
@@ -11,6 +11,7 @@ import errno
 import os
 import platform
 import struct
+from collections.abc import Sequence
 
 from elastrain.comm.memory import futex_wake_all, libc
 
@@ -47,17 +48,16 @@ class Alarm:
         self._word.value += 1
         futex_wake_all(self.address)
 
-    def wait(self, count: int, address: int, value: int, deadline_s: float) -> None:
-        """Block while the alarm's count is `count` and the 32-bit word at `address`, in shared memory, is `value`.
+    def wait(self, count: int, words: Sequence[tuple[int, int]], deadline_s: float) -> None:
+        """Block while the alarm's count is `count` and each 32-bit word `(address, value)` in shared memory as it was.
 
         Returns at the latest at `deadline_s` (time.monotonic()); signals may make it return early.
         """
-        both = ctypes.create_string_buffer(
-            _WAITER.pack(value, address, _SIZE_U32, 0) + _WAITER.pack(count, self.address, _SIZE_U32, 0)
-        )
+        waiters = [_WAITER.pack(value, address, _SIZE_U32, 0) for address, value in (*words, (self.address, count))]
+        all_of_them = ctypes.create_string_buffer(b"".join(waiters))
         seconds = int(deadline_s)
         until = ctypes.create_string_buffer(struct.pack("@qq", seconds, int((deadline_s - seconds) * 1e9)))
-        result = libc.syscall(ctypes.c_long(_SYS_FUTEX_WAITV), both, 2, 0, until, _CLOCK_MONOTONIC)
+        result = libc.syscall(ctypes.c_long(_SYS_FUTEX_WAITV), all_of_them, len(waiters), 0, until, _CLOCK_MONOTONIC)
         if result < 0 and ctypes.get_errno() not in _SIGNALS:
             code = ctypes.get_errno()
             raise OSError(code, f"futex_waitv: {os.strerror(code)}")

@@ -2,15 +2,23 @@
 
     published   a futex word: how many turns of this generation its owner has published
     finished    a futex word: of how many of them its owner needs nothing from others any more
-    generation  that the board is used in
-    fence       raised by the owner when it fails: who has read its parts looks at the fence afterwards
+    generation  that the board is used in; 0 while it is free
+    failed      not 0 when its owner has failed: from then on the tensors that it has lent may change. Who has read one
+                looks here afterwards; when an operation ends well, all have read what was lent in it
     entries     one per turn, used in a circle: where the part lies, for whom which elements, the operation's words
     rooms       one per entry, for parts so small that they lie on the board itself
 
-Only the owner writes. It writes an entry first and counts it afterwards, and begins a generation by setting the counts
-back before it names it: who reads the generation first and a count second never takes an old count for a new one.
-x86-64 shows other processors all this in order, which is why boards are used there only. There are two boards, used in
-turn by the generations: who is slow still finds what the former one showed. Nothing here waits or knows of members.
+Only the owner writes. It writes an entry first and counts it afterwards; it takes the generation away before it sets
+the counts back, and names the new one afterwards: who finds the same generation before and after a count has the right
+one. x86-64 shows other processors all this in order, which is why boards are used there only.
+
+There are two boards, so that who is slow still finds in the former one what it needs, whatever views follow:
+
+    a generation begins     on the board of the one before if nothing was published there, else on the free one. Its
+                            owner reads nothing of former generations by then
+    all others are in it    none of them needs the former board: it becomes free before anything is published. Who was
+                            removed may still read there: it sees in the end that the generation is gone
+Nothing here waits or knows of members.
 """
 
 from __future__ import annotations
@@ -33,10 +41,10 @@ COUNT_MASK = 0xFFFFFFFF
 
 _PUBLISHED_BYTES, _FINISHED_BYTES = 0, 64  # offsets: each on a cache line of its own
 _ERA_BYTES = 68
-_GENERATION, _FENCE = 1, 2  # places of 64 bits, beside `published`
+_GENERATION, _FAILED = 1, 2  # places of 64 bits, beside `published`
 _ENTRIES_AT_BYTES = 128
 _ENTRY_BYTES = 16 << 10
-_HEADER = struct.Struct("<QQQIHHBxxxQQ")  # fence, offset, size, segment, words, slices, dtype, and the only slice
+_HEADER = struct.Struct("<QQIHHBBxxQQ")  # offset, size, segment, words, slices, dtype, lent, and the only slice
 _SLICE = struct.Struct("<QQ")
 _SLICES_AT_BYTES = _HEADER.size + WORDS_MAX_BYTES
 _ROOMS_AT_BYTES = _ENTRIES_AT_BYTES + ENTRIES * _ENTRY_BYTES
@@ -66,9 +74,12 @@ class Spot:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What one member offers to one other in a turn: `size_bytes` at `spot`, as elements of `dtype`."""
+    """What one member offers to one other in a turn: `size_bytes` at `spot`, as elements of `dtype`.
 
-    fence: int
+    `lent`: a tensor of its caller's, which may change after a failure.
+    """
+
+    lent: bool
     words: bytes
     spot: Spot
     size_bytes: int
@@ -90,10 +101,6 @@ class Board:
     def generation(self) -> int:
         return self._longs[_GENERATION]
 
-    @property
-    def fence(self) -> int:
-        return self._longs[_FENCE]
-
     def published(self, generation: int) -> int:
         """As far as this generation goes: 0 before and after it."""
         return self._count(_PUBLISHED_BYTES, generation)
@@ -105,7 +112,13 @@ class Board:
     def _count(self, at_bytes: int, generation: int) -> int:
         if self._longs[_GENERATION] != generation:
             return 0
-        return (self._counts[at_bytes // 4] - _first(generation)) & COUNT_MASK
+        count = (self._counts[at_bytes // 4] - _first(generation)) & COUNT_MASK
+        return count if self._longs[_GENERATION] == generation else 0
+
+    def has_failed(self, generation: int) -> bool:
+        """Whether what was lent in this generation may have changed: its owner has failed in it, or gone on."""
+        failed = self._longs[_FAILED] != 0
+        return failed or self._longs[_GENERATION] != generation
 
     # By the owner
 
@@ -114,11 +127,16 @@ class Board:
         self._bytes[:_ENTRIES_AT_BYTES] = bytes(_ENTRIES_AT_BYTES)
 
     def begin(self, generation: int) -> None:
+        self.free()
+        self._longs[_FAILED] = 0
         self._counts[_PUBLISHED_BYTES // 4] = self._counts[_FINISHED_BYTES // 4] = _first(generation)
         self._longs[_GENERATION] = generation
 
-    def raise_fence(self) -> None:
-        self._longs[_FENCE] += 1
+    def free(self) -> None:
+        self._longs[_GENERATION] = 0
+
+    def fail(self) -> None:
+        self._longs[_FAILED] = 1
 
     def count_published(self, turn: int) -> None:
         self._counts[_PUBLISHED_BYTES // 4] = (_first(self.generation) + turn + 1) & COUNT_MASK
@@ -131,7 +149,9 @@ class Board:
         start = _ROOMS_AT_BYTES + turn % ENTRIES * ROOM_BYTES
         return self.tensor[start : start + ROOM_BYTES]
 
-    def write(self, turn: int, *, words: bytes, offered: torch.Tensor, spot: Spot, sends: Sequence[Send]) -> None:
+    def write(
+        self, turn: int, *, words: bytes, offered: torch.Tensor, spot: Spot, sends: Sequence[Send], lent: bool
+    ) -> None:
         """An entry: slices of the flat tensor `offered`, which lies at `spot`, for the ranks that `sends` names."""
         at = _ENTRIES_AT_BYTES + turn % ENTRIES * _ENTRY_BYTES
         same = all((send.start, send.stop) == (sends[0].start, sends[0].stop) for send in sends)
@@ -139,7 +159,7 @@ class Board:
         slices = 0 if same else 1 + max(send.to for send in sends)
         code, size_bytes = _CODES[offered.dtype], offered.nbytes
         where = (spot.offset_bytes, size_bytes, spot.segment)
-        _HEADER.pack_into(self._bytes, at, self.fence, *where, len(words), slices, code, start, stop)
+        _HEADER.pack_into(self._bytes, at, *where, len(words), slices, code, lent, start, stop)
         self._bytes[at + _HEADER.size : at + _HEADER.size + len(words)] = words
         if slices:
             for send in sends:
@@ -148,7 +168,7 @@ class Board:
     def read(self, turn: int, rank: int) -> Entry:
         """What its owner offers to `rank` in this turn. Raises ProtocolError for what no correct member writes."""
         at = _ENTRIES_AT_BYTES + turn % ENTRIES * _ENTRY_BYTES
-        fence, offset, size, segment, words, slices, code, start, stop = _HEADER.unpack_from(self._bytes, at)
+        offset, size, segment, words, slices, code, lent, start, stop = _HEADER.unpack_from(self._bytes, at)
         if slices and rank < slices:
             start, stop = _SLICE.unpack_from(self._bytes, at + _SLICES_AT_BYTES + rank * _SLICE.size)
         if words > WORDS_MAX_BYTES or slices > MEMBERS_MAX or code >= len(DTYPES):
@@ -158,7 +178,8 @@ class Board:
             raise ProtocolError(f"elements {start} to {stop} of {size} bytes of {dtype} at {offset}")
         said = bytes(self._bytes[at + _HEADER.size : at + _HEADER.size + words])
         spot = Spot(segment=segment, offset_bytes=offset + start * dtype.itemsize)
-        return Entry(fence=fence, words=said, spot=spot, size_bytes=(stop - start) * dtype.itemsize, dtype=dtype)
+        size_bytes = (stop - start) * dtype.itemsize
+        return Entry(lent=bool(lent), words=said, spot=spot, size_bytes=size_bytes, dtype=dtype)
 
 
 class Pair:
@@ -171,7 +192,7 @@ class Pair:
         self.era_address = tensor.data_ptr() + _ERA_BYTES
 
     def find(self, generation: int) -> Board | None:
-        """The board of this generation; None while its owner has not begun it, or has begun the next but one."""
+        """The board of this generation; None while its owner has not begun it, or nobody should need it any more."""
         return next((board for board in self._boards if board.generation == generation), None)
 
     @property
@@ -186,8 +207,21 @@ class Pair:
             board.clear()
 
     def begin(self, generation: int) -> Board:
-        """Use the older one for this generation."""
-        board = min(self._boards, key=lambda board: board.generation)
+        """See the module. The owner reads nothing of former generations any more."""
+        former, current = sorted(self._boards, key=lambda board: board.generation)
+        board = former if current.published(current.generation) else current
+        assert board.generation == 0 or board is current, "what is published is published after `free_former`"
         board.begin(generation)
         self._era[0] = (self._era[0] + 1) & COUNT_MASK
         return board
+
+    @property
+    def former(self) -> Board | None:
+        """What others may still read of a generation before the newest one; None where that is not so."""
+        board = min(self._boards, key=lambda board: board.generation)
+        return board if board.generation else None
+
+    def free_former(self) -> None:
+        """Before anything is published in the newest generation, in which all who could read the former one are."""
+        if self.former is not None:
+            self.former.free()

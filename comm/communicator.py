@@ -28,7 +28,7 @@ from elastrain.comm.letters import Letters, Reader
 from elastrain.comm.lines import Lines
 from elastrain.comm.mailbox import Address
 from elastrain.comm.mesh import Frame, How, Lost, Mesh, Newer, Peer
-from elastrain.comm.segments import Imports
+from elastrain.comm.segments import Imports, Segment
 from elastrain.comm.work import Received, Work
 
 _ABORT_BODY = struct.Struct("<HB")  # length of the lost member's id (0: none is lost), proven; id and reason follow
@@ -175,10 +175,11 @@ class Communicator:
 
     # For lanes (see lane.Host and lanes.Failing), from any thread
 
-    def why_silent(self, member: str) -> CommError | None:
-        if self.lost.get(member) is How.LEFT:
-            return MemberLost(member, "it left")
-        return Aborted(f"{member!r} went on to a newer view") if self._mesh.is_ahead(member) else None
+    def has_left(self, member: str) -> bool:
+        return self.lost.get(member) is How.LEFT
+
+    def is_ahead(self, member: str) -> bool:
+        return self._mesh.is_ahead(member)
 
     def place(self, tensor: torch.Tensor) -> Spot | None:
         place = self._mesh.place(tensor)
@@ -186,9 +187,12 @@ class Communicator:
             return None
         segment = place.region.segment
         if segment.number not in self._announced:
-            self._call(lambda: self._mesh.announce(segment))
-            self._announced.add(segment.number)
+            self._call(lambda: self._announce(segment))
         return Spot(segment=segment.number, offset_bytes=place.offset_bytes)
+
+    def _announce(self, segment: Segment) -> None:
+        self._mesh.announce(segment)
+        self._announced.add(segment.number)
 
     def segment(self, member: str, number: int) -> torch.Tensor | None:
         imports = self._imports.get(member)

@@ -16,6 +16,8 @@ from elastrain.comm.reducing import fold
 
 
 class Barrier:
+    lends = False
+
     def __init__(self, seat: Seat, words: str) -> None:
         self.words = words
         self.rounds = algorithms.barrier(seat.rank, seat.world)
@@ -32,6 +34,8 @@ class Barrier:
 
 class Exchange:
     """One round in which each partner gets a tensor and gives one. `given` and `wanted` are by rank; mine is copied."""
+
+    lends = False
 
     def __init__(
         self,
@@ -108,8 +112,8 @@ class ScatterGatherReduce:
         self._slices = algorithms.cut(tensor.numel(), seat.world)
         self._rank, self._reduction = seat.rank, reduction
         self._memory, self._tree = seat.memory, seat.tree
-        in_place = tensor.is_contiguous() and seat.memory.owns(tensor)
-        self._given = tensor.view(-1) if in_place else stage({0: tensor}, seat.memory)[0]
+        self.lends = tensor.is_contiguous() and seat.memory.owns(tensor)
+        self._given = tensor.view(-1) if self.lends else stage({0: tensor}, seat.memory)[0]
         self._tensor = tensor
         self._result = tensor.view(-1) if tensor.is_contiguous() else torch.empty(tensor.numel(), dtype=tensor.dtype)
         self._sum = self._given[:0]

@@ -3,6 +3,10 @@
 All members count the same turns: one for each round of each operation, whether they have anything to say in it or not.
 A member may run `ENTRIES` turns ahead of what others have finished, so nothing on a board is written over while it is
 read. Nothing here knows of sockets; what a lane needs of its communicator is `Host`.
+
+An error of the communicator ends waiting, not work: an operation that has begun and finds everything that it needs on
+the boards ends well, whatever has failed and whichever views have come meanwhile. So what one member has completed, all
+complete who had begun it and are still there. What they read is not written over before: see `board`.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
@@ -20,7 +24,7 @@ import torch
 from elastrain.comm.alarm import Alarm
 from elastrain.comm.algorithms import Send
 from elastrain.comm.board import ENTRIES, ROOM_BYTES, WORDS_MAX_BYTES, Board, Entry, Pair, Spot, reached
-from elastrain.comm.errors import Aborted, CommError, ProtocolError, Timeout
+from elastrain.comm.errors import Aborted, CommError, MemberLost, ProtocolError, Timeout
 from elastrain.comm.memory import futex_wake_all
 from elastrain.comm.operations import STAGE_BYTES, Operation
 
@@ -35,8 +39,11 @@ class Host(Protocol):
 
     alarm: Alarm
 
-    def why_silent(self, member: str) -> CommError | None:
-        """Why nothing more comes from this member in this generation; None: it may come."""
+    def has_left(self, member: str) -> bool:
+        """Whether it has gone in peace, so that nothing more comes from it."""
+
+    def is_ahead(self, member: str) -> bool:
+        """Whether it was heard of in a newer generation."""
 
     def place(self, tensor: torch.Tensor) -> Spot | None:
         """Where it lies in shared memory that the others were told of, or will be before they read it."""
@@ -50,11 +57,14 @@ class Host(Protocol):
 
 @dataclass(kw_only=True, eq=False)
 class Desk:
-    """What a group keeps from one generation to the next. `lock`: for what is written on the board, and `error`s."""
+    """What a group keeps from one generation to the next. `lock`: for what begins and ends."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     pair: Pair | None = None
-    board: Board | None = None  # of this generation
+    board: Board | None = None  # of the newest generation begun
+    readers: dict[str, Pair] = field(
+        default_factory=dict
+    )  # who may read what was published last, as far as in the view
     shown: set[str] = field(default_factory=set)  # members that were given my board
     met: set[str] = field(default_factory=set)  # members that have it, for they have taken part
     stage: torch.Tensor | None = None
@@ -77,7 +87,7 @@ class Lane:
         generation: int,
         waiting: set[Lane],
     ) -> None:
-        self.error: CommError | None = None  # set by the communicator: the end of everything in this lane
+        self.error: CommError | None = None  # set by the communicator: the end of all waiting in this lane
         self.members = tuple(members)
         self.generation = generation
         self.rank = self.members.index(me)
@@ -107,11 +117,31 @@ class Lane:
         self._deadline_s, self._timeout_s = deadline_s, timeout_s
         self._words = f"the beginning of {self._name!r}"
         for rank in self._others:
-            pair = self._pairs[rank] = self._wait(partial(find, self.members[rank]), rank)
-            look = partial(pair.find, self.generation)
-            self._boards[rank] = self._wait(look, rank, pair.era_address)
-        self._desk.kept.clear()
+            pair = self._pairs[rank] = self._wait(partial(find, self.members[rank]), self.members[rank])
+            self._boards[rank] = self._wait(partial(pair.find, self.generation), self.members[rank])
+        self._await_leavers()
+        desk = self._desk
+        assert desk.pair is not None
+        desk.pair.free_former()
+        desk.kept.clear()
+        desk.readers = {self.members[rank]: pair for rank, pair in self._pairs.items()}
         self._opened = True
+
+    def _await_leavers(self) -> None:
+        """Members of the view that are in this group no more may still read what I have published last."""
+        former = self._desk.pair.former if self._desk.pair else None
+        if former is None:
+            return
+        generation, count = former.generation, former.published(former.generation)
+        for member, pair in list(self._desk.readers.items()):
+            if member not in self.members:
+                self._wait(partial(self._look_done, member, pair, generation, count), member)
+
+    def _look_done(self, member: str, pair: Pair, generation: int, count: int) -> bool | None:
+        """True when this member reads nothing any more that was published in the generation, `count` turns."""
+        board = pair.find(generation)
+        finished = 0 if board is None else board.finished(generation)
+        return pair.newest > generation or reached(finished, count) or self._host.has_left(member) or None
 
     # An operation
 
@@ -122,44 +152,48 @@ class Lane:
         self._await_place()
 
     def run(self, operation: Operation) -> None:
-        """Raises MemberLost, Aborted, Timeout, or a ProtocolError; the lane is of no use then."""
+        """Raises MemberLost, Aborted, Timeout, or a ProtocolError; the lane is of no use then.
+
+        Others know of a failure before the caller does, who may change its tensors then.
+        """
         try:
             self._run(operation)
+        except BaseException:
+            self._board.fail()
+            raise
         finally:
             self._placed = None  # it may be the caller's tensor
 
     def _run(self, operation: Operation) -> None:
         self._words = operation.words
         words = self._words.encode()[:WORDS_MAX_BYTES]
-        fences: dict[int, int] = {}
+        lenders: set[int] = set()
         for number, plan in enumerate(operation.rounds):
             if number:
                 self._await_place()
             offered = operation.offer(number) if plan.sends else _NOTHING
-            self._publish(words, offered, plan.sends)
+            self._check_lent(lenders)
+            self._publish(words, offered, plan.sends, lent=operation.lends)
             late = [rank for rank in self._others if rank in plan.awaits and self._await_part(rank)]
             if late:
                 # Who came last comes last again: one sleep, and the others are there.
                 self._others.remove(late[-1])
                 self._others.insert(0, late[-1])
             for rank in plan.awaits:
-                self._take(operation, number, rank, words, fences)
+                if self._take(operation, number, rank, words):
+                    lenders.add(rank)
             operation.finish(number)
             self._finish_turn()
-        self._check_fences(fences)
+        self._check_there()
         if len(self._desk.met) < len(self._others):
             here = [rank for rank, board in self._boards.items() if board.published(self.generation)]
             self._desk.met.update(self.members[rank] for rank in here)
 
-    def _publish(self, words: bytes, offered: torch.Tensor, sends: Sequence[Send]) -> None:
+    def _publish(self, words: bytes, offered: torch.Tensor, sends: Sequence[Send], *, lent: bool) -> None:
         spot = self._spot(offered) if offered.numel() else _ROOM
-        board = self._board
-        with self._desk.lock:  # else the board might be in the next generation already
-            if self.error is not None:
-                raise self.error
-            board.write(self._turn, words=words, offered=offered, spot=spot, sends=sends)
-            board.count_published(self._turn)
-        futex_wake_all(board.published_address)
+        self._board.write(self._turn, words=words, offered=offered, spot=spot, sends=sends, lent=lent)
+        self._board.count_published(self._turn)
+        futex_wake_all(self._board.published_address)
 
     @property
     def _board(self) -> Board:
@@ -179,17 +213,18 @@ class Lane:
         self._placed = (offered, spot)
         return spot
 
-    def _take(self, operation: Operation, number: int, rank: int, words: bytes, fences: dict[int, int]) -> None:
+    def _take(self, operation: Operation, number: int, rank: int, words: bytes) -> bool:
+        """Returns whether the part was lent."""
         board, member = self._boards[rank], self.members[rank]
         entry = board.read(self._turn, self.rank)
         if entry.words != words:
             theirs = entry.words.decode(errors="replace")
             raise Aborted(f"{self._name!r}: {self._words} at {self._me!r}, {theirs} at {member!r}")
-        fences.setdefault(rank, entry.fence)
         try:
             operation.take(number, rank, self._pull(rank, entry))
         except ValueError as error:
             raise Aborted(f"{self._words} of {self._name!r} at {self._me!r}: {error}") from error
+        return entry.lent
 
     def _pull(self, rank: int, entry: Entry) -> torch.Tensor:
         if not entry.size_bytes:
@@ -204,24 +239,24 @@ class Lane:
         return memory[start:stop].view(entry.dtype)
 
     def _finish_turn(self) -> None:
-        with self._desk.lock:
-            if self.error is not None:
-                raise self.error
-            self._board.count_finished(self._turn)
+        self._board.count_finished(self._turn)
         futex_wake_all(self._board.finished_address)
         self._turn += 1
 
-    def _check_fences(self, fences: Mapping[int, int]) -> None:
-        """A member that has failed since may have changed its tensor while it was read: the result is thrown away, and
-        its word why, its death, or the next view is waited for.
+    def _check_lent(self, lenders: Set[int]) -> None:
+        """A member that has failed since may have changed its tensor while it was read: what was made of it is thrown
+        away, and the member's word why, its death, or the next view is waited for.
         """
-        for rank, fence in fences.items():
+        for rank in lenders:
             board = self._boards[rank]
-            if board.fence != fence:
-                never = self._turn + _NEVER
-                self._await(rank, board.published_address, board.published, never)
-        if self.error is not None:
-            raise self.error
+            if board.has_failed(self.generation):
+                self._await(rank, board.published_address, board.published, self._turn + _NEVER)
+
+    def _check_there(self) -> None:
+        """Who was removed from the group meanwhile may have read what others had written over."""
+        for rank, board in self._boards.items():
+            if board.generation != self.generation:
+                raise self.error or Aborted(f"{self.members[rank]!r} went on to a newer view")
 
     # Waits
 
@@ -241,10 +276,12 @@ class Lane:
         return True
 
     def _await(self, rank: int, address: int, count: Callable[[int], int], wanted: int) -> None:
-        self._wait(lambda: reached(count(self.generation), wanted) or None, rank, address)
+        self._wait(lambda: reached(count(self.generation), wanted) or None, self.members[rank], address)
 
-    def _wait(self, look: Callable[[], Found | None], rank: int, address: int | None = None) -> Found:
-        """What `look` finds, as soon as it does: asked again when the word at `address` changes or the alarm rings."""
+    def _wait(self, look: Callable[[], Found | None], member: str, address: int | None = None) -> Found:
+        """What `look` finds, as soon as it does: asked again when the word at `address` changes, the member begins a
+        generation, or the alarm rings.
+        """
         found = look()
         if found is not None:
             return found
@@ -252,15 +289,13 @@ class Lane:
         try:
             while True:
                 # In this order: what changes after the alarm was looked at rings it, and the wait returns at once.
-                alarm = self._host.alarm.count
-                seen = alarm if address is None else ctypes.c_uint32.from_address(address).value
+                alarm, words = self._host.alarm.count, self._words_of(member, address)
                 found = look()
                 if found is not None:
                     return found
-                error = self._why_not(rank)
+                error = self._why_not(member)
                 if error is None:
-                    where = self._host.alarm.address if address is None else address
-                    self._host.alarm.wait(alarm, where, seen, self._deadline_s)
+                    self._host.alarm.wait(alarm, words, self._deadline_s)
                 elif (found := look()) is not None:  # it came in the end
                     return found
                 else:
@@ -268,21 +303,33 @@ class Lane:
         finally:
             self._waiting.discard(self)
 
-    def _why_not(self, rank: int) -> CommError | None:
+    def _words_of(self, member: str, address: int | None) -> list[tuple[int, int]]:
+        pair = self._find(member)
+        addresses = [] if pair is None else [pair.era_address]
+        if address is not None:
+            addresses.append(address)
+        return [(one, ctypes.c_uint32.from_address(one).value) for one in addresses]
+
+    def _why_not(self, member: str) -> CommError | None:
         """Why it makes no sense to wait for this member."""
-        error = self.error or self._host.why_silent(self.members[rank])
-        if error is None and rank in self._pairs and self._pairs[rank].newest > self.generation:
-            return Aborted(f"{self.members[rank]!r} went on to a newer view")
-        if error is None and time.monotonic() >= self._deadline_s:
-            missing = self._absent(rank)
+        if self.error is not None:
+            return self.error
+        if self._host.has_left(member):
+            return MemberLost(member, "it left")
+        pair = self._find(member)
+        # Whoever has a board names the new generation there when it has done with this one, and not before.
+        if self._host.is_ahead(member) if pair is None else pair.newest > self.generation:
+            return Aborted(f"{member!r} went on to a newer view")
+        if time.monotonic() >= self._deadline_s:
+            missing = self._absent(member)
             words = f"{self._words}: nothing from {', '.join(missing)} within {self._timeout_s} s"
             return Timeout(words, missing=missing)
-        return error
+        return None
 
-    def _absent(self, awaited: int) -> tuple[str, ...]:
+    def _absent(self, awaited: str) -> tuple[str, ...]:
         """Who has not come so far, the awaited one at least."""
-        silent = {rank for rank in self._others if not self._is_there(rank)}
-        return tuple(self.members[rank] for rank in sorted({awaited} | silent))
+        silent = [self.members[rank] for rank in sorted(self._others) if not self._is_there(rank)]
+        return tuple(silent) if awaited in silent else (*silent, awaited)
 
     def _is_there(self, rank: int) -> bool:
         if self._opened:
@@ -294,7 +341,7 @@ class Lane:
         return reached(board.published(self.generation), self._turn + 1)
 
     def _await_segment(self, rank: int, number: int) -> torch.Tensor:
-        return self._wait(partial(self._host.segment, self.members[rank], number), rank)
+        return self._wait(partial(self._host.segment, self.members[rank], number), self.members[rank])
 
     # Memory
 

@@ -52,7 +52,7 @@ class _Track:
     lane: Lane | None = None  # None: its parts travel as messages
     queue: collections.deque[tuple[Lane, Request]] = field(default_factory=collections.deque)
     busy: bool = False  # somebody works off the queue
-    running: bool = False  # an operation has begun whose caller was not told of its end
+    running: Lane | None = None  # in which an operation is under way
 
 
 class Lanes:
@@ -80,6 +80,7 @@ class Lanes:
                 # Who has taken part has my board; on its way to others it may have been discarded with the generation.
                 track.desk.met |= {member for member in track.desk.shown if self._took_part(number, member, former)}
                 track.desk.met &= set(members)
+                track.desk.readers = {m: pair for m, pair in track.desk.readers.items() if m in members}
                 track.desk.shown = set(track.desk.met)
                 self._renew(track, by_lane=by_lane(track.group))
 
@@ -89,7 +90,7 @@ class Lanes:
         return board is not None and board.published(generation) > 0
 
     def _renew(self, track: _Track, *, by_lane: bool) -> None:
-        group, pair = track.group, track.desk.pair
+        group = track.group
         track.lane = None
         if by_lane and len(group.members) <= MEMBERS_MAX and self._me in group.members:
             track.lane = Lane(
@@ -101,20 +102,23 @@ class Lanes:
                 generation=self._generation,
                 waiting=self._waiting,
             )
-        if pair is not None:
+        self._begin(track)
+
+    def _begin(self, track: _Track) -> None:
+        """Name the newest generation on my board, for the others: I read nothing of former ones any more.
+
+        While an operation of a former one is under way that is not so; it is done when that ends.
+        """
+        pair, former = track.desk.pair, track.running is not None and track.running is not track.lane
+        if pair is not None and not former and pair.newest < self._generation:
             track.desk.board = pair.begin(self._generation)
             futex_wake_all(pair.era_address)
 
     def end(self, error: CommError) -> None:
-        """Whatever is under way, waits to be or comes later in this generation ends with this error.
-
-        The fence is raised before a caller learns of it: callers may change their tensors then.
-        """
+        """Whatever waits, or comes later in this generation, ends with this error."""
         for track in list(self._tracks.values()):
             with track.desk.lock:
                 if track.lane is not None and track.lane.error is None:
-                    if track.running and track.desk.board is not None:
-                        track.desk.board.raise_fence()
                     track.lane.error = error
 
     @property
@@ -152,10 +156,11 @@ class Lanes:
                     track.busy = False
                     return
                 lane, request = track.queue.popleft()
-                track.running = True
+                track.running = lane
             error = self._execute(track, lane, request)
             with track.desk.lock:
-                track.running = False
+                track.running = None
+                self._begin(track)
             request.work.finish(error)
             if request is only:
                 break

@@ -55,9 +55,11 @@ class Operation(Protocol):
     """`offer` what the round's sends cut from, `take` every message, then `finish` the round.
 
     `words`: what it is and on what, for messages; equal on all members, or they disagree. `take` raises ValueError for
-    a message that does not fit.
+    a message that does not fit. `lends`: what it offers is its caller's tensor, which may change after a failure; such
+    tensors of others are not read any more when the last round has been offered.
     """
 
+    lends: bool
     rounds: tuple[Round, ...]
     words: str
 

@@ -24,17 +24,17 @@ class PulledReduce:
         self.words = words
         self._tensor, self._reduction = tensor, reduction
         self._flat = tensor.view(-1) if tensor.is_contiguous() else tensor.reshape(-1)
-        self._in_place = tensor.is_contiguous() and seat.memory.owns(tensor)
+        self.lends = tensor.is_contiguous() and seat.memory.owns(tensor)
         self._rank, self._world = seat.rank, seat.world
         self._chunk = CHUNK_BYTES // tensor.itemsize
         self._chunks = algorithms.chunks(tensor.numel(), self._chunk)
         # Its length tells whether a rank offers its tensor or its stage.
         self._stage_numel = 4 * self._chunk + (64 if tensor.numel() == 4 * self._chunk else 0)
-        self._stage = self._flat if self._in_place else seat.memory.stage().view(tensor.dtype)[: self._stage_numel]
-        self._offered = self._flat if self._in_place else self._stage
+        self._stage = self._flat if self.lends else seat.memory.stage().view(tensor.dtype)[: self._stage_numel]
+        self._offered = self._flat if self.lends else self._stage
         self._parts: dict[int, torch.Tensor] = {}
         self.rounds = algorithms.pipeline(
-            seat.rank, seat.world, len(self._chunks), len(self._offered), stays=self._in_place
+            seat.rank, seat.world, len(self._chunks), len(self._offered), stays=self.lends
         )
 
     def offer(self, number: int) -> torch.Tensor:
@@ -58,7 +58,7 @@ class PulledReduce:
         return start, algorithms.cut(stop - start, self._world)
 
     def _stage_chunk(self, index: int) -> None:
-        if self._in_place or index >= len(self._chunks):
+        if self.lends or index >= len(self._chunks):
             return
         start, slices = self._slices(index)
         place = self._stage[(2 + index % 2) * self._chunk :]
@@ -80,7 +80,7 @@ class PulledReduce:
             at = start if tensor.numel() == self._flat.numel() else (2 + index % 2) * self._chunk
             parts[rank] = tensor[at + first : at + end]
         fold(parts, self._reduction, own)
-        if not self._in_place:
+        if not self.lends:
             self._stage[index % 2 * self._chunk :][: end - first].copy_(own)
 
     def _gather_chunk(self, index: int) -> None:

@@ -488,23 +488,23 @@ def test_a_closed_communicator_says_so(transport: Transport) -> None:
         comm.close()
 
 
-def test_a_failure_shows_in_the_fence_before_its_caller_hears_of_it(transport: Transport) -> None:
+def test_a_failure_shows_on_the_board_before_its_caller_hears_of_it(transport: Transport) -> None:
     if transport == "tcp":
-        pytest.skip("over TCP parts are copies: there is nothing to fence")
+        pytest.skip("over TCP parts are copies: nothing is lent")
     with party(transport, 2) as made:
         made.each(lambda comm, rank: comm.world.barrier().wait())
         b = made.comms["b"]
         seen_by_b = b._lanes._boards[b.world.number, "a"].find(1)
         assert seen_by_b is not None
-        before = seen_by_b.fence
+        assert not seen_by_b.has_failed(1)
         with pytest.raises(Timeout):
             made.comms["a"].world.all_reduce(torch.ones(10), timeout_s=0.05).wait()
-        assert seen_by_b.fence > before
+        assert seen_by_b.has_failed(1)
 
 
 def test_a_failed_operation_does_not_send_what_its_caller_writes_afterwards(transport: Transport) -> None:
     if transport == "unix":
-        pytest.skip("in shared memory the fence does this")
+        pytest.skip("in shared memory the board does this")
     with party(transport, 2) as made:
         made.each(lambda comm, rank: comm.world.barrier().wait())
         a, b = made.comms["a"], made.comms["b"]
@@ -533,7 +533,7 @@ def test_a_failed_operation_does_not_send_what_its_caller_writes_afterwards(tran
 
 
 def test_a_result_made_of_tensors_that_changed_meanwhile_is_thrown_away(transport: Transport) -> None:
-    """b has a's and c's parts, but a has failed and raised its fence before b folds."""
+    """b has a's part, but a has failed before b is done with it."""
     if transport == "tcp":
         pytest.skip("over TCP parts are copies: they can not change")
     with party(transport, 2) as made:
@@ -545,12 +545,11 @@ def test_a_result_made_of_tensors_that_changed_meanwhile_is_thrown_away(transpor
         tensor = a.empty(100_000, torch.float32)
         a.world.all_reduce(tensor)
         deadline_s, tick = time.monotonic() + 20, threading.Event()
-        while board.published(1) == before:  # a has shown its part, with the fence of before
+        while board.published(1) == before:  # a has shown its part
             assert time.monotonic() < deadline_s
             tick.wait(0.001)
         mine = a._lanes._tracks[a.world.number].desk.board
         assert mine is not None
-        mine.raise_fence()  # what a failure does first
-        assert board.fence == mine.fence
+        mine.fail()  # what a failure does first
         with pytest.raises(Timeout, match=r"nothing from a within 0\.1 s"):
             b.world.all_reduce(torch.ones(100_000), timeout_s=0.1).wait()
