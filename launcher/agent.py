@@ -55,6 +55,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _STATE_EVERY_S = 5.0
 """So that `status` knows about where a run was whose agent was killed."""
 _GIVE_UP_S = 10.0
+_CONCERNS_ALL = ("view", "parked", "unparked", "store_away", "store_back")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +199,7 @@ class Agent:
     def _write_state(self, now: float) -> None:
         self._state_stale, self._state_written_s = False, now
         try:
-            self._run.write_state(describe(self._core, self._config.job))
+            self._run.write_state(describe(self._core, self._config.job, now))
         except OSError as error:  # a full disk must not end a job
             self._log.write("state_not_written", reason=str(error))
 
@@ -255,10 +256,9 @@ class Agent:
                 self._ask_store(command)
 
     def _is_said_elsewhere(self, log: Log) -> bool:
-        """Simulated nodes share a screen: of a view, its first member's node tells."""
-        view = self._core.view
-        shared = self._config.one_host and not self._job.alone and log.event == "view"
-        return shared and view is not None and view.members[0].node != self._job.node
+        """Simulated nodes share a screen: of what concerns all, the first node that answers tells."""
+        shared = self._config.one_host and not self._job.alone and log.event in _CONCERNS_ALL
+        return shared and self._core.first_answering_node() != self._job.node
 
     def _ask_store(self, command: Propose | PutSpec | PutRoster | PutRecord | TakeNumber) -> None:
         core, now_s = self._core, time.monotonic
@@ -315,7 +315,7 @@ class Agent:
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if request["type"] == "status":
-            return {"ok": True, "state": describe(self._core, self._config.job)}
+            return {"ok": True, "state": describe(self._core, self._config.job, time.monotonic())}
         if request["type"] != "inject":
             return {"ok": False, "sentence": f"this agent does not know {request['type']!r}"}
         try:

@@ -3,7 +3,8 @@
 Each method takes an event and the time `now` (monotonic seconds) and returns commands for the agent to carry out, in
 order. No socket, process, file or clock may come in here.
 
-In layers, a file each: `roll` (what is known), `requests` (faults), `ending`, `viewing`, `joining`, `losing`.
+In layers, a file each: `roll` (what is known), `requests` (faults), `ending`, `parking`, `viewing`, `joining`,
+`losing`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from elastrain.launcher.messages import (
     Struck,
     Suspect,
 )
-from elastrain.launcher.notices import Ask, Beat, Ended, Exited, Left, Notice, Over, Suspected
+from elastrain.launcher.notices import Ask, Beat, Ended, Exited, Left, Notice, Over, Raised, Suspected
 from elastrain.launcher.roll import WARM_UP
 from elastrain.launcher.values import Command, FullPriority, Kill, KillNode, Log, Worker
 
@@ -66,6 +67,8 @@ class Core(Losing):
                 return []
             case Exited():
                 return self._lost_elsewhere([notice.member], f"notice of {node}", now, now)
+            case Raised():
+                return self._on_raised_elsewhere(notice, now)
             case Suspected():
                 return self._suspect(notice.member, notice.by, notice.reason, now)
             case Ended():
@@ -102,6 +105,8 @@ class Core(Losing):
                 return self._on_silence(now)
             case "ask again":
                 return self._settle(now)
+            case "parked":
+                return self._on_parked_too_long()
         if name.startswith(WARM_UP):
             return [FullPriority(member=name.removeprefix(WARM_UP))]
         self.workers[name].ended_by_us = True

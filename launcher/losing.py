@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from elastrain.launcher.joining import Joining
 from elastrain.launcher.messages import Failed, Suspect
-from elastrain.launcher.notices import Ended, Exited, Suspected
+from elastrain.launcher.notices import Ended, Exited, Raised, Suspected
 from elastrain.launcher.roll import WARM_UP
 from elastrain.launcher.values import Command, Kill, Log, Node, Stage, TakeNumber, TellNodes, Worker
 from elastrain.membership import Failure, ends_job, may_restart, most_suspected
+
+_TRACEBACK_CHARS_MAX = 1 << 16
 
 
 class Losing(Joining):
@@ -108,6 +110,8 @@ class Losing(Joining):
         """What the agent there may have missed while it could not be reached."""
         gone = [m for m in (self.view.ids if self.view else ()) if m in self.workers and not self.workers[m].alive]
         commands: list[Command] = [TellNodes(message=Exited(member=member), node=name) for member in gone]
+        mine = [failure for failure in self._failures if failure.member in self.workers]
+        commands += [TellNodes(message=_raised(failure), node=name) for failure in mine]
         return commands + ([TellNodes(message=Ended(), node=name)] if self._finishing() else [])
 
     def _on_silence(self, now: float) -> list[Command]:
@@ -176,17 +180,48 @@ class Losing(Joining):
             step=message.step,
             micro_batch=message.micro_batch,
             signature=message.signature,
-            traceback=message.traceback,
+            # Told to other agents, in one line of limited length.
+            traceback=message.traceback[-_TRACEBACK_CHARS_MAX:],
         )
+        commands: list[Command] = [] if self.config.alone else [TellNodes(message=_raised(failure))]
+        commands += self._judge_failure(failure)
+        if self.end is None:
+            self._must_leave(worker, now + self.config.leave_timeout_s)
+        return commands
+
+    def _on_raised_elsewhere(self, notice: Raised, now: float) -> list[Command]:
+        """Whichever node the second member of the same failure is on, the job ends on all with its traceback."""
+        failure = Failure(
+            member=notice.member,
+            step=notice.step,
+            micro_batch=None if notice.micro_batch < 0 else notice.micro_batch,
+            signature=notice.signature,
+            traceback=notice.traceback,
+        )
+        known = self.end is not None or failure in self._failures
+        return [] if known else self._judge_failure(failure)
+
+    def _judge_failure(self, failure: Failure) -> list[Command]:
         verdict = ends_job(failure, self._failures, committed=self.committed)
         self._failures.append(failure)
-        fields = {"member": worker.id, "place": failure.place, "signature": failure.signature}
-        log = Log(event="failed", fields={**fields, "traceback": failure.traceback}, say=verdict.reason)
+        fields = {"member": failure.member, "place": failure.place, "signature": failure.signature}
+        # Its own node says it; only the end concerns every screen.
+        say = verdict.reason if failure.member in self.workers and not verdict.yes else ""
+        log = Log(event="failed", fields={**fields, "traceback": failure.traceback}, say=say)
         if verdict.yes:
             return [log, *self._finish(1, verdict.reason, failure.traceback)]
         self._reason(verdict.reason)
-        self._must_leave(worker, now + self.config.leave_timeout_s)
         return [log]
+
+
+def _raised(failure: Failure) -> Raised:
+    return Raised(
+        member=failure.member,
+        step=failure.step,
+        micro_batch=-1 if failure.micro_batch is None else failure.micro_batch,
+        signature=failure.signature,
+        traceback=failure.traceback,
+    )
 
 
 def _death(member: str, source: str, at_s: float, now: float) -> Log:

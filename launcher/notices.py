@@ -34,6 +34,17 @@ class Suspected:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Raised:
+    """The script raised on `member`, a worker of the sender's node: `micro_batch` is -1 outside of any."""
+
+    member: str
+    step: int
+    micro_batch: int
+    signature: str
+    traceback: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ended:
     """A member has passed the end of the job: nobody waits for anybody any more."""
 
@@ -61,9 +72,9 @@ class Ask:
     at: str = ""
 
 
-Notice = Beat | Exited | Suspected | Ended | Left | Over | Ask
+Notice = Beat | Exited | Suspected | Raised | Ended | Left | Over | Ask
 _KINDS: dict[str, type[Notice]] = {
-    kind.__name__.lower(): kind for kind in (Beat, Exited, Suspected, Ended, Left, Over, Ask)
+    kind.__name__.lower(): kind for kind in (Beat, Exited, Suspected, Raised, Ended, Left, Over, Ask)
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from elastrain.launcher.faults import Fault
 from elastrain.launcher.messages import Hello
-from elastrain.launcher.values import End, JobConfig, Node, NodeRecord, Roster, Stage, Worker
+from elastrain.launcher.values import End, JobConfig, Node, NodeRecord, Parked, Roster, Stage, Worker
 from elastrain.membership import Failure
 from elastrain.world import Member, View
 
@@ -40,8 +40,10 @@ class Roll:
         self.restarts_used = 0
         self.end: End | None = None
         self.reasons: list[str] = []
-        self.parked = ""
-        """Why a change of the view waits for the store; empty if none does."""
+        self.parked: Parked | None = None
+        """Why a change of the view waits, if one does."""
+        self.store_away_since_s: float | None = None
+        """Monotonic time since which the store has not answered; None while it does."""
         self._holders_step = -1
         self._choose = choose
         self._faults = list(faults)
@@ -50,14 +52,13 @@ class Roll:
         self._dead_elsewhere: set[str] = set()
         self._roster_is_put = False
         self._proposing = False
-        self._waits_told = ""
         self._work_is_done = False
         self._vacancies: deque[tuple[int, str]] = deque()
         """Slots for which a number is on its way, and of whom."""
         self._unchecked: list[tuple[Worker, Hello]] = []
         self._deadlines_s: dict[str, float] = {}
-        """"rendezvous", "last call", "join", "suspicion", "silence", "ask again", "warm-up MEMBER", or a member that
-        must leave by itself -> monotonic time."""
+        """"rendezvous", "last call", "join", "suspicion", "silence", "ask again", "parked", "warm-up MEMBER", or a
+        member that must leave by itself -> monotonic time."""
 
     @property
     def late(self) -> bool:
@@ -92,6 +93,11 @@ class Roll:
         """Not proven dead."""
         worker = self.workers.get(member)
         return worker.alive if worker is not None else member not in self._dead_elsewhere
+
+    def first_answering_node(self) -> str:
+        """Of the nodes with members in the view; this one if there are none."""
+        unlinked, me = self._unlinked_nodes(), self.config.node
+        return next((m.node for m in (self.view.members if self.view else ()) if m.node not in unlinked), me)
 
     def _alive_in_view(self) -> list[str]:
         return [m for m in (self.view.ids if self.view else ()) if self.is_alive(m)]

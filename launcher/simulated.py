@@ -20,7 +20,7 @@ from elastrain.launcher import rundir
 from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.rundir import RunDir
-from elastrain.launcher.starting import NodeOrder, Order, report, run_node, say
+from elastrain.launcher.starting import NodeOrder, Order, run_node, say, say_last
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _STOP_AGAIN_S = 20.0
@@ -53,6 +53,7 @@ class _Nodes:
         self._restarts = 0
         self._codes: list[int] = []
         self._stopped_by = 0
+        self._told: set[tuple[str, str]] = set()
         self._selector = selectors.DefaultSelector()
         self._signals, self._signals_in = socket.socketpair()
         for sock in (self._signals, self._signals_in):
@@ -109,6 +110,7 @@ class _Nodes:
             rundir.of_node(self._run, name).control.unlink(missing_ok=True)
         if code >= 0:
             self._codes.append(code)
+            self._tell_end(name)
         elif self._running and not self._codes and not self._stopped_by and self._restarts < self._order.max_restarts:
             self._restarts += 1
             say(f"{name} was lost; it is started again ({self._restarts} of {self._order.max_restarts})")
@@ -116,6 +118,19 @@ class _Nodes:
         elif not self._running and not self._codes:
             say("every node was lost, and with them the state")
             self._codes.append(1)
+
+    def _tell_end(self, name: str) -> None:
+        """The nodes share a screen: what ends the job is said once, what ends only a node with its name."""
+        try:
+            end = rundir.of_node(self._run, name).read_state()["end"]
+        except ConfigError:
+            return  # it has said itself why it could not begin
+        if end is None:
+            return
+        words = (end["sentence"] if end["job_is_over"] else f"{name}: {end['sentence']}", end["detail"])
+        if words not in self._told:
+            self._told.add(words)
+            say_last(*words)
 
     def _stop(self, number: int) -> None:
         if number not in _STOP_SIGNALS:
@@ -133,7 +148,7 @@ def _node(order: Order, node: NodeOrder, whole: RunDir) -> None:
     sys.stdout.flush()
     run = rundir.of_node(whole, node.name)
     try:
-        code = report(run_node(order, node, run))
+        code = run_node(order, node, run).code
     except ElastrainError as error:
         say(f"{node.name}: {error}")
         code = 2 if isinstance(error, ConfigError) else 1

@@ -43,12 +43,17 @@ class Order:
     join_timeout_s: float = 120.0
     last_call_s: float = 5.0
     stop_grace_s: float = 5.0
+    park_timeout_s: float = 3600.0
     armed: bool = False
     faults: tuple[Fault, ...] = ()
 
     def config(self, **of_the_node: object) -> JobConfig:
         common = {"workers": self.workers, "max_restarts": self.max_restarts, "armed": self.armed}
-        times = {"join_timeout_s": self.join_timeout_s, "last_call_s": self.last_call_s}
+        times = {
+            "join_timeout_s": self.join_timeout_s,
+            "last_call_s": self.last_call_s,
+            "park_timeout_s": self.park_timeout_s,
+        }
         return JobConfig(**{**common, **times, **of_the_node})  # type: ignore[arg-type]
 
     def logs(self, run: RunDir) -> Logs:
@@ -130,8 +135,13 @@ def address_towards(endpoint: str) -> str:
 
 def report(end: End) -> int:
     """The last words on the screen; the exit code."""
-    say(end.sentence + (f"\n{end.detail.rstrip()}" if end.detail else ""))
+    say_last(end.sentence, end.detail)
     return end.code
+
+
+def say_last(sentence: str, detail: str) -> None:
+    """`detail`, a traceback, follows the sentence."""
+    say(sentence + (f"\n{detail.rstrip()}" if detail else ""))
 
 
 def say(text: str) -> None:

@@ -9,8 +9,11 @@ from elastrain.launcher.values import Worker
 from elastrain.world import Member
 
 
-def describe(core: Core, job: str) -> dict[str, Any]:
-    """Members of the view in rank order first, then this node's warming up; the gone are left to the event log."""
+def describe(core: Core, job: str, now: float) -> dict[str, Any]:
+    """Members of the view in rank order first, then this node's warming up; the gone are left to the event log.
+
+    `now`: monotonic seconds.
+    """
     view = core.view
     ranked = view.members if view else ()
     waiting = [w for w in core.workers.values() if w.alive and (view is None or w.id not in view)]
@@ -26,11 +29,14 @@ def describe(core: Core, job: str) -> dict[str, Any]:
         "steps_lost": core.steps_lost,
         "restarts_left": core.config.max_restarts - core.restarts_used,
         "window": core.window,
-        "parked": core.parked,
+        "parked": core.parked.reason if core.parked else "",
+        "parked_s": now - core.parked.since_s if core.parked else None,
+        "store_away_s": now - core.store_away_since_s if core.store_away_since_s is not None else None,
         "nodes": _nodes(core),
         "members": members + [_worker(core, worker, None) for worker in waiting],
         "reasons": core.reasons,
         "exit_code": core.end.code if core.end else None,
+        "end": vars(core.end) if core.end else None,
     }
 
 

@@ -41,6 +41,8 @@ class JobConfig:
     """From the first silent node to the judgement: who is cut off itself hears one after the other fall silent."""
     ask_again_s: float = 0.5
     """When a store that did not answer is asked again."""
+    park_timeout_s: float = 3600.0
+    """How long this node waits for the store, or for nodes that are only silent, before it ends."""
 
     @property
     def alone(self) -> bool:
@@ -80,6 +82,15 @@ class Roster:
                 return rank
             rank += node.workers
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parked:
+    """The view should change and can not."""
+
+    reason: str
+    since_s: float
+    """Monotonic time of the first reason."""
 
 
 @dataclass(kw_only=True)

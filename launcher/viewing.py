@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from elastrain.launcher.ending import Ending
 from elastrain.launcher.faults import RANDOM
+from elastrain.launcher.parking import Parking
 from elastrain.launcher.roll import WARM_UP
 from elastrain.launcher.values import (
     Command,
@@ -23,7 +24,7 @@ from elastrain.membership import Outcome, first_view, propose
 from elastrain.world import Member, View
 
 
-class Viewing(Ending):
+class Viewing(Parking):
     """From the first view to the last."""
 
     def on_view(self, view: View, now: float) -> list[Command]:
@@ -58,22 +59,14 @@ class Viewing(Ending):
         if self.end is not None:
             return []
         if view is None:
-            return self._park(now)
-        commands: list[Command] = []
-        if self.parked:
-            self.parked = ""
-            commands.append(Log(event="unparked", say="the store answers again: the view can change"))
-        return commands + (self.on_view(view, now) or self._settle(now))
+            self._deadlines_s["ask again"] = now + self.config.ask_again_s
+            return self._park(self._without_store(), now)
+        return self.on_view(view, now) or self._settle(now)
 
-    def _park(self, now: float) -> list[Command]:
-        self._deadlines_s["ask again"] = now + self.config.ask_again_s
-        if self.parked:
-            return []
-        gone = [m for m in (self.view.ids if self.view else ()) if not self.is_alive(m)]
+    def _without_store(self) -> str:
+        gone = self._gone()
         what = f"{', '.join(gone)} lost, and " if gone else ""
-        self.parked = f"{what}the store does not answer: the view can not change until it is back"
-        self._reason(self.parked)
-        return [Log(event="parked", fields={"lost": gone, "reason": self.parked}, say=self.parked)]
+        return f"{what}the store does not answer: the view can not change until it is back"
 
     def _settle(self, now: float) -> list[Command]:
         """Whatever the job lacks by now: a roster, its first view, another view."""
@@ -81,7 +74,7 @@ class Viewing(Ending):
             return []
         if self.roster is None:
             return self._try_roster(now)
-        return self._try_first_view() if self.view is None else self._edit_view()
+        return self._try_first_view() if self.view is None else self._edit_view(now)
 
     # ---- the beginning
 
@@ -138,15 +131,18 @@ class Viewing(Ending):
 
     # ---- changes
 
-    def _edit_view(self) -> list[Command]:
+    def _edit_view(self, now: float) -> list[Command]:
         assert self.view is not None
-        if self._proposing or self._finishing() or not self._alive_in_view():
+        if self._proposing:
             return []
+        if self._finishing() or not self._alive_in_view():
+            return self._unpark(now)
         unlinked = self._unlinked_nodes()
+        suspected = {name for name in unlinked if name in self.nodes and self.nodes[name].suspected}
         gone = [m for m in self.view.ids if not self.is_alive(m) and self._may_remove(m)]
         if not self._may_judge() and not gone and (unlinked or len(self._alive_in_view()) < len(self.view.members)):
-            return []  # others know who holds what: they remove first, and only then may somebody join
-        suspected = {name for name in unlinked if name in self.nodes and self.nodes[name].suspected}
+            # Others know who holds what: they remove first, and only then may somebody join.
+            return self._leave_it_to_others(sorted(suspected), now)
         silent = [m.id for m in self.view.members if m.node in suspected and self.is_alive(m.id)]
         proposal = propose(
             self.view,
@@ -161,10 +157,19 @@ class Viewing(Ending):
             return [Propose(view=proposal.view)]
         if proposal.outcome is Outcome.LOST:
             return self._finish(1, proposal.reason, self._last_traceback())
-        if proposal.outcome is Outcome.WAIT and proposal.reason != self._waits_told:
-            self._waits_told = proposal.reason
-            say = f"waiting: {proposal.reason}"
-            return [Log(event="waits", fields={"reason": proposal.reason}, say=say)]
+        if proposal.outcome is Outcome.WAIT:
+            return self._park(
+                f"{proposal.reason}; it waits for an answer of theirs, or for the end of their leases", now
+            )
+        return self._unpark(now)
+
+    def _leave_it_to_others(self, suspected: Sequence[str], now: float) -> list[Command]:
+        """Said only where they may not be able to, either."""
+        if self.store_away_since_s is not None and self._gone():
+            return self._park(self._without_store(), now)
+        if suspected:
+            who = ", ".join(suspected)
+            return self._park(f"node {who} does not answer, and no member of this node may judge about the others", now)
         return []
 
     def _may_remove(self, member: str) -> bool:

@@ -107,6 +107,12 @@ def run(
     last_call: Annotated[
         float, typer.Option("--last-call", min=0.0, help="Seconds that more nodes are waited for once MIN are there.")
     ] = 5.0,
+    park_timeout: Annotated[
+        float,
+        typer.Option(
+            "--park-timeout", min=0.1, help="Seconds to wait for a store, or for nodes, without which nothing goes on."
+        ),
+    ] = 3600.0,
     stop_grace: Annotated[
         float, typer.Option("--stop-grace", min=0.0, help="Seconds from SIGTERM to SIGKILL when the job is stopped.")
     ] = 5.0,
@@ -146,6 +152,7 @@ def run(
         join_timeout_s=join_timeout,
         last_call_s=last_call,
         stop_grace_s=stop_grace,
+        park_timeout_s=park_timeout,
         armed=inject or faults is not None,
         faults=read_faults(faults) if faults is not None else (),
     )

@@ -35,8 +35,10 @@ def _show(state: dict[str, Any]) -> None:
         print(f"redundancy  {state['window']}")
     if len(state["nodes"]) > 1:
         print(f"nodes       {', '.join(_node(node) for node in state['nodes'])}")
+    if state["store_away_s"] is not None:
+        print(f"store       has not answered for {state['store_away_s']:.0f} s; training goes on")
     if state["parked"]:
-        print(f"parked      {state['parked']}")
+        print(f"parked      for {state['parked_s']:.0f} s: {state['parked']}")
     print(f"run folder  {state['run_dir']}\n")
     _show_members(state["members"])
     print()

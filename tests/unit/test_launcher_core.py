@@ -574,7 +574,7 @@ def test_status_shows_members_in_rank_order_then_the_warming_up() -> None:
     job = running()
     job.die("m0")
     job.say("m2", Phase(step=1, phase="backward"))
-    state = describe(job.core, "job")
+    state = describe(job.core, "job", NOW)
     rows = [(m["rank"], m["id"], m["state"], m["phase"]) for m in state["members"]]
     assert rows == [(0, "m1", "member", ""), (1, "m2", "member", "backward of step 1"), (None, "m3", "starting", "")]
     assert (state["state"], state["generation"], state["step"], state["restarts_left"]) == ("running", 2, 0, 9)

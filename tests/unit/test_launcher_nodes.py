@@ -10,7 +10,9 @@ import pytest
 
 from elastrain.launcher.core import Core
 from elastrain.launcher.faults import Fault
-from elastrain.launcher.messages import Finished, Hello, LostState, Progress, Struck, Suspect
+from elastrain.launcher.messages import Failed, Finished, Hello, LostState, Progress, Struck, Suspect, encode
+from elastrain.launcher.notices import spell
+from elastrain.launcher.state import describe
 from elastrain.launcher.store import MemoryStore
 from elastrain.launcher.values import (
     Command,
@@ -335,7 +337,7 @@ def test_even_split_waits_for_the_lease() -> None:
     cluster.commit(0, "m0", "m1", holders={"0": ("m0", "m1")})
     cluster.kill_node("node1")
     assert views_of(cluster) == {("m0", "m1")}
-    assert "no strict majority" in cluster.agents["node0"].logged("waits")[0].say
+    assert "no strict majority" in cluster.agents["node0"].logged("parked")[0].say
     cluster.lease_goes("node1")
     assert views_of(cluster) == {("m0",)}
 
@@ -355,6 +357,63 @@ def test_isolated_node_can_not_remove_the_majority() -> None:
     assert cluster.agents["node0"].members == ("m0", "m1")
     proposals = [c for c in isolated.done if isinstance(c, Propose)]
     assert all("m0" in c.view.ids and "m1" in c.view.ids for c in proposals)
+
+
+def test_isolated_minority_says_that_it_is_parked_why_and_since_when() -> None:
+    cluster = running()
+    isolated = cluster.agents["node2"]
+    cluster.store_answers = False
+    cluster.do(isolated, isolated.core.on_store_away("no answer within 4 s", cluster.now))
+    began = cluster.now
+    cluster.cut_off("node2")
+    cluster.tick(10.0)
+    (said,) = isolated.logged("parked")
+    assert said.say.startswith("parked: m0, m1 suspected but not proven dead, and the others are no strict majority")
+    state = describe(isolated.core, "job", cluster.now)
+    assert said.say == f"parked: {state['parked']}"
+    assert (round(state["parked_s"]), round(state["store_away_s"])) == (10, round(cluster.now - began))
+    assert isolated.end is None
+
+
+def test_node_that_may_not_judge_is_parked_too_when_the_others_are_silent() -> None:
+    cluster = running()
+    cluster.die("m2")  # its replacement has not committed anything yet
+    isolated = cluster.agents["node2"]
+    cluster.cut_off("node2")
+    assert [log.say for log in isolated.logged("parked")] == [
+        "parked: node node0, node1 does not answer, and no member of this node may judge about the others"
+    ]
+
+
+def test_parked_node_ends_after_its_limit_and_the_others_do_not() -> None:
+    cluster = running(park_timeout_s=60.0)
+    cluster.cut_off("node2")
+    cluster.agents["node2"].core.on_view = lambda view, now: []  # type: ignore[method-assign]  # the store is cut off too
+    isolated = cluster.agents["node2"]
+    cluster.tick(59.0)
+    assert isolated.end is None
+    cluster.tick(2.0)
+    assert isolated.end is not None
+    assert (isolated.end.code, isolated.end.everywhere, isolated.end.job_is_over) == (1, False, False)
+    assert isolated.end.sentence.startswith("parked for 60 s: m0, m1 suspected but not proven dead")
+    assert isolated.end.sentence.endswith("Raise --park-timeout to wait longer")
+    assert [cluster.agents[name].end for name in ("node0", "node1")] == [None, None]
+
+
+def test_nodes_that_answer_again_end_the_parking() -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1"):
+        cluster.add(name, nodes_min=2, nodes_max=2, park_timeout_s=60.0)
+    cluster.hello("m0", "m1")
+    cluster.commit(0, "m0", "m1", holders={"0": ("m0", "m1")})
+    cluster.cut_off("node1")
+    assert all(agent.core.parked is not None for agent in cluster.living)
+    cluster.cut.clear()
+    cluster.link(cluster.agents["node0"], cluster.agents["node1"])
+    assert [len(agent.logged("unparked")) for agent in cluster.living] == [1, 1]
+    cluster.tick(100.0)
+    assert [agent.end for agent in cluster.living] == [None, None]
+    assert views_of(cluster) == {("m0", "m1")}
 
 
 def test_members_that_a_view_leaves_out_are_told_and_ended_if_they_stay() -> None:
@@ -474,14 +533,78 @@ def test_loss_while_the_store_is_away_parks_says_so_and_goes_on_when_it_is_back(
     assert views_of(cluster) == {ALL}
     for name in ("node0", "node2"):
         assert [log.say for log in cluster.agents[name].logged("parked")] == [
-            "m1 lost, and the store does not answer: the view can not change until it is back"
+            "parked: m1 lost, and the store does not answer: the view can not change until it is back"
         ]
     cluster.tick(0.6)
     assert len(cluster.agents["node0"].logged("parked")) == 1
     cluster.store_answers = True
     cluster.tick(0.6)
     assert views_of(cluster) == {("m0", "m2")}
-    assert cluster.agents["node0"].core.parked == ""
+    assert cluster.agents["node0"].core.parked is None
+
+
+def test_outage_of_the_store_is_told_once_and_so_is_its_end() -> None:
+    cluster = running()
+    agent = cluster.agents["node0"]
+    for _ in range(3):
+        cluster.do(agent, agent.core.on_store_away("no answer", cluster.now))
+    cluster.now += 30.0
+    for _ in range(2):
+        cluster.do(agent, agent.core.on_store_back(cluster.now))
+    assert [len(agent.logged(event)) for event in ("store_away", "store_back")] == [1, 1]
+    assert agent.logged("store_back")[0].say == "the store answers again, after 30 s"
+    assert agent.core.parked is None
+
+
+# ---- failures of the script
+
+
+def raised(member: str, micro_batch: int | None = 3, signature: str = "ValueError at train.py:7") -> Failed:
+    return Failed(step=5, micro_batch=micro_batch, signature=signature, traceback=f"Traceback on {member}")
+
+
+def test_same_failure_on_members_of_two_nodes_ends_the_job_on_all_with_its_traceback() -> None:
+    cluster = running()
+    cluster.say("m0", raised("m0"))
+    assert all(agent.end is None for agent in cluster.living)
+    cluster.die("m0", 1)
+    cluster.say("m1", raised("m1"))
+    ends = {(a.end.code, a.end.sentence, a.end.detail) for a in cluster.living if a.end}
+    assert all(agent.end is not None for agent in cluster.living)
+    sentence = (
+        "m0 and m1 raised the same exception at step 5, micro-batch 3: it is a fault in the script, not in a machine"
+    )
+    assert ends == {(1, sentence, "Traceback on m1")}
+
+
+@pytest.mark.parametrize(
+    "other", [raised("m1", micro_batch=4), raised("m1", signature="KeyError at x.py:1"), raised("m1", micro_batch=None)]
+)
+def test_other_failures_on_another_node_do_not_end_the_job(other: Failed) -> None:
+    cluster = running()
+    cluster.say("m0", raised("m0"))
+    cluster.die("m0", 1)
+    cluster.say("m1", other)
+    assert all(agent.end is None for agent in cluster.living)
+
+
+def test_failure_that_a_node_missed_is_told_when_its_agent_answers_again() -> None:
+    cluster = running()
+    cluster.cut.add(frozenset(("node0", "node1")))
+    cluster.say("m0", raised("m0"))
+    cluster.cut.clear()
+    for agent, other in (("node0", "node1"), ("node1", "node0")):
+        cluster.agents[agent].core.nodes[other].linked = False
+    cluster.link(cluster.agents["node0"], cluster.agents["node1"])
+    cluster.say("m1", raised("m1"))
+    assert all(agent.end is not None and agent.end.detail for agent in cluster.living)
+
+
+def test_long_traceback_fits_into_what_agents_may_say() -> None:
+    cluster = running()
+    cluster.say("m0", Failed(step=5, micro_batch=3, signature="s", traceback="\x01" * 10_000_000 + "the end"))
+    told = [c.message for c in cluster.agents["node0"].done if isinstance(c, TellNodes)]
+    assert [message for message in map(spell, told) if encode(message)][-1]["traceback"].endswith("the end")
 
 
 # ---- the end
