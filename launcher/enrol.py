@@ -63,6 +63,8 @@ def _make(file: Path) -> None:
     try:
         file.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
         make_secret(file)
+    except FileExistsError:
+        pass  # another node of this machine, or one that shares the folder, was faster
     except OSError as error:
         raise ConfigError(f"the secret file {file} can not be made: {error}") from None
 

@@ -74,7 +74,8 @@ class Others:
             meeting.job,
             inbox,
             on_news=self._on_news,
-            on_trouble=self._on_store_trouble,
+            on_trouble=lambda error: log.write("store_trouble", reason=str(error)),
+            on_away=self._on_store_away,
         )
         self._open.callback(lambda: self.registry.close(self._links.answering()))
 
@@ -101,14 +102,13 @@ class Others:
             self._hear_workers()
         self._do(self._core.on_notice(node, notice, time.monotonic()))
 
-    def _on_store_trouble(self, error: StoreError) -> None:
-        self._log.write("store_trouble", reason=str(error))
-        self._do(self._core.on_store_away(str(error), time.monotonic()))
+    def _on_store_away(self, error: StoreError | None) -> None:
+        now, core = time.monotonic(), self._core
+        self._do(core.on_store_back(now) if error is None else core.on_store_away(str(error), now))
 
     def _on_news(self, news: News) -> None:
         """The store's whole content, after every change."""
         now, name = time.monotonic(), self.record.name
-        self._do(self._core.on_store_back(now))
         others = {other: record for other, record in news.nodes.items() if other != name}
         gone = [other for other in self._seen if other not in others] if news.absence_counts else []
         for record in [record for other, record in others.items() if self._seen.get(other) != record]:

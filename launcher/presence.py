@@ -15,7 +15,7 @@ from elastrain.launcher.storethread import Inbox
 
 @dataclass(frozen=True, kw_only=True)
 class Present:
-    """The newest value is in the store, as of this revision."""
+    """The newest value is in the store, as of this revision. Told again once the store answers after an outage."""
 
     revision: int
 
@@ -78,27 +78,36 @@ class Presence:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        unreachable = False
         while not self._closed:
             self._wake.clear()
             try:
-                self._beat()
+                wrote = self._beat()
+                if unreachable and not wrote:
+                    self._report(Present(revision=self._revision))
+                unreachable = False
             except LeaseLostError:
                 self._lease, self._written, self._revision = None, None, 0
+                unreachable = False
                 self._report(Lapsed())
                 continue
             except StoreError as error:
+                unreachable = True
                 self._report(Unreachable(error=error))
             self._wake.wait(self._ttl_s / 3)
         self._leave()
 
-    def _beat(self) -> None:
+    def _beat(self) -> bool:
+        """Whether anything was written, and reported."""
         if self._lease is None:
             self._lease = self._store.grant(self._ttl_s)
         else:
             self._store.keep_alive(self._lease)
         wanted = self._wanted
-        if self._written != wanted:
-            self._write(wanted, self._lease)
+        if self._written == wanted:
+            return False
+        self._write(wanted, self._lease)
+        return True
 
     def _write(self, wanted: bytes, lease: int) -> None:
         revision = self._store.commit(expect={self._key: self._revision}, put={self._key: wanted}, lease=lease)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from elastrain.launcher.followed import Followed
-from elastrain.launcher.presence import Lapsed, Presence, Report
+from elastrain.launcher.presence import Lapsed, Presence, Report, Unreachable
 from elastrain.launcher.store import Item, Store, StoreError
 from elastrain.launcher.storethread import Inbox, StoreThread
 from elastrain.launcher.values import NodeRecord, Roster
@@ -91,7 +91,8 @@ class News:
 
 
 class SharedRegistry:
-    """A job of several nodes. `on_news` hears of every change; `on_trouble` of a store that does not answer."""
+    """A job of several nodes. `on_news` hears of every change, `on_trouble` of calls that failed, `on_away` of a store that
+    does not answer, and with None of its return."""
 
     def __init__(
         self,
@@ -101,10 +102,11 @@ class SharedRegistry:
         *,
         on_news: Callable[[News], None],
         on_trouble: Callable[[StoreError], None],
+        on_away: Callable[[StoreError | None], None],
     ) -> None:
         self._store, self._inbox = store, inbox
         self._keys = JobKeys(store, job)
-        self._on_news = on_news
+        self._on_news, self._on_away = on_news, on_away
         self._thread = StoreThread(store, inbox)
         self._followed = Followed(store, inbox, self._keys.prefix, self._on_items, on_trouble)
         self._presence: Presence | None = None
@@ -174,6 +176,8 @@ class SharedRegistry:
         self._thread.call(lambda _: work(), answered)
 
     def _on_presence(self, report: Report) -> None:
+        # The one call that is made again and again, whatever happens.
+        self._on_away(report.error if isinstance(report, Unreachable) else None)
         if isinstance(report, Lapsed):
             # The store was away, or forgot: everybody's lease may have gone. Give the others time to come back.
             self._distrust_until_s = time.monotonic() + 2 * LEASE_S

@@ -117,10 +117,15 @@ def create(path: Path | None, job: str, *, secret_file: Path | None = None) -> R
 
 
 def make_secret(file: Path) -> None:
-    """Raises OSError, if it is there already too."""
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as made:
-        made.write(secrets.token_bytes(SECRET_BYTES))
+    """Whole or not at all. Raises OSError; FileExistsError if it is there already."""
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as made:
+            made.write(secrets.token_bytes(SECRET_BYTES))
+        os.link(temporary, file)
+    finally:
+        temporary.unlink()
 
 
 def of_node(run: RunDir, node: str) -> RunDir:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.etcd import EtcdStore
 from elastrain.launcher.etcd_config import EtcdConfig
+from tests.contract.etcd_tools import respawn
 from tests.integration.launcher_harness import until
 from tests.integration.nodes_harness import ELASTRAIN, NodesJob
 from tests.integration.training import SCRIPT, assert_equal_to_undisturbed, environment
@@ -28,6 +30,21 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server = EmbeddedEtcd(tmp_path_factory.mktemp("etcd"))
     yield server.endpoint
     server.close()
+
+
+@pytest.fixture
+def own_etcd(tmp_path: Path) -> Iterator[EmbeddedEtcd]:
+    """One that the test may end."""
+    server = EmbeddedEtcd(tmp_path / "etcd")
+    yield server
+    server.close()
+
+
+def kill_and_forget(server: EmbeddedEtcd, data: Path) -> None:
+    """Its machine is gone, with the disk."""
+    os.kill(server.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+    shutil.rmtree(data)
 
 
 def test_worker_killed_then_a_node_killed_then_both_return_and_nothing_is_left(tmp_path: Path) -> None:
@@ -65,23 +82,69 @@ def test_worker_and_another_node_killed_at_the_same_time(tmp_path: Path) -> None
         job.assert_nothing_left()
 
 
-def test_etcd_outage_stops_no_step_and_a_loss_during_it_waits_until_it_is_over(tmp_path: Path) -> None:
+def test_etcd_outage_longer_than_the_leases_stops_no_step_and_ends_nobody_and_a_loss_during_it_waits(
+    tmp_path: Path,
+) -> None:
     with NodesJob(tmp_path, "--local-nodes", "3", "--inject", arguments=ARGUMENTS) as job:
         job.wait_step(2)
         job.signal_etcd(signal.SIGSTOP)
         stopped_at = job.status()["step"]
+        job.wait("store_away")  # its calls wait longer than a lease lives: all leases have ended by now
         job.wait_step(stopped_at + 4)
         job.inject("member:m1")
         parked = job.wait("parked")
         assert parked["lost"] == ["m1"]
-        assert "m1 lost, and the store does not answer" in job.text()
-        assert job.status()["generation"] == 1
+        state = job.status()
+        assert state["parked"].startswith("m1 lost, and the store does not answer")
+        assert state["store_away_s"] >= state["parked_s"] >= 0
+        assert state["generation"] == 1
         job.signal_etcd(signal.SIGCONT)
         job.wait("view", generation=2)
         assert job.wait("unparked")["t"] > parked["t"]
+        job.wait("store_back")
+        job.wait_members("node0", "node1", "node2", after=2)
         run = job.finish()
         assert_equal_to_undisturbed(run, *ARGUMENTS)
+        assert reasons(job) == {1: "all 3 workers are ready", 2: "m1 lost", 3: "m3 joined"}
+        assert job.text().count("elastrain: finished after step 59\n") == 1
+        assert job.text().count("elastrain: the store does not answer") == 1
         job.assert_nothing_left()
+
+
+def reasons(job: NodesJob) -> dict[int, str]:
+    """Generation -> why it came."""
+    return {e["generation"]: e["reason"] for e in job.events("view")}
+
+
+def test_external_etcd_killed_and_back_without_its_data_ends_nobody_but_a_lost_worker(
+    tmp_path: Path, own_etcd: EmbeddedEtcd
+) -> None:
+    def node(name: str) -> NodesJob:
+        options = node_options(own_etcd.endpoint, tmp_path, name, nodes="3")
+        return NodesJob(tmp_path, *options, arguments=ARGUMENTS, name=name)
+
+    with node("a") as a, node("b") as b, node("c") as c:
+        a.wait_step(2)
+        kill_and_forget(own_etcd, tmp_path / "etcd" / "data")
+        for job in (a, b, c):
+            job.wait("store_away")
+        a.wait_step(a.status()["step"] + 3)
+        lost = b.events("worker_start")[0]
+        os.kill(lost["pid"], signal.SIGKILL)
+        for job in (a, b, c):  # b's agent can not judge, and says so, too
+            assert job.wait("parked")["lost"] == [lost["member"]]
+        respawn(own_etcd)
+        for job in (a, b, c):
+            job.wait("unparked")
+        a.wait_members("a", "b", "c", after=2)
+        runs = [job.finish() for job in (a, b, c)]
+        assert [run.exit_code for run in runs] == [0, 0, 0]
+        assert_equal_to_undisturbed(runs[0], *ARGUMENTS)
+        assert len({digest for run in runs for digest in run.digests.values()}) == 1
+        assert reasons(a) == {1: "all 3 workers are ready", 2: f"{lost['member']} lost", 3: "m3 joined"}
+    store = EtcdStore(EtcdConfig(endpoints=(own_etcd.endpoint,)))
+    until(lambda: not store.list("/elastrain/").items, 5, f"no key left: {store.list('/elastrain/').items}")
+    store.close()
 
 
 def node_options(etcd: str, tmp_path: Path, name: str, nodes: str = "2:3", job: str = "separate") -> tuple[str, ...]:

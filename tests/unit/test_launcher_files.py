@@ -7,6 +7,8 @@ import os
 import re
 import socket
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from elastrain.errors import ConfigError
 from elastrain.launcher import priority, rundir
 from elastrain.launcher.channel import Channel
+from elastrain.launcher.enrol import secret_of
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.messages import (
     LINE_BYTES_MAX,
@@ -150,6 +153,20 @@ def test_sending_to_a_closed_end_says_so() -> None:
     channel, other = channels()
     other.close()
     assert not channel.send({"type": "stop"})
+
+
+def test_nodes_that_share_a_folder_make_one_secret_at_the_same_time(tmp_path: Path) -> None:
+    store, file, begin = MemoryStore(), tmp_path / "home" / "secret", threading.Barrier(8)
+
+    def read() -> bytes:
+        begin.wait(10)
+        return secret_of(store, "job", file)
+
+    with ThreadPoolExecutor(8) as nodes:
+        found = [future.result(10) for future in [nodes.submit(read) for _ in range(8)]]
+    assert len(set(found)) == 1
+    assert len(found[0]) == 32
+    assert [path.name for path in file.parent.iterdir()] == ["secret"]
 
 
 def test_run_folder_is_private_and_holds_a_secret_of_32_bytes(tmp_path: Path) -> None:

@@ -387,9 +387,9 @@ def test_node_that_may_not_judge_is_parked_too_when_the_others_are_silent() -> N
 
 def test_parked_node_ends_after_its_limit_and_the_others_do_not() -> None:
     cluster = running(park_timeout_s=60.0)
-    cluster.cut_off("node2")
-    cluster.agents["node2"].core.on_view = lambda view, now: []  # type: ignore[method-assign]  # the store is cut off too
     isolated = cluster.agents["node2"]
+    isolated.core.on_view = lambda view, now: []  # type: ignore[method-assign]  # it is cut off from the store, too
+    cluster.cut_off("node2")
     cluster.tick(59.0)
     assert isolated.end is None
     cluster.tick(2.0)

@@ -258,6 +258,14 @@ def test_presence_reports_an_outage_and_goes_on_after_it(store: UnsteadyStore, h
     assert value_of(store) == b"second"
 
 
+def test_presence_that_has_nothing_to_write_tells_of_an_outage_and_of_its_end(store: UnsteadyStore, here: Here) -> None:
+    store.silent = True
+    here.await_report(Unreachable)
+    store.silent = False
+    assert isinstance(here.await_report(Present), Present)
+    assert value_of(store) == b"first"
+
+
 def test_presence_recognizes_its_own_value_after_the_answer_was_lost(store: UnsteadyStore, here: Here) -> None:
     store.loses_next_answer = True
     here.presence.update(b"second")
