@@ -45,7 +45,7 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
     return exiting
 
 
-app.command("run", context_settings={"allow_interspersed_args": False})(_exits(run.run))
+app.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(_exits(run.run))
 app.command("status")(_exits(status.status))
 app.command("inject")(_exits(inject.inject))
 

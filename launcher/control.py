@@ -41,7 +41,16 @@ def _merged(whole: dict[str, Any], states: Sequence[dict[str, Any]]) -> dict[str
     waiting = [m for m in known.values() if m["rank"] is None and m["state"] != "gone"]
     steps = [state["step"] for state in states if state["step"] is not None]
     lost = max(int(state["steps_lost"]) for state in states)
-    return {**whole, "members": ranked + waiting, "step": max(steps, default=None), "steps_lost": lost}
+    parked = max(states, key=lambda state: state["parked_s"] or -1.0)
+    away = [state["store_away_s"] for state in states if state["store_away_s"] is not None]
+    return {
+        **whole,
+        **{name: parked[name] for name in ("parked", "parked_s")},
+        "store_away_s": max(away, default=None),
+        "members": ranked + waiting,
+        "step": max(steps, default=None),
+        "steps_lost": lost,
+    }
 
 
 def _state(run: RunDir) -> dict[str, Any]:

@@ -31,6 +31,7 @@ def run_local_nodes(order: Order) -> int:
     # A fork server imports torch once for all nodes, while etcd starts.
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload(["torch.distributed.elastic.multiprocessing", "elastrain.launcher.agent"])
+    order = order.with_own_log_dir()
     run = rundir.create(order.run_dir, order.job)
     with ExitStack() as stack:
         stack.callback(run.secret.unlink, missing_ok=True)

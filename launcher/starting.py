@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import socket
 import sys
+import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,16 @@ class Order:
         }
         return JobConfig(**{**common, **times, **of_the_node})  # type: ignore[arg-type]
 
+    def with_own_log_dir(self) -> Order:
+        """As under torchrun, each run has a folder of its own in --log-dir, named after the job. Raises ConfigError."""
+        if self.log_dir is None:
+            return self
+        try:
+            self.log_dir.mkdir(parents=True, exist_ok=True)
+            return replace(self, log_dir=Path(tempfile.mkdtemp(prefix=f"{self.job}_", dir=self.log_dir)))
+        except OSError as error:
+            raise ConfigError(f"no folder can be made in --log-dir {self.log_dir}: {error}") from None
+
     def logs(self, run: RunDir) -> Logs:
         return Logs(folder=(self.log_dir or run.logs).absolute(), redirects=self.redirects, tee=self.tee)
 
@@ -75,6 +86,7 @@ def run_alone(order: Order) -> End:
     from elastrain.launcher.agent import Agent
     from elastrain.launcher.store import MemoryStore
 
+    order = order.with_own_log_dir()
     run = rundir.create(order.run_dir, order.job)
     say(f"job {order.job}, {order.workers} workers; run folder {run.path}")
     return Agent(_agent_config(order, run), order.config(), run, MemoryStore(), order.faults).run()
@@ -95,6 +107,7 @@ def run_node(order: Order, node: NodeOrder, run: RunDir | None = None) -> End:
         terms = Terms(nodes=f"{order.nodes_min}:{order.nodes_max}", script=order.target)
         incarnation = enrol(store, order.job, node.name, terms)
         if run is None:
+            order = order.with_own_log_dir()
             run = rundir.create(order.run_dir, order.job, secret_file=node.secret_file)
             say(f"job {order.job}, node {node.name}, {order.workers} workers; run folder {run.path}")
         config = order.config(

@@ -176,6 +176,8 @@ def environment(common: Surroundings, worker: Start) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": common.job,
         "TORCHELASTIC_RESTART_COUNT": worker.restarts,
         "TORCHELASTIC_MAX_RESTARTS": common.max_restarts,
+        "TORCHELASTIC_USE_AGENT_STORE": False,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         # As torchrun does; and the bits depend on it. A value that the user has set stays.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "ELASTRAIN_AGENT": common.agent,

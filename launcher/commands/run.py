@@ -17,6 +17,7 @@ import typer
 
 from elastrain.errors import ConfigError
 from elastrain.launcher import rundir, workers
+from elastrain.launcher.commands.torchrun import BACKEND, local_world_size, refuse_backend, refuse_unknown
 from elastrain.launcher.etcd_config import EtcdConfig, parse_endpoints
 from elastrain.launcher.faults import read_faults
 from elastrain.launcher.starting import NodeOrder, Order, address_towards, report, run_alone, run_node
@@ -39,8 +40,9 @@ def run(
         typer.Option("--local-nodes", min=1, max=64, help="Simulate so many nodes here, with an etcd for them."),
     ] = None,
     nproc_per_node: Annotated[
-        int, typer.Option("--nproc-per-node", "--nproc_per_node", min=1, max=1024, help="Workers on this machine.")
-    ] = 1,
+        str,
+        typer.Option("--nproc-per-node", "--nproc_per_node", help="Workers here: a number, cpu, gpu or auto."),
+    ] = "1",
     max_restarts: Annotated[
         int,
         typer.Option("--max-restarts", "--max_restarts", min=0, help="Workers started again within the whole run."),
@@ -51,6 +53,9 @@ def run(
     rdzv_endpoint: Annotated[
         str | None, typer.Option("--rdzv-endpoint", "--rdzv_endpoint", help="The etcd of several nodes: HOST:PORT[,…].")
     ] = None,
+    rdzv_backend: Annotated[
+        str, typer.Option("--rdzv-backend", "--rdzv_backend", help="How nodes find each other: etcd-v3 only.")
+    ] = BACKEND,
     node_name: Annotated[
         str | None, typer.Option("--node-name", help="This node's name in the job; default: the host's name.")
     ] = None,
@@ -74,7 +79,12 @@ def run(
         typer.Option("--run-dir", help="The run's folder; default: ~/.local/state/elastrain/runs/JOB."),
     ] = None,
     log_dir: Annotated[
-        Path | None, typer.Option("--log-dir", "--log_dir", help="Workers' logs; default: logs in the run's folder.")
+        Path | None,
+        typer.Option(
+            "--log-dir",
+            "--log_dir",
+            help="Workers' logs, in a new folder JOB_…; default: logs in the run's folder.",
+        ),
     ] = None,
     redirects: Annotated[
         str, typer.Option("--redirects", "-r", help="Output into files: 0 none, 1 out, 2 err, 3 both; or 0:3,1:2.")
@@ -114,7 +124,14 @@ def run(
         ),
     ] = 3600.0,
     stop_grace: Annotated[
-        float, typer.Option("--stop-grace", min=0.0, help="Seconds from SIGTERM to SIGKILL when the job is stopped.")
+        float,
+        typer.Option(
+            "--stop-grace",
+            "--shutdown-timeout",
+            "--shutdown_timeout",
+            min=0.0,
+            help="Seconds from SIGTERM to SIGKILL when the job is stopped.",
+        ),
     ] = 5.0,
     inject: Annotated[bool, typer.Option("--inject", help="Arm fault injection: allow `elastrain inject`.")] = False,
     faults: Annotated[
@@ -126,6 +143,8 @@ def run(
     RUN OPTIONS come before the script; all that follows it belongs to the script. OMP_NUM_THREADS is 1 in the workers
     unless it is set.
     """
+    refuse_unknown(script)
+    refuse_backend(rdzv_backend)
     target = _checked_script(script, module=module, no_python=no_python)
     _limit_memory(memory_limit, offload_dir or [])
     job = rdzv_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
@@ -133,14 +152,15 @@ def run(
         raise ConfigError(f"--rdzv-id {job!r}: use up to 64 letters, digits, '.', '_' and '-'")
     nodes_min, nodes_max = _range(nnodes) if local_nodes is None else (local_nodes, local_nodes)
     _check_together(standalone, nnodes, local_nodes, rdzv_endpoint, rdzv_id, nodes_max)
-    slots = range(nproc_per_node)
+    local_workers = local_world_size(nproc_per_node)
+    slots = range(local_workers)
     tees, redirected = _masks(tee, "--tee", slots), _masks(redirects, "--redirects", slots)
     shown = _ranks(local_ranks_filter, slots)
     order = Order(
         job=job,
         script=Script.of(target, args or [], module=module, python=not no_python),
         target=script,
-        workers=nproc_per_node,
+        workers=local_workers,
         nodes_min=nodes_min,
         nodes_max=nodes_max,
         max_restarts=max_restarts,

@@ -42,6 +42,7 @@ def test_scripts_get_their_arguments_and_the_environment_of_torchrun_and_ours(tm
     assert env["ELASTRAIN_RUN_DIR"] == str(job.run.path)
     assert env["ELASTRAIN_SECRET_FILE"] == str(job.run.secret)
     assert env["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
+    assert (env["TORCHELASTIC_USE_AGENT_STORE"], env["TORCH_NCCL_ASYNC_ERROR_HANDLING"]) == ("False", "1")
     assert env["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
@@ -60,6 +61,18 @@ def test_output_goes_to_files_or_to_both_as_asked_for_per_rank(tmp_path: Path) -
     assert "out of 2" in lines
     assert "out of 0" not in job.text()
     assert lines.count("err") == 2
+
+
+def test_log_dir_gets_a_folder_of_each_run_and_none_is_overwritten(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        flags = ("--rdzv-id", "again", "--log-dir", str(logs), "--redirects", "1")
+        text = f"print('run {number}')\n"
+        with Launched(tmp_path / str(number), *flags, script=script(tmp_path, text)) as job:
+            assert job.exit_code() == 0
+    written = {path.read_text() for path in logs.glob("again_*/m0/stdout.log")}
+    assert written == {"run 0\n", "run 1\n"}
 
 
 def test_module_and_program_are_run_as_they_are(tmp_path: Path) -> None:
@@ -85,8 +98,11 @@ def test_exit_code_of_a_script_that_fails_is_not_zero_and_said(tmp_path: Path) -
         (["nowhere.py"], "there is no script 'nowhere.py'"),
         (["--no-python", "no-such-program"], "there is no program 'no-such-program'"),
         (["-m", "--no-python", "x"], "-m and --no-python exclude one another"),
-        (["--nproc-per-node", "many", __file__], "Invalid value for '--nproc-per-node'"),
-        (["--nproc-per-node", "0", __file__], "Invalid value for '--nproc-per-node'"),
+        (["--nproc-per-node", "many", __file__], "--nproc-per-node 'many': write a number, or cpu, gpu or auto"),
+        (["--nproc-per-node", "0", __file__], "--nproc-per-node 0: from 1 to 1024 workers"),
+        (["--rdzv-backend", "c10d", __file__], "--rdzv-backend c10d: nodes meet in an etcd v3 only"),
+        (["--rdzv_conf=timeout=3", __file__], "torchrun's --rdzv_conf is no option here: say --join-timeout"),
+        (["--tee", "3", "--run-path", __file__], "torchrun's --run-path is no option here: leave it out"),
         (["--nprocs", "2", __file__], "No such option"),
         (["--tee", "9", __file__], "--tee '9': write 0, 1, 2 or 3"),
         (["--rdzv-id", "a/b", __file__], "--rdzv-id 'a/b': use up to 64 letters"),

@@ -1,0 +1,72 @@
+"""torchrun's options (torch 2.13): what `elastrain run` says to whoever gives one that it does not have, and the words
+that two of them take. Nothing else may come in here.
+"""
+
+from __future__ import annotations
+
+from elastrain.errors import ConfigError
+
+BACKEND = "etcd-v3"
+WORKERS_MAX = 1024
+_ADVICE = {
+    "monitor-interval": "leave it out: ends of workers are noticed at once, nothing is polled",
+    "start-method": "leave it out: scripts are started as programs, as by torchrun",
+    "rdzv-conf": "say --join-timeout, --last-call, --etcd-ca, --etcd-cert, --etcd-key or --etcd-user instead",
+    "node-rank": "leave it out: nodes are ranked by their names (--node-name)",
+    "master-addr": "leave it out: the first node's address is used (--local-addr); nodes meet at --rdzv-endpoint",
+    "master-port": "leave it out: a free port is used; nodes meet at --rdzv-endpoint",
+    "event-log-handler": "leave it out: events are in events.jsonl in the run's folder (--run-dir)",
+    "role": "leave it out: all workers are alike, ROLE_NAME is default",
+    "logs-specs": "leave it out: see --log-dir, --redirects and --tee",
+    "duplicate-stdout-filters": "write the output into files with --tee 1, and filter those",
+    "duplicate-stderr-filters": "write the output into files with --tee 2, and filter those",
+    "numa-binding": "leave it out, and start the whole command under numactl",
+    "signals-to-handle": "leave it out: SIGTERM, SIGINT, SIGHUP and SIGQUIT stop the node's workers",
+    "run-path": "leave it out: each worker is a Python process of its own",
+    "virtual-local-rank": "leave it out: LOCAL_RANK is the worker's own, and it sees every device",
+}
+
+
+def refuse_unknown(script: str) -> None:
+    """`script`: the first word that is no option of ours, with its value. Raises ConfigError if it looks like one."""
+    if not script.startswith("-"):
+        return
+    name = script.partition("=")[0]
+    advice = _ADVICE.get(name.removeprefix("--").replace("_", "-"))
+    if advice is None:
+        raise ConfigError(f"No such option: {name}. Options of `run` come before the script: see elastrain run --help")
+    raise ConfigError(f"torchrun's {name} is no option here: {advice}")
+
+
+def refuse_backend(backend: str) -> None:
+    """Raises ConfigError for any but our own."""
+    if backend != BACKEND:
+        raise ConfigError(
+            f"--rdzv-backend {backend}: nodes meet in an etcd v3 only. Leave it out, and name that etcd in "
+            "--rdzv-endpoint"
+        )
+
+
+def local_world_size(words: str) -> int:
+    """What --nproc-per-node says: a number, or one per core (cpu), GPU (gpu), or GPU if there are any (auto).
+
+    Raises ConfigError.
+    """
+    if words.isdecimal():
+        number = int(words)
+    elif words in ("cpu", "gpu", "auto"):
+        number = _devices(words)
+    else:
+        raise ConfigError(f"--nproc-per-node {words!r}: write a number, or cpu, gpu or auto")
+    if not 1 <= number <= WORKERS_MAX:
+        raise ConfigError(f"--nproc-per-node {words}: from 1 to {WORKERS_MAX} workers; {number} came")
+    return number
+
+
+def _devices(kind: str) -> int:
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if kind == "gpu" and not gpus:
+        raise ConfigError("--nproc-per-node gpu: there is no GPU here; write a number, or cpu")
+    return gpus if kind == "gpu" or (kind == "auto" and gpus) else torch._utils.cpu_count() or 1
