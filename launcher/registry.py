@@ -91,8 +91,8 @@ class News:
 
 
 class SharedRegistry:
-    """A job of several nodes. `on_news` hears of every change, `on_trouble` of failed calls, `on_away` of a store that does
-    not answer, and with None of its return."""
+    """A job of several nodes. `on_news` hears of every change, `on_trouble` of failed calls, `on_away` of a store that
+    does not answer, and with None of its return."""
 
     def __init__(
         self,

@@ -148,6 +148,7 @@ def test_external_etcd_killed_and_back_without_its_data_ends_nobody_but_a_lost_w
 
 
 def node_options(etcd: str, tmp_path: Path, name: str, nodes: str = "2:3", job: str = "separate") -> tuple[str, ...]:
+    job = f"{job}-{os.getpid()}"  # names are the machine's: these tests may run several times at once
     secret = ("--secret-file", str(tmp_path / "secret"))
     return ("--nnodes", nodes, "--rdzv-endpoint", etcd, "--rdzv-id", job, "--node-name", name, *secret)
 
@@ -173,6 +174,24 @@ def test_nodes_of_separate_commands_one_of_them_late_one_killed_leave_no_key(tmp
     store = EtcdStore(EtcdConfig(endpoints=(etcd,)))
     until(lambda: not store.list("/elastrain/").items, 5, f"no key left: {store.list('/elastrain/').items}")
     store.close()
+
+
+def test_same_exception_on_members_of_two_nodes_ends_the_job_with_its_traceback_on_every_screen(
+    tmp_path: Path, etcd: str
+) -> None:
+    arguments = ("--steps", "8", "--backups", "all", "--raise-at", "3")
+
+    def node(name: str) -> NodesJob:
+        options = node_options(etcd, tmp_path, name, nodes="3", job="raising")
+        return NodesJob(tmp_path, *options, arguments=arguments, name=name)
+
+    with node("a") as a, node("b") as b, node("c") as c:
+        ends = [job.finish() for job in (a, b, c)]
+    assert [end.exit_code for end in ends] == [1, 1, 1]
+    for end in ends:
+        said, _, traceback = end.output.rpartition("it is a fault in the script, not in a machine")
+        assert "raised the same exception at step 3, micro-batch 4" in said
+        assert "a mistake in micro-batch 4" in traceback
 
 
 def refused(tmp_path: Path, *options: str, name: str = "refused") -> str:
@@ -218,10 +237,12 @@ def test_too_few_nodes_a_lacking_secret_and_a_second_job_of_the_same_id(tmp_path
         first.wait("start")
         lacking = (*few[:-4], "--secret-file", str(tmp_path / "elsewhere"))
         sentence = refused(tmp_path, *lacking, name="second")
-        assert sentence.startswith("this node has no secret for job few: copy ")
+        assert sentence.startswith(f"this node has no secret for job few-{os.getpid()}: copy ")
         assert f"{tmp_path / 'secret'} to {tmp_path / 'elsewhere'}" in sentence
         other = node_options(etcd, tmp_path, "b", nodes="3", job="few")
-        assert refused(tmp_path, *other, name="third").startswith("a job few runs already, with nodes 2:2 (here: 3:3)")
+        assert refused(tmp_path, *other, name="third").startswith(
+            f"a job few-{os.getpid()} runs already, with nodes 2:2 (here: 3:3)"
+        )
         assert first.process.wait(30) == 1
         assert "1 of at least 2 nodes came within 8 s (a): start the others" in first.text()
 
