@@ -89,7 +89,9 @@ def test_etcd_outage_longer_than_the_leases_stops_no_step_and_ends_nobody_and_a_
         job.wait_step(2)
         job.signal_etcd(signal.SIGSTOP)
         stopped_at = job.status()["step"]
-        job.wait("store_away")  # its calls wait longer than a lease lives: all leases have ended by now
+        for node in ("node0", "node1", "node2"):
+            # Calls wait longer than a lease lives: all leases have ended by now.
+            job.wait("store_away", source=f"agent:{node}")
         job.wait_step(stopped_at + 4)
         job.inject("member:m1")
         parked = job.wait("parked")
