@@ -33,12 +33,16 @@ class Lease:
 
 def lease(*, size_bytes: int, shift_bytes: int) -> Lease:
     """Memory for a storage of `size_bytes` that starts `shift_bytes` after a page boundary."""
-    image = _pages(round_up(shift_bytes + size_bytes))
+    return lease_in(pages(round_up(shift_bytes + size_bytes)), size_bytes=size_bytes, shift_bytes=shift_bytes)[0]
+
+
+def lease_in(image: memoryview, *, size_bytes: int, shift_bytes: int) -> tuple[Lease, memoryview]:
+    """A lease in whole pages that are there already, and the view that lives exactly as long as its storage's bytes."""
     inside = image[shift_bytes : shift_bytes + size_bytes]
-    return Lease(image=image, storage=torch.frombuffer(inside, dtype=torch.uint8).untyped_storage())
+    return Lease(image=image, storage=torch.frombuffer(inside, dtype=torch.uint8).untyped_storage()), inside
 
 
-def _pages(length_bytes: int) -> memoryview:
+def pages(length_bytes: int) -> memoryview:
     """Fresh pages, huge ones as far as they are filled: the kernel has 512 times fewer of them to hand out and pin."""
     huge_bytes = length_bytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
     if not huge_bytes:

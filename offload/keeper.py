@@ -16,7 +16,8 @@ import torch
 
 from elastrain.offload import policy, residency, transfer
 from elastrain.offload.account import Account
-from elastrain.offload.device import Device, EndedEarlyError, NoSpaceError
+from elastrain.offload.arena import Arena
+from elastrain.offload.device import Copy, Device, EndedEarlyError, NoSpaceError
 from elastrain.offload.errors import LimitTooSmallError, OffloadError, SpillReadError, SpillWriteError
 from elastrain.offload.notes import NoteLock
 from elastrain.offload.planner import Planner
@@ -50,6 +51,7 @@ class Keeper:
         self._clock = clock
         self._lock = NoteLock(self._read_ahead)
         self._account = Account(self._lock, self._count_live)
+        self._arena = Arena(self._lock)
         self._passes: list[Pass] = []
         self._pass_of: dict[Record, Pass] = {}
         self._writing_bytes = 0
@@ -197,6 +199,7 @@ class Keeper:
         current.records.append(record)
         current.open += 1
         current.largest_bytes = max(current.largest_bytes, record.size_bytes)
+        current.saved_bytes += record.size_bytes
         current.unneeded += 1
         self._pass_of[record] = current
         self.totals.saved_bytes += record.size_bytes
@@ -365,10 +368,18 @@ class Keeper:
     def _start_read(self, record: Record, *, urgent: bool) -> None:
         device, copy = record.device, record.copy
         assert device is not None and copy is not None
-        record.storage = transfer.take(size_bytes=copy.size_bytes, shift_bytes=copy.shift_bytes, device=record.place)
+        record.storage = self._take(copy, record.place, self._pass_of[record])
         record.watched.append(self._account.watch(record.storage))
         urgency = Urgency.DEMAND if urgent else Urgency.PREFETCH
         record.request = device.queue.submit(urgency, partial(self._read, record))
+
+    def _take(self, copy: Copy, place: torch.device, current: Pass) -> torch.UntypedStorage:
+        if place.type != "cpu":
+            return transfer.take(size_bytes=copy.size_bytes, device=place)
+        capacity_bytes = min(self.limit_bytes or current.peak_bytes, current.saved_bytes)
+        return self._arena.lease(
+            size_bytes=copy.size_bytes, shift_bytes=copy.shift_bytes, capacity_bytes=capacity_bytes
+        ).storage
 
     def _read(self, record: Record, request: Request) -> None:
         """In a device's thread: the record is in a state that holds its memory until this has reported."""

@@ -15,6 +15,9 @@ CHANGE_WORTH_A_NEW_PLAN = 0.10
 FORWARDS_PER_STEP = 3
 # Room for what is on its way to the device or back, in units of the largest storage.
 IN_FLIGHT_STORAGES = 4
+# The same where the device is much faster than what is asked of it: one that moves and one that is computed.
+IN_FLIGHT_AT_LEAST = 2
+MUCH_FASTER = 3
 # What backward computes with besides what was saved: gradients of the largest storages, and of what comes next.
 GRADIENT_STORAGES = 3
 
@@ -56,7 +59,9 @@ def choose_amount(
     """
     if limit_bytes is None:
         return _hidden(saved, forward_s=forward_s, device_bytes_per_s=device_bytes_per_s)
-    return _fitting(saved, limit_bytes=limit_bytes)
+    needed_bytes_per_s = sum(storage.size_bytes for storage in saved) / max(forward_s, 1e-9)
+    is_fast = device_bytes_per_s > MUCH_FASTER * needed_bytes_per_s
+    return _fitting(saved, limit_bytes=limit_bytes, in_flight=IN_FLIGHT_AT_LEAST if is_fast else IN_FLIGHT_STORAGES)
 
 
 def _hidden(saved: Sequence[Saved], *, forward_s: float, device_bytes_per_s: float) -> Amount:
@@ -75,12 +80,12 @@ def _hidden(saved: Sequence[Saved], *, forward_s: float, device_bytes_per_s: flo
     return _amount(saved, len(saved), "the devices keep up with everything that is saved")
 
 
-def _fitting(saved: Sequence[Saved], *, limit_bytes: int) -> Amount:
+def _fitting(saved: Sequence[Saved], *, limit_bytes: int, in_flight: int) -> Amount:
     total_bytes = sum(storage.size_bytes for storage in saved)
     if total_bytes <= limit_bytes:
         return _amount(saved, 0, f"all {total_bytes} bytes fit into the limit of {limit_bytes}")
     largest_bytes = max(storage.size_bytes for storage in saved)
-    room_bytes = max(0, limit_bytes - IN_FLIGHT_STORAGES * largest_bytes)
+    room_bytes = max(0, limit_bytes - in_flight * largest_bytes)
     kept_bytes = total_bytes
     count = 0
     while kept_bytes > room_bytes and count < len(saved):
@@ -116,7 +121,7 @@ def reading_ahead_bytes(*, limit_bytes: int | None, peak_bytes: int, largest_byt
     """
     if limit_bytes is not None:
         return min(
-            limit_bytes, max(limit_bytes - GRADIENT_STORAGES * largest_bytes, IN_FLIGHT_STORAGES * largest_bytes)
+            limit_bytes, max(limit_bytes - GRADIENT_STORAGES * largest_bytes, IN_FLIGHT_AT_LEAST * largest_bytes)
         )
     return max(peak_bytes, IN_FLIGHT_STORAGES * largest_bytes)
 

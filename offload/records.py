@@ -73,7 +73,7 @@ class Pass:
         self.in_backward = False
         self.ahead = -1  # nothing above it is on disk only
         self.cursor = -1  # where backward is
-        self.peak_bytes = self.largest_bytes = 0
+        self.peak_bytes = self.largest_bytes = self.saved_bytes = 0
         self.save_stall_s = self.need_stall_s = 0.0
         self.timeline: list[tuple[float, int]] = []
 
@@ -84,7 +84,7 @@ class Pass:
             number=self.number,
             forward_s=max((each.saved_s for each in self.records), default=0.0),
             total_s=total_s,
-            saved_bytes=sum(each.size_bytes for each in self.records),
+            saved_bytes=self.saved_bytes,
             spilled_bytes=spilled_bytes,
             peak_bytes=self.peak_bytes,
             save_stall_s=self.save_stall_s,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from elastrain.offload.buffers import bytes_of, image_of, lease, shift_of
+from elastrain.offload.buffers import bytes_of, image_of, shift_of
 from elastrain.offload.device import Copy, Device
 from elastrain.offload.engines.port import CudaEngine, round_up
 
@@ -25,10 +25,8 @@ def ready_event(storage: torch.UntypedStorage) -> torch.cuda.Event | None:
     return event
 
 
-def take(*, size_bytes: int, shift_bytes: int, device: torch.device) -> torch.UntypedStorage:
-    """Memory for a storage that is to be read. Raises `torch.OutOfMemoryError` on CUDA."""
-    if device.type == "cpu":
-        return lease(size_bytes=size_bytes, shift_bytes=shift_bytes).storage
+def take(*, size_bytes: int, device: torch.device) -> torch.UntypedStorage:
+    """CUDA memory for a storage that is to be read. Raises `torch.OutOfMemoryError`."""
     with torch.cuda.stream(_side_stream(device)):
         return torch.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from elastrain.offload.planner import PROBE_EVERY_PASSES, Planner
 from elastrain.offload.policy import (
+    IN_FLIGHT_AT_LEAST,
     IN_FLIGHT_STORAGES,
     Basis,
     Candidate,
@@ -55,9 +56,16 @@ def test_what_fits_the_limit_is_not_written_at_all() -> None:
 
 
 def test_a_limit_spills_no_more_than_is_needed() -> None:
-    kept = choose_amount(evenly(100, 10 * MB, 1.0), forward_s=1.0, device_bytes_per_s=1e9, limit_bytes=400 * MB)
+    saved = evenly(100, 10 * MB, 1.0)
+    kept = choose_amount(saved, forward_s=1.0, device_bytes_per_s=1e9, limit_bytes=400 * MB)
     assert kept.kept_bytes == 400 * MB - IN_FLIGHT_STORAGES * 10 * MB
     assert kept.spilled_bytes + kept.kept_bytes == 1000 * MB
+
+
+def test_a_device_that_is_much_faster_than_the_forward_needs_less_room_for_what_is_on_its_way() -> None:
+    saved = evenly(100, 10 * MB, 1.0)
+    kept = choose_amount(saved, forward_s=1.0, device_bytes_per_s=4e9, limit_bytes=400 * MB)
+    assert kept.kept_bytes == 400 * MB - IN_FLIGHT_AT_LEAST * 10 * MB
 
 
 def test_a_tiny_limit_spills_everything() -> None:
@@ -86,8 +94,8 @@ def test_reading_ahead_follows_the_order_and_stops_where_the_room_ends() -> None
 def test_reading_ahead_without_a_limit_needs_no_more_than_the_forward_did() -> None:
     assert reading_ahead_bytes(limit_bytes=None, peak_bytes=100, largest_bytes=10) == 100
     assert reading_ahead_bytes(limit_bytes=90, peak_bytes=100, largest_bytes=10) == 60  # 30 are for gradients
-    assert reading_ahead_bytes(limit_bytes=50, peak_bytes=100, largest_bytes=10) == 40
-    assert reading_ahead_bytes(limit_bytes=30, peak_bytes=100, largest_bytes=10) == 30
+    assert reading_ahead_bytes(limit_bytes=40, peak_bytes=100, largest_bytes=10) == 20
+    assert reading_ahead_bytes(limit_bytes=15, peak_bytes=100, largest_bytes=10) == 15
 
 
 def test_eviction_takes_what_backward_has_passed_then_what_it_needs_last() -> None:

@@ -1,0 +1,59 @@
+"""Memory that reads fill again and again: fresh pages cost more processor time than moving bytes into old ones.
+
+One range of addresses, handed out first fit, so that what is read back in backward lies in the same few pages all the
+time. The owner's lock guards it; finalizers leave notes with that lock. No I/O here, and no decision how much is read.
+"""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+
+from elastrain.offload.buffers import Lease, lease, lease_in, pages
+from elastrain.offload.engines.port import round_up
+from elastrain.offload.notes import NoteLock
+from elastrain.offload.slab import Slot, SlotAllocator
+
+
+class Arena:
+    """Leases in memory that is used again once a lease's storage is gone. Its pages go when nothing is lent."""
+
+    def __init__(self, lock: NoteLock) -> None:
+        self._lock = weakref.ref(lock)
+        self._memory = memoryview(b"")
+        self._slots = SlotAllocator(0)
+        self._lent: dict[int, weakref.ref[memoryview]] = {}
+
+    @property
+    def held_bytes(self) -> int:
+        """How much of it may lie in pages."""
+        return self._slots.end_bytes
+
+    def lease(self, *, size_bytes: int, shift_bytes: int, capacity_bytes: int) -> Lease:
+        """As `buffers.lease`. It takes no more than `capacity_bytes` of addresses: what does not fit lies outside."""
+        if not self._lent and self._slots.quota_bytes < capacity_bytes:
+            capacity_bytes = round_up(capacity_bytes)
+            self._memory, self._slots = pages(capacity_bytes), SlotAllocator(capacity_bytes)
+        slot = self._slots.allocate(shift_bytes + size_bytes)
+        if slot is None:
+            return lease(size_bytes=size_bytes, shift_bytes=shift_bytes)
+        image = self._memory[slot.offset_bytes : slot.offset_bytes + slot.size_bytes]
+        found, inside = lease_in(image, size_bytes=size_bytes, shift_bytes=shift_bytes)
+        # The storage holds `inside` until its bytes can not be reached any more.
+        weak_lock, weak_self = self._lock, weakref.ref(self)
+
+        def gone(_: weakref.ref[memoryview]) -> None:
+            if (lock := weak_lock()) is not None and (arena := weak_self()) is not None:
+                lock.later(lambda: arena._take_back(slot))
+
+        self._lent[slot.offset_bytes] = weakref.ref(inside, gone)
+        return found
+
+    def _take_back(self, slot: Slot) -> None:
+        del self._lent[slot.offset_bytes]
+        self._slots.free(slot)
+        if not self._lent:
+            mapped = self._memory.obj
+            assert isinstance(mapped, mmap.mmap)
+            mapped.madvise(mmap.MADV_DONTNEED)
+            self._slots = SlotAllocator(self._slots.quota_bytes)

@@ -1,0 +1,103 @@
+"""An arena never lends the same bytes twice at a time, uses them again, and lets its pages go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastrain.offload.arena import Arena
+from elastrain.offload.buffers import shift_of
+from elastrain.offload.engines.port import PAGE_BYTES
+from elastrain.offload.notes import NoteLock
+
+MB = 1 << 20
+
+
+def make() -> tuple[Arena, NoteLock]:
+    lock = NoteLock(lambda: None)
+    return Arena(lock), lock
+
+
+def lent(arena: Arena, size_bytes: int, shift_bytes: int, capacity_bytes: int) -> torch.Tensor:
+    storage = arena.lease(size_bytes=size_bytes, shift_bytes=shift_bytes, capacity_bytes=capacity_bytes).storage
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.integers(1, 5 * PAGE_BYTES), st.integers(0, PAGE_BYTES - 1)),
+            st.integers(0, 20),  # let go of that one
+        ),
+        max_size=30,
+    )
+)
+def test_nobody_else_writes_into_memory_that_is_lent(moves: list[tuple[int, int] | int]) -> None:
+    arena, _lock = make()
+    held: list[tuple[torch.Tensor, int]] = []
+    for number, move in enumerate(moves):
+        if isinstance(move, int):
+            if held:
+                held.pop(move % len(held))
+            continue
+        size_bytes, shift_bytes = move
+        tensor = lent(arena, size_bytes, shift_bytes, capacity_bytes=8 * PAGE_BYTES)
+        assert tensor.nbytes == size_bytes
+        assert shift_of(tensor.untyped_storage()) == shift_bytes
+        held.append((tensor.fill_(number), number))
+        assert all(bool((each == value).all()) for each, value in held)
+    held.clear()
+    tensor = torch.empty(0)
+    assert arena.held_bytes == 0
+
+
+def test_memory_is_lent_again_only_when_no_view_of_it_is_left() -> None:
+    arena, _lock = make()
+    first, second = (lent(arena, MB, 0, 4 * MB) for _ in range(2))
+    address, view = first.data_ptr(), first[10:20].view(torch.int8)
+    del first
+    assert lent(arena, MB, 0, 4 * MB).data_ptr() not in (address, second.data_ptr())
+    del view
+    assert lent(arena, MB, 0, 4 * MB).data_ptr() == address
+    del second
+
+
+def test_what_is_given_back_while_the_lock_is_held_counts_when_it_is_left() -> None:
+    arena, lock = make()
+    one, other = (lent(arena, MB, 0, 4 * MB) for _ in range(2))
+    with lock:
+        del one
+        assert arena.held_bytes == 2 * MB
+        del other
+    assert arena.held_bytes == 0
+
+
+def resident_bytes(address: int) -> int:
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        low, _, rest = line.partition("-")
+        if "-" in line and ":" not in low and int(low, 16) <= address < int(rest.split()[0], 16):
+            found = next(each for each in lines if each.startswith("Rss:"))
+            return int(found.split()[1]) << 10
+    raise AssertionError(f"no mapping at {address:x}")
+
+
+def test_pages_go_when_nothing_is_lent() -> None:
+    arena, _lock = make()
+    first, second = (lent(arena, 8 * MB, 0, 64 * MB).fill_(1) for _ in range(2))
+    address = first.data_ptr()
+    assert resident_bytes(address) >= 16 * MB
+    del first
+    assert resident_bytes(address) >= 16 * MB, "it will be used again"
+    del second
+    assert resident_bytes(address) == 0
+
+
+def test_an_arena_that_is_gone_leaves_its_leases_alone() -> None:
+    arena, lock = make()
+    tensor = lent(arena, MB, 0, 4 * MB).fill_(7)
+    del arena, lock
+    assert bool((tensor == 7).all())
