@@ -25,7 +25,7 @@ def register() -> None:
     from torch.distributed.distributed_c10d import Backend
 
     if NAME not in Backend.backend_list:
-        Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
 
 
 def _create(opts: Any, options: Any) -> Any:

@@ -7,12 +7,14 @@ together. An edit of the view edits every group in place.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from elastrain.comm import collectives
+from elastrain.comm.devices import Here, by_host, is_far
 from elastrain.comm.operations import Operation, Reduction, Seat
 from elastrain.comm.work import Received, Work
 
@@ -43,7 +45,7 @@ class Group:
     Reductions combine the ranks along a fixed binary tree (`hosts.tree`): those of each host first, then the hosts.
     Bitwise equal on all members, for all algorithms and sizes, and between runs whose members are placed alike; half
     precision is accumulated in float32. A large all_reduce of a tensor of `empty` is done in place; other tensors are
-    staged.
+    staged, those of CUDA devices in pinned host memory.
     """
 
     def __init__(self, runner: Runner, *, name: str, me: str, members: Sequence[str], timeout_s: float) -> None:
@@ -75,16 +77,24 @@ class Group:
     def broadcast(self, tensor: Tensor, *, root: int = 0, timeout_s: float | None = None, inline: bool = False) -> Work:
         """`tensor` becomes rank `root`'s, in place."""
         self._check_rank(root)
-        return self._runner.submit(
-            self, lambda seat: collectives.broadcast(seat, tensor, root), timeout_s, inline=inline
+        return self._submit(
+            lambda seat, host: collectives.broadcast(
+                seat, host.given(tensor) if seat.rank == root else host.wanted(tensor), root
+            ),
+            (tensor,),
+            timeout_s,
+            inline=inline,
         )
 
     def all_gather(
         self, outs: Sequence[Tensor], tensor: Tensor, *, timeout_s: float | None = None, inline: bool = False
     ) -> Work:
         """`outs[r]` becomes rank r's `tensor`; sizes may differ between ranks."""
-        return self._runner.submit(
-            self, lambda seat: collectives.all_gather(seat, outs, tensor), timeout_s, inline=inline
+        return self._submit(
+            lambda seat, host: collectives.all_gather(seat, [host.wanted(out) for out in outs], host.given(tensor)),
+            (*outs, tensor),
+            timeout_s,
+            inline=inline,
         )
 
     def gather(
@@ -98,8 +108,13 @@ class Group:
     ) -> Work:
         """On `root`, `outs[r]` becomes rank r's `tensor`; elsewhere `outs` is None."""
         self._check_rank(root)
-        return self._runner.submit(
-            self, lambda seat: collectives.gather(seat, outs, tensor, root), timeout_s, inline=inline
+        return self._submit(
+            lambda seat, host: collectives.gather(
+                seat, None if outs is None else [host.wanted(out) for out in outs], host.given(tensor), root
+            ),
+            (*(outs or ()), tensor),
+            timeout_s,
+            inline=inline,
         )
 
     def scatter(
@@ -113,24 +128,37 @@ class Group:
     ) -> Work:
         """Rank r's `tensor` becomes `given[r]` of `root`; elsewhere `given` is None."""
         self._check_rank(root)
-        return self._runner.submit(
-            self, lambda seat: collectives.scatter(seat, tensor, given, root), timeout_s, inline=inline
+        return self._submit(
+            lambda seat, host: collectives.scatter(
+                seat, host.wanted(tensor), None if given is None else [host.given(one) for one in given], root
+            ),
+            (tensor, *(given or ())),
+            timeout_s,
+            inline=inline,
         )
 
     def all_to_all(
         self, outs: Sequence[Tensor], given: Sequence[Tensor], *, timeout_s: float | None = None, inline: bool = False
     ) -> Work:
         """`outs[r]` becomes rank r's `given[mine]`; sizes may differ."""
-        return self._runner.submit(
-            self, lambda seat: collectives.all_to_all(seat, outs, given), timeout_s, inline=inline
+        return self._submit(
+            lambda seat, host: collectives.all_to_all(
+                seat, [host.wanted(out) for out in outs], [host.given(one) for one in given]
+            ),
+            (*outs, *given),
+            timeout_s,
+            inline=inline,
         )
 
     def all_reduce(
         self, tensor: Tensor, reduction: Reduction = "sum", *, timeout_s: float | None = None, inline: bool = False
     ) -> Work:
         """In place. `avg` divides the sum; the bitwise reductions need integers or booleans."""
-        return self._runner.submit(
-            self, lambda seat: collectives.all_reduce(seat, tensor, reduction), timeout_s, inline=inline
+        return self._submit(
+            lambda seat, host: collectives.all_reduce(seat, host.changed(tensor), reduction),
+            (tensor,),
+            timeout_s,
+            inline=inline,
         )
 
     def reduce(
@@ -144,8 +172,13 @@ class Group:
     ) -> Work:
         """As all_reduce, but only `root`'s tensor changes."""
         self._check_rank(root)
-        return self._runner.submit(
-            self, lambda seat: collectives.reduce(seat, tensor, root, reduction), timeout_s, inline=inline
+        return self._submit(
+            lambda seat, host: collectives.reduce(
+                seat, host.changed(tensor) if seat.rank == root else host.given(tensor), root, reduction
+            ),
+            (tensor,),
+            timeout_s,
+            inline=inline,
         )
 
     def reduce_scatter(
@@ -158,19 +191,37 @@ class Group:
         inline: bool = False,
     ) -> Work:
         """`out` becomes the reduction of all ranks' `given[mine]`; sizes may differ between ranks."""
-        return self._runner.submit(
-            self, lambda seat: collectives.reduce_scatter(seat, out, given, reduction), timeout_s, inline=inline
+        return self._submit(
+            lambda seat, host: collectives.reduce_scatter(
+                seat, host.wanted(out), [host.given(one) for one in given], reduction
+            ),
+            (out, *given),
+            timeout_s,
+            inline=inline,
         )
+
+    def _submit(
+        self,
+        make: Callable[[Seat, Here], Operation],
+        tensors: Iterable[Tensor],
+        timeout_s: float | None,
+        *,
+        inline: bool,
+    ) -> Work:
+        return self._runner.submit(self, by_host(make, tensors), timeout_s, inline=inline)
 
     def send(self, tensor: Tensor, to: int, *, tag: int = 0) -> Work:
         """Done as soon as the tensor is copied. Messages of one tag arrive in order."""
         self._check_rank(to)
+        is_far(tensor)  # refused here, if at all; it is copied before this returns
         return self._runner.post(self, tensor, to, tag)
 
     def recv(self, tensor: Tensor, of: int | None = None, *, tag: int = 0, timeout_s: float | None = None) -> Received:
         """`tensor` becomes what rank `of` (None: anybody) sent under this tag."""
         if of is not None:
             self._check_rank(of)
+        if is_far(tensor):  # the message is written beside what its caller submits: what went before must be done
+            torch.cuda.current_stream(tensor.device).synchronize()
         return self._runner.await_letter(self, tensor, of, tag, timeout_s)
 
     def _check_rank(self, rank: int) -> None:

@@ -1,6 +1,7 @@
 """A group as a `torch.distributed.ProcessGroup`: torch's calls and options in, this package's collectives out.
 
-Sizes and ranks are asked anew at each call, so that an edit of the view changes the same object in place. CPU tensors.
+Sizes and ranks are asked anew at each call, so that an edit of the view changes the same object in place. Tensors of
+CUDA devices pass through pinned host memory.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class TorchWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         if self._future is None:
-            ended: torch.futures.Future[None] = torch.futures.Future()
+            far = sorted({t.device.index for t in self._tensors if t.is_cuda})
+            devices = [torch.device("cuda", index) for index in far]
+            ended: torch.futures.Future[None] = torch.futures.Future(devices=devices or None)  # type: ignore[arg-type]
             # An error has to be raised inside `then`: set_exception on a future that DDP holds ends the run silently.
             self._future = ended.then(self._outcome)
             _after(self._works, lambda: ended.set_result(None))

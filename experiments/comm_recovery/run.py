@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments import torchft
 from experiments.comm_recovery.members import WAYS, Trial, trial
 from experiments.harness import ROOT, Reach, interleave, quantile, record, report
 from experiments.plots import lines
@@ -34,7 +35,9 @@ Found = Mapping[tuple[str, int], Sequence[Trial]]
 
 
 def ways() -> tuple[str, ...]:
-    """Those that can run here."""
+    """Those that can run here. A TorchFT that lies beside the environment is found by the processes forked later."""
+    if torchft.is_here() and str(torchft.FOLDER) not in sys.path:
+        sys.path.append(str(torchft.FOLDER))
     return tuple(name for name in WAYS if name != "torchft" or importlib.util.find_spec("torchft"))
 
 
@@ -61,7 +64,7 @@ def figures(found: Found) -> dict[str, Any]:
     for name in ("full", "partial", "torchft"):
         values[f"vs_{name}"] = wall[name, MAIN] / wall["edit", MAIN] if (name, MAIN) in wall else None
     if values["vs_torchft"] is None:
-        values["torchft_reason"] = "torchft is not installed"
+        values["torchft_reason"] = "not installed: python -m experiments.torchft fetches it"
     store = {case: quantile([one.store_s for one in trials], 0.5) for case, trials in found.items()}
     edit_far_s, full_far_s = _far_s(busiest, store, "edit"), _far_s(busiest, store, "full")
     values |= {"vs_full_1000": full_far_s / edit_far_s, "edit_1000_s": edit_far_s, "full_1000_s": full_far_s}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import statistics
 import subprocess
@@ -19,14 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments import torchft
 from experiments.harness import ROOT, Reach, record
 from experiments.plots import bars
 from experiments.recovery.peers.standstill import Cost, Lives, costs, kills, recovered_s, survivors
 from experiments.recovery.peers.worker import VICTIM, command
 
-TORCHFT_FOLDER = ROOT / "runs" / "torchft"
-TORCHFT_PACKAGE = "torchft-nightly==2026.10.26"
-_TORCHFT_NEEDS = ("opentelemetry-sdk==1.45.2", "opentelemetry-exporter-otlp-proto-http==1.45.2")
 RESULTS = Path(__file__).with_name("results")
 PEERS = {
     "torchft": "TorchFT,\nshortest timeouts",
@@ -94,7 +91,7 @@ def figures(setting: Setting) -> dict[str, Any]:
     values: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="elastrain-peers-", dir="/dev/shm") as name:
         values |= _figure("torchrun", of_torchrun(Path(name) / "torchrun", setting))
-        reason = provide_torchft()
+        reason = torchft.provide()
         for key, settings in (("torchft", SHORTEST), ("torchft_defaults", DEFAULTS)):
             if reason is None:
                 values |= _figure(key, of_torchft(Path(name) / key, setting, settings))
@@ -165,24 +162,10 @@ def _watched(folder: Path, setting: Setting, *, of_its_rank: bool, meanwhile: Ca
     raise RuntimeError(f"expected {setting.kills} kills and two steps after each within {_LIMIT_S:g} s; logs:\n{logs}")
 
 
-def provide_torchft() -> str | None:
-    """Have TorchFT in a folder of its own, beside the environment's torch. Returns why not, if it can not be had."""
-    if (TORCHFT_FOLDER / "torchft").is_dir():
-        return None
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(TORCHFT_FOLDER)]
-    # Not its own dependencies: they would bring another torch.
-    for packages in (_TORCHFT_NEEDS, ("--no-deps", TORCHFT_PACKAGE)):
-        done = subprocess.run([*install, *packages], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            shutil.rmtree(TORCHFT_FOLDER, ignore_errors=True)
-            return f"{TORCHFT_PACKAGE} can not be installed: {done.stderr.strip()[-300:]}"
-    return None
-
-
 @contextlib.contextmanager
 def _process(arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A Python process and all that it starts; its output in `log`. Ended when the block is left."""
-    python_path = os.pathsep.join([str(TORCHFT_FOLDER), str(ROOT)])
+    python_path = os.pathsep.join([str(torchft.FOLDER), str(ROOT)])
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHFT_")}
     environment = {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path, "GLOO_SOCKET_IFNAME": "lo"}
     # Else workers that torchrun restarts (torch 2.13) find the addresses of the dead in the store that they share with
