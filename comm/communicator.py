@@ -60,7 +60,7 @@ class Communicator:
         self._shared_waits, _reason = waits_available()
         self._lanes = Lanes(self, mesh.me)
         self._lines = Lines(self, mesh)
-        self._letters = Letters(self)
+        self._letters = Letters(self, self._lines, mesh.me)
         self.world = self.group("world", [mesh.me])
         self._thread = threading.Thread(target=self._run, name="elastrain-communicator", daemon=True)
         self._thread.start()

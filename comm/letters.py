@@ -1,4 +1,8 @@
-"""Tagged messages between two members of a group: copied when sent, matched in order with who awaits them."""
+"""Tagged messages between two members of a group: copied when sent, matched in order with who awaits them.
+
+On one host the copy is read in place: who has read it looks at the sender's fence afterwards (see `lines`), since the
+memory of a letter to somebody who was removed from the view is used again.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,14 @@ from typing import Protocol
 
 import torch
 
-from elastrain.comm.errors import CommError, Timeout
+from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
 from elastrain.comm.kinds import Kind, only_tensor, unpack
+from elastrain.comm.lines import Lines
 from elastrain.comm.mailbox import Address, Mailbox
 from elastrain.comm.mesh import Frame
 from elastrain.comm.work import Received, Work
 
-_BODY = struct.Struct("<Qq")  # group, tag
+_BODY = struct.Struct("<Qqq")  # group, tag, the sender's fence
 
 
 class Postman(Protocol):
@@ -26,6 +31,8 @@ class Postman(Protocol):
     def error(self) -> CommError | None: ...
 
     def send(self, member: str, kind: int, body: bytes, tensors: Sequence[torch.Tensor] = ()) -> None: ...
+
+    def break_off(self, error: MemberLost | Aborted | Timeout) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -38,18 +45,26 @@ class Reader:
     words: str
 
 
-class Letters:
-    """Used by the communicator's thread."""
+@dataclass(frozen=True, kw_only=True)
+class _Letter:
+    source: str
+    fence: int
+    tensor: torch.Tensor
 
-    def __init__(self, postman: Postman) -> None:
-        self._postman = postman
-        self._mailbox: Mailbox[torch.Tensor, Reader] = Mailbox()
+
+class Letters:
+    """Used by the communicator's thread. `me`: whose own letters need no fence."""
+
+    def __init__(self, postman: Postman, lines: Lines, me: str) -> None:
+        self._postman, self._lines, self._me = postman, lines, me
+        self._mailbox: Mailbox[_Letter, Reader] = Mailbox()
 
     def post(self, work: Work, *, group: int, to: str, tag: int, tensor: torch.Tensor) -> None:
         """`tensor` must not change any more."""
         error = self._postman.error
         if error is None:
-            self._postman.send(to, Kind.LETTER, _BODY.pack(group, tag), (tensor,))
+            self._lines.show_fence(to)
+            self._postman.send(to, Kind.LETTER, _BODY.pack(group, tag, self._lines.fence), (tensor,))
         work.finish(error)
 
     def read(self, address: Address, reader: Reader) -> None:
@@ -59,17 +74,32 @@ class Letters:
             return
         found = self._mailbox.take(address, reader)
         if found is not None:
-            _hand_over(reader, found[0].source or "", found[1])
+            self._hand_over(reader, found[1])
 
     def receive(self, frame: Frame) -> None:
         """Raises ProtocolError."""
-        (group, tag), _ = unpack(_BODY, frame)
-        tensor = only_tensor(frame)
+        (group, tag, fence), _ = unpack(_BODY, frame)
+        letter = _Letter(source=frame.source, fence=fence, tensor=only_tensor(frame))
         if self._postman.error is not None:
             return
-        reader = self._mailbox.put(Address(group=group, source=frame.source, tag=tag), tensor)
+        reader = self._mailbox.put(Address(group=group, source=frame.source, tag=tag), letter)
         if reader is not None:
-            _hand_over(reader, frame.source, tensor)
+            self._hand_over(reader, letter)
+
+    def _hand_over(self, reader: Reader, letter: _Letter) -> None:
+        out, tensor = reader.out, letter.tensor
+        if (tensor.numel(), tensor.dtype) != (out.numel(), out.dtype):
+            came = f"{tensor.dtype}[{tensor.numel()}] came from {letter.source!r}"
+            reader.work.finish(ValueError(f"{came}, {out.dtype}[{out.numel()}] was awaited"))
+            return
+        out.copy_(tensor.view(out.shape))
+        if letter.source != self._me and self._lines.gave_up(letter.source, letter.fence):
+            error = Aborted(f"{letter.source!r} went on to a newer view while its message was read")
+            reader.work.finish(error)
+            self._postman.break_off(error)
+            return
+        reader.work.source = letter.source
+        reader.work.finish()
 
     def next_deadline_s(self) -> float | None:
         """In time.monotonic(); None: nobody waits."""
@@ -84,14 +114,3 @@ class Letters:
     def end(self, error: CommError) -> None:
         for reader in self._mailbox.clear():
             reader.work.finish(error)
-
-
-def _hand_over(reader: Reader, source: str, tensor: torch.Tensor) -> None:
-    out = reader.out
-    if (tensor.numel(), tensor.dtype) != (out.numel(), out.dtype):
-        words = f"{tensor.dtype}[{tensor.numel()}] came from {source!r}, {out.dtype}[{out.numel()}] was awaited"
-        reader.work.finish(ValueError(words))
-        return
-    out.copy_(tensor.view(out.shape))
-    reader.work.source = source
-    reader.work.finish()

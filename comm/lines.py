@@ -177,8 +177,7 @@ class Lines:
         running.fences.clear()
         sends = operation.rounds[number].sends
         if sends:
-            fence = int(self._fence.item())
-            body = _BODY.pack(line.group.number, line.sequence, number, fence) + operation.words.encode()
+            body = _BODY.pack(line.group.number, line.sequence, number, self.fence) + operation.words.encode()
             offered = operation.offer(number)
             for send in sends:
                 self._send_part(line.group.members[send.to], body, offered[send.start : send.stop])
@@ -241,16 +240,16 @@ class Lines:
 
     def _finish_round(self, line: _Line, running: _Running) -> None:
         running.operation.finish(running.number)
-        running.missing = {rank for rank, fence in running.fences.items() if self._gave_up(line, rank, fence)}
+        running.missing = {r for r, fence in running.fences.items() if self.gave_up(line.group.members[r], fence)}
         if not running.missing:
             running.number += 1
             running.sent = False
 
-    def _gave_up(self, line: _Line, rank: int, fence: int) -> bool:
-        """Whether a member failed after it had sent its part. Its tensor may have changed while it was read: the
-        operation can not end well, and waits for that member's word why, for its death, or for the next view.
+    def gave_up(self, member: str, fence: int) -> bool:
+        """Whether a member failed after it had sent what carries this fence. Its tensor may have changed while it was
+        read: the operation can not end well, and waits for that member's word why, for its death, or for the next view.
         """
-        view = self._fences.get(line.group.members[rank])
+        view = self._fences.get(member)
         return view is None or int(view[0].item()) != fence
 
     def next_deadline_s(self) -> float | None:
@@ -298,6 +297,11 @@ class Lines:
             self.raise_fence()
             self._mesh.copy_unsent()
         return requests
+
+    @property
+    def fence(self) -> int:
+        """Mine, to be sent with everything that is read in place."""
+        return int(self._fence.item())
 
     def raise_fence(self) -> None:
         """Before memory changes that others may still read."""

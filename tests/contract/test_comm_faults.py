@@ -30,7 +30,7 @@ JUNK: dict[str, Junk] = {
     "fence of floats": (Kind.FENCE, b"", (torch.ones(1),)),
     "fence of none": (Kind.FENCE, b"", (torch.empty(0, dtype=torch.int64),)),
     "letter, cut short": (Kind.LETTER, b"", (torch.ones(3),)),
-    "letter without a tensor": (Kind.LETTER, bytes(16), ()),
+    "letter without a tensor": (Kind.LETTER, bytes(24), ()),
     "board, cut short": (Kind.BOARD, b"\1", (torch.zeros(8, dtype=torch.uint8),)),
     "board too small": (Kind.BOARD, bytes(8), (torch.zeros(8, dtype=torch.uint8),)),
     "abort, cut short": (Kind.ABORT, b"", ()),

@@ -184,7 +184,9 @@ class _Troupe:
         assert self.hear_victim() != WRONG, f"the victim of a {self.fault} at call {calls}"
 
 
-@pytest.mark.parametrize(("fault", "transport"), [("stop", "tcp"), ("reset", "tcp")])
+@pytest.mark.parametrize(
+    ("fault", "transport"), [("stop", "unix"), ("stop", "tcp"), ("reset", "unix"), ("reset", "tcp")]
+)
 @pytest.mark.parametrize("more", [1, pytest.param(20, marks=[pytest.mark.on_demand, pytest.mark.timeout(900)])])
 def test_a_fault_anywhere_gives_right_results_or_an_error_in_time_and_the_others_go_on(
     fault: Fault, transport: Transport, more: int
