@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.distributed.nn.functional import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
 from elastrain.comm import torch_backend
-from elastrain.comm.algorithms import Send
 from elastrain.comm.errors import Aborted
 from elastrain.comm.lane import Lane
 from elastrain.comm.survival import Verdict, judge, may_go_on, surviving
@@ -57,17 +55,17 @@ def _arm(when: str, ddp: DistributedDataParallel) -> None:
         # On one host nothing is sent: one write shows it to all, but not all have looked when the writer dies.
         publish = Lane._publish
 
-        def publish_and_die(self: Lane, words: bytes, offered: torch.Tensor, plan: Sequence[Send]) -> None:
+        def publish_and_die(self: Lane, words: bytes, *parts: Any, **options: Any) -> None:
             nonlocal sends
             if words.startswith(b"barrier"):
                 sends += 1
                 if when == "before the vote":
                     _die()
-                publish(self, words, offered, plan)
+                publish(self, words, *parts, **options)
                 if sends == 2:
                     _die()
             else:
-                publish(self, words, offered, plan)
+                publish(self, words, *parts, **options)
 
         Lane._publish = publish_and_die  # type: ignore[method-assign]
 
