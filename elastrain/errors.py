@@ -4,6 +4,7 @@ ElastrainError
 ├── ConfigError      fix the input and start again (bad flag, bad batch size, unsuitable optimizer)
 ├── RefusedError     this process may not join (other spec, torch version, thread count, secret): start the right one
 ├── NoRoomError      the plan does not fit the memory limit, whatever leaves: raise it, or start with more members
+├── DriveFailedError this member's drive failed: it ends, the others go on; look at that drive
 ├── StateLostError   every holder of some shard died: restart from a durable checkpoint
 ├── DivergedError    two holders of one shard disagree, or members were configured differently: stop and look
 └── StoppedError     the job was ended from outside (operator, launcher gone)
@@ -26,6 +27,10 @@ class RefusedError(ElastrainError):
 
 class NoRoomError(ElastrainError):
     """A member can not hold what its plan asks of it. The message says how much memory is missing."""
+
+
+class DriveFailedError(ElastrainError):
+    """A member's drive does not take or give back what is kept on it. The member ends; the others have its state."""
 
 
 class StateLostError(ElastrainError):

@@ -82,6 +82,29 @@ def make_room(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One step under the present plan: the most that was held, and the part of it that was saved activations."""
+
+    peak_bytes: int
+    activations_bytes: int
+
+
+def settle(limit_bytes: int, last: Room, decided: Room | Missing, measured: Measured) -> Room | Missing:
+    """What to do after a step, when `decided` was estimated anew: what was measured to fit goes before estimates.
+
+    Then nothing is refused, and no shard leaves; activations get what was left.
+    """
+    more_leaves = isinstance(decided, Missing) or decided.shards_on_disk_bytes > last.shards_on_disk_bytes
+    if measured.peak_bytes > limit_bytes or not more_leaves:
+        return decided
+    return Room(
+        activations_bytes=measured.activations_bytes + limit_bytes - measured.peak_bytes,
+        shards_on_disk_bytes=last.shards_on_disk_bytes,
+        reason=f"{_mib(measured.peak_bytes)} of {_mib(limit_bytes)} were held in the last step: it fits as it is",
+    )
+
+
 def _leaving(activations_bytes: int, shards_bytes: int, disk_bytes_per_s: float) -> str:
     """Both are written and read once: activations per micro-batch, shards per step."""
     parts = [

@@ -48,6 +48,13 @@ class Work:
     slot: GradientSlot
 
 
+@dataclass(frozen=True)
+class _Again:
+    """From the training loop: what this run has accumulated is void. The protocol waits for the run as before."""
+
+    compute: p.Compute
+
+
 Outcome = Work | p.Advance | p.Enter | p.Leave
 
 
@@ -77,7 +84,7 @@ class Engine:
         self._journal = journal
         self._faults = faults
         self._room = room
-        self._inbox: deque[p.Event] = deque()
+        self._inbox: deque[p.Event | _Again] = deque()
         self._events: deque[p.Event] = deque()
         self._outbox: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._failure: Exception | None = None
@@ -122,6 +129,15 @@ class Engine:
         self._tell(p.Ready())
         outcome = self._next()
         assert not isinstance(outcome, p.Enter)
+        return outcome
+
+    def compute_again(self, work: Work) -> Work:
+        """Another slot for a run whose backward failed. Raises StoppedError if the job has ended meanwhile."""
+        self._inbox.append(_Again(work.compute))
+        self._mesh.wake()
+        outcome = self._next()
+        if not isinstance(outcome, Work):
+            raise errors.StoppedError("the job has ended")
         return outcome
 
     def block_done(self, event: p.RunDone) -> None:
@@ -182,7 +198,11 @@ class Engine:
         for arrival in self._mesh.poll(wait_s):
             self._arrived(arrival)
         while self._inbox:
-            self._handle(self._inbox.popleft())
+            event = self._inbox.popleft()
+            if isinstance(event, _Again):
+                self._outbox.put(Work(event.compute, self._executor.change_slot()))
+            else:
+                self._handle(event)
         if self._executor.behind and not self._inbox and self._may_work_behind():
             for result in self._executor.work_behind():
                 self._handle(result)

@@ -36,6 +36,8 @@ class Slot:
 
     slot: GradientSlot
     blocks: set[int] = field(default_factory=set)
+    reported: set[int] = field(default_factory=set)
+    """Blocks of the run being computed whose partial others may have taken already."""
     running: bool = True
 
 
@@ -90,6 +92,20 @@ class Executor:
     def block_done(self, event: p.RunDone) -> None:
         assert self._running is not None
         self._own[event.step, event.block, (event.run, event.run + 1)] = self._running
+        self._running.reported.add(event.block)
+
+    def change_slot(self) -> GradientSlot:
+        """Another slot for the run being computed: what it has reported stays where it is, the rest is void."""
+        before = self._running
+        assert before is not None
+        slot = self.start_run()
+        assert self._running is not None
+        self._running.blocks -= before.reported
+        self._running.reported |= before.reported
+        before.blocks &= before.reported
+        before.running = False
+        self._recycle(before)
+        return slot
 
     def end_run(self) -> None:
         if self._running is not None:

@@ -22,8 +22,9 @@ from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.liveness import Beacon
 from elastrain.comm.mesh import Mesh
 from elastrain.comm.values import MeshConfig
-from elastrain.errors import ConfigError, ElastrainError, NoRoomError, RefusedError, StoppedError
+from elastrain.errors import ConfigError, DriveFailedError, ElastrainError, NoRoomError, RefusedError, StoppedError
 from elastrain.lifecycle import Lifecycle
+from elastrain.offload.errors import SpillWriteError
 from elastrain.plan import plan
 from elastrain.runtime.channel import Channel, ChannelClosedError
 from elastrain.runtime.describe import describe
@@ -184,6 +185,7 @@ class Job:
             reach=self._faults.reach,
             log=self._journal.write,
             computing=nullcontext if self._room is None else self._room.computing,
+            backward=nullcontext if self._room is None else self._room.named_errors,
         )
         self._spec = self._settings.describe(layout, loader, optimizer, max_grad_norm, compute_device(model))
         return model, optimizer, loader
@@ -296,7 +298,7 @@ class Job:
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """The script ends with an exception: tell the launcher where it was, then show it as Python does."""
         self._failed = True
-        ours = isinstance(error, RefusedError | StoppedError)
+        ours = isinstance(error, RefusedError | StoppedError | DriveFailedError | SpillWriteError)
         if self._channel is not None and not ours and not issubclass(kind, KeyboardInterrupt):
             text = "".join(traceback.format_exception(kind, error, trace))
             if isinstance(error, ElastrainError):

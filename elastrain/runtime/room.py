@@ -98,23 +98,31 @@ class RoomKeeper:
         if self._offload is None:
             yield
             return
-        try:
+        with self.named_errors():
             self._offload.__enter__()
+        try:
+            yield
+        finally:
+            self._offload.__exit__(None, None, None)
+
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """Around backward. Raises NoRoomError where its activations can not be held within the limit."""
+        try:
+            yield
         except LimitTooSmallError as error:
             raise NoRoomError(
                 f"member {self._me} is {error.smallest_bytes - error.limit_bytes} bytes short: one operation of the "
                 f"model needs {error.smallest_bytes} bytes of activations at once, and {error.limit_bytes} are left "
                 f"of the memory limit of {self._config.limit_bytes}; raise it"
             ) from error
-        try:
-            yield
-        finally:
-            self._offload.__exit__(None, None, None)
 
     # ------------------------------------------------------------------------------------------------- for the engine
 
     def resumed(self, view: View, core: Lifecycle, recovery: Recovery) -> None:
         """The view is in order: make room for its plan. Raises NoRoomError if there is none."""
+        if not self._measured_steps:
+            self._meter.look()  # what starting took for a moment is no step's
         shape = core.shape
         own = frozenset(node for partials in core.attempt.own for node in partials.nodes)
         slots = max(
@@ -153,7 +161,7 @@ class RoomKeeper:
         gradients_bytes = self._needs.gradients_bytes
         if self._steps_in_view >= SETTLED_STEPS:
             gradients_bytes = min(gradients_bytes, self._executor.gradients_bytes())
-        self._decide(gradients_bytes, measured_bytes=peak_bytes)
+        self._decide(gradients_bytes, room.Measured(peak_bytes=peak_bytes, activations_bytes=activations_bytes))
 
     def close(self) -> None:
         """Give the space on disk back; states that lie there are gone."""
@@ -170,25 +178,22 @@ class RoomKeeper:
         backup_bytes = sum(each.parameters_bytes for each in self._held if not each.is_primary)
         return (1 + room.sums_needed(members)) * primary_bytes + 2 * backup_bytes + BEHIND_BYTES
 
-    def _decide(self, gradients_bytes: int, *, measured_bytes: int | None = None) -> None:
-        """`measured_bytes` is the peak of a step under the present plan: what was measured to fit is not refused."""
+    def _decide(self, gradients_bytes: int, measured: room.Measured | None = None) -> None:
+        """`measured` is a step under the present plan; None when the plan is a new one."""
         self._needs = needs = self._needs_with(gradients_bytes)
+        limit_bytes = self._config.limit_bytes
         decided = room.make_room(
-            self._config.limit_bytes,
+            limit_bytes,
             needs,
             has_disk=bool(self._devices),
             disk_bytes_per_s=sum(device.rate_bytes_per_s() for device in self._devices) or 1.0,
         )
-        if (
-            isinstance(decided, room.Missing)
-            and measured_bytes is not None
-            and measured_bytes <= self._config.limit_bytes
-        ):
-            return
+        if measured is not None and self._last is not None:
+            decided = room.settle(limit_bytes, self._last, decided, measured)
         if isinstance(decided, room.Missing):
             self._journal.write("no_room", reason=decided.reason, **asdict(needs))
             raise NoRoomError(f"member {self._me}: {decided.reason}")
-        if measured_bytes is None or self._is_news(decided):
+        if measured is None or self._is_news(decided):
             self._carry_out(decided, needs)
 
     def _needs_with(self, gradients_bytes: int) -> room.Needs:

@@ -13,8 +13,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from elastrain.errors import DriveFailedError
 from elastrain.offload.buffers import lease
 from elastrain.offload.device import Copy, Device
+from elastrain.offload.errors import CorruptSpillError, OffloadError, SpillReadError, SpillWriteError
 from elastrain.snapshot.state import ShardState
 
 ALIGN_BYTES = 64
@@ -39,8 +41,7 @@ class _OnDisk:
 class Shelf(MutableMapping[Key, ShardState]):
     """`home(shard)` is the model's own memory of a shard's parameters. Used by one thread.
 
-    Raises SpillWriteError where a device does not take a state, SpillReadError where it does not give it back; the
-    other holders of the shard have theirs.
+    Raises DriveFailedError where a device does not take a state or does not give it back as it was.
     """
 
     def __init__(self, home: Callable[[int], Tensor]) -> None:
@@ -138,14 +139,30 @@ class Shelf(MutableMapping[Key, ShardState]):
         for part, tensor in zip(_parts(memory.storage, likes[is_bound:]), written, strict=True):
             part.copy_(tensor)
         device = min(self._devices, key=lambda each: each.used_bytes)
-        copy = device.write(memory.image[: memory.storage.nbytes()], 0, _never)
+        try:
+            copy = device.write(memory.image[: memory.storage.nbytes()], 0, _never)
+        except SpillWriteError as fault:
+            raise _failed(device, state.shard, "take", fault) from fault
         return _OnDisk(shard=state.shard, device=device, copy=copy, meta=meta, likes=likes, is_bound=is_bound)
 
     def _read(self, entry: _OnDisk) -> ShardState:
         memory = lease(size_bytes=entry.copy.size_bytes, shift_bytes=entry.copy.shift_bytes)
-        entry.device.read(entry.copy, memory.image, _never)
+        try:
+            entry.device.read(entry.copy, memory.image, _never)
+        except SpillReadError as fault:
+            raise _failed(entry.device, entry.shard, "give back", fault) from fault
         tensors = _parts(memory.storage, entry.likes[entry.is_bound :])
         return ShardState.unpack(entry.meta, [self._home(entry.shard), *tensors] if entry.is_bound else tensors)
+
+
+def _failed(device: Device, shard: int, what: str, fault: OffloadError) -> DriveFailedError:
+    why = (
+        "other bytes came back than were written" if isinstance(fault, CorruptSpillError) else fault.__cause__ or fault
+    )
+    return DriveFailedError(
+        f"{device.engine.name} does not {what} the optimizer state of shard {shard} ({why}): this member ends, and the "
+        "shard's other holders go on; look at that drive, or name another directory (--offload-dir)"
+    )
 
 
 def _never() -> bool:

@@ -6,6 +6,7 @@ It goes on until the step is committed; when somebody is lost it yields what the
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 
 from elastrain import protocol as p
-from elastrain.errors import ConfigError, StoppedError
+from elastrain.errors import ConfigError, DriveFailedError, StoppedError
 from elastrain.messages import Contribution, Record
+from elastrain.offload.errors import SpillReadError
 from elastrain.runtime.executor import grad_norm
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from elastrain.runtime.loader import DataLoader
     from elastrain.runtime.model import GradientSlot, ModelState
     from elastrain.runtime.randomness import BlockRandomness
+
+READ_TRIES = 3
+"""So often a run is computed whose saved activations a drive does not give back; then the member ends."""
 
 
 class Parts:
@@ -39,6 +44,7 @@ class Parts:
         reach: Callable[[int, str], None],
         log: Callable[..., None],
         computing: Callable[[], AbstractContextManager[None]] = nullcontext,
+        backward: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.engine = engine
         self.model = model
@@ -48,6 +54,7 @@ class Parts:
         self.reach = reach
         self.log = log
         self.computing = computing
+        self.backward = backward
 
 
 class Step:
@@ -65,6 +72,9 @@ class Step:
         self._slot: GradientSlot | None = None
         self._loss_scale = 1.0
         self._backward_due = False
+        self._reported: set[int] = set()
+        self._tries_left = 0
+        self._unread: SpillReadError | None = None
 
     # --------------------------------------------------------------------------------------------- for the user's loop
 
@@ -84,7 +94,9 @@ class Step:
     def backward(self, loss: Tensor, *, weight: float = 1.0) -> None:
         """Backward of one micro-batch; `loss` is its mean, `weight` what it counts (e.g. its number of tokens).
 
-        The applied gradient is `Σ weight·gradient / Σ weight` over the global batch, whoever computed what.
+        The applied gradient is `Σ weight·gradient / Σ weight` over the global batch, whoever computed what. Where a
+        drive does not give saved activations back, the iterator yields the micro-batch (and those summed with it)
+        again; after `READ_TRIES` times DriveFailedError is raised.
         """
         if not self._backward_due:
             raise ConfigError("call step.backward(loss) exactly once per micro-batch, inside `for batch in step`")
@@ -102,9 +114,14 @@ class Step:
         try:
             if self._last_of_run:
                 model.arm(self._block_done)
-            self._scaled(loss, weight * self._loss_scale).backward()  # type: ignore[no-untyped-call]
+            with self._parts.backward():
+                self._scaled(loss, weight * self._loss_scale).backward()  # type: ignore[no-untyped-call]
             if self._last_of_run:
                 model.finish()
+        except SpillReadError as fault:
+            if not self._tries_left:
+                raise DriveFailedError(f"after {READ_TRIES} tries: {fault}") from fault
+            self._unread = fault.with_traceback(None)  # a traceback would hold the graph
         finally:
             model.disarm()
             model.detach()
@@ -148,12 +165,25 @@ class Step:
     # --------------------------------------------------------------------------------------------------------- inside
 
     def _compute(self, work: Work) -> Iterator[Any]:
-        parts, self._run = self._parts, work.compute.run
+        self._run = work.compute.run
+        self._loss_scale = work.compute.loss_scale
+        self._reported.clear()
+        for self._tries_left in reversed(range(READ_TRIES)):
+            yield from self._try(work)
+            if self._unread is None:
+                break
+            self._tell_unread(self._unread)
+            self._unread = None
+            work = self._parts.engine.compute_again(work)
+        self.micro_batch = None
+
+    def _try(self, work: Work) -> Iterator[Any]:
+        """Its micro-batches one after another, up to one whose activations did not come back."""
+        parts = self._parts
         first = self._run * parts.run_length
         last = min(first + parts.run_length, parts.loader.micro_batches)
         work.slot.zero()
         self._slot = work.slot
-        self._loss_scale = work.compute.loss_scale
         self._contribution = Contribution()
         for micro_batch in range(first, last):
             self._last_of_run = micro_batch == last - 1
@@ -172,8 +202,13 @@ class Step:
                     f"micro-batch {micro_batch} of step {self.number} went by without step.backward(loss): "
                     "every micro-batch needs exactly one"
                 )
+            if self._unread is not None:
+                return
             parts.log("micro_batch", step=self.number, micro_batch=micro_batch, run=self._run, started_s=started_s)
-        self.micro_batch = None
+
+    def _tell_unread(self, fault: SpillReadError) -> None:
+        self._parts.log("computed_again", step=self.number, micro_batch=self.micro_batch, reason=str(fault))
+        warnings.warn(f"micro-batch {self.micro_batch} of step {self.number}: {fault}", stacklevel=2)
 
     @staticmethod
     def _scaled(loss: Tensor, factor: float) -> Tensor:
@@ -193,6 +228,9 @@ class Step:
         )
 
     def _block_done(self, block: int, touched: Any) -> None:
+        if block in self._reported:  # by an earlier try of this run, with the same bits
+            return
+        self._reported.add(block)
         self._parts.reach(self.number, "backward")
         mask = sum(1 << leaf for leaf in touched)
         self._parts.engine.block_done(

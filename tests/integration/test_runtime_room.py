@@ -28,9 +28,10 @@ def events(run: Run, kind: str) -> list[dict[str, Any]]:
     return [event for journal in run.journals.values() for event in journal if event["event"] == kind]
 
 
-def squeezed(folder: Path, disk: Path, limit_bytes: int, **how: Any) -> Run:
+def squeezed(folder: Path, disk: Path | None, limit_bytes: int, **how: Any) -> Run:
     folder.mkdir()
-    options = ["--memory-limit", str(limit_bytes), "--offload-dir", str(disk), "--max-restarts", "0"]
+    options = ["--memory-limit", str(limit_bytes), "--max-restarts", "0"]
+    options += [] if disk is None else ["--offload-dir", str(disk)]
     return run_job(folder, script=SCRIPT, options=options, **how)
 
 
@@ -61,4 +62,42 @@ def test_a_plan_that_does_not_fit_ends_the_job_with_what_is_missing(tmp_path: Pa
     run = squeezed(tmp_path / "tiny", disk, 32 * MIB, workers=2, arguments=("--steps", "4"))
     assert run.exit_code == 1
     assert "MiB too small for this plan" in run.output
+    assert "Traceback" not in run.output
+
+
+WIDE = ("--width", "2048", "--layers", "3", "--micro-batch-size", "16")
+"""Parameters of 35 MB under AdamW, hardly any activations: only shards can make room."""
+
+FAULTS = ["kill --target member:m1 --at step=2,phase=backward"]
+
+
+@pytest.fixture(scope="module")
+def tight_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """A limit at which three members have room for `WIDE`, and two do not."""
+    ample = squeezed(
+        tmp_path_factory.mktemp("ample") / "job", None, 64 << 30, workers=3, arguments=("--steps", "3", *WIDE)
+    )
+    parameters_bytes: int = events(ample, "room")[-1]["need_parameters_bytes"]
+    return parameters_bytes + max(each["peak_bytes"] for each in events(ample, "memory"))
+
+
+def test_a_loss_moves_optimizer_shards_to_disk_and_changes_no_bit(tmp_path: Path, disk: Path, tight_bytes: int) -> None:
+    arguments = ("--steps", "5", *WIDE)
+    run = squeezed(tmp_path / "tight", disk, tight_bytes, workers=3, arguments=arguments, faults=FAULTS)
+    assert_equal_to_undisturbed(run, *arguments, script=SCRIPT)
+    assert set(run.digests) == {"m0", "m2"}
+    for member in run.digests:
+        on_disk = [each["shards_on_disk"] for each in events(run, "room") if each["member"] == member]
+        assert on_disk[0] == 0
+        assert on_disk[-1] > 0
+    assert max(each["peak_bytes"] for each in events(run, "memory")) <= tight_bytes
+
+
+def test_a_loss_that_leaves_a_plan_without_room_ends_the_job_with_what_is_missing(
+    tmp_path: Path, tight_bytes: int
+) -> None:
+    run = squeezed(tmp_path / "tight", None, tight_bytes, workers=3, arguments=("--steps", "5", *WIDE), faults=FAULTS)
+    assert run.exit_code == 1
+    assert "MiB too small for this plan" in run.output
+    assert "--offload-dir" in run.output
     assert "Traceback" not in run.output

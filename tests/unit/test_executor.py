@@ -11,7 +11,7 @@ from torch import nn
 
 from elastrain import protocol as p
 from elastrain.fold import Combine
-from elastrain.messages import Contribution, Gradient, Record
+from elastrain.messages import Contribution, Gradient, Partial, Record
 from elastrain.offload.device import Device
 from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.runtime.buffers import Buffers
@@ -79,6 +79,37 @@ def test_a_slot_in_use_by_the_training_loop_is_not_given_out_again(executor: Exe
     executor.carry_out(p.EndAttempt(step=0))
     executor.end_run()
     assert executor.start_run() is not running, "its blocks were never let go"
+
+
+def _done(executor: Executor, block: int) -> None:
+    executor.block_done(p.RunDone(step=0, run=0, block=block, contribution=Contribution(), touched=0))
+
+
+def _partial(executor: Executor, block: int) -> torch.Tensor:
+    """What others get of run 0 in the block's first shard."""
+    layout = executor.layout
+    shard = next(n for n, s in enumerate(layout.shards) if layout.flats[s.flat].block == block)
+    told = Partial(step=0, block=block, node=(0, 1), contribution=Contribution(), touched=0, lanes=((shard, 0),))
+    return executor.payload(told)[0]
+
+
+def test_a_run_computed_again_leaves_what_others_may_be_reading_and_takes_another_slot_for_the_rest(
+    executor: Executor,
+) -> None:
+    failed = executor.start_run()
+    failed.block_flats(1)[0].fill_(1.0)
+    _done(executor, 1)
+    failed.block_flats(0)[0].fill_(7.0)  # half a gradient: the backward ends here
+    again = executor.change_slot()
+    assert again is not failed
+    for block in range(2):
+        again.block_flats(block)[0].fill_(2.0)
+    _done(executor, 0)
+    executor.end_run()
+    assert [float(_partial(executor, block).max()) for block in range(2)] == [2.0, 1.0]
+    executor.carry_out(p.EndAttempt(step=1))
+    free = [executor.start_run() for _ in range(2)]
+    assert {id(slot) for slot in free} == {id(again), id(failed)}, "both came back, once"
 
 
 def _keep(executor: Executor, node: tuple[int, int], tensor: torch.Tensor) -> None:

@@ -7,7 +7,18 @@ from dataclasses import replace
 import pytest
 
 from elastrain.placement import Holders
-from elastrain.room import Missing, Needs, Room, choose_shards, held_by, make_room, slots_needed, sums_needed
+from elastrain.room import (
+    Measured,
+    Missing,
+    Needs,
+    Room,
+    choose_shards,
+    held_by,
+    make_room,
+    settle,
+    slots_needed,
+    sums_needed,
+)
 
 MIB = 1 << 20
 NEEDS = Needs(
@@ -105,3 +116,23 @@ def test_backups_go_to_disk_first_and_no_more_than_needed() -> None:
     chosen, reason = choose_shards(held, 421)
     assert chosen == {3, 2, 1}
     assert reason == "2 shards held as a backup and 1 as primary are on disk"
+
+
+FITS = Room(activations_bytes=40 * MIB, shards_on_disk_bytes=3 * MIB, reason="it fits")
+
+
+@pytest.mark.parametrize(
+    "estimate", [Missing(missing_bytes=1, reason="?"), replace(FITS, shards_on_disk_bytes=9 * MIB)]
+)
+def test_what_was_measured_to_fit_is_not_refused_and_no_shard_leaves_for_an_estimate(estimate: Room | Missing) -> None:
+    measured = Measured(peak_bytes=190 * MIB, activations_bytes=30 * MIB)
+    settled = settle(200 * MIB, FITS, estimate, measured)
+    assert isinstance(settled, Room)
+    assert (settled.activations_bytes, settled.shards_on_disk_bytes) == (40 * MIB, 3 * MIB)
+    assert settled.reason == "190 MiB of 200 MiB were held in the last step: it fits as it is"
+    assert settle(189 * MIB, FITS, estimate, measured) is estimate, "the step took more than it may"
+
+
+def test_an_estimate_that_moves_no_shard_out_is_followed() -> None:
+    estimate = replace(FITS, activations_bytes=20 * MIB)
+    assert settle(200 * MIB, FITS, estimate, Measured(peak_bytes=190 * MIB, activations_bytes=30 * MIB)) is estimate

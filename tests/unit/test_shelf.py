@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from elastrain.offload.device import Device, NoSpaceError
+from elastrain.errors import DriveFailedError
+from elastrain.offload.device import Device
 from elastrain.offload.engines.memory import MemoryEngine
-from elastrain.offload.errors import CorruptSpillError, SpillReadError
 from elastrain.offload.faults import Faults, FaultyEngine
 from elastrain.runtime.shelf import Shelf
 from elastrain.snapshot.state import ShardState
@@ -88,7 +88,7 @@ def test_a_state_that_comes_back_changed_is_refused() -> None:
     kept = shelf()
     kept.use([device(faults=Faults(flips_after=0))], frozenset({0}))
     kept[0] = state(0)
-    with pytest.raises(CorruptSpillError, match="other bytes than were written"):
+    with pytest.raises(DriveFailedError, match=r"shard 0 .other bytes came back"):
         kept[0]
 
 
@@ -96,7 +96,7 @@ def test_a_device_that_gives_nothing_back_is_named() -> None:
     kept = shelf()
     kept.use([device(faults=Faults(read_fails_after=0))], frozenset({0}))
     kept[0] = state(0)
-    with pytest.raises(SpillReadError, match="injected fault"):
+    with pytest.raises(DriveFailedError, match=r"does not give back the optimizer state of shard 0 .*injected fault"):
         kept[0]
 
 
@@ -104,7 +104,7 @@ def test_a_full_device_is_said_and_the_old_state_stays() -> None:
     kept, disk = shelf(), device(capacity_bytes=4096)
     kept.use([disk], frozenset({0, 1}))
     kept[0] = state(0)
-    with pytest.raises(NoSpaceError, match="is full"):
+    with pytest.raises(DriveFailedError, match="does not take the optimizer state of shard 1"):
         kept[1] = state(1)
     assert kept[0].digest() == state(0).digest()
     assert disk.used_bytes == 4096

@@ -1,4 +1,4 @@
-"""Activations larger than the model, dropout, AdamW: something to move out of memory. Prints the end's digest."""
+"""Dropout and AdamW; by default activations larger than the model: something to move. Prints the end's digest."""
 
 import argparse
 import itertools
@@ -21,14 +21,19 @@ class Samples(torch.utils.data.Dataset[Tensor]):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--micro-batch-size", type=int, default=512)
     args = parser.parse_args()
     torch.set_num_threads(1)
     job = elastrain.init(seed=3)
-    sizes = [64, *[256] * 6, 64]
+    sizes = [64, *[args.width] * args.layers, 64]
     layers = [nn.Sequential(nn.Linear(a, b), nn.GELU(), nn.Dropout(0.1)) for a, b in itertools.pairwise(sizes)]
     model = nn.Sequential(*layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loader = elastrain.DataLoader(Samples(), global_batch_size=8 * 512, micro_batch_size=512)
+    loader = elastrain.DataLoader(
+        Samples(), global_batch_size=8 * args.micro_batch_size, micro_batch_size=args.micro_batch_size
+    )
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=1.0)
     for step in job.steps(loader, until=args.steps):
         for inputs in step:
