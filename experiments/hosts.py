@@ -67,8 +67,12 @@ class Switch:
         return ("ip", "netns", "exec", self._prefix + host)
 
     def cut(self, host: str) -> None:
-        """Its cable, for good: nothing arrives any more, in neither direction, and nobody is told."""
+        """Its cable: nothing arrives any more, in neither direction, and nobody is told."""
         self._ip_in("switch", "link", "set", _port(host), "nomaster")
+
+    def mend(self, host: str) -> None:
+        """Its cable carries again; connections that have lived so long go on where they were."""
+        self._ip_in("switch", "link", "set", _port(host), "master", "bridge")
 
     def connections(self, pid: int) -> set[tuple[str, str]]:
         """Of the host on which the process runs: (own address, peer's address) of every open TCP connection."""

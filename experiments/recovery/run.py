@@ -195,10 +195,12 @@ def main() -> int:
         "--quick", action="store_true", help="half the micro-batch, few kills (≤ 90 s on 2 quiet cores)"
     )
     parser.add_argument("--nodes", action="store_true", help="three simulated nodes with an etcd, whole nodes killed")
-    parser.add_argument("--only", choices=("storm", "matrix"), help="one half of the experiment")
+    parser.add_argument("--only", choices=("storm", "matrix", "blackhole"), help="one part of the experiment")
     parser.add_argument("--peers", action="store_true", help="the storm, and the same under torchrun and TorchFT")
     parser.add_argument("--kills", type=int, help="at most so many kills in the storm")
     parser.add_argument("--steps", type=int, help="steps of the storm")
+    parser.add_argument("--outage", type=float, help="with --nodes: seconds for which etcd stands still")
+    parser.add_argument("--cuts", type=int, help="with --nodes: how often a cable is cut")
     parser.add_argument("--seed", type=int, default=0, help="chooses victims and moments")
     args = parser.parse_args()
     unwind_on_sigterm()
@@ -212,11 +214,11 @@ def main() -> int:
     )
     values: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="elastrain-recovery-") as name:
-        if args.only != "matrix":
+        if args.only in (None, "storm"):
             values |= measured(Path(name), setting, quick=args.quick)
         if args.peers:
             values |= peers.compared(values, _peers_setting(setting), quick=args.quick)
-        elif args.only != "storm":
+        elif args.only in (None, "matrix"):
             values |= struck(Path(name), quick=args.quick, sofar=values.get("digest_equal", True))
     if args.only is None and not args.peers:
         settings = {"members": MEMBERS, "steps": setting.steps, "global_batch_size": setting.global_batch_size}
@@ -236,9 +238,13 @@ def main_nodes(args: argparse.Namespace) -> int:
     )
     values: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="elastrain-recovery-") as name:
-        if args.only != "matrix":
-            values |= measured_nodes(Path(name), setting, outage_s=6.0 if args.quick else 30.0)
-        if args.only != "storm":
+        if args.only in (None, "storm"):
+            outage_s = args.outage or (6.0 if args.quick else 30.0)
+            values |= measured_nodes(Path(name), setting, outage_s=outage_s)
+        if args.only in (None, "blackhole"):
+            cut = measured_hosts(Path(name), setting, cuts=args.cuts or (1 if args.quick else 3))
+            values |= cut | {"digest_equal": values.get("digest_equal", True) and cut["digest_equal"]}
+        if args.only in (None, "matrix"):
             cells = matrix.of_nodes(Path(name), quick=args.quick)
             values["digest_equal"] = values.get("digest_equal", True) and all(cell.held for cell in cells)
             values |= {"matrix_cells": len(cells), "matrix_failed": sum(not cell.held for cell in cells)}
@@ -247,6 +253,15 @@ def main_nodes(args: argparse.Namespace) -> int:
     record("recovery", values, quick=args.quick, settings=settings)
     met = report(values, {key: reach for key, reach in NODES_REACHES.items() if values.get(key) is not None})
     return 0 if met or args.quick else 1
+
+
+def measured_hosts(folder: Path, setting: Setting, *, cuts: int) -> dict[str, Any]:
+    """The cuts between three hosts, and their reference."""
+    cut = blackhole.measured(folder / "hosts", setting.script, steps=setting.steps, cuts=cuts)
+    digests = cut.pop("blackhole_digests", None)
+    if digests is None:
+        return cut | {"digest_equal": True}
+    return cut | {"digest_equal": digests == [reference_of(folder / "hosts-alone", setting.script).digest]}
 
 
 def measured_nodes(folder: Path, setting: Setting, *, outage_s: float) -> dict[str, Any]:
@@ -262,15 +277,13 @@ def measured_nodes(folder: Path, setting: Setting, *, outage_s: float) -> dict[s
     reference = reference_of(folder / "alone", setting.script)
     members = list(found.run.members.values())
     lost, repeated = samples_amiss(members, setting.order, setting.steps)
-    cut = blackhole.measured(folder / "hosts", setting.script)
-    digests = {m.digest for m in members if m.digest is not None} | set(cut.pop("blackhole_digests", ()))
+    digests = {m.digest for m in members if m.digest is not None}
     return {
         "digest_equal": digests == {reference.digest},
         "steps_lost": steps_lost(members) + len(uncommitted(members, setting.steps)),
         "samples_lost": lost,
         "samples_repeated": repeated,
         **nodes.figures(found, runs=setting.runs),
-        **cut,
     }
 
 

@@ -65,6 +65,10 @@ def test_cable_cut_for_good_stops_neither_the_others_nor_changes_a_bit(switch: S
         hosts["a"].wait_members("a", "b", after=generation)
         for host in ("a", "b"):
             hosts["c"].wait("link", node=host, up=False)
+        hosts["c"].wait("parked")
+        state = hosts["c"].status()
+        assert "the others are no strict majority" in state["parked"]
+        assert state["parked_s"] > 0
         run = hosts["a"].finish()
         assert_equal_to_undisturbed(run, *ARGUMENTS)
         assert set(hosts["b"].finish().digests.values()) == set(run.digests.values())

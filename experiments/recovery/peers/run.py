@@ -21,7 +21,7 @@ from typing import Any
 from experiments import torchft
 from experiments.harness import ROOT, Reach, record
 from experiments.plots import bars
-from experiments.recovery.peers.standstill import Cost, Lives, costs, kills, recovered_s, survivors
+from experiments.recovery.peers.standstill import Cost, Life, Lives, costs, kills, recovered_s, survivors, undisturbed_s
 from experiments.recovery.peers.worker import VICTIM, command
 
 RESULTS = Path(__file__).with_name("results")
@@ -78,7 +78,11 @@ def compared(ours: Mapping[str, Any], setting: Setting, *, quick: bool) -> dict[
     for key in PEERS:
         peer_s = values[f"standstill_{key}_s"]
         values[f"times_{key}"] = None if peer_s is None else peer_s / ours["standstill_s"]
+        usual_s = values.get(f"standstill_undisturbed_{key}_s")
+        values[f"excess_{key}_s"] = None if peer_s is None or usual_s is None else peer_s - usual_s
     own = {key: ours[key] for key in ("kills", "standstill_s", "standstill_worst_s", "digest_equal")}
+    own |= {"standstill_undisturbed_s": ours["standstill_undisturbed_s"]}
+    own |= {"excess_s": ours["standstill_s"] - ours["standstill_undisturbed_s"]}
     record("recovery", own | values, quick=quick, settings=asdict(setting), folder=RESULTS)
     drawn = {"elastrain": [ours["standstill_s"], ours["standstill_worst_s"]]}
     drawn |= {name: found for key, name in PEERS.items() if (found := values.get(f"standstills_{key}_s"))}
@@ -90,27 +94,29 @@ def figures(setting: Setting) -> dict[str, Any]:
     """The medians over the kills, the single ones beside them; null with the reason where a peer can not run."""
     values: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="elastrain-peers-", dir="/dev/shm") as name:
-        values |= _figure("torchrun", of_torchrun(Path(name) / "torchrun", setting))
+        values |= _figure("torchrun", of_torchrun(Path(name) / "torchrun", setting), of_its_rank=True)
         reason = torchft.provide()
         for key, settings in (("torchft", SHORTEST), ("torchft_defaults", DEFAULTS)):
             if reason is None:
-                values |= _figure(key, of_torchft(Path(name) / key, setting, settings))
+                values |= _figure(key, of_torchft(Path(name) / key, setting, settings), of_its_rank=False)
             else:
                 values |= {f"standstill_{key}_s": None, f"kept_after_{key}_s": None, "torchft_reason": reason}
     return values
 
 
-def _figure(key: str, found: Sequence[Cost]) -> dict[str, Any]:
+def _figure(key: str, lives: Mapping[str, Life], *, of_its_rank: bool) -> dict[str, Any]:
+    found: Sequence[Cost] = costs(lives, of_its_rank=of_its_rank)
     standstills, kept = [one.standstill_s for one in found], [one.kept_after_s for one in found]
     return {
         f"standstill_{key}_s": statistics.median(standstills),
         f"kept_after_{key}_s": statistics.median(kept),
         f"standstills_{key}_s": standstills,
+        f"standstill_undisturbed_{key}_s": undisturbed_s(lives),
     }
 
 
-def of_torchrun(folder: Path, setting: Setting) -> list[Cost]:
-    """DDP on Gloo under torchrun with c10d rendezvous; `folder` is in memory. A cost per kill."""
+def of_torchrun(folder: Path, setting: Setting) -> Mapping[str, Life]:
+    """DDP on Gloo under torchrun with c10d rendezvous; `folder` is in memory. What its processes did."""
     folder.mkdir()
     launch = ["--nnodes=1", f"--nproc-per-node={setting.members}", "--rdzv-backend=c10d"]
     launch += ["--rdzv-endpoint=127.0.0.1:0", f"--max-restarts={setting.kills + 3}"]
@@ -118,11 +124,11 @@ def of_torchrun(folder: Path, setting: Setting) -> list[Cost]:
     arguments = ["-m", "torch.distributed.run", *launch, *worker, "--checkpoint", str(folder / "state.pt")]
     with _process(arguments, folder / "log"):
         lives = _watched(folder, setting, of_its_rank=True, meanwhile=lambda: None)
-    return costs(lives.look(), of_its_rank=True)
+    return lives.look()
 
 
-def of_torchft(folder: Path, setting: Setting, timeouts: TorchFT) -> list[Cost]:
-    """A replica per member; a new one in the victim's place as soon as the others have gone on. A cost per kill."""
+def of_torchft(folder: Path, setting: Setting, timeouts: TorchFT) -> Mapping[str, Life]:
+    """A replica per member; a new one in the victim's place as soon as the others have gone on. What they did."""
     folder.mkdir()
     port = _free_port()
     with contextlib.ExitStack() as jobs:
@@ -141,7 +147,7 @@ def of_torchft(folder: Path, setting: Setting, timeouts: TorchFT) -> list[Cost]:
                 replicas[VICTIM] = start(VICTIM)
 
         lives = _watched(folder, setting, of_its_rank=False, meanwhile=bring_back)
-    return costs(lives.look(), of_its_rank=False)
+    return lives.look()
 
 
 def _watched(folder: Path, setting: Setting, *, of_its_rank: bool, meanwhile: Callable[[], None]) -> Lives:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from experiments.journals import Tail
@@ -57,6 +59,27 @@ class Lives:
                     case "kill":
                         life.killed_s = line["t"]
         return self.of
+
+
+def undisturbed_s(lives: Mapping[str, Life]) -> float | None:
+    """The ordinary gap: the longest time without a tick of anybody in a step before the first kill, the median over
+    those steps after the first; None if there were none. Between the last backward and the next forward, mostly."""
+    until_s = min(kills(lives), default=float("inf"))
+    first = [life for life in lives.values() if life.steps_s and life.steps_s[0][1] < until_s]
+    if not first:
+        return None
+    ends = [end_s for _, end_s in first[0].steps_s if end_s < until_s]
+    ticks = [(at_s, at_s) for life in lives.values() for at_s in life.ticks_s if at_s < until_s]
+    # From the middle of a step to the middle of the next: the gap lies around the end.
+    middles = [(before + after) / 2 for before, after in pairwise(ends)]
+    if middles:
+        middles.append(min(until_s, ends[-1] + (ends[-1] - ends[-2]) / 2))
+    gaps = [longest_gap_s(_within(ticks, begin, end), begin, end) for begin, end in pairwise(middles)]
+    return statistics.median(gaps) if gaps else None
+
+
+def _within(ticks: Sequence[tuple[float, float]], begin_s: float, end_s: float) -> list[tuple[float, float]]:
+    return [tick for tick in ticks if begin_s <= tick[0] <= end_s]
 
 
 def kills(lives: Mapping[str, Life]) -> list[float]:

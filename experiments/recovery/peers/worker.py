@@ -24,7 +24,7 @@ from experiments.train_gpt.model import Block, next_token_loss
 
 VICTIM = 1
 """The rank, or replica, that kills itself."""
-_FATAL_STEP, _FATAL_MICRO_BATCH = 2, 1
+_FATAL_STEP, _FATAL_MICRO_BATCH = 4, 1
 """Of the victim's own life, counted from 0: late enough for its links and its optimizer to be warm. The first step from
 this one on in which all members take part."""
 
