@@ -207,7 +207,7 @@ def main() -> int:
     if args.nodes:
         return main_nodes(args)
     setting = Setting(
-        steps=args.steps or (28 if args.quick else 200),
+        steps=args.steps or ((48 if args.peers else 28) if args.quick else 200),
         kills=args.kills or (3 if args.quick else 100),
         global_batch_size=64 if args.quick else 128,
         seed=args.seed,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.recovery.peers.standstill import Cost, Life, Lives, cost_of, costs, kills, survivors
+from experiments.recovery.peers.standstill import Cost, Life, Lives, cost_of, costs, kills, survivors, undisturbed_s
 
 VICTIM = Life(rank=1, ticks_s=[9.5, 10.0], killed_s=10.0)
 
@@ -34,6 +34,15 @@ def test_only_what_was_begun_after_the_kill_or_survived_it_is_kept() -> None:
     assert cost_of([thrown_away], 10.0).kept_after_s == pytest.approx(2.0)
     kept = survivor(ticks_s=[10.1], steps_s=[(9.9, 13.0), (13.0, 14.0)])
     assert cost_of([kept], 10.0).kept_after_s == 0.0
+
+
+def test_ordinary_gap_is_that_between_undisturbed_steps_before_the_first_kill() -> None:
+    ticks_s = [step + tenth / 10 for step in range(5) for tenth in range(8)]  # 0.3 s without one around each end
+    one = survivor(ticks_s=[*ticks_s, 9.0], steps_s=[(step, step + 0.9) for step in range(5)])
+    other = survivor(2, ticks_s=[at_s + 0.05 for at_s in ticks_s], steps_s=[])
+    lives = {"0-1": one, "2-1": other, "1-1": Life(rank=1, killed_s=5.5)}
+    assert undisturbed_s(lives) == pytest.approx(0.25)
+    assert undisturbed_s({"0-1": one, "1-1": Life(rank=1, killed_s=0.5)}) is None
 
 
 def test_job_that_does_not_go_on_has_no_figure() -> None:
