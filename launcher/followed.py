@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from elastrain.launcher.store import Broken, Change, Item, Store, StoreError
+from elastrain.launcher.store import Broken, Change, Item, Listing, Store, StoreError
 from elastrain.launcher.storethread import Inbox
 
 _PAUSE_S = 0.25
@@ -16,9 +16,9 @@ _PAUSE_S = 0.25
 
 
 class Followed:
-    """Posts to the inbox: `on_items` with all items under the prefix, at first and after every change, and `on_trouble`
-    for each failed try to list. After trouble, the next `on_items` says that it is over; what happened between is in
-    it, but a key that came and went meanwhile is never seen.
+    """Posts to the inbox: `on_items` with all items under the prefix and the store's revision, at first and after every
+    change, and `on_trouble` for each failed try to list. After trouble, the next `on_items` says that it is over; what
+    happened between is in it, but a key that came and went meanwhile is never seen.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Followed:
         store: Store,
         inbox: Inbox,
         prefix: str,
-        on_items: Callable[[Mapping[str, Item]], None],
+        on_items: Callable[[Mapping[str, Item], int], None],
         on_trouble: Callable[[StoreError], None],
     ) -> None:
         self._store = store
@@ -57,17 +57,17 @@ class Followed:
                 self._inbox.post(lambda trouble=trouble: self._on_trouble(trouble))  # type: ignore[misc]
             else:
                 self._wake.clear()
-                self._begin_with(listing.items)
+                self._begin_with(listing)
                 watch = self._store.watch(self._prefix, listing.revision, self._take)
                 if not self._closed.is_set():  # `close` may have set `_wake` before it was cleared
                     self._wake.wait()
                 watch.cancel()
             self._closed.wait(_PAUSE_S)
 
-    def _begin_with(self, items: tuple[Item, ...]) -> None:
+    def _begin_with(self, listing: Listing) -> None:
         with self._lock:
-            self._items = {item.key: item for item in items}
-            self._post()
+            self._items = {item.key: item for item in listing.items}
+            self._post(listing.revision)
 
     def _take(self, change: Change | Broken) -> None:
         if isinstance(change, Broken):
@@ -78,8 +78,8 @@ class Followed:
                 self._items.pop(change.key, None)
             else:
                 self._items[change.key] = Item(key=change.key, value=change.value, revision=change.revision)
-            self._post()
+            self._post(change.revision)
 
-    def _post(self) -> None:
+    def _post(self, revision: int) -> None:
         items = dict(self._items)
-        self._inbox.post(lambda: self._on_items(items))
+        self._inbox.post(lambda: self._on_items(items, revision))

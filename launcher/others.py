@@ -117,6 +117,8 @@ class Others:
             self._do(self._core.on_spec(dict(news.spec), now))
         if news.view is not None:
             self._do(self._core.on_view(news.view, now))
+        if news.removed:
+            self._do(self._core.on_removed(now))
         if news.roster is not None:
             self._do(self._core.on_roster(news.roster, now))
         if news.end is not None:

@@ -87,6 +87,8 @@ class News:
     view: View | None
     end: tuple[int, str] | None
     """Exit code and sentence, once the job is over."""
+    removed: bool
+    """There was a view, and somebody has taken it away: a store that has merely lost its data begins anew."""
     absence_counts: bool
 
 
@@ -111,6 +113,7 @@ class SharedRegistry:
         self._followed = Followed(store, inbox, self._keys.prefix, self._on_items, on_trouble)
         self._presence: Presence | None = None
         self._items: Mapping[str, Item] | None = None
+        self._revision = 0
         self._distrust_until_s: float | None = None
         self._again: list[tuple[float, Callable[[], None]]] = []
         self._roster: Roster | None = None
@@ -155,7 +158,7 @@ class SharedRegistry:
         if self._distrust_until_s is not None and self._distrust_until_s <= now:
             self._distrust_until_s = None
             if self._items is not None:
-                self._on_items(self._items)
+                self._on_items(self._items, self._revision)
 
     def close(self, answering: Collection[str] = ()) -> None:
         """Leave the store; who is the last takes the job's keys along. `answering`: nodes whose agents live."""
@@ -182,8 +185,9 @@ class SharedRegistry:
             # The store was away, or forgot: everybody's lease may have gone. Give the others time to come back.
             self._distrust_until_s = time.monotonic() + 2 * LEASE_S
 
-    def _on_items(self, items: Mapping[str, Item]) -> None:
-        self._items = items
+    def _on_items(self, items: Mapping[str, Item], revision: int) -> None:
+        lost_its_data = revision < self._revision
+        self._items, self._revision = items, revision
         roster, view = items.get(self._keys.prefix + "roster"), items.get(self._keys.prefix + "view")
         spec, end = items.get(self._keys.prefix + "spec"), items.get(self._keys.prefix + "end")
         over = self._keys.read(end) if end is not None else None
@@ -193,9 +197,11 @@ class SharedRegistry:
             spec=self._keys.read(spec) if spec is not None else None,
             view=decode_view(view.value) if view is not None else None,
             end=(over["code"], over["sentence"]) if over is not None else None,
+            removed=view is None and self._view is not None and not lost_its_data,
             absence_counts=self._distrust_until_s is None,
         )
-        self._remind(news)
+        if not news.removed:
+            self._remind(news)
         self._on_news(news)
 
     def _remind(self, news: News) -> None:

@@ -53,6 +53,18 @@ class Viewing(Parking):
         commands += self._arm_random() if first else []
         return commands + self._settle(now)
 
+    def on_removed(self, now: float) -> list[Command]:
+        """Somebody has taken the view out of the store: the last node of a job does that. If most nodes of the view are
+        still here, it was not the last one, and the view is put again; else the job was over while this node was away.
+        """
+        if self.end is not None or self.view is None or self._proposing or self._finishing():
+            return []
+        names = {member.node for member in self.view.members}
+        if 2 * len(names - self._unlinked_nodes()) > len(names):
+            self._proposing = True
+            return [Propose(view=self.view)]
+        return self._finish(1, "the job has ended while this node could not be reached", everywhere=False)
+
     def on_answer(self, view: View | None, now: float) -> list[Command]:
         """What the store holds after a proposal of this agent: it, or another's. None: the store does not answer."""
         self._proposing = False

@@ -82,6 +82,7 @@ def test_worker_and_another_node_killed_at_the_same_time(tmp_path: Path) -> None
         job.assert_nothing_left()
 
 
+@pytest.mark.timeout(240)  # outages take as long as they take, also where the machine is busy
 def test_etcd_outage_longer_than_the_leases_stops_no_step_and_ends_nobody_and_a_loss_during_it_waits(
     tmp_path: Path,
 ) -> None:
@@ -118,6 +119,7 @@ def reasons(job: NodesJob) -> dict[int, str]:
     return {e["generation"]: e["reason"] for e in job.events("view")}
 
 
+@pytest.mark.timeout(240)  # outages take as long as they take, also where the machine is busy
 def test_external_etcd_killed_and_back_without_its_data_ends_nobody_but_a_lost_worker(
     tmp_path: Path, own_etcd: EmbeddedEtcd
 ) -> None:

@@ -416,6 +416,29 @@ def test_nodes_that_answer_again_end_the_parking() -> None:
     assert views_of(cluster) == {("m0", "m1")}
 
 
+def test_node_that_comes_back_when_the_job_is_over_ends_and_does_not_begin_anew() -> None:
+    cluster = running()
+    isolated = cluster.agents["node2"]
+    isolated.core.on_view = lambda view, now: []  # type: ignore[method-assign]  # it is cut off from the store, too
+    cluster.cut_off("node2")
+    cluster.do(isolated, isolated.core.on_removed(cluster.now))
+    assert isolated.end is not None
+    assert (isolated.end.code, isolated.end.everywhere) == (1, False)
+    assert isolated.end.sentence == "the job has ended while this node could not be reached"
+
+
+def test_view_that_somebody_took_away_from_living_nodes_is_put_again() -> None:
+    cluster = running()
+    agent = cluster.agents["node0"]
+    cluster.store.commit(expect={}, delete=[agent.keys.prefix + "view"])
+    cluster.do(agent, agent.core.on_removed(cluster.now))
+    cluster.answer()
+    assert all(agent.end is None for agent in cluster.living)
+    assert cluster.store.get(agent.keys.prefix + "view") is not None
+    cluster.die("m1")
+    assert views_of(cluster) == {("m0", "m2")}
+
+
 def test_members_that_a_view_leaves_out_are_told_and_ended_if_they_stay() -> None:
     cluster = running()
     cluster.cut_off("node2")

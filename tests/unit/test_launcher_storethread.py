@@ -157,7 +157,7 @@ class Follower:
         self.troubles: list[StoreError] = []
         self.followed = Followed(store, inbox, "/job/", self._on_items, self.troubles.append)
 
-    def _on_items(self, items: Mapping[str, Item]) -> None:
+    def _on_items(self, items: Mapping[str, Item], revision: int) -> None:
         self.seen.append({key: item.value for key, item in items.items()})
 
 
