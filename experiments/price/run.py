@@ -53,7 +53,9 @@ def run_of(found: Sequence[Measurement]) -> Run:
     )
 
 
-def elastrain_job(work: Workload, members: int, *, backups: int = 0, run_length: int = RUN_LENGTH) -> list[Measurement]:
+def elastrain_job(
+    work: Workload, members: int, *, backups: int = 0, run_length: int = RUN_LENGTH, kind: str = "fp32"
+) -> list[Measurement]:
     """One undisturbed job under `elastrain run`.
 
     Raises RuntimeError with the end of its output if it fails or a member leaves no measurement.
@@ -64,7 +66,7 @@ def elastrain_job(work: Workload, members: int, *, backups: int = 0, run_length:
         command = [str(Path(sys.executable).with_name("elastrain")), "run", "--standalone"]
         command += ["--nproc-per-node", str(members), str(ROOT / "experiments" / "price" / "worker.py")]
         command += ["--out", str(out), "--work", json.dumps(asdict(work))]
-        command += ["--backups", str(backups), "--run-length", str(run_length)]
+        command += ["--backups", str(backups), "--run-length", str(run_length), "--kind", kind]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             command, cwd=name, env=environment, capture_output=True, text=True, timeout=600, check=False

@@ -14,8 +14,10 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 if __name__ == "__main__":  # as a script: make `experiments` importable from any folder
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -27,18 +29,40 @@ from experiments.train_gpt.data import Windows
 from experiments.train_gpt.model import build, next_token_loss
 from experiments.train_gpt.schedule import MAX_GRAD_NORM, adamw, cosine_with_warmup
 
+KINDS = ("fp32", "bf16", "fp16", "batchnorm", "free")
+"""`fp16` scales its losses; `free` is float32 with deterministic=False."""
 
-def train(work: Workload, *, backups: int, run_length: int) -> Measurement:
+
+class TokenBatchNorm(nn.BatchNorm1d):
+    """In LayerNorm's place: normalises every feature over the tokens of the micro-batch."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens.flatten(0, 1)).view_as(tokens)
+
+
+def of_kind(model: nn.Module, kind: str) -> nn.Module:
+    """`kind`, one of KINDS, as far as the model shows it."""
+    if kind in ("bf16", "fp16"):
+        return model.to(torch.bfloat16 if kind == "bf16" else torch.float16)
+    if kind == "batchnorm":
+        for name, norm in [(n, m) for n, m in model.named_modules() if isinstance(m, nn.LayerNorm)]:
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, TokenBatchNorm(norm.normalized_shape[0]))
+    return model
+
+
+def train(work: Workload, *, backups: int, run_length: int, kind: str) -> Measurement:
     """Warm up, time, and weigh the last step. A step's time runs from the end of the one before to its own end."""
     account = MemoryAccount(external=own_memfd_bytes)
-    job = elastrain.init(seed=work.seed, run_length=run_length, backups=backups)
+    more: dict[str, Any] = {"loss_scale": "dynamic"} if kind == "fp16" else {"deterministic": kind != "free"}
+    job = elastrain.init(seed=work.seed, run_length=run_length, backups=backups, **more)
     loader = elastrain.DataLoader(
         Windows("train", context=work.context),
         global_batch_size=work.micro_batches * work.micro_batch_size,
         micro_batch_size=work.micro_batch_size,
         num_workers=0,  # as the peers load: in the training process
     )
-    model = build(work.size, seed=work.seed)
+    model = of_kind(build(work.size, seed=work.seed), kind)
     optimizer = adamw(model, lr=work.lr)
     scheduler = cosine_with_warmup(optimizer, warmup_steps=10, total_steps=1000)
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=MAX_GRAD_NORM)
@@ -71,9 +95,10 @@ def main() -> None:
     parser.add_argument("--work", type=json.loads, required=True, help="the fields of Workload, as JSON")
     parser.add_argument("--backups", type=int, required=True)
     parser.add_argument("--run-length", type=int, required=True)
+    parser.add_argument("--kind", choices=KINDS, required=True)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    found = train(Workload(**args.work), backups=args.backups, run_length=args.run_length)
+    found = train(Workload(**args.work), backups=args.backups, run_length=args.run_length, kind=args.kind)
     (args.out / f"{os.getpid()}.json").write_text(json.dumps(asdict(found)))
 
 
