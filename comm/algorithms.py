@@ -28,8 +28,11 @@ class Send:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
+    """`again`: everybody shows what it showed before, and the others only count the round. Where parts are pulled."""
+
     sends: tuple[Send, ...] = ()
     awaits: frozenset[int] = frozenset()
+    again: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +140,12 @@ def chunks(numel: int, longest: int) -> tuple[tuple[int, int], ...]:
     return tuple((start, min(start + length, numel)) for start in range(0, numel, length))
 
 
-def pipeline(rank: int, world: int, chunk_count: int, numel: int, *, stays: bool) -> tuple[Round, ...]:
-    """Rounds in which everybody shows the same `numel` elements to all: two more than chunks. `stays`: wait for all in
-    the last one too, because the others read my memory until then."""
-    sends = tuple(Send(to=to, start=0, stop=numel) for to in others(rank, world))
-    awaited = Round(sends=sends, awaits=frozenset(others(rank, world)))
-    return (awaited,) * (chunk_count + 1) + (awaited if stays else Round(sends=sends),)
+def pipeline(rank: int, world: int, chunk_count: int, *, given: int, sums: int) -> tuple[Round, ...]:
+    """Rounds in which everybody shows first `given` elements to all, then its `sums`, then both again: two more than
+    chunks. Nobody awaits the last one, which only tells that all has been read."""
+    rest = others(rank, world)
+    awaits = frozenset(rest)
+    shows = [
+        Round(sends=tuple(Send(to=to, start=0, stop=stop) for to in rest), awaits=awaits) for stop in (given, sums)
+    ]
+    return (*shows, *[Round(awaits=awaits, again=True)] * (chunk_count - 1), Round(again=True))

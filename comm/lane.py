@@ -169,31 +169,34 @@ class Lane:
         words = self._words.encode()[:WORDS_MAX_BYTES]
         lenders: set[int] = set()
         for number, plan in enumerate(operation.rounds):
-            if number:
+            last = number == len(operation.rounds) - 1
+            if number and not plan.again:
                 self._await_place()
-            offered = operation.offer(number) if plan.sends else _NOTHING
-            self._check_lent(lenders)
-            self._publish(words, offered, plan.sends, lent=operation.lends)
+            offered = operation.offer(number) if plan.sends or plan.again else _NOTHING
+            if not last:
+                self._check_lent(lenders)
+            if not plan.again:
+                self._write(words, offered, plan.sends, lent=operation.lends and not number)
+            self._board.count_published(self._turn)
+            futex_wake_all(self._board.published_address)
             late = [rank for rank in self._others if rank in plan.awaits and self._await_part(rank)]
             if late:
                 # Who came last comes last again: one sleep, and the others are there.
                 self._others.remove(late[-1])
                 self._others.insert(0, late[-1])
-            for rank in plan.awaits:
+            for rank in () if plan.again else plan.awaits:
                 if self._take(operation, number, rank, words):
                     lenders.add(rank)
             operation.finish(number)
-            self._finish_turn()
+            self._finish_turn(tell=last or not plan.again)
         self._check_there()
         if len(self._desk.met) < len(self._others):
             here = [rank for rank, board in self._boards.items() if board.published(self.generation)]
             self._desk.met.update(self.members[rank] for rank in here)
 
-    def _publish(self, words: bytes, offered: torch.Tensor, sends: Sequence[Send], *, lent: bool) -> None:
+    def _write(self, words: bytes, offered: torch.Tensor, sends: Sequence[Send], *, lent: bool) -> None:
         spot = self._spot(offered) if offered.numel() else _ROOM
         self._board.write(self._turn, words=words, offered=offered, spot=spot, sends=sends, lent=lent)
-        self._board.count_published(self._turn)
-        futex_wake_all(self._board.published_address)
 
     @property
     def _board(self) -> Board:
@@ -238,9 +241,10 @@ class Lane:
             raise ProtocolError(f"{self.members[rank]!r} offers bytes {start} to {stop} of {memory.numel()}")
         return memory[start:stop].view(entry.dtype)
 
-    def _finish_turn(self) -> None:
-        self._board.count_finished(self._turn)
-        futex_wake_all(self._board.finished_address)
+    def _finish_turn(self, *, tell: bool) -> None:
+        if tell:  # rounds that show nothing new need no place on the board
+            self._board.count_finished(self._turn)
+            futex_wake_all(self._board.finished_address)
         self._turn += 1
 
     def _check_lent(self, lenders: Set[int]) -> None:

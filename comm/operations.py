@@ -18,7 +18,7 @@ from elastrain.comm.algorithms import Round
 Reduction = Literal["sum", "avg", "min", "max", "prod", "band", "bor", "bxor"]
 
 CHUNK_BYTES = 4 << 20  # of a PulledReduce
-STAGE_BYTES = 4 * CHUNK_BYTES + 64 * 16  # two chunks, two slices of sums, and 64 elements of the widest dtype
+STAGE_BYTES = 4 * CHUNK_BYTES + 64 * 16  # two slices of sums, two chunks, and 64 elements of the widest dtype
 
 
 class Memory(Protocol):
@@ -56,7 +56,7 @@ class Operation(Protocol):
 
     `words`: what it is and on what, for messages; equal on all members, or they disagree. `take` raises ValueError for
     a message that does not fit. `lends`: what it offers is its caller's tensor, which may change after a failure; such
-    tensors of others are not read any more when the last round has been offered.
+    tensors of others have been read before the last round is offered.
     """
 
     lends: bool

@@ -16,8 +16,7 @@ class PulledReduce:
     ranks, and takes the others' sums of chunk t - 2. Of everything there are two places: what is written over in turn
     t was read by the others before they published turn t - 1.
 
-    A tensor in shared memory is read and summed in place. The others take the sums from there, so its rank also waits
-    until all have published the last turn, by which they have.
+    A tensor in shared memory is read where it lies: nobody reads a chunk of it any more when the sums are there.
     """
 
     def __init__(self, seat: Seat, words: str, tensor: torch.Tensor, reduction: Reduction) -> None:
@@ -28,25 +27,28 @@ class PulledReduce:
         self._rank, self._world = seat.rank, seat.world
         self._chunk = CHUNK_BYTES // tensor.itemsize
         self._chunks = algorithms.chunks(tensor.numel(), self._chunk)
-        # Its length tells whether a rank offers its tensor or its stage.
-        self._stage_numel = 4 * self._chunk + (64 if tensor.numel() == 4 * self._chunk else 0)
-        self._stage = self._flat if self.lends else seat.memory.stage().view(tensor.dtype)[: self._stage_numel]
-        self._offered = self._flat if self.lends else self._stage
+        places = seat.memory.stage().view(tensor.dtype)
+        # Its length tells whether a rank gives its tensor or its stage.
+        self._staged_numel = 2 * self._chunk + (64 if tensor.numel() == 2 * self._chunk else 0)
+        self._sums, self._stage = places[: 2 * self._chunk], places[2 * self._chunk :][: self._staged_numel]
+        self._given = self._flat if self.lends else self._stage
         self._parts: dict[int, torch.Tensor] = {}
+        self._others_sums: dict[int, torch.Tensor] = {}
         self.rounds = algorithms.pipeline(
-            seat.rank, seat.world, len(self._chunks), len(self._offered), stays=self.lends
+            seat.rank, seat.world, len(self._chunks), given=len(self._given), sums=len(self._sums)
         )
 
     def offer(self, number: int) -> torch.Tensor:
         self._stage_chunk(number)
         self._fold_chunk(number - 1)
         self._gather_chunk(number - 2)
-        return self._offered
+        return self._sums if number else self._given
 
     def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
-        if tensor.dtype != self._flat.dtype or tensor.numel() not in (self._flat.numel(), self._stage_numel):
+        numels = (len(self._sums),) if number else (self._flat.numel(), self._staged_numel)
+        if tensor.dtype != self._flat.dtype or tensor.numel() not in numels:
             raise ValueError(f"{describe(self._flat)} is reduced here, rank {rank} gives {describe(tensor)}")
-        self._parts[rank] = tensor
+        (self._others_sums if number else self._parts)[rank] = tensor
 
     def finish(self, number: int) -> None:
         if number == len(self.rounds) - 1 and not self._tensor.is_contiguous():
@@ -61,7 +63,7 @@ class PulledReduce:
         if self.lends or index >= len(self._chunks):
             return
         start, slices = self._slices(index)
-        place = self._stage[(2 + index % 2) * self._chunk :]
+        place = self._stage[index % 2 * self._chunk :]
         mine, last = slices[self._rank], slices[-1][1]
         for first, end in ((0, mine[0]), (mine[1], last)):  # nobody asks for my own slice
             if end > first:
@@ -77,18 +79,17 @@ class PulledReduce:
         own = self._flat[start + first : start + end]
         parts = [own] * self._world
         for rank, tensor in self._parts.items():
-            at = start if tensor.numel() == self._flat.numel() else (2 + index % 2) * self._chunk
+            at = start if tensor.numel() == self._flat.numel() else index % 2 * self._chunk
             parts[rank] = tensor[at + first : at + end]
         fold(parts, self._reduction, own)
-        if not self.lends:
-            self._stage[index % 2 * self._chunk :][: end - first].copy_(own)
+        self._sums[index % 2 * self._chunk :][: end - first].copy_(own)
 
     def _gather_chunk(self, index: int) -> None:
         if not 0 <= index < len(self._chunks):
             return
         start, slices = self._slices(index)
-        for rank, tensor in self._parts.items():
+        at = index % 2 * self._chunk
+        for rank, tensor in self._others_sums.items():
             first, end = slices[rank]
             if end > first:
-                at = start + first if tensor.numel() == self._flat.numel() else index % 2 * self._chunk
                 self._flat[start + first : start + end].copy_(tensor[at : at + end - first])

@@ -283,8 +283,7 @@ class Play:
         for other in self.members:
             if str(error).endswith(f"{other!r} went on to a newer view"):
                 self.went_on.setdefault(place, {})[other] = name
-        # The root of a broadcast needs nobody; who alone lends its tensor waits for readers that may have given up.
-        if name in self.acts[-1].view and kind not in ("broadcast", "mixed"):
+        if name in self.acts[-1].view and kind != "broadcast":  # its root needs nobody
             others = self.completed.get(place, set())
             assert not others, f"{name} gave {kind} {place} up ({error}) when {others} had completed it"
 

@@ -123,15 +123,19 @@ def test_the_choice_depends_on_size_and_gives_its_reason() -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("stays", [0, 1, 2])
-def test_nobody_leaves_a_pipeline_with_its_tensor_while_others_take_from_it(world: int, stays: int) -> None:
-    """Every rank awaits all rounds but the last; those whose tensors are read where they lie await that too."""
-    plans = [algorithms.pipeline(rank, world, 3, 10, stays=rank < stays) for rank in range(world)]
-    assert {len(plan) for plan in plans} == {5}
-    rest = [frozenset(range(world)) - {rank} for rank in range(world)]
+@pytest.mark.parametrize("chunk_count", [1, 2, 5])
+def test_a_pipeline_shows_parts_and_sums_once_and_nobody_awaits_its_end(world: int, chunk_count: int) -> None:
+    plans = [algorithms.pipeline(rank, world, chunk_count, given=10, sums=4) for rank in range(world)]
     for rank, plan in enumerate(plans):
-        assert all({send.to for send in one.sends} == rest[rank] for one in plan)
-        assert [one.awaits for one in plan] == [rest[rank]] * 4 + [rest[rank] if rank < stays else frozenset()]
+        rest = frozenset(range(world)) - {rank}
+        assert len(plan) == chunk_count + 2
+        assert [{(send.to, send.stop) for send in one.sends} for one in plan[:2]] == [
+            {(to, numel) for to in rest} for numel in (10, 4)
+        ]
+        assert (
+            not any(one.sends for one in plan[2:]) and [one.again for one in plan] == [False] * 2 + [True] * chunk_count
+        )
+        assert [one.awaits for one in plan] == [rest] * (chunk_count + 1) + [frozenset()]
 
 
 @pytest.mark.parametrize("numel", [0, 1, 63, 4096, 99_999])
