@@ -34,6 +34,7 @@ from elastrain.comm.work import Received, Work
 _ABORT_BODY = struct.Struct("<HB")  # length of the lost member's id (0: none is lost), proven; id and reason follow
 _BOARD_BODY = struct.Struct("<Q")  # group
 _LINGER_S = 5.0
+_DROP_AFTER_S = 0.2  # unmapping the memory of the dead takes milliseconds or more: the survivors go on first
 
 
 class Communicator:
@@ -56,6 +57,8 @@ class Communicator:
         self._nodes = {mesh.me: mesh.node}
         self._hosts: dict[str, int] = {}  # of members; none: all are on one
         self._imports: dict[str, Imports] = {}
+        self._former: list[dict[str, Imports]] = []  # of views before: to be dropped at `_drop_s`
+        self._drop_s = 0.0
         self._announced: set[int] = set()  # my segments that all members were told of
         self._shared_waits, _reason = waits_available()
         self._lanes = Lanes(self, mesh.me)
@@ -149,8 +152,8 @@ class Communicator:
         """Used by Group: the tensor is copied before this returns."""
         work, staged = Work(), self._mesh.scratch(max(tensor.numel(), 1), tensor.dtype)[: tensor.numel()]
         staged.view(tensor.shape).copy_(tensor)
-        member = group.members[to]
-        self._post(lambda: self._letters.post(work, group=group.number, to=member, tag=tag, tensor=staged))
+        to_member, number = group.members[to], group.number
+        self._post(lambda: self._letters.post(work, group=number, to=to_member, tag=tag, tensor=staged))
         return work
 
     def await_letter(
@@ -221,8 +224,7 @@ class Communicator:
 
     def _post(self, call: Callable[[], None]) -> None:
         with self._calls_lock:
-            if self._ended:
-                raise CommError("this communicator is closed, or belongs to the process that forked this one")
+            self._check_open()
             self._calls.append(call)
         self._mesh.wake()
 
@@ -273,11 +275,14 @@ class Communicator:
             self.alarm.ring()  # whatever it was: they look for themselves
 
     def _wait_s(self) -> float | None:
-        deadlines = [self._lines.next_deadline_s(), self._letters.next_deadline_s()]
+        drop_s = self._drop_s if self._former else None
+        deadlines = (self._lines.next_deadline_s(), self._letters.next_deadline_s(), drop_s)
         due_s = min((deadline for deadline in deadlines if deadline is not None), default=None)
         return None if due_s is None else max(due_s - time.monotonic(), 0.0)
 
     def _check(self) -> None:
+        if self._former and time.monotonic() >= self._drop_s:
+            self._former.clear()
         self._lines.check()
         overdue = self._letters.overdue()
         if overdue is not None:
@@ -310,8 +315,10 @@ class Communicator:
         self._nodes = {peer.id: peer.node for peer in members}
         numbers = {node: number for number, node in enumerate(sorted(set(self._nodes.values())))}
         self._hosts = {} if self._mesh.all_on_one_host else {m: numbers[node] for m, node in self._nodes.items()}
-        imports = {peer.id: self._mesh.imports(peer.id) for peer in members}
-        self._imports = {member: found for member, found in imports.items() if found is not None}
+        self._drop_s = self._drop_s if self._former else time.monotonic() + _DROP_AFTER_S
+        self._former.append(self._imports)
+        imports = ((peer.id, self._mesh.imports(peer.id)) for peer in members)
+        self._imports = {member: found for member, found in imports if found is not None}
         self.world.members = tuple(peer.id for peer in members)
         self._lines.renew(self.world.members, groups)
         self._lanes.renew(generation, self.world.members, self._goes_by_lane)
@@ -374,11 +381,10 @@ class Communicator:
         lost = error.member.encode() if isinstance(error, MemberLost) else b""
         proven = isinstance(error, MemberLost) and self.lost.get(error.member) is How.DEAD
         reason = str(error) if isinstance(error, Timeout) else error.reason
+        body = _ABORT_BODY.pack(len(lost), proven) + lost + f"{reason} (told by {self._mesh.me!r})".encode()
         self._fail(error)
-        for member in self.world.members:
-            if member != self._mesh.me:
-                body = _ABORT_BODY.pack(len(lost), proven) + lost + f"{reason} (told by {self._mesh.me!r})".encode()
-                self.send(member, Kind.ABORT, body)
+        for member in (other for other in self.world.members if other != self._mesh.me):
+            self.send(member, Kind.ABORT, body)
 
     def _fail(self, error: CommError) -> None:
         """End everything that is under way, in all groups."""

@@ -23,6 +23,7 @@ from elastrain.comm.memory import Mapping, create_sealed, open_sealed, reserve
 ALIGNMENT_BYTES = 64
 _PAGE_BYTES = 4096
 _IDLE_SEGMENTS = 4
+_TOUCHED_IN_PART_BYTES = 1 << 20  # what is larger and only staged is often touched in part: its pages come one by one
 
 
 class Arena:
@@ -70,18 +71,24 @@ class Segment:
         self.idle_since = 0  # in frees: the longest idle goes first
         self.regions: dict[int, Region] = {}  # by offset
 
-    def take(self, size_bytes: int) -> tuple[int, bool] | None:
-        """As Arena.take; the pages are there. Raises OutOfMemory."""
+    def take(self, size_bytes: int, *, whole: bool) -> tuple[int, bool] | None:
+        """As Arena.take; with `whole` all its pages are there. Raises OutOfMemory."""
         taken = self.arena.take(size_bytes)
-        if taken is not None and taken[0] + size_bytes > self._reserved_bytes:
-            stop = taken[0] + size_bytes
+        if whole and taken is not None:
             try:
-                reserve(self.fd, self._reserved_bytes, stop - self._reserved_bytes)
+                self._reserve(taken[0], taken[0] + size_bytes)
             except OutOfMemory:
                 self.arena.give(taken[0], size_bytes)
                 raise
-            self._reserved_bytes = stop
         return taken
+
+    def _reserve(self, start: int, stop: int) -> None:
+        """What lies below `_reserved_bytes` is there already."""
+        if stop > self._reserved_bytes:
+            start = max(start, self._reserved_bytes)
+            reserve(self.fd, start, stop - start)
+            if start == self._reserved_bytes:
+                self._reserved_bytes = stop
 
 
 @dataclass(kw_only=True, eq=False)
@@ -135,7 +142,7 @@ class SharedMemory:
         size_bytes = math.ceil(numel * dtype.itemsize / ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         with self._lock:
             self._free_collected()
-            region, dirty = self._take(size_bytes)
+            region, dirty = self._take(size_bytes, whole=zero or size_bytes <= _TOUCHED_IN_PART_BYTES)
         view = region.segment.mapping.view(region.offset_bytes, size_bytes)
         tensor = torch.frombuffer(view, dtype=dtype, count=numel)
         if dirty and zero:
@@ -144,16 +151,16 @@ class SharedMemory:
         weakref.finalize(view, self._collected.append, region).atexit = False
         return tensor
 
-    def _take(self, size_bytes: int) -> tuple[Region, bool]:
+    def _take(self, size_bytes: int, *, whole: bool) -> tuple[Region, bool]:
         dedicated = size_bytes > self._segment_bytes // 2
         fitting = self._idle_dedicated(size_bytes) if dedicated else self._held.segments
         for segment in fitting:
-            taken = segment.take(size_bytes) if segment.dedicated is dedicated else None
+            taken = segment.take(size_bytes, whole=whole) if segment.dedicated is dedicated else None
             if taken is not None:
                 return self._place(segment, taken[0], size_bytes), taken[1]
         wanted_bytes = size_bytes if dedicated else self._segment_bytes
         segment = self._new_segment(math.ceil(wanted_bytes / _PAGE_BYTES) * _PAGE_BYTES, dedicated=dedicated)
-        taken = segment.take(size_bytes)
+        taken = segment.take(size_bytes, whole=whole)
         assert taken is not None
         return self._place(segment, taken[0], size_bytes), False
 

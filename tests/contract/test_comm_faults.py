@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+import time
 from pathlib import Path
 from typing import get_args
 
@@ -181,3 +182,14 @@ def test_a_thousand_edits_leave_descriptors_threads_and_mappings_as_they_were(tr
         before = _held()
         assert made.each(lambda comm, rank: live(comm, rank, range(102, 1102))) == [None] * 2
         assert _held() == before, "descriptors, threads, mappings"
+
+
+def test_the_memory_of_who_was_removed_is_let_go_soon_after() -> None:
+    with party("unix", 3) as made:
+        made.each(lambda comm, rank: comm.world.all_reduce(torch.ones(50_000)).wait())
+        before = _held()[2]
+        made.view(2, "ab")
+        deadline_s, tick = time.monotonic() + 20, threading.Event()
+        while _held()[2] >= before:
+            assert time.monotonic() < deadline_s, "the maps of the removed member stay"
+            tick.wait(0.01)
