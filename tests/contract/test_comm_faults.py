@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import struct
 import threading
@@ -159,6 +160,7 @@ def test_a_member_without_memory_ends_the_collective_for_all_and_goes_on_when_th
 
 def _held() -> tuple[int, int, int]:
     """Descriptors, threads and mappings of shared memory of this process."""
+    gc.collect()
     maps = Path("/proc/self/maps").read_text().count("memfd:elastrain")
     return len(os.listdir("/proc/self/fd")), threading.active_count(), maps
 
@@ -169,6 +171,8 @@ def test_a_thousand_edits_leave_descriptors_threads_and_mappings_as_they_were(tr
         groups = {name: [comm.group(f"g{index}", [name]) for index in range(2)] for name, comm in made.comms.items()}
         peers = [Peer(id=n, node=made.meshes[n].node, address=made.meshes[n].address) for n in "ab"]
 
+        meet = threading.Barrier(2)
+
         def live(comm: Communicator, rank: int, generations: range) -> None:
             for generation in generations:
                 comm.edit(generation, peers, {f"g{generation % 2}": list("ab"), f"g{1 - generation % 2}": list("ba")})
@@ -177,17 +181,20 @@ def test_a_thousand_edits_leave_descriptors_threads_and_mappings_as_they_were(tr
                 # In the caller's thread: how many threads serve calls that do not wait depends on who is quick.
                 groups["ab"[rank]][generation % 2].all_reduce(tensor, inline=True).wait()
                 assert float(tensor[0]) == float(tensor[-1]) == 3.0
+                meet.wait(60)
 
         assert made.each(lambda comm, rank: live(comm, rank, range(2, 102))) == [None] * 2
         before = _held()
         assert made.each(lambda comm, rank: live(comm, rank, range(102, 1102))) == [None] * 2
-        assert _held() == before, "descriptors, threads, mappings"
+        after = _held()
+        # Fewer is what tests before have left to be collected; a leak is a thousand more.
+        assert all(now <= then for now, then in zip(after, before, strict=True)), f"{before} became {after}"
 
 
 def test_the_memory_of_who_was_removed_is_let_go_soon_after() -> None:
     with party("unix", 3) as made:
         made.each(lambda comm, rank: comm.world.all_reduce(torch.ones(50_000)).wait())
-        before = _held()[2]
+        before = _held()[2]  # collected: what goes from here on is c's
         made.view(2, "ab")
         deadline_s, tick = time.monotonic() + 20, threading.Event()
         while _held()[2] >= before:
