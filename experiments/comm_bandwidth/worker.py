@@ -1,4 +1,4 @@
-"""One process of a measurement: times Gloo and the backend "elastrain" in turn, on the same tensors' sizes.
+"""One process of a measurement: times Gloo, the backend "elastrain" and a plain copy in turn, at the same sizes.
 
 Started by `run.py` with its settings as JSON; rank 0 writes what was found to a file. Only timing lives here.
 """
@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,8 +26,8 @@ from elastrain.comm.mesh import MeshConfig
 from experiments.harness import interleave
 
 Act = Callable[[], None]
-_SAMPLE_BYTES = 8 << 20
-_CALLS_MAX = 40
+_SAMPLE_BYTES = 32 << 20
+_CALLS_MIN, _CALLS_MAX = 2, 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +44,9 @@ class Settings:
 
 
 def calls_per_sample(size_bytes: int) -> int:
-    """Back-to-back calls that one sample averages over: enough that a clock's and a barrier's noise is small."""
-    return max(1, min(_CALLS_MAX, _SAMPLE_BYTES // size_bytes))
+    """Back-to-back calls that one sample averages over: enough that it does not matter how far apart the ranks leave
+    the barrier before them (milliseconds, with more ranks than cores)."""
+    return max(_CALLS_MIN, min(_CALLS_MAX, _SAMPLE_BYTES // size_bytes))
 
 
 def start(settings: Settings) -> dist.ProcessGroup:
@@ -89,21 +91,31 @@ def collectives(settings: Settings, gloo: dist.ProcessGroup) -> dict[str, list[f
         if settings.shared:
             tensors["resident"] = torch_backend.session().communicator.empty(numel, torch.float32)
         acts: dict[str, Callable[[], float]] = {}
+        if settings.shared:
+            source, target = torch.ones(numel), torch.zeros(numel)
+            copies = calls_per_sample(size_bytes)
+            acts[f"copy {size_bytes}"] = _sampled(partial(_copy, target, source), copies, gloo)
         for name, tensor in tensors.items():
             group = gloo if name == "gloo" else None
             check(tensor, group, settings.world)
-            acts[f"{name} {size_bytes}"] = _timed(tensor, group, calls_per_sample(size_bytes), gloo)
+            acts[f"{name} {size_bytes}"] = _sampled(
+                partial(_all_reduce, tensor, group), calls_per_sample(size_bytes), gloo
+            )
         found |= interleave(acts, rounds=settings.rounds)
     return found
 
 
-def _timed(
-    tensor: torch.Tensor, group: dist.ProcessGroup | None, calls: int, gloo: dist.ProcessGroup
-) -> Callable[[], float]:
-    def act() -> None:
-        dist.all_reduce(tensor, group=group)
-
+def _sampled(act: Act, calls: int, gloo: dist.ProcessGroup) -> Callable[[], float]:
     return lambda: seconds(act, calls, gloo)
+
+
+def _all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> None:
+    dist.all_reduce(tensor, group=group)
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """What no all_reduce can do without: each rank's memory is read once, and written once."""
+    target.copy_(source)
 
 
 class Net(torch.nn.Module):
