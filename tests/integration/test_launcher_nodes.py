@@ -15,7 +15,7 @@ import pytest
 from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.etcd import EtcdStore
 from elastrain.launcher.etcd_config import EtcdConfig
-from tests.contract.etcd_tools import respawn
+from tests.contract.etcd_tools import add_users, make_certificates, respawn, tls_server
 from tests.integration.launcher_harness import until
 from tests.integration.nodes_harness import ELASTRAIN, NodesJob
 from tests.integration.training import SCRIPT, assert_equal_to_undisturbed, environment
@@ -233,6 +233,26 @@ def test_unreachable_etcd_and_wrong_tls_files_are_refused(tmp_path: Path, etcd: 
     wrong.write_text("no certificate\n")
     sentence = refused(tmp_path, *node_options(etcd, tmp_path, "a"), "--etcd-ca", str(wrong))
     assert sentence.startswith(f"{wrong} is no file of CA certificates")
+
+
+def test_wrong_password_is_refused_in_one_sentence(tmp_path: Path, own_etcd: EmbeddedEtcd) -> None:
+    add_users(own_etcd.endpoint, {"root": "secret", "ann": "right"})
+    password = tmp_path / "password"
+    password.write_text("wrong\n")
+    password.chmod(0o600)
+    options = node_options(own_etcd.endpoint, tmp_path, "a")
+    user = ("--etcd-user", "ann", "--etcd-password-file", str(password))
+    assert refused(tmp_path, *options, *user).endswith("refuses: wrong user or password")
+    assert refused(tmp_path, *options).endswith("it wants a user and a password, and none were given")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl program to make certificates with")
+def test_wrong_certificates_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    certificates = make_certificates(tmp_path)
+    (tmp_path / "tls").mkdir()
+    with tls_server(tmp_path / "tls", certificates) as endpoint:
+        other = ("--etcd-ca", str(certificates.other_ca))
+        assert "the TLS files do not fit it" in refused(tmp_path, *node_options(endpoint, tmp_path, "a"), *other)
 
 
 def test_too_few_nodes_a_lacking_secret_and_a_second_job_of_the_same_id(tmp_path: Path, etcd: str) -> None:
