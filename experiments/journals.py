@@ -127,6 +127,8 @@ class Run:
     """Member -> when the first agent knew that its process had ended."""
     lost_nodes_s: dict[str, float] = field(default_factory=dict)
     """Member -> when its whole node was killed on request."""
+    silences: list[tuple[str, float]] = field(default_factory=list)
+    """(node, when another's agent no longer reached it)."""
     exit_code: int | None = None
     reason: str = ""
     _places: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -142,6 +144,8 @@ class Run:
                 self._viewed(line)
             case "death":
                 self.deaths_s.setdefault(line["member"], line["detected_s"])
+            case "link" if not line["up"]:
+                self.silences.append((line["node"], line["t"]))
             case "kill_node":
                 gone = {m: line["t"] for m, node in self.nodes.items() if node == line["node"]}
                 self.lost_nodes_s.update({m: at_s for m, at_s in gone.items() if m not in self.deaths_s})

@@ -138,7 +138,9 @@ def loss_of(run: Run, victim: str, killed_s: float, *, runs: int) -> Loss:
         raise ValueError(f"{len(resumed)} of {len(survivors)} survivors resumed in generation {after.generation}")
     known = [member.lost_s[victim] for member in survivors if victim in member.lost_s]
     known += [run.deaths_s[victim]] if victim in run.deaths_s else []
-    detected_s = min(known)
+    # A whole node may be gone by the word of the majority that no longer reaches it, before any death is proven.
+    known += [at_s for node, at_s in run.silences if node == run.nodes.get(victim) and at_s >= killed_s]
+    detected_s = min(known, default=after.at_s)
     step = interrupted_step(survivors, killed_s)
     redone_s = max(time_of_extra_runs_s(member, step, plan(before.members, runs)[member.id]) for member in survivors)
     return Loss(
