@@ -1,0 +1,1 @@
+"""Members on several hosts: what does it spare to sum on each host first?"""
