@@ -30,6 +30,8 @@ SLAB_GROWTH_BYTES = 256 << 20
 ASSUMED_BYTES_PER_S = 1e9
 ENOUGH_TO_TELL_BYTES = 16 << 20
 UNBOUNDED_BYTES = 1 << 62
+# The file system is full, or the user's quota or the limit on the size of files is reached.
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 P = TypeVar("P")
@@ -284,7 +286,7 @@ class Device:
             try:
                 self.engine.reserve(size_bytes)
             except OSError as fault:
-                if fault.errno != errno.ENOSPC or size_bytes == end_bytes:
+                if fault.errno not in NO_SPACE or size_bytes == end_bytes:
                     raise
             else:
                 self._reserved_bytes = size_bytes
@@ -292,6 +294,6 @@ class Device:
 
 
 def _write_error(name: str, fault: OSError) -> SpillWriteError:
-    if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+    if fault.errno in NO_SPACE:
         return NoSpaceError(f"{name} is full ({fault}): free space there, or name another directory")
     return SpillWriteError(f"{name} does not take activations ({fault}): name another directory")

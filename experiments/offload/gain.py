@@ -46,9 +46,10 @@ def measure_gain(shape: Shape, directory: Path, *, rounds: int) -> dict[str, Any
             rss_bytes = _rss_bytes(case(name, batch, limit_bytes))
             fits = rss_bytes is not None and rss_bytes <= limit_bytes * RSS_NOISE
             tried.append({"name": name, "batch": batch, "rss_bytes": rss_bytes, "fits": fits})
-            if not fits:
-                break
-            largest[name] = batch
+            if fits:
+                largest[name] = batch
+            elif name in largest:
+                break  # larger ones need more
     processes = {name: Process(Worker, case(name, batch, limit_bytes)) for name, batch in largest.items()}
     for process in processes.values():
         process.ask("time")

@@ -92,6 +92,7 @@ class Worker:
         assert stats.last is not None
         return {
             "spilled_share": stats.last.spilled_bytes / stats.last.saved_bytes,
+            "peak_bytes": stats.last.peak_bytes,
             "save_stall_s": stats.last.save_stall_s,
             "need_stall_s": stats.last.need_stall_s,
             "storages": len(stats.last.lifetimes),

@@ -325,3 +325,89 @@ def test_nothing_is_left_on_disk_after_sigkill(tmp_path: Path, state: str) -> No
     )
     assert ran.returncode == -signal.SIGKILL
     assert list(tmp_path.iterdir()) == []
+
+
+TRAINS = """
+import resource, sys, torch
+from torch import nn
+from elastrain.offload import SpillWriteError, save_on_disk
+
+torch.set_num_threads(1)
+if sys.argv[2] != "0":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+limit = int(sys.argv[3]) or None
+torch.manual_seed(0)
+net = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(24)])
+x = torch.randn(4096, 64)  # 1 MiB each, 24 MiB and more in all
+net(x).square().mean().backward()
+expected = [p.grad.clone() for p in net.parameters()]
+offload = save_on_disk([sys.argv[1]], memory_limit=limit, min_bytes=1024)
+try:
+    for _ in range(3):
+        net.zero_grad()
+        with offload:
+            loss = net(x).square().mean()
+        for device in offload._open().devices:  # let every write end: no tensor is handed back on its way
+            device.queue.close()
+            device.queue = type(device.queue)("again", threads=1)
+        loss.backward()
+        assert all(torch.equal(p.grad, e) for p, e in zip(net.parameters(), expected))
+except SpillWriteError as error:
+    print("refused:", error)
+else:
+    assert offload.stats().spilled_bytes > 0
+    print("right:", *offload.stats().faults)
+"""
+MB = 1 << 20
+
+
+def trains(directory: Path, *, file_limit: int, memory_limit: int, under: tuple[str, ...] = ()) -> str:
+    ran = subprocess.run(
+        [*under, sys.executable, "-c", TRAINS, str(directory), str(file_limit), str(memory_limit)],
+        timeout=DEADLINE_S,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_a_limit_on_the_size_of_files_is_a_full_drive(tmp_path: Path) -> None:
+    """The kernel itself refuses, in a real file."""
+    told = trains(tmp_path, file_limit=6 * MB, memory_limit=0)
+    assert told.startswith("right:")
+    assert "is full ([Errno 27] File too large" in told
+    told = trains(tmp_path, file_limit=6 * MB, memory_limit=8 * MB)
+    assert told.startswith("refused:")
+    assert "free space there, or name another directory" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+MOUNTED = 'mount -o loop "$0" "$1" && shift && exec "$@"'
+
+
+def test_a_file_system_that_is_really_full(tmp_path: Path) -> None:
+    """A small one of its own, mounted where only the process that fills it sees it."""
+    image, mounted = tmp_path / "image", tmp_path / "mounted"
+    mounted.mkdir()
+    with image.open("wb") as file:
+        file.truncate(305 * MB)  # 256 MB of it are left to others
+    try:
+        subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", str(image)], check=True, timeout=DEADLINE_S)
+        subprocess.run(
+            ["unshare", "-m", "sh", "-c", MOUNTED, str(image), str(mounted), "true"],
+            check=True,
+            timeout=DEADLINE_S,
+            capture_output=True,
+        )
+    except (OSError, subprocess.CalledProcessError) as why:
+        pytest.skip(f"no file system can be mounted here: {why}")
+    under = ("unshare", "-m", "sh", "-c", MOUNTED, str(image), str(mounted))
+    told = trains(mounted, file_limit=0, memory_limit=0, under=under)
+    assert told.startswith("right:")
+    assert "is full" in told
+    told = trains(mounted, file_limit=0, memory_limit=8 * MB, under=under)
+    assert told.startswith("refused:")
+    assert "is full" in told
+    assert list(mounted.iterdir()) == []
