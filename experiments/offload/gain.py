@@ -15,7 +15,7 @@ from experiments.offload.worker import Case, Worker
 # Of the limit; backward computes with more than saved tensors, and that needs room too.
 OFFLOAD_SHARE = 0.6
 RSS_NOISE = 1.05
-BATCHES = (1, 2, 4, 8, 16)
+BATCHES = (1, 2, 4, 8)
 COMPARED = ("keep", "recompute", "ours")
 
 

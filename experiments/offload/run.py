@@ -31,7 +31,7 @@ REACHES = {
     "vs_coarse": Reach(limit=1.5, at_least=True),
     "gain": Reach(limit=1.1, at_least=True),
 }
-LIMIT_SHARE = 0.35  # of what keeping everything needs at its peak
+LIMIT_SHARE = 0.30  # of what keeping everything needs at its peak
 CURVE_GB_PER_S = (0.5, 1.0, 2.0, 4.0)
 WARM_STEPS = {"keep": 1, "ours": 2, "recompute": 1}
 PARTS = ("models", "bits", "gain", "curve")
@@ -53,9 +53,9 @@ class Size:
 QUICK = Size(
     shape=Shape(width=512, layers=4, tokens=256, batch=2),
     layers={"gpt": 4, "bert": 4, "t5": 4},
-    rounds=3,
+    rounds=2,
     bits_shape=Shape(width=128, layers=2, tokens=128, batch=2),
-    gain_shape=Shape(width=256, layers=6, tokens=256, batch=1),
+    gain_shape=Shape(width=256, layers=4, tokens=256, batch=1),
     gain_rounds=3,
     disk_bytes=256 << 20,
 )
