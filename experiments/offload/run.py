@@ -55,7 +55,7 @@ QUICK = Size(
     layers={"gpt": 4, "bert": 4, "t5": 4},
     rounds=2,
     bits_shape=Shape(width=128, layers=2, tokens=128, batch=2),
-    gain_shape=Shape(width=256, layers=4, tokens=256, batch=1),
+    gain_shape=Shape(width=256, layers=6, tokens=256, batch=1),
     gain_rounds=3,
     disk_bytes=256 << 20,
 )
