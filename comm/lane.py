@@ -282,7 +282,9 @@ class Lane:
     def _await(self, rank: int, address: int, count: Callable[[int], int], wanted: int) -> None:
         self._wait(lambda: reached(count(self.generation), wanted) or None, self.members[rank], address)
 
-    def _wait(self, look: Callable[[], Found | None], member: str, address: int | None = None) -> Found:
+    def _wait(
+        self, look: Callable[[], Found | None], member: str, address: int | None = None, *, by_link: bool = False
+    ) -> Found:
         """What `look` finds, as soon as it does: asked again when the word at `address` changes, the member begins a
         generation, or the alarm rings.
         """
@@ -297,7 +299,7 @@ class Lane:
                 found = look()
                 if found is not None:
                     return found
-                error = self._why_not(member)
+                error = self._why_not(member, by_link=by_link)
                 if error is None:
                     self._host.alarm.wait(alarm, words, self._deadline_s)
                 elif (found := look()) is not None:  # it came in the end
@@ -314,13 +316,15 @@ class Lane:
             addresses.append(address)
         return [(one, ctypes.c_uint32.from_address(one).value) for one in addresses]
 
-    def _why_not(self, member: str) -> CommError | None:
-        """Why it makes no sense to wait for this member."""
+    def _why_not(self, member: str, *, by_link: bool) -> CommError | None:
+        """Why it makes no sense to wait for this member. `by_link`: for what comes in order with its messages: it may
+        be on its way although the board is ahead.
+        """
         if self.error is not None:
             return self.error
         if self._host.has_left(member):
             return MemberLost(member, "it left")
-        pair = self._find(member)
+        pair = None if by_link else self._find(member)
         # Whoever has a board names the new generation there when it has done with this one, and not before.
         if self._host.is_ahead(member) if pair is None else pair.newest > self.generation:
             return Aborted(f"{member!r} went on to a newer view")
@@ -345,7 +349,8 @@ class Lane:
         return reached(board.published(self.generation), self._turn + 1)
 
     def _await_segment(self, rank: int, number: int) -> torch.Tensor:
-        return self._wait(partial(self._host.segment, self.members[rank], number), self.members[rank])
+        member = self.members[rank]
+        return self._wait(partial(self._host.segment, member, number), member, by_link=True)
 
     # Memory
 
