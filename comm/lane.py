@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from elastrain.comm.alarm import Alarm
-from elastrain.comm.algorithms import Send
+from elastrain.comm.algorithms import Round
 from elastrain.comm.board import ENTRIES, ROOM_BYTES, WORDS_MAX_BYTES, Board, Entry, Pair, Spot, reached
 from elastrain.comm.errors import Aborted, CommError, MemberLost, ProtocolError, Timeout
 from elastrain.comm.memory import futex_wake_all
@@ -175,10 +175,7 @@ class Lane:
             offered = operation.offer(number) if plan.sends or plan.again else _NOTHING
             if not last:
                 self._check_lent(lenders)
-            if not plan.again:
-                self._write(words, offered, plan.sends, lent=operation.lends and not number)
-            self._board.count_published(self._turn)
-            futex_wake_all(self._board.published_address)
+            self._publish(words, offered, plan, lent=operation.lends and not number)
             late = [rank for rank in self._others if rank in plan.awaits and self._await_part(rank)]
             if late:
                 # Who came last comes last again: one sleep, and the others are there.
@@ -194,9 +191,12 @@ class Lane:
             here = [rank for rank, board in self._boards.items() if board.published(self.generation)]
             self._desk.met.update(self.members[rank] for rank in here)
 
-    def _write(self, words: bytes, offered: torch.Tensor, sends: Sequence[Send], *, lent: bool) -> None:
-        spot = self._spot(offered) if offered.numel() else _ROOM
-        self._board.write(self._turn, words=words, offered=offered, spot=spot, sends=sends, lent=lent)
+    def _publish(self, words: bytes, offered: torch.Tensor, plan: Round, *, lent: bool) -> None:
+        if not plan.again:
+            spot = self._spot(offered) if offered.numel() else _ROOM
+            self._board.write(self._turn, words=words, offered=offered, spot=spot, sends=plan.sends, lent=lent)
+        self._board.count_published(self._turn)
+        futex_wake_all(self._board.published_address)
 
     @property
     def _board(self) -> Board:
