@@ -185,8 +185,9 @@ class Lane:
                 if self._take(operation, number, rank, words):
                     lenders.add(rank)
             operation.finish(number)
+            if last:
+                self._check_there()  # before the others are told: then they need keep nothing for this member
             self._finish_turn(tell=last or not plan.again)
-        self._check_there()
         if len(self._desk.met) < len(self._others):
             here = [rank for rank, board in self._boards.items() if board.published(self.generation)]
             self._desk.met.update(self.members[rank] for rank in here)
