@@ -71,6 +71,8 @@ class AgentConfig:
     """All nodes are on this machine: members talk over shared memory."""
     stop_grace_s: float = 5.0
     """How long workers may take to end after SIGTERM, before SIGKILL."""
+    key_ttl_s: float
+    """How long the keys of a job of several nodes outlive its last agent, if that could not take them along."""
 
 
 class _Timed(Protocol):
@@ -144,7 +146,13 @@ class Agent:
         self._open.callback(desk.close)
         self._registry: Registry = LoneRegistry(self._store, job)
         if not self._job.alone:
-            meeting = Meeting(job=job, secret=self._secret, store=self._store, host=self._config.host)
+            meeting = Meeting(
+                job=job,
+                secret=self._secret,
+                store=self._store,
+                host=self._config.host,
+                key_ttl_s=self._config.key_ttl_s,
+            )
             self._others = Others(
                 self._loop,
                 self._core,

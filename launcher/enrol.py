@@ -19,6 +19,8 @@ from elastrain.launcher.store import Item, Store
 from elastrain.launcher.views import JobKeys, hint_key
 
 _LOOK_AGAIN_S = 0.2
+_HINT_S = 60.0
+"""Until the job has keys, under whose lease the hint is put again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,6 @@ class Terms:
 def secret_of(store: Store, job: str, file: Path) -> bytes:
     """The job's secret, from the file; it is made on the job's first use. Raises ConfigError."""
     hint = hint_key(job)
-    here = f"{socket.gethostname()}:{file}"
     there = store.get(hint)
     alive = bool(store.list(JobKeys(store, job).prefix).items)
     if not file.exists():
@@ -42,8 +43,20 @@ def secret_of(store: Store, job: str, file: Path) -> bytes:
     secret = read_secret(file)
     if there is None or not alive:
         revision = there.revision if there is not None else 0
-        store.commit(expect={hint: revision}, put={hint: here.encode()})
+        store.commit(expect={hint: revision}, put={hint: _here(file)}, lease=store.grant(_HINT_S))
     return secret
+
+
+def leave_hint(store: Store, job: str, file: Path, lease: int | None) -> None:
+    """Where the secret lies, for as long as the job's other keys: said by whoever has made it."""
+    hint = hint_key(job)
+    there = store.get(hint)
+    if there is not None and there.value == _here(file):
+        store.commit(expect={hint: there.revision}, put={hint: there.value}, lease=lease)
+
+
+def _here(file: Path) -> bytes:
+    return f"{socket.gethostname()}:{file}".encode()
 
 
 def read_secret(file: Path) -> bytes:
@@ -74,9 +87,8 @@ def _copy(job: str, there: Item, file: Path) -> str:
     return f"this node has no secret for job {job}: copy {words} to {file} (mode 0600), or name it by --secret-file"
 
 
-def enrol(store: SealedStore, job: str, node: str, terms: Terms) -> int:
+def enrol(keys: JobKeys, store: SealedStore, job: str, node: str, terms: Terms) -> int:
     """Take part as `node`; the number of this start. Raises ConfigError, StoreError."""
-    keys = JobKeys(store, job)
     nodes = _once_the_name_is_free(keys, store, job, node)
     if not nodes:
         _clear_what_a_dead_job_left(keys, store)
@@ -87,7 +99,9 @@ def enrol(store: SealedStore, job: str, node: str, terms: Terms) -> int:
                 f"a job {job} runs already, with {what} {agreed.get(what)} (here: {ours}): choose another --rdzv-id, "
                 "or start all its nodes alike"
             )
-    return keys.take_number("incarnations", at_least=1)
+    # Later than those that are there, should the store have forgotten the others.
+    latest = max((record.incarnation for record in keys.records(nodes).values()), default=0)
+    return keys.take_number("incarnations", at_least=latest + 1)
 
 
 def _once_the_name_is_free(keys: JobKeys, store: Store, job: str, node: str) -> Mapping[str, Item]:

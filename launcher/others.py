@@ -24,12 +24,13 @@ from elastrain.launcher.values import Command, NodeRecord
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """Where the nodes of a job meet: its name and secret, the store, this node's address."""
+    """Where the nodes of a job meet: its name and secret, the store, this node's address, its keys' time to live."""
 
     job: str
     secret: bytes
     store: Store
     host: str
+    key_ttl_s: float
 
 
 class Others:
@@ -73,6 +74,7 @@ class Others:
             meeting.store,
             meeting.job,
             inbox,
+            key_ttl_s=meeting.key_ttl_s,
             on_news=self._on_news,
             on_trouble=lambda error: log.write("store_trouble", reason=str(error)),
             on_away=self._on_store_away,

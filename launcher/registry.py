@@ -21,6 +21,8 @@ from elastrain.world import View
 T = TypeVar("T")
 LEASE_S = 3.0
 _AGAIN_S = 0.5
+_KEEP_EVERY_S = 60.0
+"""At the most: the job's lease is kept alive three times within its life."""
 _CLOSE_S = 3.0
 
 
@@ -82,6 +84,8 @@ class News:
     """What the store holds now. `absence_counts`: a node that is not there has lost its lease, by all we know."""
 
     nodes: Mapping[str, NodeRecord]
+    terms: Mapping[str, Any] | None
+    """What all nodes have agreed about before anything started."""
     roster: Roster | None
     spec: Mapping[str, Any] | None
     view: View | None
@@ -102,12 +106,13 @@ class SharedRegistry:
         job: str,
         inbox: Inbox,
         *,
+        key_ttl_s: float,
         on_news: Callable[[News], None],
         on_trouble: Callable[[StoreError], None],
         on_away: Callable[[StoreError | None], None],
     ) -> None:
         self._store, self._inbox = store, inbox
-        self._keys = JobKeys(store, job)
+        self._keys = JobKeys(store, job, key_ttl_s)
         self._on_news, self._on_away = on_news, on_away
         self._thread = StoreThread(store, inbox)
         self._followed = Followed(store, inbox, self._keys.prefix, self._on_items, on_trouble)
@@ -116,6 +121,9 @@ class SharedRegistry:
         self._revision = 0
         self._distrust_until_s: float | None = None
         self._again: list[tuple[float, Callable[[], None]]] = []
+        self._keep_every_s = min(_KEEP_EVERY_S, key_ttl_s / 3)
+        self._keep()
+        self._terms: Mapping[str, Any] | None = None
         self._roster: Roster | None = None
         self._spec: Mapping[str, Any] | None = None
         self._view: View | None = None
@@ -169,6 +177,14 @@ class SharedRegistry:
         self._thread.close(_CLOSE_S + 2 * LEASE_S)
         self._store.close()
 
+    def _keep(self) -> None:
+        """The next time is counted from the answer, so that an outage leaves no row of such calls."""
+
+        def answered(_: StoreError | None) -> None:
+            self._again.append((time.monotonic() + self._keep_every_s, self._keep))
+
+        self._thread.call(lambda _: self._keys.keep(), answered)
+
     def _until_answered(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
         def answered(answer: T | StoreError) -> None:
             if isinstance(answer, StoreError):
@@ -190,9 +206,11 @@ class SharedRegistry:
         self._items, self._revision = items, revision
         roster, view = items.get(self._keys.prefix + "roster"), items.get(self._keys.prefix + "view")
         spec, end = items.get(self._keys.prefix + "spec"), items.get(self._keys.prefix + "end")
+        terms = items.get(self._keys.prefix + "job")
         over = self._keys.read(end) if end is not None else None
         news = News(
             nodes=self._keys.records(items),
+            terms=self._keys.read(terms) if terms is not None else None,
             roster=decode_roster(roster.value) if roster is not None else None,
             spec=self._keys.read(spec) if spec is not None else None,
             view=decode_view(view.value) if view is not None else None,
@@ -215,6 +233,10 @@ class SharedRegistry:
         if self._spec is not None and news.spec is None:
             spec = self._spec
             self._thread.call(lambda _: self._keys.put_spec(spec), lambda _: None)
+        if self._terms is not None and news.terms is None:
+            terms = self._terms
+            self._thread.call(lambda _: self._keys.put_once("job", terms), lambda _: None)
         self._roster, self._spec = news.roster or self._roster, news.spec or self._spec
+        self._terms = news.terms or self._terms
         if news.view is not None and (self._view is None or news.view.generation > self._view.generation):
             self._view = news.view

@@ -24,6 +24,8 @@ from elastrain.launcher.workers import Logs, Script
 if TYPE_CHECKING:
     from elastrain.launcher.agent import AgentConfig
 
+KEY_TTL_S = 12 * 3600.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
@@ -45,6 +47,7 @@ class Order:
     last_call_s: float = 5.0
     stop_grace_s: float = 5.0
     park_timeout_s: float = 3600.0
+    key_ttl_s: float = KEY_TTL_S
     armed: bool = False
     faults: tuple[Fault, ...] = ()
 
@@ -95,9 +98,10 @@ def run_alone(order: Order) -> End:
 def run_node(order: Order, node: NodeOrder, run: RunDir | None = None) -> End:
     """One node of several. `run` is given where the nodes are simulated. Raises ConfigError, StoreError."""
     from elastrain.launcher.agent import Agent
-    from elastrain.launcher.enrol import Terms, enrol, secret_of
+    from elastrain.launcher.enrol import Terms, enrol, leave_hint, secret_of
     from elastrain.launcher.etcd import EtcdStore
     from elastrain.launcher.sealed import SealedStore
+    from elastrain.launcher.views import JobKeys
 
     plain = EtcdStore(node.etcd)
     try:
@@ -105,7 +109,9 @@ def run_node(order: Order, node: NodeOrder, run: RunDir | None = None) -> End:
         secret = secret_of(plain, order.job, node.secret_file)
         store = SealedStore(plain, secret)
         terms = Terms(nodes=f"{order.nodes_min}:{order.nodes_max}", script=order.target)
-        incarnation = enrol(store, order.job, node.name, terms)
+        keys = JobKeys(store, order.job, order.key_ttl_s)
+        incarnation = enrol(keys, store, order.job, node.name, terms)
+        leave_hint(plain, order.job, node.secret_file, keys.lease())
         if run is None:
             order = order.with_own_log_dir()
             run = rundir.create(order.run_dir, order.job, secret_file=node.secret_file)
@@ -131,6 +137,7 @@ def _agent_config(order: Order, run: RunDir, node: NodeOrder | None = None) -> A
         host=host or "127.0.0.1",
         one_host=host is None,
         stop_grace_s=order.stop_grace_s,
+        key_ttl_s=order.key_ttl_s,
     )
 
 

@@ -7,7 +7,11 @@
     /elastrain/<job>/view            the newest view
     /elastrain/<job>/end             how the job ended, until its last node has left
     /elastrain/<job>/members         how many member ids are used up; /incarnations likewise for starts of nodes
+    /elastrain/<job>/lease           the job's own lease, under which this and all of the above but `nodes` lie
     /elastrain/.secrets/<job>        where the job's secret lies; a hint for people, the only value that is not sealed
+
+The job's lease lives for hours, and every agent keeps it alive: where all of them are killed, the store itself forgets
+the job in the end.
 
 Encoding and transactions; whether a view is wanted or allowed is decided before. Every method may block for as long as
 the store's calls do.
@@ -20,7 +24,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from elastrain.launcher.store import Item, Store
+from elastrain.launcher.store import Item, LeaseLostError, Store
 from elastrain.launcher.values import NodeRecord, Roster
 from elastrain.world import Member, View
 
@@ -28,12 +32,17 @@ _LOOK_AGAIN_S = 0.1
 
 
 class JobKeys:
-    """One agent's access to its job's keys."""
+    """One agent's access to its job's keys, for one thread at a time.
 
-    def __init__(self, store: Store, job: str) -> None:
+    `ttl_s`: how long they outlive their last agent; None: as long as the store.
+    """
+
+    def __init__(self, store: Store, job: str, ttl_s: float | None = None) -> None:
         self._store = store
         self.prefix = f"/elastrain/{job}/"
         self._hint = hint_key(job)
+        self._ttl_s = ttl_s
+        self._lease: int | None = None
 
     def node(self, name: str) -> str:
         return f"{self.prefix}nodes/{name}"
@@ -46,7 +55,7 @@ class JobKeys:
             if there is not None and (newest := decode_view(there.value)).generation >= view.generation:
                 return newest
             revision = there.revision if there is not None else 0
-            if self._store.commit(expect={key: revision}, put={key: encode_view(view)}) is not None:
+            if self._commit({key: revision}, {key: encode_view(view)}) is not None:
                 return view
 
     def put_spec(self, spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,7 +66,7 @@ class JobKeys:
         """Likewise; the ids of the roster's workers are used up with it."""
         key, members = self.prefix + "roster", self.prefix + "members"
         put = {key: encode_roster(roster), members: str(roster.workers).encode()}
-        if self._store.commit(expect={key: 0}, put=put) is not None:
+        if self._commit({key: 0}, put) is not None:
             return roster
         there = self._store.get(key)
         return decode_roster(there.value) if there is not None else self.put_roster(roster)
@@ -66,7 +75,7 @@ class JobKeys:
         """Put the value under the name if there is none. Returns the one that the store holds."""
         key = self.prefix + name
         while True:
-            if self._store.commit(expect={key: 0}, put={key: json.dumps(value, sort_keys=True).encode()}) is not None:
+            if self._commit({key: 0}, {key: json.dumps(value, sort_keys=True).encode()}) is not None:
                 return value
             there = self._store.get(key)
             if there is not None:
@@ -79,8 +88,32 @@ class JobKeys:
             there = self._store.get(key)
             number = max(int(there.value) if there is not None else 0, at_least)
             revision = there.revision if there is not None else 0
-            if self._store.commit(expect={key: revision}, put={key: str(number + 1).encode()}) is not None:
+            if self._commit({key: revision}, {key: str(number + 1).encode()}) is not None:
                 return number
+
+    def keep(self) -> None:
+        """Start the time of the job's lease anew. If it is gone, whoever writes next takes another."""
+        if self._lease is None and (there := self._store.get(self._lease_key)) is not None:
+            self._lease = int(there.value)
+        if self._lease is not None:
+            try:
+                self._store.keep_alive(self._lease)
+            except LeaseLostError:
+                self._lease = None
+
+    def lease(self) -> int | None:
+        """The job's lease; taken, if there is none."""
+        while self._lease is None and self._ttl_s is not None:
+            there = self._store.get(self._lease_key)
+            if there is not None:
+                self._lease = int(there.value)
+                break
+            mine = self._store.grant(self._ttl_s)
+            if self._store.commit(expect={self._lease_key: 0}, put={self._lease_key: str(mine).encode()}, lease=mine):
+                self._lease = mine
+            else:  # another agent was faster
+                self._store.revoke(mine)
+        return self._lease
 
     def remove_all(self, answering: Collection[str] | None = None, wait_s: float = 0.0) -> bool:
         """Delete the job's keys, unless a node is there. False if one is.
@@ -99,7 +132,22 @@ class JobKeys:
                 continue
             expect = {item.key: item.revision for item in items}
             if self._store.commit(expect=expect, delete=[*expect, self._hint]) is not None:
+                for item in [item for item in items if item.key == self._lease_key]:
+                    self._store.revoke(int(item.value))
+                self._lease = None
                 return True
+
+    def _commit(self, expect: Mapping[str, int], put: Mapping[str, bytes]) -> int | None:
+        """Under the job's lease. Where that was lost, its keys went with it, and another takes its place."""
+        while True:
+            try:
+                return self._store.commit(expect=expect, put=put, lease=self.lease())
+            except LeaseLostError:
+                self._lease = None
+
+    @property
+    def _lease_key(self) -> str:
+        return self.prefix + "lease"
 
     @staticmethod
     def read(item: Item) -> dict[str, Any]:

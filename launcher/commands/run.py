@@ -20,7 +20,7 @@ from elastrain.launcher import rundir, workers
 from elastrain.launcher.commands.torchrun import BACKEND, local_world_size, refuse_backend, refuse_unknown
 from elastrain.launcher.etcd_config import EtcdConfig, parse_endpoints
 from elastrain.launcher.faults import read_faults
-from elastrain.launcher.starting import NodeOrder, Order, address_towards, report, run_alone, run_node
+from elastrain.launcher.starting import KEY_TTL_S, NodeOrder, Order, address_towards, report, run_alone, run_node
 from elastrain.launcher.workers import Script
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -123,6 +123,15 @@ def run(
             "--park-timeout", min=0.1, help="Seconds to wait for a store, or for nodes, without which nothing goes on."
         ),
     ] = 3600.0,
+    key_ttl: Annotated[
+        float | None,
+        typer.Option(
+            "--key-ttl",
+            min=1.0,
+            help="Seconds after which etcd forgets a job whose agents were all killed; more than --park-timeout. "
+            "Default: 12 hours, or twice --park-timeout.",
+        ),
+    ] = None,
     stop_grace: Annotated[
         float,
         typer.Option(
@@ -156,6 +165,11 @@ def run(
     slots = range(local_workers)
     tees, redirected = _masks(tee, "--tee", slots), _masks(redirects, "--redirects", slots)
     shown = _ranks(local_ranks_filter, slots)
+    if key_ttl is not None and key_ttl <= park_timeout:
+        raise ConfigError(
+            f"--key-ttl {key_ttl:g}: it must be more than --park-timeout ({park_timeout:g}), lest the job's keys go "
+            "while a node still waits for them"
+        )
     order = Order(
         job=job,
         script=Script.of(target, args or [], module=module, python=not no_python),
@@ -173,6 +187,7 @@ def run(
         last_call_s=last_call,
         stop_grace_s=stop_grace,
         park_timeout_s=park_timeout,
+        key_ttl_s=key_ttl if key_ttl is not None else max(KEY_TTL_S, 2 * park_timeout),
         armed=inject or faults is not None,
         faults=read_faults(faults) if faults is not None else (),
     )

@@ -16,7 +16,7 @@ from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.etcd import EtcdStore
 from elastrain.launcher.etcd_config import EtcdConfig
 from tests.contract.etcd_tools import add_users, make_certificates, respawn, tls_server
-from tests.integration.launcher_harness import until
+from tests.integration.launcher_harness import _in_sessions, until
 from tests.integration.nodes_harness import ELASTRAIN, NodesJob
 from tests.integration.training import SCRIPT, assert_equal_to_undisturbed, environment
 
@@ -180,6 +180,35 @@ def test_nodes_of_separate_commands_one_of_them_late_one_killed_leave_no_key(tmp
     store.close()
 
 
+def test_job_whose_lease_was_lost_writes_its_keys_again_and_etcd_forgets_it_when_all_agents_are_killed(
+    tmp_path: Path, etcd: str
+) -> None:
+    job = f"/elastrain/orphaned-{os.getpid()}/"
+    standing = {job + name for name in ("job", "lease", "nodes/a", "nodes/b", "roster", "spec", "view")}
+    store = EtcdStore(EtcdConfig(endpoints=(etcd,)))
+
+    def keys() -> dict[str, bytes]:
+        return {item.key: item.value for item in store.list("/elastrain/").items if "orphaned" in item.key}
+
+    def node(name: str) -> NodesJob:
+        times = ("--key-ttl", "6", "--park-timeout", "5")
+        options = node_options(etcd, tmp_path, name, nodes="2", job="orphaned")
+        return NodesJob(tmp_path, *options, *times, arguments=ARGUMENTS, name=name)
+
+    with node("a") as a, node("b") as b:
+        a.wait_step(2)
+        assert f"/elastrain/.secrets/orphaned-{os.getpid()}" in keys()
+        lease = keys()[job + "lease"]
+        store.revoke(int(lease[32:]))  # behind the seal
+        until(lambda: standing <= set(keys()) and keys()[job + "lease"] != lease, 10, "the keys again")
+        for agent in (a, b):
+            os.kill(agent.agent(agent.run.path.name), signal.SIGKILL)
+        until(lambda: not keys(), 20, "an etcd without the job")
+        for agent in (a, b):
+            until(lambda agent=agent: not _in_sessions(set(agent.sessions())), 5, "the end of all workers")  # type: ignore[misc]
+    store.close()
+
+
 def test_same_exception_on_members_of_two_nodes_ends_the_job_with_its_traceback_on_every_screen(
     tmp_path: Path, etcd: str
 ) -> None:
@@ -217,6 +246,7 @@ def refused(tmp_path: Path, *options: str, name: str = "refused") -> str:
         (("--nnodes", "2"), "several nodes find each other by --rdzv-endpoint HOST:PORT"),
         (("--local-nodes", "2", "--nnodes", "2"), "--local-nodes excludes --standalone, --nnodes and --rdzv-endpoint"),
         (("--standalone", "--nnodes", "2"), "--standalone means one node"),
+        (("--key-ttl", "60"), "--key-ttl 60: it must be more than --park-timeout (3600)"),
         (("--local-ranks-filter", "one"), "--local-ranks-filter 'one': write local ranks"),
     ],
 )

@@ -1,0 +1,141 @@
+"""A job's keys over every store: they lie under one lease of the job's, and go when nobody keeps it alive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from elastrain.launcher.etcd import EtcdStore
+from elastrain.launcher.store import LeaseLostError, MemoryStore, Store
+from elastrain.launcher.values import NodeRecord, Roster
+from elastrain.launcher.views import JobKeys
+from elastrain.world import Member, View
+from tests.contract.test_store import IMPLEMENTATIONS, Clock, Seen
+
+TTL_S = 600.0
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    made = IMPLEMENTATIONS[request.param](request)
+    yield made
+    made.close()
+
+
+def view(generation: int) -> View:
+    members = (Member(id="m0", node="a", address="tcp:a:1"),)
+    return View(generation=generation, members=members, reason="r")
+
+
+def roster() -> Roster:
+    return Roster(nodes=(NodeRecord(name="a", incarnation=1, workers=1),))
+
+
+def write_all(keys: JobKeys) -> None:
+    keys.put_once("job", {"nodes": "1:2"})
+    keys.take_number("incarnations", at_least=1)
+    keys.put_roster(roster())
+    keys.put_spec({"seed": 0})
+    keys.put_view(view(1))
+    keys.put_once("end", {"code": 0})
+
+
+def names(store: Store) -> list[str]:
+    return [item.key.removeprefix("/elastrain/j/") for item in store.list("/elastrain/").items]
+
+
+def test_all_keys_of_a_job_go_with_its_lease(store: Store) -> None:
+    keys = JobKeys(store, "j", TTL_S)
+    write_all(keys)
+    assert names(store) == ["end", "incarnations", "job", "lease", "members", "roster", "spec", "view"]
+    lease = keys.lease()
+    assert lease is not None
+    store.revoke(lease)
+    assert names(store) == []
+
+
+def test_agents_share_one_lease_and_each_keeps_it_alive(store: Store) -> None:
+    one, two = JobKeys(store, "j", TTL_S), JobKeys(store, "j", TTL_S)
+    one.put_view(view(1))
+    two.put_view(view(2))
+    assert one.lease() == two.lease()
+    three = JobKeys(store, "j", TTL_S)
+    three.keep()
+    assert three.lease() == one.lease()
+
+
+def test_lost_lease_is_replaced_by_whoever_writes_next_and_the_others_follow(store: Store) -> None:
+    one, two = JobKeys(store, "j", TTL_S), JobKeys(store, "j", TTL_S)
+    one.put_view(view(3))
+    two.put_spec({"seed": 0})
+    lost = one.lease()
+    assert lost is not None
+    store.revoke(lost)
+    one.keep()
+    assert names(store) == []  # an agent that merely keeps it alive makes no keys
+    assert two.put_view(view(3)) == view(3)
+    one.put_spec({"seed": 0})
+    assert one.lease() == two.lease() != lost
+    assert names(store) == ["lease", "spec", "view"]
+
+
+def test_last_agent_takes_keys_and_lease_along(store: Store) -> None:
+    keys = JobKeys(store, "j", TTL_S)
+    write_all(keys)
+    lease = keys.lease()
+    assert lease is not None
+    assert JobKeys(store, "j", TTL_S).remove_all()
+    assert names(store) == []
+    with pytest.raises(LeaseLostError):
+        store.keep_alive(lease)
+
+
+class Overtaken(MemoryStore):
+    """Another agent takes the job's lease between this one's look and its commit."""
+
+    def grant(self, ttl_s: float) -> int:
+        lease = super().grant(ttl_s)
+        if lease == 1:
+            JobKeys(self, "j", TTL_S).put_spec({"seed": 0})
+        return lease
+
+
+def test_of_two_agents_that_take_a_lease_at_once_the_slower_gives_its_own_back() -> None:
+    store = Overtaken()
+    keys = JobKeys(store, "j", TTL_S)
+    keys.put_view(view(1))
+    assert (keys.lease(), names(store)) == (2, ["lease", "spec", "view"])
+    with pytest.raises(LeaseLostError):
+        store.keep_alive(1)
+
+
+def test_keys_outlive_their_last_agent_by_their_time_to_live() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    keys = JobKeys(store, "j", TTL_S)
+    keys.put_view(view(1))
+    for _ in range(3):
+        clock.now_s += 0.9 * TTL_S
+        keys.keep()
+    assert names(store) == ["lease", "view"]
+    clock.now_s += 1.1 * TTL_S
+    assert names(store) == []
+
+
+def test_etcd_itself_forgets_a_job_whose_agents_are_gone(request: pytest.FixtureRequest) -> None:
+    store = IMPLEMENTATIONS["etcd"](request)
+    assert isinstance(store, EtcdStore)
+    gone = Seen()
+    store.watch("/elastrain/j/view", store.list("/elastrain/").revision, gone)
+    write_all(JobKeys(store, "j", 1.0))
+    assert gone.pairs(2)[1] == ("/elastrain/j/view", None)
+    assert names(store) == []
+    store.close()
+
+
+def test_keys_without_a_time_to_live_have_no_lease(store: Store) -> None:
+    keys = JobKeys(store, "j")
+    keys.put_view(view(1))
+    keys.keep()
+    assert (keys.lease(), names(store)) == (None, ["view"])
