@@ -34,8 +34,10 @@ from elastrain.runtime.room import RoomKeeper
 from elastrain.world import Member, View
 
 POLL_S = 0.5
-BETWEEN_STEPS_S = 0.02
-"""How long background work lets the training loop go first when it leaves a step."""
+BETWEEN_STEPS_S = 0.05
+"""How long background work waits at most between a commit and the next run: nobody computes meanwhile."""
+HANDED_OVER_S = 0.003
+"""How long it lets the training loop have the interpreter when that has got a run."""
 RECOVERY_DEADLINE_S = 10.0
 """A report that has not come by then is reported to the agent, who judges its sender."""
 
@@ -194,7 +196,8 @@ class Engine:
         """Whatever came in, then one task that nobody waits for at once."""
         wait_s = POLL_S
         if self._inbox or self._executor.behind:
-            wait_s = 0.0 if self._inbox or self._may_work_behind() else BETWEEN_STEPS_S
+            until_s = self._loop_goes_first_until_s
+            wait_s = 0.0 if self._inbox else min(POLL_S, max(0.0, until_s - time.monotonic()))
         for arrival in self._mesh.poll(wait_s):
             self._arrived(arrival)
         while self._inbox:
@@ -209,8 +212,11 @@ class Engine:
         self._watch_recovery()
 
     def _may_work_behind(self) -> bool:
-        """Between two steps the training loop needs the interpreter for itself, for a moment."""
+        """Between two steps, what the training loop waits for goes first: parameters of others, and the interpreter."""
         return time.monotonic() >= self._loop_goes_first_until_s
+
+    def _let_loop_go_first(self, for_s: float) -> None:
+        self._loop_goes_first_until_s = time.monotonic() + for_s
 
     def _arrived(self, arrival: Frame | Lost | Newer) -> None:
         match arrival:
@@ -251,7 +257,7 @@ class Engine:
             case p.Send():
                 self._send(command)
             case p.Compute():
-                self._loop_goes_first_until_s = 0.0
+                self._let_loop_go_first(HANDED_OVER_S)
                 self._outbox.put(Work(command, self._executor.start_run()))
             case p.Advance() | p.Enter() | p.Leave():
                 self._release(command)
@@ -322,6 +328,7 @@ class Engine:
             self._room.resumed(command.view, self.core, recovery)
 
     def _passed(self, command: p.Passed) -> None:
+        self._let_loop_go_first(BETWEEN_STEPS_S)
         record = command.record
         told = record.contribution
         loss = told.loss / told.weight if told.weight else None
@@ -362,7 +369,6 @@ class Engine:
 
     def _release(self, outcome: p.Advance | p.Enter | p.Leave) -> None:
         if isinstance(outcome, p.Advance):
-            self._loop_goes_first_until_s = time.monotonic() + BETWEEN_STEPS_S
             self._journal.write("advance", step=outcome.record.step)
         elif isinstance(outcome, p.Enter):
             self._faults.reach(outcome.step, "join")
