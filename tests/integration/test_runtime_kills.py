@@ -58,9 +58,9 @@ def test_an_owner_and_one_of_its_backups_die_in_the_same_step(tmp_path: Path) ->
 
 
 def test_members_come_back_and_one_dies_on_its_way_in(tmp_path: Path) -> None:
-    arguments = ("--steps", "700", "--backups", "1")
-    faults = [_kill("m1", 10, "commit"), "kill --target member:m2 --at phase=join"]
-    run = run_job(tmp_path, workers=2, arguments=arguments, faults=faults)
+    arguments = ("--steps", "60", "--backups", "1")
+    faults = [_kill("m1", 5, "commit"), "kill --target member:m2 --at phase=join"]
+    run = run_job(tmp_path, workers=2, arguments=arguments, faults=faults, slow_until="m3")
     assert_equal_to_undisturbed(run, *arguments)
     assert [(member, phase) for member, _, phase in run.phases_struck()] == [("m1", "commit"), ("m2", "join")]
     assert "m3" in run.digests

@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,16 +73,34 @@ def run_job(
     faults: Sequence[str] = (),
     options: Sequence[str] = (),
     script: Path = SCRIPT,
+    slow_until: str | None = None,
 ) -> Run:
-    """One `elastrain run` to its end. `faults`: lines as after `elastrain inject`."""
+    """One `elastrain run` to its end. `faults`: lines as after `elastrain inject`. `slow_until`: a member that the
+    script's micro-batches wait for, so that it finds something left to join."""
     command = [sys.executable, "-m", "elastrain.launcher", "run", "--nproc-per-node", str(workers), *options]
     if faults:
         plan = folder / "faults.txt"
         plan.write_text("\n".join(faults) + "\n")
         command += ["--faults", str(plan)]
     command += ["--run-dir", str(folder / "run"), str(script), *arguments]
+    if slow_until is not None:
+        slow = folder / "slow"
+        slow.touch()
+        command += ["--slow-while", str(slow)]
+        threading.Thread(target=_speed_up, args=(slow, folder / "run", slow_until), daemon=True).start()
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S)
     return Run(done.returncode, done.stdout + done.stderr, folder / "run")
+
+
+def _speed_up(slow: Path, run: Path, member: str) -> None:
+    """Let the micro-batches of a run go at their own pace once a view has the member."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        events = _lines(run / "events.jsonl")
+        if any(e["event"] == "view" and member in e["members"] for e in events):
+            break
+        time.sleep(0.1)
+    slow.unlink(missing_ok=True)
 
 
 @functools.cache
