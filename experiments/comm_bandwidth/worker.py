@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elastrain.comm import torch_backend
 from elastrain.comm.mesh import MeshConfig
+from experiments.comm_bandwidth.floor import Floor
 from experiments.harness import interleave
 
 Act = Callable[[], None]
@@ -95,6 +96,7 @@ def collectives(settings: Settings, gloo: dist.ProcessGroup) -> dict[str, list[f
             source, target = torch.ones(numel), torch.zeros(numel)
             copies = calls_per_sample(size_bytes)
             acts[f"copy {size_bytes}"] = _sampled(partial(_copy, target, source), copies, gloo)
+            acts[f"floor {size_bytes}"] = _sampled(Floor(numel, gloo), copies, gloo)
         for name, tensor in tensors.items():
             group = gloo if name == "gloo" else None
             check(tensor, group, settings.world)
