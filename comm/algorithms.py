@@ -8,12 +8,14 @@ algorithm, so that results are bitwise equal everywhere whichever is chosen.
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 _EXCHANGE_MAX_BYTES = 32 << 10
 _PULLED_EXCHANGE_MAX_BYTES = 64 << 10
+_KEPT = 256  # answers of the functions that the same operation asks again and again
 _CUT_ELEMENTS = 64  # slices begin at multiples of this: full cache lines for every dtype
 
 
@@ -65,6 +67,7 @@ def choose_all_reduce(size_bytes: int, world: int, *, pulled: bool, hosts: Seque
     return AllReduce.SCATTER_GATHER, f"{size_bytes} bytes: each of {world} ranks sums one slice"
 
 
+@functools.lru_cache(maxsize=_KEPT)
 def tree(world: int) -> tuple[tuple[int, int], ...]:
     """Steps `(left, right)`: the sum of `right` is added to that of `left`, in this order; rank 0 holds the result.
 
@@ -84,6 +87,7 @@ def _fold(start: int, stop: int, steps: list[tuple[int, int]]) -> None:
         steps.append((start, middle))
 
 
+@functools.lru_cache(maxsize=_KEPT)
 def cut(numel: int, world: int) -> tuple[tuple[int, int], ...]:
     """One slice `(start, stop)` of `numel` elements per rank, as even as whole cache lines allow; some may be empty."""
     lines = -(-numel // _CUT_ELEMENTS)
@@ -131,6 +135,7 @@ def scatter_gather(rank: int, world: int, numel: int) -> tuple[Round, ...]:
     return (scatter, gather)
 
 
+@functools.lru_cache(maxsize=_KEPT)
 def chunks(numel: int, longest: int) -> tuple[tuple[int, int], ...]:
     """`numel` elements in pieces `(start, stop)` of equal length, up to whole cache lines, and at most `longest`."""
     count = -(-numel // longest)
@@ -140,6 +145,7 @@ def chunks(numel: int, longest: int) -> tuple[tuple[int, int], ...]:
     return tuple((start, min(start + length, numel)) for start in range(0, numel, length))
 
 
+@functools.lru_cache(maxsize=_KEPT)
 def pipeline(rank: int, world: int, chunk_count: int, *, given: int, sums: int) -> tuple[Round, ...]:
     """Rounds in which everybody shows first `given` elements to all, then its `sums`, then both again: two more than
     chunks. Nobody awaits the last one, which only tells that all has been read."""

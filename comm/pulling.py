@@ -27,8 +27,6 @@ class PulledReduce:
         self._rank, self._world = seat.rank, seat.world
         self._chunk = CHUNK_BYTES // tensor.itemsize
         self._chunks = algorithms.chunks(tensor.numel(), self._chunk)
-        lengths = {stop - start for start, stop in self._chunks}
-        self._cuts = {length: algorithms.cut(length, seat.world) for length in lengths}
         places = seat.memory.stage().view(tensor.dtype)
         # Its length tells whether a rank gives its tensor or its stage.
         self._staged_numel = 2 * self._chunk + (64 if tensor.numel() == 2 * self._chunk else 0)
@@ -59,7 +57,7 @@ class PulledReduce:
     def _slices(self, index: int) -> tuple[int, tuple[tuple[int, int], ...]]:
         """Where the chunk begins, and the ranks' slices in it."""
         start, stop = self._chunks[index]
-        return start, self._cuts[stop - start]
+        return start, algorithms.cut(stop - start, self._world)
 
     def _stage_chunk(self, index: int) -> None:
         if self.lends or index >= len(self._chunks):
