@@ -48,8 +48,8 @@ def fold(
     places = _places(steps, own)
     length = _CONVERTED_BLOCK_ELEMENTS if converted else _BLOCK_ELEMENTS
     sums = {place: torch.empty(min(length, out.numel()), dtype=inner) for place in places if converted or place != own}
-    blocks = [part.split(length) for part in parts]
-    for index, target in enumerate(out.split(length)):
+    blocks = [torch.split(part, length) for part in parts]
+    for index, target in enumerate(torch.split(out, length)):
         now = [block[index].to(inner) if converted else block[index] for block in blocks]
         for (left, right), place in zip(steps, places, strict=True):
             there = sums[place][: target.numel()] if place in sums else target
