@@ -51,6 +51,9 @@ class Host(Protocol):
     def segment(self, member: str, number: int) -> torch.Tensor | None:
         """All bytes of a member's segment; None while it has not come here."""
 
+    def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """As Mesh.empty."""
+
     def scratch(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """As Mesh.scratch."""
 
@@ -373,5 +376,5 @@ class Lane:
     def stage(self) -> torch.Tensor:
         """See operations.Memory."""
         if self._desk.stage is None:
-            self._desk.stage = self._host.scratch(STAGE_BYTES, torch.uint8)
+            self._desk.stage = self._host.empty(STAGE_BYTES, torch.uint8)
         return self._desk.stage

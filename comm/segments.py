@@ -18,7 +18,7 @@ import torch
 
 from elastrain.comm.errors import OutOfMemory, ProtocolError
 from elastrain.comm.frames import Reference
-from elastrain.comm.memory import Mapping, create_sealed, open_sealed, reserve
+from elastrain.comm.memory import HUGE_PAGE_BYTES, Mapping, create_sealed, open_sealed, reserve, use_huge_pages
 
 ALIGNMENT_BYTES = 64
 _PAGE_BYTES = 4096
@@ -34,14 +34,16 @@ class Arena:
         self._gaps: list[tuple[int, int]] = [(0, size_bytes)]  # (start, stop), sorted, never touching
         self._touched_bytes = 0  # nothing above was ever handed out: a fresh memfd is zero there
 
-    def take(self, size_bytes: int) -> tuple[int, bool] | None:
-        """`(offset, dirty)` of a free run of bytes, or None; `dirty`: it was used before."""
+    def take(self, size_bytes: int, alignment_bytes: int = 1) -> tuple[int, bool] | None:
+        """`(offset, dirty)` of a free run of bytes, or None; `dirty`: it may have been used before."""
         for index, (start, stop) in enumerate(self._gaps):
-            if stop - start >= size_bytes:
-                self._gaps[index : index + 1] = [(start + size_bytes, stop)] if stop - start > size_bytes else []
-                dirty = start < self._touched_bytes
-                self._touched_bytes = max(self._touched_bytes, start + size_bytes)
-                return start, dirty
+            at = -(-start // alignment_bytes) * alignment_bytes
+            if stop - at >= size_bytes:
+                rest = ((start, at), (at + size_bytes, stop))
+                self._gaps[index : index + 1] = [(first, end) for first, end in rest if end > first]
+                dirty = at < self._touched_bytes
+                self._touched_bytes = max(self._touched_bytes, at + size_bytes)
+                return at, dirty
         return None
 
     def give(self, offset: int, size_bytes: int) -> None:
@@ -72,8 +74,8 @@ class Segment:
         self.regions: dict[int, Region] = {}  # by offset
 
     def take(self, size_bytes: int, *, whole: bool) -> tuple[int, bool] | None:
-        """As Arena.take; with `whole` all its pages are there. Raises OutOfMemory."""
-        taken = self.arena.take(size_bytes)
+        """As Arena.take; with `whole` all its pages are there, huge ones as far as may be. Raises OutOfMemory."""
+        taken = self.arena.take(size_bytes, HUGE_PAGE_BYTES if size_bytes >= HUGE_PAGE_BYTES else 1)
         if whole and taken is not None:
             try:
                 self._reserve(taken[0], taken[0] + size_bytes)
@@ -87,6 +89,7 @@ class Segment:
         if stop > self._reserved_bytes:
             start = max(start, self._reserved_bytes)
             reserve(self.fd, start, stop - start)
+            use_huge_pages(self.mapping.address + start, stop - start)
             if start == self._reserved_bytes:
                 self._reserved_bytes = stop
 

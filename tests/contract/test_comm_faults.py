@@ -136,15 +136,17 @@ def test_a_member_without_memory_ends_the_collective_for_all_and_goes_on_when_th
     with party(transport, 2) as made:
         made.each(lambda comm, rank: comm.world.barrier().wait())
         poor = made.meshes["b"]
-        scratch = poor.scratch
+        sources = {name: getattr(poor, name) for name in ("scratch", "empty")}
 
         def none(numel: int, dtype: torch.dtype) -> torch.Tensor:
             raise OutOfMemory("no memory is left for shared memory")
 
-        monkeypatch.setattr(poor, "scratch", none)
+        for name in sources:
+            monkeypatch.setattr(poor, name, none)
         for result in made.each(lambda comm, rank: comm.world.all_reduce(torch.ones(1_000_000)).wait()):
             assert isinstance(result, Aborted | OutOfMemory) and "no memory is left" in str(result)
-        monkeypatch.setattr(poor, "scratch", scratch)
+        for name, source in sources.items():
+            monkeypatch.setattr(poor, name, source)
         made.view(2, "ab")
 
         def reduce(comm: Communicator, rank: int) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from elastrain.comm.memory import create_sealed
+from elastrain.comm.memory import HUGE_PAGE_BYTES, create_sealed, open_sealed, use_huge_pages
 from elastrain.comm.mesh import Frame, Mesh
 from elastrain.comm.segments import SharedMemory
 from tests.contract.comm_tools import Cast, cast
@@ -44,6 +44,29 @@ def test_empty_is_zero_aligned_flat_and_zero_again_after_reuse() -> None:
         for tensor in tensors:
             memory.free(tensor)
     memory.close()
+
+
+def test_a_large_tensor_begins_where_a_huge_page_can_also_for_its_readers() -> None:
+    with cast("unix", "ab") as made:
+        before = made.meshes["a"].empty(100, torch.float32)
+        large = made.meshes["a"].empty(1 << 20, torch.float32)
+        assert before.data_ptr() != large.data_ptr() and large.data_ptr() % HUGE_PAGE_BYTES == 0
+        assert _send_and_take(made, large).data_ptr() % HUGE_PAGE_BYTES == 0
+
+
+def test_what_lies_in_memory_stays_when_its_pages_become_huge() -> None:
+    size_bytes = 3 * HUGE_PAGE_BYTES
+    fd, mapping = create_sealed("test", size_bytes)
+    reader = open_sealed(fd)
+    os.close(fd)
+    written = torch.frombuffer(mapping.view(0, size_bytes), dtype=torch.int32)
+    read = torch.frombuffer(reader.view(0, size_bytes), dtype=torch.int32)
+    expected = torch.arange(size_bytes // 4, dtype=torch.int32)
+    written.copy_(expected)
+    use_huge_pages(mapping.address + 4096, size_bytes - 4096)
+    assert torch.equal(written, expected) and torch.equal(read, expected)
+    written.neg_()
+    assert torch.equal(read, -expected)
 
 
 def test_a_reference_is_a_view_of_the_senders_memory() -> None:

@@ -170,6 +170,8 @@ class Member:
         self._used_bytes += -(-numel * dtype.itemsize // 64) * 64
         return self._arena[start : start + numel * dtype.itemsize].view(dtype)
 
+    empty = scratch  # of fresh memory, which is zero
+
     def show_board(self, group: int, members: tuple[str, ...], board: torch.Tensor) -> None:
         for member in members:
             other = self.play.members[member]
