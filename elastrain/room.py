@@ -135,6 +135,16 @@ def _missing(limit_bytes: int, needs: Needs, *, has_disk: bool) -> Missing:
     )
 
 
+def too_small(limit_bytes: int, *, needed_bytes: int, left_bytes: int) -> str:
+    """The sentence where one operation needs more of its saved activations at once than is left for them."""
+    missing_bytes = needed_bytes - left_bytes
+    return (
+        f"a member's memory limit is {_mib(missing_bytes)} too small: one operation of the model needs "
+        f"{_mib(needed_bytes)} of saved activations at once and {_mib(left_bytes)} are left for them, so that "
+        f"{_mib(limit_bytes + missing_bytes)} is the smallest limit that works; {_mib(limit_bytes)} allowed"
+    )
+
+
 def _mib(size_bytes: int) -> str:
     """Rounded up, so that a shortfall is never shown as nothing."""
     return f"{-(-size_bytes // (1 << 20))} MiB"
@@ -152,6 +162,18 @@ def slots_needed(runs: int, own: Iterable[Node], todo: Sequence[int]) -> int:
         most = max(most, len(held) + 1)
         held, _ = absorb(fold, held, (run, run + 1))
     return most
+
+
+def copy_budget(
+    limit_bytes: int, needs: Needs, *, members: int, state_per_parameter: float, least_bytes: int, most_bytes: int
+) -> int:
+    """Parameters that a member may copy towards new holders per step, with their state: copies in flight are memory.
+
+    As much as there is room for where all others copy to one member at once, between `least_bytes`, so that it comes to
+    an end, and `most_bytes`. The sooner a shard is held twice again, the sooner the next loss may come.
+    """
+    free_bytes = limit_bytes - needs.total_bytes
+    return max(least_bytes, min(most_bytes, round(free_bytes / (members * state_per_parameter))))
 
 
 def sums_needed(members: int) -> int:

@@ -18,6 +18,8 @@ from elastrain.recovery import Shape
 from elastrain.scaling import Scaler
 from elastrain.world import View
 
+COPY_BUDGET_BYTES = 8 << 20
+"""So many parameters a primary copies per step towards new holders: the vote waits for what is on its way."""
 NEVER = -2
 """Version of what was never there; -1 is what the job starts with."""
 
@@ -41,7 +43,7 @@ class Held:
 class Standing:
     """One member's knowledge."""
 
-    def __init__(self, *, me: str, shape: Shape, copy_budget_bytes: int = 8 << 20) -> None:
+    def __init__(self, *, me: str, shape: Shape, copy_budget_bytes: int = COPY_BUDGET_BYTES) -> None:
         self.me = me
         self.shape = shape
         self.copy_budget_bytes = copy_budget_bytes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import platform
 import sys
 import time
 import warnings
@@ -20,9 +21,10 @@ from types import TracebackType
 import torch
 
 from elastrain.offload.device import Device
+from elastrain.offload.directories import check_directory
 from elastrain.offload.engines.gds import GdsEngine
 from elastrain.offload.engines.port import Engine
-from elastrain.offload.engines.posix import PosixEngine, check_directory
+from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.identity import Handle, Kept, record_of, remember, stays_because
 from elastrain.offload.keeper import Keeper
@@ -169,7 +171,7 @@ class ActivationOffload:
         stats = self.stats()
         spilled_bytes = sum(device.used_bytes for device in stats.devices)
         place = Place(what="saved activations", memory_bytes=stats.live_bytes, disk_bytes=spilled_bytes)
-        return self._describe(Profile(stats=stats, places=(place,), reason=stats.amount))
+        return self._describe(Profile(stats=stats, places=(place,), reason=stats.amount, host=platform.node()))
 
     def close(self) -> None:
         """End the threads and give the disk space back. Saved activations can not be asked for any more."""

@@ -1,7 +1,6 @@
-"""Keeps saved storages: the shell that performs what the residency table and the policy decide.
+"""Keeps saved storages: passes, waiting, and room within the limit, as the policy decides. `mover.py` moves them.
 
-One lock guards all records; finalizers leave notes with it (`notes.py`). No I/O is done here: devices do it in their
-own threads (`transfer.py`) and report what happened.
+One lock guards all records; finalizers leave notes with it (`notes.py`). No I/O is done here.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import torch
 from elastrain.offload import policy, residency, transfer
 from elastrain.offload.account import Account
 from elastrain.offload.arena import Arena
-from elastrain.offload.device import Copy, Device, EndedEarlyError, NoSpaceError
+from elastrain.offload.device import Copy, Device
 from elastrain.offload.errors import LimitTooSmallError, OffloadError, SpillReadError, SpillWriteError
+from elastrain.offload.mover import Mover, again
 from elastrain.offload.notes import NoteLock
 from elastrain.offload.planner import Planner
-from elastrain.offload.queue import Request, Urgency
 from elastrain.offload.records import Pass, Record, Totals
 from elastrain.offload.residency import State
 from elastrain.offload.stats import OffloadStats, Path
@@ -45,7 +44,6 @@ class Keeper:
         self.devices = tuple(devices)
         self.limit_bytes = limit_bytes
         self.totals = Totals()
-        self.faults: list[str] = []
         self._plan = plan
         self._deadline_s = deadline_s
         self._clock = clock
@@ -54,9 +52,8 @@ class Keeper:
         self._arena = Arena(self._lock)
         self._passes: list[Pass] = []
         self._pass_of: dict[Record, Pass] = {}
-        self._writing_bytes = 0
+        self._mover = Mover(self.devices, self._lock, self._account, take=self._take, dropped=self._dropped)
         self._smallest_bytes = 0
-        self._write_fault: SpillWriteError | None = None
         self._closed = False
         self._demanding = False
         self._pid = os.getpid()
@@ -68,7 +65,7 @@ class Keeper:
         """A new forward begins. Raises what earlier passes left to say: `LimitTooSmallError`, `SpillWriteError`."""
         with self._lock:
             self._refuse_small_limit()
-            self._raise_write_fault()
+            self._mover.raise_write_fault()
             self._open_pass()
 
     def end_forward(self, *, quietly: bool) -> None:
@@ -78,7 +75,7 @@ class Keeper:
                 each.collecting = False
                 self._finish(each)
             if not quietly:
-                self._raise_write_fault()
+                self._mover.raise_write_fault()
 
     def save(self, storage: torch.UntypedStorage, *, version: int, dtype: str, module: str) -> Record:
         """Take a storage. Waits while there is no room for it within the limit."""
@@ -88,10 +85,10 @@ class Keeper:
             self._enter(record, current)
             record.watched.append(self._account.watch(storage))
             if self._plan.spills(record.index):
-                self._apply(record, residency.Spill())
+                self._mover.apply(record, residency.Spill())
             try:
                 self._make_room(record, current)
-                self._raise_write_fault()
+                self._mover.raise_write_fault()
             except OffloadError:
                 self._release(record)  # no graph node will hold it
                 raise
@@ -149,13 +146,13 @@ class Keeper:
                 peak_bytes=totals.peak_bytes,
                 saved_bytes=totals.saved_bytes,
                 shared_bytes=totals.shared_bytes,
-                spilled_bytes=totals.spilled_bytes,
+                spilled_bytes=self._mover.spilled_bytes,
                 forwarded_bytes=totals.forwarded_bytes,
                 evicted_bytes=totals.evicted_bytes,
                 save_stall_s=totals.save_stall_s,
                 need_stall_s=totals.need_stall_s,
                 amount=self._plan.reason,
-                faults=tuple(self.faults),
+                faults=tuple(self._mover.faults),
                 devices=tuple(device.stats() for device in self.devices),
                 last=self._plan.last,
             )
@@ -195,7 +192,8 @@ class Keeper:
     def _enter(self, record: Record, current: Pass) -> None:
         record.index = len(current.records)
         record.handles = 1
-        record.saved_s = self._clock() - current.began_s - current.save_stall_s
+        record.stalled_s = current.save_stall_s
+        record.saved_s = self._clock() - current.began_s - record.stalled_s
         current.records.append(record)
         current.open += 1
         current.largest_bytes = max(current.largest_bytes, record.size_bytes)
@@ -230,42 +228,7 @@ class Keeper:
         rate_bytes_per_s = sum(device.rate_bytes_per_s() for device in self.devices)
         self._plan.pass_ended(ended.profile(self._clock() - ended.began_s), rate_bytes_per_s)
 
-    # The residency machine.
-
-    def _apply(self, record: Record, event: residency.Event) -> tuple[residency.Command, ...]:
-        before = record.state
-        record.state, commands = residency.advance(before, event)
-        self._writing_bytes += record.size_bytes * ((record.state is State.WRITING) - (before is State.WRITING))
-        for command in commands:
-            self._perform(record, command)
-        if record.state is State.DROPPED and before is not State.DROPPED:
-            self._dropped(record)
-        return commands
-
-    def _perform(self, record: Record, command: residency.Command) -> None:
-        match command:
-            case residency.HandBack() | residency.RaiseFault():
-                pass  # for who asked
-            case residency.FreeMemory():
-                record.storage = None
-            case residency.StartWrite():
-                self._start_write(record)
-            case residency.StartRead(urgent=urgent):
-                self._start_read(record, urgent=urgent)
-            case residency.HastenRead():
-                device, request = _io_of(record)
-                device.queue.hasten(request)
-            case residency.CancelWrite() | residency.CancelRead():
-                device, request = _io_of(record)
-                device.queue.cancel(request)
-            case residency.FreeSlot():
-                if record.device is not None and record.copy is not None:
-                    record.device.free(record.copy.slot)
-                record.copy = None
-
     def _dropped(self, record: Record) -> None:
-        for watched in record.watched:
-            self._account.forget(watched)
         del self._pass_of[record]
 
     def _release(self, record: Record) -> None:
@@ -277,56 +240,20 @@ class Keeper:
         current.open -= 1
         if record.needed_s is None:
             current.unneeded -= 1
-        self._apply(record, residency.Release())
+        self._mover.apply(record, residency.Release())
         self._finish(current)
 
-    # Writing.
+    def _take(self, record: Record, copy: Copy) -> torch.UntypedStorage:
+        """Memory for what is read back."""
+        place, current = record.place, self._pass_of[record]
+        if place.type != "cpu":
+            return transfer.take(size_bytes=copy.size_bytes, device=place)
+        capacity_bytes = min(self.limit_bytes or current.peak_bytes, current.saved_bytes)
+        return self._arena.lease(
+            size_bytes=copy.size_bytes, shift_bytes=copy.shift_bytes, capacity_bytes=capacity_bytes
+        ).storage
 
-    def _start_write(self, record: Record) -> None:
-        device = min(self.devices, key=lambda d: (d.queued_bytes + record.size_bytes) / d.writes.recent_bytes_per_s)
-        device.queued_bytes += record.size_bytes
-        record.device, record.spilled = device, True
-        self.totals.spilled_bytes += record.size_bytes
-        record.request = device.queue.submit(Urgency.WRITE, partial(self._write, record))
-
-    def _write(self, record: Record, request: Request) -> None:
-        """In a device's thread: the record is in a state that holds its memory until this has reported."""
-        device, storage = record.device, record.storage
-        assert device is not None and storage is not None
-        event: residency.Event = residency.WriteDone()
-        copy, fault = None, None
-        try:
-            if request.cancelled:
-                raise EndedEarlyError
-            copy = transfer.write(device, storage, record.ready, lambda: request.cancelled, kind=record.kind)
-        except EndedEarlyError:
-            event = residency.WriteCancelled()
-        except SpillWriteError as known:
-            event, fault = residency.WriteFailed(), known
-        except Exception as unknown:  # noqa: BLE001 - edge of a thread: an unknown fault must reach the trainer
-            event, fault = residency.WriteFailed(), SpillWriteError(f"{device.engine.name}: {unknown!r}")
-        del storage
-        with self._lock:
-            device.queued_bytes -= record.size_bytes
-            record.copy = copy
-            if fault is not None:
-                self._write_failed(record, fault)
-            self._apply(record, event)
-            self._lock.tell()
-
-    def _write_failed(self, record: Record, fault: SpillWriteError) -> None:
-        record.fault = fault
-        if str(fault) not in self.faults:
-            self.faults.append(str(fault))
-        if self._write_fault is None or isinstance(self._write_fault, NoSpaceError):
-            self._write_fault = fault
-
-    def _raise_write_fault(self) -> None:
-        """A full device only matters where there is a limit to keep; any other fault is said at once."""
-        fault = self._write_fault
-        if fault is not None and not isinstance(fault, NoSpaceError):
-            self._write_fault = None
-            raise _again(fault)
+    # Room in forward.
 
     def _make_room(self, newest: Record, current: Pass) -> None:
         """Wait until the next storage fits too: it will be in memory before anybody can ask for room for it."""
@@ -342,8 +269,7 @@ class Keeper:
         current.save_stall_s += stalled_s
         self.totals.save_stall_s += stalled_s
         if self._account.live_bytes > self.limit_bytes:
-            if self._write_fault is not None:
-                raise _again(self._write_fault)
+            self._mover.raise_write_fault(full_too=True)
             self._smallest_bytes = max(self._smallest_bytes, self._account.live_bytes)
 
     def _wanted_bytes(self, current: Pass) -> int:
@@ -353,57 +279,17 @@ class Keeper:
 
     def _spill_more(self, newest: Record, wanted_bytes: int) -> None:
         for record in [record for each in self._passes for record in each.records]:
-            if self._account.live_bytes - self._writing_bytes <= wanted_bytes:
+            if self._account.live_bytes - self._mover.writing_bytes <= wanted_bytes:
                 return
             if record is not newest and record.fault is None:
-                self._apply(record, residency.Spill())
+                self._mover.apply(record, residency.Spill())
                 self._lock.act()
 
     def _being_written_but(self, newest: Record) -> bool:
         own_bytes = newest.size_bytes if newest.state is State.WRITING else 0
-        return self._writing_bytes > own_bytes
+        return self._mover.writing_bytes > own_bytes
 
-    # Reading.
-
-    def _start_read(self, record: Record, *, urgent: bool) -> None:
-        device, copy = record.device, record.copy
-        assert device is not None and copy is not None
-        record.storage = self._take(copy, record.place, self._pass_of[record])
-        record.watched.append(self._account.watch(record.storage))
-        urgency = Urgency.DEMAND if urgent else Urgency.PREFETCH
-        record.request = device.queue.submit(urgency, partial(self._read, record))
-
-    def _take(self, copy: Copy, place: torch.device, current: Pass) -> torch.UntypedStorage:
-        if place.type != "cpu":
-            return transfer.take(size_bytes=copy.size_bytes, device=place)
-        capacity_bytes = min(self.limit_bytes or current.peak_bytes, current.saved_bytes)
-        return self._arena.lease(
-            size_bytes=copy.size_bytes, shift_bytes=copy.shift_bytes, capacity_bytes=capacity_bytes
-        ).storage
-
-    def _read(self, record: Record, request: Request) -> None:
-        """In a device's thread: the record is in a state that holds its memory until this has reported."""
-        device, copy, storage = record.device, record.copy, record.storage
-        assert device is not None and copy is not None and storage is not None
-        event: residency.Event = residency.ReadDone()
-        fault: OffloadError | None = None
-        try:
-            if request.cancelled:
-                raise EndedEarlyError
-            transfer.read(device, copy, storage, lambda: request.cancelled)
-        except EndedEarlyError:
-            event = residency.ReadCancelled()
-        except SpillReadError as known:
-            event, fault = residency.ReadFailed(), known
-        except Exception as unknown:  # noqa: BLE001 - edge of a thread: an unknown fault must reach the trainer
-            event, fault = residency.ReadFailed(), SpillReadError(f"{device.engine.name}: {unknown!r}")
-        del storage
-        with self._lock:
-            record.fault = fault
-            if fault is not None:
-                self.faults.append(str(fault))
-            self._apply(record, event)
-            self._lock.tell()
+    # Room in backward.
 
     def _wait_for_memory(self, record: Record, began_s: float) -> torch.UntypedStorage:
         first_state = record.state
@@ -412,7 +298,7 @@ class Keeper:
                 raise SpillReadError("the offload was closed before backward: close it after the last backward")
             self._look_for_original(record)
             self._make_room_for(record, began_s + self._deadline_s)
-            commands = self._apply(record, residency.Need())
+            commands = self._mover.apply(record, residency.Need())
             if residency.HAND_BACK in commands:
                 assert record.storage is not None
                 self._note_path(record, first_state)
@@ -420,13 +306,13 @@ class Keeper:
                 return record.storage
             if residency.RAISE_FAULT in commands:
                 assert record.fault is not None
-                raise _again(record.fault)
+                raise again(record.fault)
             self._wait(began_s + self._deadline_s, SpillReadError, "reading activations")
 
     def _look_for_original(self, record: Record) -> None:
         if record.state is State.SPILLED and (original := record.original()) is not None:
             record.storage = original
-            self._apply(record, residency.Found())
+            self._mover.apply(record, residency.Found())
 
     def _note_path(self, record: Record, first: State) -> None:
         if record.path is not Path.UNUSED:
@@ -455,7 +341,7 @@ class Keeper:
         if room_bytes <= 0:
             return
         for candidate in policy.choose_prefetch(self._ahead(current), room_bytes=room_bytes):
-            self._apply(current.records[candidate.index], residency.Prefetch())
+            self._mover.apply(current.records[candidate.index], residency.Prefetch())
 
     def _ahead(self, current: Pass) -> Iterator[policy.Candidate]:
         """What is on disk only, in the order in which backward will ask for it."""
@@ -490,7 +376,7 @@ class Keeper:
     def _evict_for(self, record: Record, current: Pass) -> bool:
         """First what is on disk already, at no cost; then, under a limit, what has to be written."""
         for state in (State.RELOADED, State.RESIDENT):
-            wanted_bytes = record.size_bytes - self._room_bytes(current) - self._writing_bytes
+            wanted_bytes = record.size_bytes - self._room_bytes(current) - self._mover.writing_bytes
             may_leave = state is State.RELOADED or self.limit_bytes is not None
             if wanted_bytes > 0 and may_leave and self._give_up(state, record, current, wanted_bytes):
                 return True
@@ -505,7 +391,7 @@ class Keeper:
         chosen = policy.choose_evictions(candidates, cursor=record.index, wanted_bytes=wanted_bytes)
         for choice in chosen:
             self.totals.evicted_bytes += choice.size_bytes
-            self._apply(current.records[choice.index], residency.Spill())
+            self._mover.apply(current.records[choice.index], residency.Spill())
             current.ahead = max(current.ahead, choice.index if choice.index < record.index else -1)
         self._lock.act()
         return bool(chosen)
@@ -524,16 +410,6 @@ _PATHS = {
     State.FORWARDED: Path.FORWARDED,
     State.RELOADED: Path.READ_AHEAD,
 }
-
-
-def _again(fault: OffloadError) -> OffloadError:
-    """A fault that is kept must not be raised itself: its traceback would hold the graph as long as it is kept."""
-    return type(fault)(*fault.args)
-
-
-def _io_of(record: Record) -> tuple[Device, Request]:
-    assert record.device is not None and record.request is not None
-    return record.device, record.request
 
 
 def _close_all(devices: Sequence[Device]) -> None:

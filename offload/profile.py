@@ -39,6 +39,8 @@ class Profile:
     stats: OffloadStats
     places: tuple[Place, ...] = ()
     reason: str = ""
+    host: str = ""
+    """The machine whose drives these are."""
 
 
 def default_file() -> FilePath | None:
@@ -95,6 +97,7 @@ def read(file: FilePath) -> Profile:
             stats=_stats(told["stats"]),
             places=tuple(Place(**each) for each in told["places"]),
             reason=str(told["reason"]),
+            host=str(told.get("host", "")),
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise OffloadConfigError(f"{file} holds no profile of an offload that can be read ({error!r})") from None

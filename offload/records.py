@@ -37,7 +37,7 @@ class Record:
         self.index = -1
         self.spilled = False
         self.path = Path.UNUSED
-        self.saved_s = self.released_s = self.waited_s = 0.0
+        self.saved_s = self.stalled_s = self.released_s = self.waited_s = 0.0
         self.needed_s: float | None = None
 
     @property
@@ -57,6 +57,7 @@ class Record:
             released_s=self.released_s,
             path=self.path,
             waited_s=self.waited_s,
+            stalled_s=self.stalled_s,
         )
 
 
@@ -98,6 +99,6 @@ class Totals:
     """Counters since the first pass."""
 
     def __init__(self) -> None:
-        self.passes = self.saved_bytes = self.shared_bytes = self.spilled_bytes = 0
+        self.passes = self.saved_bytes = self.shared_bytes = 0
         self.forwarded_bytes = self.evicted_bytes = self.peak_bytes = 0
         self.save_stall_s = self.need_stall_s = 0.0

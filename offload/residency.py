@@ -1,6 +1,6 @@
 """Where one saved storage is, as a pure table: (state, event) -> (state, commands).
 
-No I/O, no clock, no threads, no tensors. The shell in `keeper.py` performs the commands, in order, and reports what
+No I/O, no clock, no threads, no tensors. The shell in `mover.py` performs the commands, in order, and reports what
 happened as events. The table is total over what can happen: a pair that is missing is a defect of the shell.
 """
 

@@ -1,8 +1,12 @@
-"""Turns at one SSD among the processes of a node: first come, first served, piece by piece: no rank starves.
+"""Turns at one SSD among the processes of a node, piece by piece: reads before writes, and no rank starves.
 
 A ticket lock made of a file's byte ranges: each turn locks a byte of its own and waits for the byte of the turn
 `width` before it. The kernel lets go of the locks of a process that dies, so nobody waits for the dead. Nothing of
 tensors here.
+
+Somebody waits for a read, nobody for a write. Writes therefore queue in a line of their own, from which at most
+`WIDTH` at a time stand in the drive's: a read is never behind more writes than that, however many ranks write. And a
+rank stands in each line with at most `WIDTH` requests: shares are per rank, not per thread.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from pathlib import Path
 
 from elastrain.offload.engines.port import Engine
 
-# Two requests at a time are what a drive needs to be busy; more only make the others wait longer.
 WIDTH = 2
+"""Two requests at a time are what a drive needs to be busy; more only make the others wait longer."""
 _COUNTER = struct.Struct("<q")
 _FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, pid: as fcntl(2) has it on 64-bit Linux
 _MUTEX_AT = 0
@@ -96,10 +100,37 @@ def _lock(fd: int, kind: int, at: int) -> None:
     fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _FLOCK.pack(kind, os.SEEK_SET, at, 1, 0))
 
 
+class DriveTurns:
+    """The turns of one process at a drive that others use too: all who name the same file. Safe from any thread."""
+
+    def __init__(self, file: str | os.PathLike[str]) -> None:
+        self._drive = Turns(file)
+        self._writes = Turns(f"{os.fspath(file)}-writes")
+        self._own_writes = threading.BoundedSemaphore(WIDTH)
+        self._own_reads = threading.BoundedSemaphore(WIDTH)
+
+    @contextmanager
+    def write(self) -> Iterator[None]:
+        """Hold the drive for one write. Raises OSError."""
+        with self._own_writes, self._writes.turn(), self._drive.turn():
+            yield
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        """Hold the drive for one read, which goes before all writes that are not in the drive's line yet."""
+        with self._own_reads, self._drive.turn():
+            yield
+
+    def close(self) -> None:
+        """Close all descriptors; whoever waits for a turn of this process goes on."""
+        self._drive.close()
+        self._writes.close()
+
+
 class SharedEngine:
     """`inner`, one turn per request."""
 
-    def __init__(self, inner: Engine, turns: Turns) -> None:
+    def __init__(self, inner: Engine, turns: DriveTurns) -> None:
         self.name = inner.name
         self._inner = inner
         self._turns = turns
@@ -108,11 +139,11 @@ class SharedEngine:
         self._inner.reserve(size_bytes)
 
     def write(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
-        with self._turns.turn():
+        with self._turns.write():
             self._inner.write(offset_bytes, views)
 
     def read(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
-        with self._turns.turn():
+        with self._turns.read():
             self._inner.read(offset_bytes, views)
 
     def capacity_bytes(self) -> int:
@@ -132,4 +163,4 @@ def shared(engine: Engine, directory: str | os.PathLike[str]) -> Engine:
     folder.mkdir(mode=0o700, exist_ok=True)
     drive = os.stat(directory).st_dev
     name = f"{platform.node()}-{os.major(drive)}-{os.minor(drive)}.turns"
-    return SharedEngine(engine, Turns(folder / name))
+    return SharedEngine(engine, DriveTurns(folder / name))

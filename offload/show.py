@@ -1,16 +1,16 @@
-"""What `elastrain offload show` prints: memory over one pass, what came back how, stalls, devices and wear.
+"""What `elastrain offload show` prints: memory over one pass, what came back how, stalls, drives and their wear.
 
-Pure: values in, text out. `plot` writes the same pass as a picture and imports matplotlib when it is called.
+Pure: values in, text out. `plot.py` draws the same values.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path as FilePath
+from dataclasses import dataclass
 
 from elastrain.offload.profile import Place, Profile
-from elastrain.offload.stats import DeviceStats, Lifetime, PassProfile, Path
+from elastrain.offload.stats import DeviceStats, Lifetime, PassProfile, Path, drive_writes_per_day
 
 COLUMNS = 60
 BARS = " ▁▂▃▄▅▆▇█"
@@ -27,7 +27,7 @@ def render(profile: Profile) -> str:
         f"saved     {size(stats.saved_bytes)}, {size(stats.shared_bytes)} more through shared storages",
         f"spilled   {size(stats.spilled_bytes)}, of which {size(stats.forwarded_bytes)} forwarded from memory",
         f"stalls    {stats.save_stall_s:.3f} s in forward, {stats.need_stall_s:.3f} s in backward",
-        *(f"device    {_device(each, stats.elapsed_s)}" for each in stats.devices),
+        *(f"device    {_device(each, stats.elapsed_s)}" for each in stats.devices if each.written_bytes),
         *(f"zstd      {each}" for device in stats.devices for each in device.packing),
         *(f"fault     {fault}" for fault in stats.faults),
     ]
@@ -56,6 +56,54 @@ def overview(name: str, profile: Profile) -> tuple[str, ...]:
         f"{stats.save_stall_s + stats.need_stall_s:.3f} s",
         size(sum(device.written_bytes for device in stats.devices)),
         f"{sum(device.drive_writes_per_day(stats.elapsed_s) for device in stats.devices):.2f}",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drive:
+    """What all processes of a host together did to one directory."""
+
+    name: str
+    processes: int
+    written_bytes: int
+    read_bytes: int
+    writes_per_day: float
+
+
+def drives(profiles: Mapping[str, Profile]) -> tuple[Drive, ...]:
+    """Who shares a drive wears it together: written by all, projected from the longest time that one was at it."""
+    found: dict[tuple[str, str], list[tuple[str, float, DeviceStats]]] = defaultdict(list)
+    for process, each in profiles.items():
+        for device in each.stats.devices:
+            found[each.host, device.name].append((process, each.stats.elapsed_s, device))
+    hosts = {host for host, _ in found}
+    return tuple(
+        Drive(
+            name=f"{host}:{name}" if len(hosts) > 1 else name,
+            processes=len({process for process, _, _ in users}),
+            written_bytes=(written_bytes := sum(device.written_bytes for _, _, device in users)),
+            read_bytes=sum(device.read_bytes for _, _, device in users),
+            writes_per_day=drive_writes_per_day(
+                written_bytes,
+                max(device.capacity_bytes for _, _, device in users),
+                max(elapsed_s for _, elapsed_s, _ in users),
+            ),
+        )
+        for (host, name), users in found.items()
+    )
+
+
+DRIVES = ("drive", "processes", "written", "read", "drive writes/day")
+
+
+def drive_row(drive: Drive) -> tuple[str, ...]:
+    """One drive as a row of a table with the columns `DRIVES`."""
+    return (
+        drive.name,
+        str(drive.processes),
+        size(drive.written_bytes),
+        size(drive.read_bytes),
+        f"{drive.writes_per_day:.2f}",
     )
 
 
@@ -129,20 +177,3 @@ def _modules(lifetimes: Sequence[Lifetime], most: int = 12) -> list[str]:
     lines = [f"{name:<40}{size(saved[name]):>12}{size(spilled[name]):>12}" for name in largest[:most]]
     rest = len(largest) - most
     return [*lines, f"and {rest} more"] if rest > 0 else lines
-
-
-def plot(passes: Mapping[str, PassProfile], file: FilePath) -> None:
-    """Live bytes over the last pass of each process as a picture; the file's ending says which format."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 3), layout="constrained")
-    axes = figure.subplots()
-    for name, last in passes.items():
-        at_s, live_gib = [at for at, _ in last.timeline], [live / 2**30 for _, live in last.timeline]
-        (line,) = axes.step(at_s, live_gib, where="post", label=name)
-        axes.axvline(last.forward_s, linestyle=":", color=line.get_color(), label=f"{name}: forward ends")
-    axes.set_xlabel("seconds since the pass began")
-    axes.set_ylabel("saved activations in memory (GiB)")
-    if passes:
-        axes.legend(frameon=False)
-    figure.savefig(file)

@@ -21,7 +21,10 @@ class Path(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Lifetime:
-    """One saved storage, in seconds since its pass began. `module` is the innermost module that was running."""
+    """One saved storage, in seconds since its pass began. `module` is the innermost module that was running.
+
+    `saved_s` leaves out what forward stood still for room until then, `stalled_s`.
+    """
 
     index: int
     size_bytes: int
@@ -32,6 +35,7 @@ class Lifetime:
     released_s: float
     path: Path
     waited_s: float
+    stalled_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +72,14 @@ class DeviceStats:
 
     def drive_writes_per_day(self, elapsed_s: float) -> float:
         """How often the whole file system would be written in a day at this pace (a drive's rating is 0.3 to 3)."""
-        if not elapsed_s or not self.capacity_bytes:
-            return 0.0
-        return self.written_bytes / self.capacity_bytes * 86_400 / elapsed_s
+        return drive_writes_per_day(self.written_bytes, self.capacity_bytes, elapsed_s)
+
+
+def drive_writes_per_day(written_bytes: int, capacity_bytes: int, elapsed_s: float) -> float:
+    """How often a drive of this capacity would be written as a whole in a day; 0 where nothing is known."""
+    if not elapsed_s or not capacity_bytes:
+        return 0.0
+    return written_bytes / capacity_bytes * 86_400 / elapsed_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from elastrain.plan import plan
 from elastrain.recovery import Recovery
 from elastrain.runtime.executor import BEHIND_BYTES, Executor
 from elastrain.runtime.memory import PeakMeter, give_freed_memory_back
+from elastrain.standing import COPY_BUDGET_BYTES
 from elastrain.world import View
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ SETTLED_STEPS = 2
 ASSUMED_MOMENTS = 2.0
 """Optimizer state per parameter until it was measured: Adam's."""
 COPY_SHARE = 16
-"""Of the parameters, so much of one part is copied per step towards new holders: copies in flight are memory too."""
+"""Of the parameters, one such part at least is copied per step towards new holders, whatever memory is left."""
 WORTH_TELLING = 0.05
 """Memory that becomes free is given to activations from this share of the limit on."""
 
@@ -54,7 +55,12 @@ class RoomConfig:
 
     @staticmethod
     def of(limit_bytes: int | None, directories: tuple[str, ...]) -> RoomConfig | None:
-        """None without a limit."""
+        """None without a limit. Raises ConfigError for directories without one: nothing would ever go there."""
+        if limit_bytes is None and directories:
+            raise ConfigError(
+                f"{directories[0]} is for what a memory limit leaves no room for: give one too (--memory-limit), or "
+                "leave the directory out (--offload-dir)"
+            )
         return None if limit_bytes is None else RoomConfig(limit_bytes=limit_bytes, directories=directories)
 
     def __post_init__(self) -> None:
@@ -112,9 +118,10 @@ class RoomKeeper:
             yield
         except LimitTooSmallError as error:
             raise NoRoomError(
-                f"member {self._me} is {error.smallest_bytes - error.limit_bytes} bytes short: one operation of the "
-                f"model needs {error.smallest_bytes} bytes of activations at once, and {error.limit_bytes} are left "
-                f"of the memory limit of {self._config.limit_bytes}; raise it"
+                f"member {self._me}: "
+                + room.too_small(
+                    self._config.limit_bytes, needed_bytes=error.smallest_bytes, left_bytes=error.limit_bytes
+                )
             ) from error
 
     # ------------------------------------------------------------------------------------------------- for the engine
@@ -133,7 +140,6 @@ class RoomKeeper:
         self._held = room.held_by(
             self._me, (core.now, core.goal), shape.sizes, moments=moments, masters=self._executor.model.has_masters
         )
-        core.copy_budget_bytes = min(core.copy_budget_bytes, max(*shape.sizes, sum(shape.sizes) // COPY_SHARE))
         expected_bytes = slots * self._executor.slot_bytes + self._sums_bytes(len(view.members))
         # What was expected of the last plan and what it took are both known: only the difference is a guess.
         gradients_bytes = expected_bytes
@@ -141,6 +147,15 @@ class RoomKeeper:
             held_bytes = self._executor.gradients_bytes()
             gradients_bytes = held_bytes + max(0, expected_bytes - self._expected_bytes)
         self._expected_bytes, self._steps_in_view = expected_bytes, 0
+        least_bytes = max(*shape.sizes, sum(shape.sizes) // COPY_SHARE)
+        core.copy_budget_bytes = room.copy_budget(
+            self._config.limit_bytes,
+            self._needs_with(gradients_bytes),
+            members=len(view.members),
+            state_per_parameter=1 + moments,
+            least_bytes=min(least_bytes, COPY_BUDGET_BYTES),
+            most_bytes=COPY_BUDGET_BYTES,
+        )
         copying_bytes = round(2 * core.copy_budget_bytes * (1 + moments)) if core.goal != core.now else 0
         self._decide(gradients_bytes + copying_bytes)
 
@@ -252,10 +267,10 @@ class RoomKeeper:
         )
         stats = activations.stats
         shard_devices = tuple(device.stats() for device in self._devices)
-        return Profile(
+        return replace(
+            activations,
             stats=replace(stats, devices=(*stats.devices, *shard_devices)),
             places=(*activations.places, *places),
-            reason=activations.reason,
         )
 
 

@@ -11,6 +11,7 @@ import typer
 
 from elastrain.errors import ConfigError
 from elastrain.launcher import rundir
+from elastrain.offload import plot as picture
 from elastrain.offload import profile, show
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.profile import Profile
@@ -22,7 +23,8 @@ def show_offload(
     ] = None,
     member: Annotated[str | None, typer.Option("--member", help="Details of this member; default: the first.")] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Also draw memory over the last pass, as .png, .svg or .pdf.")
+        Path | None,
+        typer.Option("--plot", help="Also draw the last pass, what is where, stalls and wear, as .png, .svg or .pdf."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, a key per member.")] = False,
 ) -> int:
@@ -37,7 +39,9 @@ def show_offload(
         print(json.dumps({name: json.loads(profile.encode(each)) for name, each in chosen.items()}))
         return 0
     if len(chosen) > 1:
-        _table([show.overview(name, each) for name, each in chosen.items()])
+        _table(show.OVERVIEW, [show.overview(name, each) for name, each in chosen.items()])
+        print()
+        _table(show.DRIVES, [show.drive_row(each) for each in show.drives(chosen)])
         print()
     name, first = next(iter(chosen.items()))
     print(f"member    {name}\n{show.render(first)}")
@@ -60,23 +64,22 @@ def _profiles(run: str | None) -> dict[str, Profile]:
 
 
 def _plot(profiles: dict[str, Profile], file: Path) -> None:
-    passes = {name: each.stats.last for name, each in profiles.items() if each.stats.last is not None}
     try:
-        show.plot(passes, file)
+        picture.draw(profiles, file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"the picture can not be written to {file}: {error}") from None
 
 
-def _table(rows: list[tuple[str, ...]]) -> None:
+def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     if not sys.stdout.isatty():
-        widths = [max(len(row[place]) for row in (show.OVERVIEW, *rows)) for place in range(len(show.OVERVIEW))]
-        for row in (show.OVERVIEW, *rows):
+        widths = [max(len(row[place]) for row in (columns, *rows)) for place in range(len(columns))]
+        for row in (columns, *rows):
             print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
         return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*show.OVERVIEW)
+    table = Table(*columns)
     for row in rows:
         table.add_row(*row)
     Console().print(table)

@@ -22,6 +22,8 @@ from elastrain.launcher.etcd_config import EtcdConfig, parse_endpoints
 from elastrain.launcher.faults import read_faults
 from elastrain.launcher.starting import KEY_TTL_S, NodeOrder, Order, address_towards, report, run_alone, run_node
 from elastrain.launcher.workers import Script
+from elastrain.offload.directories import try_directory
+from elastrain.offload.errors import OffloadConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -271,6 +273,11 @@ def _limit_memory(limit: str | None, directories: list[Path]) -> None:
     """Workers inherit it, whichever node's agent starts them. Raises ConfigError."""
     if limit is not None:
         os.environ["ELASTRAIN_MEMORY_LIMIT"] = str(_size_bytes(limit))
+    for each in directories:
+        try:
+            try_directory(each)
+        except OffloadConfigError as error:
+            raise ConfigError(f"--offload-dir: {error}") from None
     if directories:
         os.environ["ELASTRAIN_OFFLOAD_DIRS"] = os.pathsep.join(str(each.absolute()) for each in directories)
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from elastrain.offload.buffers import lease
+from elastrain.offload.directories import check_directory
 from elastrain.offload.engines.memory import MemoryEngine, NullEngine
 from elastrain.offload.engines.port import PAGE_BYTES, Engine
-from elastrain.offload.engines.posix import Calls, PosixEngine, check_directory
+from elastrain.offload.engines.posix import Calls, PosixEngine
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.faults import Faults, FaultyEngine, ThrottledEngine
 
@@ -193,7 +194,7 @@ def test_a_missing_directory_is_refused_in_one_sentence(tmp_path: Path) -> None:
 def test_an_unwritable_directory_is_refused_in_one_sentence() -> None:
     code = (
         "import os, sys\n"
-        "from elastrain.offload.engines.posix import check_directory\n"
+        "from elastrain.offload.directories import check_directory\n"
         "os.getuid() == 0 and os.setuid(65534)\n"
         "check_directory(sys.argv[1])"
     )

@@ -292,18 +292,18 @@ import itertools, os, signal, sys, time, torch
 from pathlib import Path
 from torch import nn
 from elastrain.offload import save_on_disk
-from elastrain.offload import device, keeper
+from elastrain.offload import mover
 from elastrain.offload.residency import State
 
 state = State(sys.argv[2])
 torch.set_num_threads(1)
-apply = keeper.Keeper._apply
+apply = mover.Mover.apply
 def die_there(self, record, event):
     commands = apply(self, record, event)
     if record.state is state:
         os.kill(os.getpid(), signal.SIGKILL)
     return commands
-keeper.Keeper._apply = die_there
+mover.Mover.apply = die_there
 net = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)])
 offload = save_on_disk([sys.argv[1]], memory_limit=6 * 8192, min_bytes=1024)
 until_s = time.monotonic() + 20  # some states are seen now and then only

@@ -15,6 +15,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from elastrain.offload import ActivationOffload, OffloadConfig, save_on_disk
 from elastrain.offload import Path as Way
+from elastrain.offload.engines.memory import MemoryEngine
+from elastrain.offload.faults import ThrottledEngine
 from elastrain.offload.records import Record
 
 MIN_BYTES = 1024
@@ -418,6 +420,28 @@ def test_several_directories_share_the_load(tmp_path: Path) -> None:
     offload = save_on_disk(dirs, min_bytes=MIN_BYTES)
     assert_same(offload, plain_loss, model(6), batch())
     assert all(device.written_bytes > 0 for device in offload.stats().devices)
+    offload.close()
+
+
+def test_several_drives_take_shares_that_follow_their_measured_speed(tmp_path: Path) -> None:
+    """Forward is faster than the drives and waits for them: each of them always has something to do."""
+    drives = [ThrottledEngine(MemoryEngine(), bytes_per_s=rate) for rate in (80e6, 240e6)]
+    config = OffloadConfig(dirs=(str(tmp_path),), memory_limit=40 << 20, min_bytes=MIN_BYTES)
+    offload = ActivationOffload(config, engines=drives)
+    x = torch.full((1 << 20,), 0.5, requires_grad=True)
+    written: list[list[int]] = []
+    for _ in range(3):
+        with offload:
+            y = x
+            for _ in range(24):
+                y = y.sin()
+            loss = y.sum()
+        loss.backward()
+        written.append([device.written_bytes for device in offload.stats().devices])
+        del y, loss
+    slow, fast = (after - before for before, after in zip(written[0], written[-1], strict=True))
+    assert slow > 0
+    assert 2 <= fast / slow <= 4.5, (slow, fast)  # of 3
     offload.close()
 
 

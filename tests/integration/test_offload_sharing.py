@@ -1,15 +1,24 @@
-"""Processes that share a drive: everybody gets a turn in the order of asking, and nobody waits for the dead."""
+"""Processes that share a drive: everybody gets a turn, reads before writes, and nobody waits for the dead."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import struct
 import subprocess
 import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+import pytest
+
 from elastrain.offload.engines.memory import MemoryEngine
-from elastrain.offload.sharing import SharedEngine, Turns, shared
+from elastrain.offload.sharing import DriveTurns, SharedEngine, Turns, shared
 
 TAKES = """
 import sys, time
@@ -90,13 +99,121 @@ with Turns(sys.argv[1], width=1).turn():
 
 
 def test_an_engine_that_takes_turns_moves_the_same_bytes(tmp_path: Path) -> None:
-    engine = SharedEngine(MemoryEngine(), Turns(tmp_path / "turns"))
+    engine = SharedEngine(MemoryEngine(), DriveTurns(tmp_path / "turns"))
     engine.reserve(8192)
     engine.write(4096, [memoryview(bytearray(b"x" * 4096))])
     back = bytearray(4096)
     engine.read(4096, [memoryview(back)])
     assert bytes(back) == b"x" * 4096
     engine.close()
+
+
+class Gate:
+    """An engine whose writes end when they are told to, and that remembers what began in which order."""
+
+    def __init__(self) -> None:
+        self.name = "gate"
+        self.began: list[str] = []
+        self._told: dict[int, threading.Event] = defaultdict(threading.Event)
+
+    def reserve(self, size_bytes: int) -> None: ...
+
+    def write(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
+        self.began.append(f"write {offset_bytes}")
+        assert self._told[offset_bytes].wait(30)
+
+    def read(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
+        self.began.append("read")
+
+    def capacity_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
+    def end_write(self, offset_bytes: int) -> None:
+        self._told[offset_bytes].set()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end_s
+        os.sched_yield()
+
+
+def _has_drawn(file: Path, wanted: int) -> bool:
+    """Whether so many turns have been drawn."""
+    told = file.read_bytes()[:8] if file.exists() else b""
+    return len(told) == 8 and struct.unpack("<q", told)[0] >= wanted
+
+
+def test_a_rank_that_reads_goes_before_the_ranks_that_wait_to_write(tmp_path: Path) -> None:
+    file, writes, gate = tmp_path / "turns", tmp_path / "turns-writes", Gate()
+    page = memoryview(bytearray(4096))
+    ranks = []
+    for number in range(6):  # each with open files of its own, as processes have: locks belong to them
+        engine = SharedEngine(gate, DriveTurns(file))
+        ranks.append(threading.Thread(target=engine.write, args=(number, [page])))
+        ranks[-1].start()
+        until(partial(_has_drawn, writes, number + 1))
+        until(partial(_has_drawn, file, min(number + 1, 2)))
+    reader = threading.Thread(target=SharedEngine(gate, DriveTurns(file)).read, args=(0, [page]))
+    reader.start()
+    until(partial(_has_drawn, file, 3))
+    for number in range(6):
+        gate.end_write(number)
+        ranks[number].join(30)
+    reader.join(30)
+    assert sorted(gate.began[:2]) == ["write 0", "write 1"]
+    assert gate.began[2] == "read"
+    assert gate.began[3:] == ["write 2", "write 3", "write 4", "write 5"]
+
+
+WRITES = """
+import json, mmap, sys, threading, time
+from elastrain.offload.engines.posix import PosixEngine
+from elastrain.offload.sharing import DriveTurns, SharedEngine
+
+directory, turns, threads, pieces, SIZE = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), 4 << 20
+engine = SharedEngine(PosixEngine(directory), DriveTurns(turns))
+engine.reserve(threads * SIZE)
+ended_s = []
+def work(thread):
+    memory = memoryview(mmap.mmap(-1, SIZE))
+    while len(ended_s) < pieces:
+        engine.write(thread * SIZE, [memory])
+        ended_s.append(time.monotonic())
+print("ready", flush=True)
+sys.stdin.readline()
+working = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+for each in working: each.start()
+for each in working: each.join()
+print(json.dumps(ended_s))
+"""
+FAIR = 1.5
+"""While all write, the rank that gets most gets at most so many times the bytes of the one that gets least."""
+
+
+@pytest.mark.slow
+def test_ranks_that_write_at_once_get_the_same_share_of_the_drive_however_many_threads_they_have(
+    tmp_path: Path,
+) -> None:
+    ranks = []
+    for threads in (8, 2, 2):
+        command = [sys.executable, "-c", WRITES, str(tmp_path), str(tmp_path / "turns"), str(threads), "120"]
+        ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    for rank in ranks:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "ready\n"
+    for rank in ranks:
+        assert rank.stdin is not None
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+    ended_s = [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
+    first_s, last_s = max(each[0] for each in ended_s), min(each[-1] for each in ended_s)
+    shares = [sum(1 for at_s in each if first_s <= at_s <= last_s) for each in ended_s]
+    assert min(shares) > 40, "they hardly wrote at the same time"
+    assert max(shares) <= FAIR * min(shares), shares
 
 
 def test_alone_nobody_takes_turns(tmp_path: Path) -> None:

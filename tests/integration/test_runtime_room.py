@@ -58,6 +58,25 @@ def test_a_loss_within_the_limit_moves_activations_to_disk_and_changes_no_bit(tm
     assert (run.folder / "offload" / "m0.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("directory", "why"),
+    [
+        ("/dev/shm", "is on tmpfs, which is memory itself"),
+        ("nowhere", "is not a directory"),
+        ("/proc", "no file can be made"),
+    ],
+)
+def test_a_directory_that_is_unfit_is_refused_before_anything_is_started(
+    tmp_path: Path, directory: str, why: str
+) -> None:
+    run = squeezed(tmp_path / "job", tmp_path / directory, 64 << 30, workers=2, arguments=("--steps", "1"))
+    assert run.exit_code == 2
+    assert run.output.count("\n") == 1
+    assert run.output.startswith("elastrain: --offload-dir: ")
+    assert why in run.output
+    assert not run.folder.exists()
+
+
 def test_a_plan_that_does_not_fit_ends_the_job_with_what_is_missing(tmp_path: Path, disk: Path) -> None:
     run = squeezed(tmp_path / "tiny", disk, 32 * MIB, workers=2, arguments=("--steps", "4"))
     assert run.exit_code == 1

@@ -78,8 +78,8 @@ def test_launcher_knows_only_the_pure_parts_and_the_handshake() -> None:
     # comm.handshake, its errors and comm.liveness are torch-free: one handshake and one death detector for all.
     allowed = {"launcher", "world", "errors", "membership", "placement", "batch"}
     allowed_comm = {"elastrain.comm.handshake", "elastrain.comm.errors", "elastrain.comm.liveness"}
-    # What `elastrain offload show` reads and prints: values and text, torch-free too.
-    allowed_offload = {"elastrain.offload", "elastrain.offload.profile", "elastrain.offload.errors"}
+    # What `elastrain offload show` reads and prints, values and text, and what --offload-dir must be: torch-free too.
+    allowed_offload = {f"elastrain.offload{part}" for part in ("", ".profile", ".directories", ".errors")}
     for path in _sources(ROOT / "launcher"):
         for name in _imports(path):
             parts = name.split(".")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.engines.port import PAGE_BYTES, CudaEngine, Engine
 from elastrain.offload.errors import CorruptSpillError, SpillReadError, SpillWriteError
 from elastrain.offload.faults import Faults, FaultyEngine
+from elastrain.offload.hooks import ActivationOffload, OffloadConfig
 
 Make = Callable[..., Device]
 
@@ -151,6 +154,49 @@ def test_the_checksum_of_a_tensor_sees_every_bit_and_every_place(size_bytes: int
     if size_bytes >= 4096:
         swapped = torch.cat([memory[8:16], memory[:8], memory[16:]])
         assert tensor_checksum(swapped) != first
+
+
+class Terabyte(MemoryEngine):
+    def capacity_bytes(self) -> int:
+        return 10**12
+
+
+def test_wear_is_what_was_written_of_the_whole_drive_at_this_pace_over_a_day(make: Make) -> None:
+    device = make(Terabyte())
+    for _ in range(5):
+        device.free(device.write(payload(1 << 20), 0, never).slot)  # over the same place, as slabs are used
+    stats = device.stats()
+    assert stats.written_bytes == 5 << 20
+    assert stats.slab_bytes < 10**12
+    assert stats.drive_writes_per_day(3600.0) == (5 << 20) / 10**12 * 24
+    assert stats.drive_writes_per_day(0.0) == 0.0
+    assert replace(stats, capacity_bytes=0).drive_writes_per_day(3600.0) == 0.0  # memory does not wear
+
+
+def test_wear_is_projected_from_the_first_pass_on(tmp_path: Path) -> None:
+    now_s = [1000.0]
+    config = OffloadConfig(dirs=(str(tmp_path),), min_bytes=1024)
+    offload = ActivationOffload(config, engines=[Terabyte()], clock=lambda: now_s[0])
+    x = torch.ones(1 << 18, requires_grad=True)
+    with offload:
+        loss = (x * 2).exp().sum()  # saves 1 MiB
+    (device,) = offload._open().devices
+    device.queue.close()  # it has been written
+    device.queue = type(device.queue)("again", threads=1)
+    loss.backward()  # type: ignore[no-untyped-call]
+    now_s[0] += 7200.0
+    stats = offload.stats()
+    (drive,) = stats.devices
+    assert stats.elapsed_s == 7200.0
+    assert drive.written_bytes == drive_bytes(x)
+    assert drive.drive_writes_per_day(stats.elapsed_s) == drive.written_bytes / 10**12 * 12
+    offload.close()
+
+
+def drive_bytes(tensor: torch.Tensor) -> int:
+    """The whole pages that its storage touches."""
+    start = tensor.data_ptr() % PAGE_BYTES
+    return (start + tensor.nbytes + PAGE_BYTES - 1) // PAGE_BYTES * PAGE_BYTES
 
 
 def test_the_rate_is_bytes_over_the_time_that_something_moved() -> None:

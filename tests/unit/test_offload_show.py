@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path as FilePath
 
 import pytest
 
 from elastrain.offload.errors import OffloadConfigError
+from elastrain.offload.plot import draw, saved_in_all
 from elastrain.offload.profile import WRITE_EVERY_S, Place, Profile, ProfileFile, read
-from elastrain.offload.show import COLUMNS, curve, plot, render, size
+from elastrain.offload.show import COLUMNS, Drive, curve, drives, render, size
 from elastrain.offload.stats import DeviceStats, Lifetime, OffloadStats, PassProfile, Path
 
 MIB = 1 << 20
@@ -109,9 +111,30 @@ def test_sizes_are_for_people() -> None:
     assert [size(n) for n in (0, 999, 1 << 20, 3 << 30, 5 << 40)] == ["0 B", "999 B", "1 MiB", "3 GiB", "5 TiB"]
 
 
-def test_the_picture_is_written(tmp_path: FilePath) -> None:
-    plot({"m0": LAST}, tmp_path / "pass.svg")
+def test_who_shares_a_drive_wears_it_together() -> None:
+    other = replace(STATS, elapsed_s=43_200.0, devices=(replace(STATS.devices[0], written_bytes=1 << 40),))
+    here = {"m0": replace(PROFILE, host="a"), "m1": replace(PROFILE, host="a", stats=other)}
+    drive = Drive(name="/ssd", processes=2, written_bytes=4 << 40, read_bytes=32 * MIB, writes_per_day=4.0)
+    assert drives(here) == (drive,)
+    apart = {"m0": here["m0"], "m1": replace(here["m1"], host="b")}
+    assert [(each.name, each.writes_per_day) for each in drives(apart)] == [("a:/ssd", 3.0), ("b:/ssd", 2.0)]
+
+
+def test_what_memory_would_hold_if_nothing_had_left() -> None:
+    assert saved_in_all(()) == []
+    late = replace(LAST.lifetimes[1], stalled_s=0.25, released_s=0.5)
+    found = saved_in_all((LAST.lifetimes[0], late))
+    assert found == [(0.0, MIB), (0.35, 2 * MIB), (0.5, MIB), (1.0, 0)]
+
+
+@pytest.mark.parametrize("last", [LAST, None])
+def test_the_picture_is_written(tmp_path: FilePath, last: PassProfile | None) -> None:
+    profiles = {"m0": replace(PROFILE, stats=replace(STATS, last=last)), "m1": PROFILE}
+    draw(profiles, tmp_path / "pass.svg")
     assert (tmp_path / "pass.svg").stat().st_size > 1000
+    draw({"m0": replace(profiles["m0"], stats=replace(STATS, devices=()))}, tmp_path / "pass.png")
+    with pytest.raises(ValueError, match="Format"):
+        draw(profiles, tmp_path / "pass.unknown")
 
 
 def test_a_profile_comes_back_from_its_file_as_it_was(tmp_path: FilePath) -> None:

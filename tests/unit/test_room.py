@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from elastrain.errors import ConfigError
 from elastrain.placement import Holders
 from elastrain.room import (
     Measured,
@@ -13,12 +14,15 @@ from elastrain.room import (
     Needs,
     Room,
     choose_shards,
+    copy_budget,
     held_by,
     make_room,
     settle,
     slots_needed,
     sums_needed,
+    too_small,
 )
+from elastrain.runtime.room import RoomConfig
 
 MIB = 1 << 20
 NEEDS = Needs(
@@ -62,6 +66,12 @@ def test_the_smallest_limit_that_works_is_the_one_that_the_sentence_asks_for() -
     assert room(175).activations_bytes == 20 * MIB
 
 
+def test_a_directory_without_a_limit_is_refused() -> None:
+    assert RoomConfig.of(None, ()) is None
+    with pytest.raises(ConfigError, match=r"/ssd is for what a memory limit leaves no room for: give one too"):
+        RoomConfig.of(None, ("/ssd",))
+
+
 def test_without_a_disk_everything_has_to_fit() -> None:
     missing = make_room(399 * MIB, NEEDS, has_disk=False, disk_bytes_per_s=1e9)
     assert isinstance(missing, Missing)
@@ -93,6 +103,19 @@ def test_siblings_share_a_copy_of_the_gradient(
     runs: int, own: list[tuple[int, int]], todo: list[int], slots: int
 ) -> None:
     assert slots_needed(runs, own, todo) == slots
+
+
+@pytest.mark.parametrize(("limit_mib", "budget_mib"), [(300, 1), (400, 1), (424, 2), (448, 4), (496, 8), (1 << 20, 8)])
+def test_copies_to_new_holders_take_what_is_free_and_always_come_to_an_end(limit_mib: int, budget_mib: int) -> None:
+    """400 MiB are needed; 4 members, Adam: a budget of 2 MiB may bring 4 · 3 · 2 MiB to one of them."""
+    found = copy_budget(limit_mib * MIB, NEEDS, members=4, state_per_parameter=3.0, least_bytes=MIB, most_bytes=8 * MIB)
+    assert found == budget_mib * MIB
+
+
+def test_an_operation_that_does_not_fit_names_the_smallest_limit_that_works() -> None:
+    said = too_small(200 * MIB, needed_bytes=30 * MIB, left_bytes=18 * MIB)
+    assert "limit is 12 MiB too small: one operation of the model needs 30 MiB" in said
+    assert "212 MiB is the smallest limit that works; 200 MiB allowed" in said
 
 
 def test_a_primary_needs_a_buffer_per_level_of_the_tree() -> None:

@@ -1,0 +1,174 @@
+"""Moves saved storages between memory and devices: performs what the residency table commands, and decides nothing.
+
+Everything here runs with the keeper's lock held, but for the reading and writing itself: devices do that in their own
+threads (`transfer.py`), and report how it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from elastrain.offload import residency, transfer
+from elastrain.offload.account import Account
+from elastrain.offload.device import Copy, Device, EndedEarlyError, NoSpaceError
+from elastrain.offload.errors import OffloadError, SpillReadError, SpillWriteError
+from elastrain.offload.notes import NoteLock
+from elastrain.offload.queue import Request, Urgency
+from elastrain.offload.records import Record
+from elastrain.offload.residency import State
+
+
+class Mover:
+    """`take` gives memory for what is read back; `dropped` is told of storages that are gone for good.
+
+    `writing_bytes` are on their way out now, `spilled_bytes` were ever sent out; `faults` are sentences for people.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        lock: NoteLock,
+        account: Account,
+        *,
+        take: Callable[[Record, Copy], torch.UntypedStorage],
+        dropped: Callable[[Record], None],
+    ) -> None:
+        self.writing_bytes = self.spilled_bytes = 0
+        self.faults: list[str] = []
+        self._devices = devices
+        self._lock = lock
+        self._account = account
+        self._take = take
+        self._dropped = dropped
+        self._write_fault: SpillWriteError | None = None
+
+    def apply(self, record: Record, event: residency.Event) -> tuple[residency.Command, ...]:
+        """What happened to a storage, or what is asked for it: carried out at once, as far as it is not I/O."""
+        before = record.state
+        record.state, commands = residency.advance(before, event)
+        self.writing_bytes += record.size_bytes * ((record.state is State.WRITING) - (before is State.WRITING))
+        for command in commands:
+            self._perform(record, command)
+        if record.state is State.DROPPED and before is not State.DROPPED:
+            for watched in record.watched:
+                self._account.forget(watched)
+            self._dropped(record)
+        return commands
+
+    def _perform(self, record: Record, command: residency.Command) -> None:
+        match command:
+            case residency.HandBack() | residency.RaiseFault():
+                pass  # for who asked
+            case residency.FreeMemory():
+                record.storage = None
+            case residency.StartWrite():
+                self._start_write(record)
+            case residency.StartRead(urgent=urgent):
+                self._start_read(record, urgent=urgent)
+            case residency.HastenRead():
+                device, request = _io_of(record)
+                device.queue.hasten(request)
+            case residency.CancelWrite() | residency.CancelRead():
+                device, request = _io_of(record)
+                device.queue.cancel(request)
+            case residency.FreeSlot():
+                if record.device is not None and record.copy is not None:
+                    record.device.free(record.copy.slot)
+                record.copy = None
+
+    def raise_write_fault(self, *, full_too: bool = False) -> None:
+        """Raise what a device did not take, once. A full device only matters (`full_too`) where a limit is passed."""
+        fault = self._write_fault
+        if fault is None or (isinstance(fault, NoSpaceError) and not full_too):
+            return
+        if not isinstance(fault, NoSpaceError):
+            self._write_fault = None
+        raise again(fault)
+
+    # Writing.
+
+    def _start_write(self, record: Record) -> None:
+        device = min(self._devices, key=lambda d: (d.queued_bytes + record.size_bytes) / d.writes.recent_bytes_per_s)
+        device.queued_bytes += record.size_bytes
+        record.device, record.spilled = device, True
+        self.spilled_bytes += record.size_bytes
+        record.request = device.queue.submit(Urgency.WRITE, partial(self._write, record))
+
+    def _write(self, record: Record, request: Request) -> None:
+        """In a device's thread: the record is in a state that holds its memory until this has reported."""
+        device, storage = record.device, record.storage
+        assert device is not None and storage is not None
+        event: residency.Event = residency.WriteDone()
+        copy, fault = None, None
+        try:
+            if request.cancelled:
+                raise EndedEarlyError
+            copy = transfer.write(device, storage, record.ready, lambda: request.cancelled, kind=record.kind)
+        except EndedEarlyError:
+            event = residency.WriteCancelled()
+        except SpillWriteError as known:
+            event, fault = residency.WriteFailed(), known
+        except Exception as unknown:  # noqa: BLE001 - edge of a thread: an unknown fault must reach the trainer
+            event, fault = residency.WriteFailed(), SpillWriteError(f"{device.engine.name}: {unknown!r}")
+        del storage
+        with self._lock:
+            device.queued_bytes -= record.size_bytes
+            record.copy = copy
+            if fault is not None:
+                self._write_failed(record, fault)
+            self.apply(record, event)
+            self._lock.tell()
+
+    def _write_failed(self, record: Record, fault: SpillWriteError) -> None:
+        record.fault = fault
+        if str(fault) not in self.faults:
+            self.faults.append(str(fault))
+        if self._write_fault is None or isinstance(self._write_fault, NoSpaceError):
+            self._write_fault = fault
+
+    # Reading.
+
+    def _start_read(self, record: Record, *, urgent: bool) -> None:
+        device, copy = record.device, record.copy
+        assert device is not None and copy is not None
+        record.storage = self._take(record, copy)
+        record.watched.append(self._account.watch(record.storage))
+        urgency = Urgency.DEMAND if urgent else Urgency.PREFETCH
+        record.request = device.queue.submit(urgency, partial(self._read, record))
+
+    def _read(self, record: Record, request: Request) -> None:
+        """In a device's thread: the record is in a state that holds its memory until this has reported."""
+        device, copy, storage = record.device, record.copy, record.storage
+        assert device is not None and copy is not None and storage is not None
+        event: residency.Event = residency.ReadDone()
+        fault: OffloadError | None = None
+        try:
+            if request.cancelled:
+                raise EndedEarlyError
+            transfer.read(device, copy, storage, lambda: request.cancelled)
+        except EndedEarlyError:
+            event = residency.ReadCancelled()
+        except SpillReadError as known:
+            event, fault = residency.ReadFailed(), known
+        except Exception as unknown:  # noqa: BLE001 - edge of a thread: an unknown fault must reach the trainer
+            event, fault = residency.ReadFailed(), SpillReadError(f"{device.engine.name}: {unknown!r}")
+        del storage
+        with self._lock:
+            record.fault = fault
+            if fault is not None:
+                self.faults.append(str(fault))
+            self.apply(record, event)
+            self._lock.tell()
+
+
+def again(fault: OffloadError) -> OffloadError:
+    """A fault that is kept must not be raised itself: its traceback would hold the graph as long as it is kept."""
+    return type(fault)(*fault.args)
+
+
+def _io_of(record: Record) -> tuple[Device, Request]:
+    assert record.device is not None and record.request is not None
+    return record.device, record.request
