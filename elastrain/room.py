@@ -127,21 +127,25 @@ def _missing(limit_bytes: int, needs: Needs, *, has_disk: bool) -> Missing:
         if has_disk
         else "and there is no directory on an SSD to move anything to (--offload-dir)"
     )
+    unknown = "" if needs.activations_bytes else ", and more for saved activations, which nobody has measured yet"
     return Missing(
         missing_bytes=missing_bytes,
         reason=f"a member's memory limit is {_mib(missing_bytes)} too small for this plan: {_mib(wanted_bytes)} are "
-        f"needed {how}, {_mib(limit_bytes)} allowed; smaller micro-batches would change the bits: raise the limit, "
-        "or start with more members",
+        f"needed {how}{unknown}, {_mib(limit_bytes)} allowed; smaller micro-batches would change the bits: raise the "
+        "limit, or start with more members",
     )
 
 
-def too_small(limit_bytes: int, *, needed_bytes: int, left_bytes: int) -> str:
-    """The sentence where one operation needs more of its saved activations at once than is left for them."""
-    missing_bytes = needed_bytes - left_bytes
+def too_small(limit_bytes: int, *, needed_bytes: int, left_bytes: int, share: int) -> str:
+    """The sentence where one operation needs more of its saved activations at once than is left for them.
+
+    Of `share` more bytes under the limit, activations get one.
+    """
+    smallest_bytes = limit_bytes + share * (needed_bytes - left_bytes)
+    needed_mib, left_mib = needed_bytes / (1 << 20), left_bytes / (1 << 20)
     return (
-        f"a member's memory limit is {_mib(missing_bytes)} too small: one operation of the model needs "
-        f"{_mib(needed_bytes)} of saved activations at once and {_mib(left_bytes)} are left for them, so that "
-        f"{_mib(limit_bytes + missing_bytes)} is the smallest limit that works; {_mib(limit_bytes)} allowed"
+        f"a member's memory limit of {_mib(limit_bytes)} is too small: one operation of the model needs "
+        f"{needed_mib:.1f} MiB of saved activations at once and {left_mib:.1f} MiB are left for them; the smallest limit that lets it work is {_mib(smallest_bytes)}"
     )
 
 

@@ -83,6 +83,7 @@ class RoomKeeper:
         self._held: tuple[room.Held, ...] = ()
         self._needs: room.Needs | None = None
         self._steps_in_view = self._measured_steps = self._expected_bytes = 0
+        self._share = 1
         self._offload: ActivationOffload | None = None
         self._devices: tuple[Device, ...] = ()
         if config.directories:
@@ -120,7 +121,10 @@ class RoomKeeper:
             raise NoRoomError(
                 f"member {self._me}: "
                 + room.too_small(
-                    self._config.limit_bytes, needed_bytes=error.smallest_bytes, left_bytes=error.limit_bytes
+                    self._config.limit_bytes,
+                    needed_bytes=error.smallest_bytes,
+                    left_bytes=error.limit_bytes,
+                    share=self._share,
                 )
             ) from error
 
@@ -245,8 +249,8 @@ class RoomKeeper:
         self._executor.keep_outside(self._devices, outside)
         if self._offload is not None:
             # Until a step was measured, half is left for what computing takes beside its saved activations.
-            share = 1 if self._base_bytes else 2
-            self._offload.set_memory_limit(max(1, decided.activations_bytes // share))
+            self._share = 1 if self._base_bytes else 2
+            self._offload.set_memory_limit(max(1, decided.activations_bytes // self._share))
         self._journal.write(
             "room",
             reason=reason,

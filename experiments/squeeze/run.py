@@ -53,7 +53,7 @@ class Setting:
 
     @property
     def steps(self) -> int:
-        return self.first + LOSSES * self.apart + 1
+        return self.first + LOSSES * self.apart
 
     def script(self, steps: int) -> Script:
         options = {
@@ -218,7 +218,7 @@ def main() -> int:
     args = parser.parse_args()
     unwind_on_sigterm()
     setting = (
-        Setting(layers=8, width=512, micro_batch_size=768)
+        Setting(layers=8, width=512, micro_batch_size=640)
         if args.quick
         else Setting(layers=12, width=768, micro_batch_size=1024)
     )

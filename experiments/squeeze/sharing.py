@@ -18,7 +18,7 @@ from pathlib import Path
 
 from elastrain.offload.engines.port import Engine
 from elastrain.offload.engines.posix import PosixEngine
-from elastrain.offload.sharing import SharedEngine, Turns
+from elastrain.offload.sharing import DriveTurns, SharedEngine
 from experiments.harness import record
 
 PIECE_BYTES = 8 << 20
@@ -30,7 +30,7 @@ def write_for(directory: str, turns: str, threads: int, seconds: float) -> None:
     """One rank: prints how many pieces it wrote and its longest wait for one."""
     engine: Engine = PosixEngine(directory)
     if turns:
-        engine = SharedEngine(engine, Turns(turns))
+        engine = SharedEngine(engine, DriveTurns(turns))
     engine.reserve(threads * PIECES_PER_THREAD * PIECE_BYTES)
     waits_s: list[float] = []
     sys.stdin.readline()

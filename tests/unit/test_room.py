@@ -62,6 +62,9 @@ def test_the_smallest_limit_that_works_is_the_one_that_the_sentence_asks_for() -
     assert isinstance(missing, Missing)
     assert missing.missing_bytes == 25 * MIB
     assert "25 MiB too small for this plan: 175 MiB are needed with activations" in missing.reason
+    assert "nobody has measured yet" not in missing.reason
+    early = make_room(150 * MIB, replace(NEEDS, activations_bytes=0), has_disk=True, disk_bytes_per_s=1e9)
+    assert "and more for saved activations, which nobody has measured yet, 150 MiB allowed" in early.reason
     assert "smaller micro-batches would change the bits" in missing.reason
     assert room(175).activations_bytes == 20 * MIB
 
@@ -113,9 +116,9 @@ def test_copies_to_new_holders_take_what_is_free_and_always_come_to_an_end(limit
 
 
 def test_an_operation_that_does_not_fit_names_the_smallest_limit_that_works() -> None:
-    said = too_small(200 * MIB, needed_bytes=30 * MIB, left_bytes=18 * MIB)
-    assert "limit is 12 MiB too small: one operation of the model needs 30 MiB" in said
-    assert "212 MiB is the smallest limit that works; 200 MiB allowed" in said
+    said = too_small(200 * MIB, needed_bytes=30 * MIB, left_bytes=18 * MIB, share=2)
+    assert "limit of 200 MiB is too small: one operation of the model needs 30.0 MiB" in said
+    assert "the smallest limit that lets it work is 224 MiB" in said
 
 
 def test_a_primary_needs_a_buffer_per_level_of_the_tree() -> None:
