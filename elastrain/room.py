@@ -145,7 +145,8 @@ def too_small(limit_bytes: int, *, needed_bytes: int, left_bytes: int, share: in
     needed_mib, left_mib = needed_bytes / (1 << 20), left_bytes / (1 << 20)
     return (
         f"a member's memory limit of {_mib(limit_bytes)} is too small: one operation of the model needs "
-        f"{needed_mib:.1f} MiB of saved activations at once and {left_mib:.1f} MiB are left for them; the smallest limit that lets it work is {_mib(smallest_bytes)}"
+        f"{needed_mib:.1f} MiB of saved activations at once and {left_mib:.1f} MiB are left for them; the "
+        f"smallest limit that lets it work is {_mib(smallest_bytes)}"
     )
 
 

@@ -6,9 +6,10 @@ An engine moves bytes and reports how it went. It never decides what goes where,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 # Offsets, lengths and memory addresses handed to an engine are multiples of this: what direct I/O asks for everywhere.
 PAGE_BYTES = 4096
