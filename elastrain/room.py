@@ -27,9 +27,11 @@ class Needs:
     shards_least_bytes: int
     """What of it has to be in memory while all of it is kept on disk."""
     activations_bytes: int
-    """Saved for backward by one micro-batch; 0 while none was measured."""
+    """Saved for backward by one micro-batch; 0 until a step was measured."""
     activations_least_bytes: int
     """What of it has to be in memory while as much as possible is kept on disk."""
+    is_measured: bool = True
+    """Whether a step has shown what activations need."""
 
     @property
     def fixed_bytes(self) -> int:
@@ -61,6 +63,7 @@ class Missing:
 def make_room(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_s: float) -> Room | Missing:
     """What stays in memory under `limit_bytes`: less and less of the activations, then of the shards, then it is said.
 
+    Where not everything stays and nobody has measured activations yet, they get what all shards can leave them.
     `disk_bytes_per_s` is the slower of the disk's two directions: with it the reason tells what a step pays.
     """
     left_bytes = limit_bytes - needs.fixed_bytes
@@ -70,7 +73,8 @@ def make_room(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_
     least_bytes = needs.shards_least_bytes + needs.activations_least_bytes
     if not has_disk or least_bytes > left_bytes:
         return _missing(limit_bytes, needs, has_disk=has_disk)
-    kept_shards_bytes = min(needs.shards_bytes, left_bytes - needs.activations_least_bytes)
+    may_stay_bytes = needs.shards_bytes if needs.is_measured else needs.shards_least_bytes
+    kept_shards_bytes = min(may_stay_bytes, left_bytes - needs.activations_least_bytes)
     kept_activations_bytes = left_bytes - kept_shards_bytes
     shards_out_bytes = needs.shards_bytes - kept_shards_bytes
     activations_out_bytes = max(0, needs.activations_bytes - kept_activations_bytes)
@@ -127,7 +131,7 @@ def _missing(limit_bytes: int, needs: Needs, *, has_disk: bool) -> Missing:
         if has_disk
         else "and there is no directory on an SSD to move anything to (--offload-dir)"
     )
-    unknown = "" if needs.activations_bytes else ", and more for saved activations, which nobody has measured yet"
+    unknown = "" if needs.is_measured else ", and more for saved activations, which nobody has measured yet"
     return Missing(
         missing_bytes=missing_bytes,
         reason=f"a member's memory limit is {_mib(missing_bytes)} too small for this plan: {_mib(wanted_bytes)} are "

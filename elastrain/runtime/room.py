@@ -212,7 +212,7 @@ class RoomKeeper:
         if isinstance(decided, room.Missing):
             self._journal.write("no_room", reason=decided.reason, **asdict(needs))
             raise NoRoomError(f"member {self._me}: {decided.reason}")
-        if measured is None or self._is_news(decided):
+        if measured is None or self._is_news(decided) or self._share != self._share_of_activations():
             self._carry_out(decided, needs)
 
     def _needs_with(self, gradients_bytes: int) -> room.Needs:
@@ -232,6 +232,7 @@ class RoomKeeper:
             shards_least_bytes=min(shards_bytes, 2 * largest_shard_bytes),
             activations_bytes=saved_bytes,
             activations_least_bytes=min(saved_bytes, (IN_FLIGHT_STORAGES + 1) * largest_bytes),
+            is_measured=self._measured_steps > 0,
         )
 
     def _is_news(self, decided: room.Room) -> bool:
@@ -242,14 +243,20 @@ class RoomKeeper:
         more_bytes = decided.activations_bytes - last.activations_bytes
         return more_bytes < 0 or more_bytes > WORTH_TELLING * self._config.limit_bytes
 
+    def _share_of_activations(self) -> int:
+        """Until it is known what computing takes beside saved activations, half of their room is left for it.
+
+        The second step takes more than the first one, because optimizer state has come into being.
+        """
+        return 1 if self._measured_steps >= SETTLED_STEPS else 2
+
     def _carry_out(self, decided: room.Room, needs: room.Needs) -> None:
         self._last = decided
         outside, which = room.choose_shards(self._held, decided.shards_on_disk_bytes)
         reason = f"{decided.reason}; {which}" if outside else decided.reason
         self._executor.keep_outside(self._devices, outside)
         if self._offload is not None:
-            # Until a step was measured, half is left for what computing takes beside its saved activations.
-            self._share = 1 if self._base_bytes else 2
+            self._share = self._share_of_activations()
             self._offload.set_memory_limit(max(1, decided.activations_bytes // self._share))
         self._journal.write(
             "room",

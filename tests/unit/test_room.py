@@ -63,7 +63,9 @@ def test_the_smallest_limit_that_works_is_the_one_that_the_sentence_asks_for() -
     assert missing.missing_bytes == 25 * MIB
     assert "25 MiB too small for this plan: 175 MiB are needed with activations" in missing.reason
     assert "nobody has measured yet" not in missing.reason
-    early = make_room(150 * MIB, replace(NEEDS, activations_bytes=0), has_disk=True, disk_bytes_per_s=1e9)
+    early = make_room(
+        150 * MIB, replace(NEEDS, activations_bytes=0, is_measured=False), has_disk=True, disk_bytes_per_s=1e9
+    )
     assert "and more for saved activations, which nobody has measured yet, 150 MiB allowed" in early.reason
     assert "smaller micro-batches would change the bits" in missing.reason
     assert room(175).activations_bytes == 20 * MIB
@@ -81,6 +83,13 @@ def test_without_a_disk_everything_has_to_fit() -> None:
     assert missing.missing_bytes == MIB
     assert "--offload-dir" in missing.reason
     assert isinstance(make_room(400 * MIB, NEEDS, has_disk=False, disk_bytes_per_s=1e9), Room)
+
+
+def test_before_a_pass_was_measured_shards_leave_what_they_can_to_activations() -> None:
+    early = replace(NEEDS, activations_bytes=0, activations_least_bytes=0, is_measured=False)
+    assert room(200, early).shards_on_disk_bytes == 0
+    found = room(199, early)
+    assert (found.activations_bytes, found.shards_on_disk_bytes) == (44 * MIB, 45 * MIB)
 
 
 def test_before_a_pass_was_measured_all_that_is_left_is_for_activations() -> None:
