@@ -1,7 +1,8 @@
 """Is one SSD shared fairly by the ranks of a node? `python -m experiments.squeeze.sharing --dir DIR`.
 
 Four processes write 8 MiB pieces as fast as they can for a few seconds, the first one from eight threads, the others
-from two: with turns and without. Reports what the slowest rank got and the longest wait for one piece.
+from two: with turns and without. Reports what the rank that got least got, in units of the one that got most, and the
+longest wait for one piece.
 """
 
 from __future__ import annotations
@@ -70,9 +71,8 @@ def measured(directory: Path, turns: Path | None, seconds: float) -> dict[str, f
         rank.stdin.flush()
     told = [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
     pieces = [each["pieces"] for each in told]
-    per_thread = [count / threads for count, threads in zip(pieces, THREADS, strict=True)]
     return {
-        "least_to_most_per_thread": min(per_thread) / max(per_thread),
+        "least_to_most": min(pieces) / max(pieces),
         "longest_wait_s": max(each["longest_s"] for each in told),
         "gb_per_s": sum(pieces) * PIECE_BYTES / seconds / 1e9,
     }
