@@ -17,6 +17,7 @@ import platform
 import struct
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,25 +101,55 @@ def _lock(fd: int, kind: int, at: int) -> None:
     fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _FLOCK.pack(kind, os.SEEK_SET, at, 1, 0))
 
 
+class Places:
+    """At most `count` threads of this process at a time, in the order of asking. (A `Semaphore` lets some wait on.)"""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._lock = threading.Lock()
+        self._waiting: deque[threading.Lock] = deque()
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Wait for a place and hold it."""
+        with self._lock:
+            mine = None if self._free else threading.Lock()
+            if mine is None:
+                self._free -= 1
+            else:
+                mine.acquire()
+                self._waiting.append(mine)
+        if mine is not None:
+            mine.acquire()  # let go of by whoever hands over its place
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._waiting:
+                    self._waiting.popleft().release()
+                else:
+                    self._free += 1
+
+
 class DriveTurns:
     """The turns of one process at a drive that others use too: all who name the same file. Safe from any thread."""
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
         self._drive = Turns(file)
         self._writes = Turns(f"{os.fspath(file)}-writes")
-        self._own_writes = threading.BoundedSemaphore(WIDTH)
-        self._own_reads = threading.BoundedSemaphore(WIDTH)
+        self._own_writes = Places(WIDTH)
+        self._own_reads = Places(WIDTH)
 
     @contextmanager
     def write(self) -> Iterator[None]:
         """Hold the drive for one write. Raises OSError."""
-        with self._own_writes, self._writes.turn(), self._drive.turn():
+        with self._own_writes.place(), self._writes.turn(), self._drive.turn():
             yield
 
     @contextmanager
     def read(self) -> Iterator[None]:
         """Hold the drive for one read, which goes before all writes that are not in the drive's line yet."""
-        with self._own_reads, self._drive.turn():
+        with self._own_reads.place(), self._drive.turn():
             yield
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from elastrain.offload.engines.memory import MemoryEngine
-from elastrain.offload.sharing import DriveTurns, SharedEngine, Turns, shared
+from elastrain.offload.sharing import DriveTurns, Places, SharedEngine, Turns, shared
 
 TAKES = """
 import sys, time
@@ -167,6 +167,31 @@ def test_a_rank_that_reads_goes_before_the_ranks_that_wait_to_write(tmp_path: Pa
     assert sorted(gate.began[:2]) == ["write 0", "write 1"]
     assert gate.began[2] == "read"
     assert sorted(gate.began[3:]) == ["write 2", "write 3", "write 4", "write 5"]
+
+
+def test_threads_of_a_rank_take_places_in_the_order_of_asking() -> None:
+    """Nobody overtakes: not even the one that gives a place back and asks again at once."""
+    places, order = Places(1), []
+
+    def ask(number: int) -> None:
+        with places.place():
+            order.append(number)
+
+    asking = []
+    with places.place():
+        for number in range(4):
+            asking.append(threading.Thread(target=ask, args=(number,)))
+            asking[-1].start()
+            until(partial(_waits, places, number + 1))
+    with places.place():
+        order.append(-1)
+    for thread in asking:
+        thread.join(30)
+    assert order == [0, 1, 2, 3, -1]
+
+
+def _waits(places: Places, wanted: int) -> bool:
+    return len(places._waiting) == wanted
 
 
 WRITES = """
