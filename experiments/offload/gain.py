@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,10 @@ from experiments.offload.worker import Case, Worker
 OFFLOAD_SHARE = 0.6
 RSS_NOISE = 1.05
 BATCHES = (1, 2, 4, 8)
-COMPARED = ("keep", "recompute", "ours")
+WARM_STEPS = 2  # the first shows the offload what there is to plan
 
 
-def measure_gain(shape: Shape, directory: Path, *, rounds: int) -> dict[str, Any]:
+def measure_gain(kind: str, shape: Shape, directory: Path, *, rounds: int) -> dict[str, Any]:
     """Best samples per second, optimizer included, in the memory that keeping needs for one sample.
 
     Memory is the rise of the resident set in one step, for all variants alike. First the largest micro-batch that
@@ -29,7 +31,7 @@ def measure_gain(shape: Shape, directory: Path, *, rounds: int) -> dict[str, Any
     def case(name: str, batch: int, limit_bytes: int) -> Case:
         return Case(
             name=name,
-            kind="gpt",
+            kind=kind,
             shape=replace(shape, batch=batch),
             directory=directory,
             limit_bytes=int(OFFLOAD_SHARE * limit_bytes) or None,
@@ -39,20 +41,22 @@ def measure_gain(shape: Shape, directory: Path, *, rounds: int) -> dict[str, Any
 
     limit_bytes = _rss_bytes(case("keep", 1, 0))
     assert limit_bytes is not None
+    tried: list[dict[str, Any]] = []
+
+    def fits(name: str, batch: int) -> bool:
+        rss_bytes = _rss_bytes(case(name, batch, limit_bytes))
+        found = rss_bytes is not None and rss_bytes <= limit_bytes * RSS_NOISE
+        tried.append({"name": name, "batch": batch, "rss_bytes": rss_bytes, "fits": found})
+        return found
+
     largest = {"keep": 1}  # that is the limit
-    tried = []
-    for name in COMPARED:
-        for batch in BATCHES[1 if name in largest else 0 :]:
-            rss_bytes = _rss_bytes(case(name, batch, limit_bytes))
-            fits = rss_bytes is not None and rss_bytes <= limit_bytes * RSS_NOISE
-            tried.append({"name": name, "batch": batch, "rss_bytes": rss_bytes, "fits": fits})
-            if fits:
-                largest[name] = batch
-            elif name in largest:
-                break  # larger ones need more
+    for name in ("recompute", "ours"):
+        if batch := largest_that(partial(fits, name)):
+            largest[name] = batch
     processes = {name: Process(Worker, case(name, batch, limit_bytes)) for name, batch in largest.items()}
     for process in processes.values():
-        process.ask("time")
+        for _ in range(WARM_STEPS):
+            process.ask("time")
     seconds = interleave(
         {name: lambda process=process: process.ask("time")["wall_s"] for name, process in processes.items()},  # type: ignore[misc]
         rounds=rounds,
@@ -69,11 +73,24 @@ def measure_gain(shape: Shape, directory: Path, *, rounds: int) -> dict[str, Any
     }
 
 
+def largest_that(fits: Callable[[int], bool]) -> int | None:
+    """The largest of `BATCHES` that fits, None if none does: the larger, the more memory, so it looks in the middle.
+
+    >>> largest_that(lambda batch: batch < 8)
+    4
+    """
+    low, high = 0, len(BATCHES)  # those below `low` fit, those from `high` on do not
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if fits(BATCHES[middle]) else (low, middle)
+    return BATCHES[low - 1] if low else None
+
+
 def _rss_bytes(case: Case) -> int | None:
     """How far one step raises the resident set; None if the memory limit is refused as too small."""
     process = Process(Worker, case)
     try:
-        for _ in range(2):
+        for _ in range(WARM_STEPS):
             found = process.ask("memory")
             if found is None:
                 return None
