@@ -33,7 +33,7 @@ REACHES = {
 }
 LIMIT_SHARE = 0.30  # of what keeping everything needs at its peak
 CURVE_GB_PER_S = (0.5, 1.0, 2.0, 4.0)
-WARM_STEPS = {"keep": 1, "ours": 2, "recompute": 1}
+WARM_STEPS = {"keep": 1, "ours": 2, "recompute": 1, "save_on_cpu": 1, "torch_save": 1}
 PARTS = ("models", "bits", "gain", "curve")
 
 
@@ -73,9 +73,10 @@ FULL = Size(
 def measure_model(kind: str, size: Size, directory: Path) -> dict[str, Any]:
     """Ratios are made within a round, in which the variants take turns; their median over the rounds is taken."""
     case = Case(name="keep", kind=kind, shape=replace(size.shape, layers=size.layers[kind]), directory=directory)
-    account_bytes = _account_bytes(case)
-    limit_bytes = int(LIMIT_SHARE * account_bytes)
-    processes = {name: Process(Worker, replace(case, name=name, limit_bytes=limit_bytes)) for name in NAMES}
+    keep = Process(Worker, case)
+    account_bytes = keep.ask("account")
+    limited = replace(case, limit_bytes=int(LIMIT_SHARE * account_bytes))
+    processes = {name: keep if name == "keep" else Process(Worker, replace(limited, name=name)) for name in NAMES}
     for name, steps in WARM_STEPS.items():
         for _ in range(steps):
             processes[name].ask("time")
@@ -85,7 +86,7 @@ def measure_model(kind: str, size: Size, directory: Path) -> dict[str, Any]:
     )
     digests = {name: process.ask("digest") for name, process in processes.items()}
     stats = processes["ours"].ask("stats")
-    memory = {name: processes[name].ask("memory") for name in WARM_STEPS}
+    memory = {name: processes[name].ask("memory") for name in ("keep", "ours")}
     for process in processes.values():
         process.close()
 

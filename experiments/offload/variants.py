@@ -16,11 +16,9 @@ from elastrain.offload import ActivationOffload
 from experiments.offload.models import Model, Run, plainly
 
 NAMES = ("keep", "ours", "recompute", "save_on_cpu", "torch_save")
-# DeepSpeed's activation offload is `activation_checkpointing.cpu_checkpointing`: it recomputes layers and moves their
-# inputs from the accelerator to host memory.
 WHY_NOT_DEEPSPEED = (
-    "its activation offload moves the inputs of recomputed layers from the accelerator to host memory: on a CPU both "
-    "are the same, and what is left is `recompute`"
+    "its activation offload (cpu_checkpointing, 0.19.8) moves the inputs of recomputed layers from the accelerator to "
+    "host memory: on a CPU both are the same tensor, which it empties, and backward fails for an input of size []"
 )
 
 
