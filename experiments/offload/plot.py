@@ -12,13 +12,17 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def newest(part: str) -> Any:
-    """The newest kept figure of that name, of a full run if there is one; None if it was never measured."""
+    """The newest kept figure of that name, of full runs if there are any; None if it was never measured.
+
+    What a run tells per model is put together, since full runs take one model at a time.
+    """
     for name in ("full.jsonl", "quick.jsonl"):
         path = RESULTS / name
         runs = [json.loads(line)["figures"] for line in path.read_text().splitlines()] if path.exists() else []
         found = [run[part] for run in runs if part in run]
         if found:
-            return found[-1]
+            each_model = isinstance(found[-1], dict)
+            return {kind: told for figure in found for kind, told in figure.items()} if each_model else found[-1]
     return None
 
 
