@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -16,6 +17,7 @@ from elastrain.offload import ActivationOffload
 from experiments.offload.models import Model, Run, plainly
 
 NAMES = ("keep", "ours", "recompute", "save_on_cpu", "torch_save")
+ONLY_ON_DISK = "torch_save_only_on_disk"
 WHY_NOT_DEEPSPEED = (
     "its activation offload (cpu_checkpointing, 0.19.8) moves the inputs of recomputed layers from the accelerator to "
     "host memory: on a CPU both are the same tensor, which it empties, and backward fails for an input of size []"
@@ -29,10 +31,14 @@ def recomputed(block: nn.Module, *inputs: Tensor) -> Tensor:
 
 
 class TorchSave:
-    """The plain way, of PyTorch's tutorial on saved-tensor hooks, around each layer: `torch.save`, `torch.load`."""
+    """The plain way, of PyTorch's tutorial on saved-tensor hooks, around each layer: `torch.save`, `torch.load`.
 
-    def __init__(self, directory: Path) -> None:
+    Files stay in the page cache, which is memory too, unless they are to be `only_on_disk`.
+    """
+
+    def __init__(self, directory: Path, *, only_on_disk: bool = False) -> None:
         self._directory = directory
+        self._only_on_disk = only_on_disk
         self.written_bytes = 0
 
     def __call__(self, block: nn.Module, *inputs: Tensor) -> Tensor:
@@ -45,6 +51,10 @@ class TorchSave:
             return tensor.detach()
         file = tempfile.NamedTemporaryFile(dir=self._directory, suffix=".pt")  # noqa: SIM115 - deleted with the graph
         torch.save(tensor.detach(), file)
+        if self._only_on_disk:
+            file.flush()
+            os.fdatasync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self.written_bytes += tensor.nbytes
         return file
 
@@ -76,7 +86,7 @@ def run(
     autocast: bool = False,
 ) -> None:
     """One step of the variant of that name; `offload` is what `ours` uses, `coarse` what `torch_save` does."""
-    blocks: dict[str, Run] = {"recompute": recomputed, "torch_save": coarse}
+    blocks: dict[str, Run] = {"recompute": recomputed, "torch_save": coarse, ONLY_ON_DISK: coarse}
     around: AbstractContextManager[Any] = nullcontext()
     if name == "ours":
         assert offload is not None

@@ -17,7 +17,7 @@ from elastrain.offload.faults import ThrottledEngine
 from elastrain.offload.hooks import MIN_BYTES
 from experiments.offload.memory import Account, peak_rss_bytes
 from experiments.offload.models import Model, Shape, build, plainly
-from experiments.offload.variants import TorchSave, run, step
+from experiments.offload.variants import ONLY_ON_DISK, TorchSave, run, step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Worker:
         self._case = case
         self._model, self._tokens = build(case.kind, case.shape, case.dtype)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4) if case.optimizer else None
-        self._coarse = TorchSave(case.directory)
+        self._coarse = TorchSave(case.directory, only_on_disk=case.name == ONLY_ON_DISK)
         self._offload = _offload(case) if case.name == "ours" else None
 
     def time(self) -> dict[str, float]:
