@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
-import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -13,16 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-
-# The same C library for every variant: what is freed goes back to the kernel, or the resident set says nothing about
-# live tensors, and memory comes in huge pages, which makes getting it again cheap.
-ALLOCATOR = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=262144"}
-
-
-def with_that_allocator(module: str) -> None:
-    """Start this process over as `python -m module` with that allocator, unless it runs with it already."""
-    if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
-        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **ALLOCATOR})
 
 
 def _status_bytes(field: str) -> int:
