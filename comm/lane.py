@@ -200,7 +200,8 @@ class Lane:
             spot = self._spot(offered) if offered.numel() else _ROOM
             self._board.write(self._turn, words=words, offered=offered, spot=spot, sends=plan.sends, lent=lent)
         self._board.count_published(self._turn)
-        futex_wake_all(self._board.published_address)
+        if plan.awaits or not plan.again:  # else nobody awaits it: who sleeps here awaits a later one
+            futex_wake_all(self._board.published_address)
 
     @property
     def _board(self) -> Board:
