@@ -1,4 +1,4 @@
-"""The sums and copies of a large all_reduce without a word between the ranks: what waiting less could reach at most."""
+"""The sums and copies of a large all_reduce without the communicator: beside them its words and waits show."""
 
 from __future__ import annotations
 
@@ -8,20 +8,34 @@ import torch
 import torch.distributed as dist
 
 from elastrain.comm import algorithms
-from elastrain.comm.memory import Mapping, create_sealed, open_sealed, reserve, use_huge_pages
+from elastrain.comm.memory import (
+    Mapping,
+    create_sealed,
+    futex_wait,
+    futex_wake_all,
+    open_sealed,
+    reserve,
+    use_huge_pages,
+)
 from elastrain.comm.operations import CHUNK_BYTES
 from elastrain.comm.reducing import fold
 
 _CHUNK = CHUNK_BYTES // 4  # float32 elements
+_COUNT_BYTES = 64  # the last of a rank's memory: a futex word, how often it has met the others
+_WAIT_S = 60.0
 
 
 class Floor:
-    """Every rank's tensor of `numel` float32 elements and its sums of one chunk, in memory that all read."""
+    """Every rank's tensor of `numel` float32 elements and its sums of one chunk, in memory that all read.
 
-    def __init__(self, numel: int, gloo: dist.ProcessGroup) -> None:
+    `meets`: all wait for each other before the sums of a chunk and before they take them, as an all_reduce has to; else
+    there is not a word between the ranks.
+    """
+
+    def __init__(self, numel: int, gloo: dist.ProcessGroup, *, meets: bool) -> None:
         self._rank, self._world = gloo.rank(), gloo.size()
-        self._numel = numel
-        size_bytes = 4 * (numel + _CHUNK)
+        self._numel, self._meets, self._met = numel, meets, 0
+        size_bytes = 4 * (numel + _CHUNK) + _COUNT_BYTES
         fd, mapping = create_sealed("floor", size_bytes)
         reserve(fd, 0, size_bytes)
         use_huge_pages(mapping.address, size_bytes)
@@ -33,6 +47,8 @@ class Floor:
         dist.barrier(gloo)
         os.close(fd)
         all_of_them = [torch.frombuffer(one.view(0, size_bytes), dtype=torch.float32) for one in self._mappings]
+        self._counts = [one.view(size_bytes - _COUNT_BYTES, _COUNT_BYTES).cast("I") for one in self._mappings]
+        self._addresses = [one.address + size_bytes - _COUNT_BYTES for one in self._mappings]
         self._tensors = [whole[:numel] for whole in all_of_them]
         self._sums = [whole[numel:] for whole in all_of_them]
 
@@ -41,14 +57,25 @@ class Floor:
         own = self._tensors[self._rank]
         for start, stop in algorithms.chunks(self._numel, _CHUNK):
             slices = algorithms.cut(stop - start, self._world)
-            for rank in (self._rank, *algorithms.others(self._rank, self._world)):
+            first, end = slices[self._rank]
+            target = own[start + first : start + end]
+            self._meet()
+            fold([tensor[start + first : start + end] for tensor in self._tensors], "sum", target)
+            self._sums[self._rank][: end - first].copy_(target)
+            self._meet()
+            for rank in algorithms.others(self._rank, self._world):
                 first, end = slices[rank]
-                target, summed = own[start + first : start + end], self._sums[rank][: end - first]
-                if rank == self._rank:
-                    fold([tensor[start + first : start + end] for tensor in self._tensors], "sum", target)
-                    summed.copy_(target)
-                else:
-                    target.copy_(summed)
+                own[start + first : start + end].copy_(self._sums[rank][: end - first])
+
+    def _meet(self) -> None:
+        if not self._meets:
+            return
+        self._met += 1
+        self._counts[self._rank][0] = self._met
+        futex_wake_all(self._addresses[self._rank])
+        for rank in algorithms.others(self._rank, self._world):
+            while (count := self._counts[rank][0]) < self._met:
+                futex_wait(self._addresses[rank], count, _WAIT_S)
 
 
 def _of_peer(process: int, fd: int, size_bytes: int) -> Mapping:

@@ -84,8 +84,8 @@ def figures(shared: Mapping[int, Found], tcp: Mapping[int, Found]) -> dict[str, 
     for world, found in shared.items():
         for what in ("resident", "ordinary"):
             values |= {f"{what}_{world}_{size}": value for size, value in speedups(found, what).items()}
-        values |= {f"bound_{world}_{size}": value for size, value in speedups(found, "copy").items()}
-        values |= {f"floor_{world}_{size}": value for size, value in speedups(found, "floor").items()}
+        for what, key in {"copy": "bound", "floor": "floor", "bare": "bare"}.items():
+            values |= {f"{key}_{world}_{size}": value for size, value in speedups(found, what).items()}
         values[f"ddp_{world}"] = ratio(found["ddp elastrain"], found["ddp gloo"])
         values |= {f"{name.replace(' ', '_')}_{world}_s": quantile(times, 0.5) for name, times in found.items()}
     for world, found in tcp.items():

@@ -96,7 +96,8 @@ def collectives(settings: Settings, gloo: dist.ProcessGroup) -> dict[str, list[f
             source, target = torch.ones(numel), torch.zeros(numel)
             copies = calls_per_sample(size_bytes)
             acts[f"copy {size_bytes}"] = _sampled(partial(_copy, target, source), copies, gloo)
-            acts[f"floor {size_bytes}"] = _sampled(Floor(numel, gloo), copies, gloo)
+            acts[f"floor {size_bytes}"] = _sampled(Floor(numel, gloo, meets=False), copies, gloo)
+            acts[f"bare {size_bytes}"] = _sampled(Floor(numel, gloo, meets=True), copies, gloo)
         for name, tensor in tensors.items():
             group = gloo if name == "gloo" else None
             check(tensor, group, settings.world)
