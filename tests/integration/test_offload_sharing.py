@@ -160,10 +160,11 @@ def test_a_rank_that_reads_goes_before_the_ranks_that_wait_to_write(tmp_path: Pa
     reader = threading.Thread(target=SharedEngine(gate, DriveTurns(file)).read, args=(0, [page]))
     reader.start()
     until(partial(_has_drawn, file, 3))
+    gate.end_write(0)
+    reader.join(30)
     for number in range(6):
         gate.end_write(number)
         ranks[number].join(30)
-    reader.join(30)
     assert sorted(gate.began[:2]) == ["write 0", "write 1"]
     assert gate.began[2] == "read"
     assert sorted(gate.began[3:]) == ["write 2", "write 3", "write 4", "write 5"]
