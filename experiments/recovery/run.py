@@ -116,6 +116,7 @@ def figures(found: Storm, reference: Member, setting: Setting) -> dict[str, Any]
         **_middle_and_worst("comm_recovery_s", [loss.comm_recovery_s for loss in losses]),
         **_middle_and_worst("overhead_s", [loss.overhead_s for loss in losses if loss.overhead_s is not None]),
         **_middle_and_worst("standstill_s", [loss.standstill_s for loss in losses]),
+        "standstills_s": [loss.standstill_s for loss in losses],
         **_middle_and_worst("standstill_undisturbed_s", standstills),
         **_middle_and_worst("redone_s", [loss.redone_s for loss in losses]),
         **_middle_and_worst("rejoin_stall_s", [rejoin.stall_s for rejoin in rejoins]),

@@ -73,18 +73,18 @@ which waits `join_timeout_ms` for it: shorter than the members' skew, every step
 
 
 def compared(ours: Mapping[str, Any], setting: Setting, *, quick: bool) -> dict[str, Any]:
-    """Run the peers; `ours` has `standstill_s` and its worst, measured just before. Keeps the result and the plot."""
+    """Run the peers; `ours` has its own standstills, measured just before. Keeps the result and the plot."""
     values = figures(setting)
     for key in PEERS:
         peer_s = values[f"standstill_{key}_s"]
         values[f"times_{key}"] = None if peer_s is None else peer_s / ours["standstill_s"]
         usual_s = values.get(f"standstill_undisturbed_{key}_s")
         values[f"excess_{key}_s"] = None if peer_s is None or usual_s is None else peer_s - usual_s
-    own = {key: ours[key] for key in ("kills", "standstill_s", "standstill_worst_s", "digest_equal")}
+    own = {key: ours[key] for key in ("kills", "standstill_s", "standstills_s", "digest_equal")}
     own |= {"standstill_undisturbed_s": ours["standstill_undisturbed_s"]}
     own |= {"excess_s": ours["standstill_s"] - ours["standstill_undisturbed_s"]}
     record("recovery", own | values, quick=quick, settings=asdict(setting), folder=RESULTS)
-    drawn = {"elastrain": [ours["standstill_s"], ours["standstill_worst_s"]]}
+    drawn = {"elastrain": ours["standstills_s"]}
     drawn |= {name: found for key, name in PEERS.items() if (found := values.get(f"standstills_{key}_s"))}
     bars(RESULTS / "standstill.png", drawn, label="seconds", title="Nobody computes after a SIGKILL", logarithmic=True)
     return values
