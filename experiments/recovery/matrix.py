@@ -83,12 +83,12 @@ class Driver:
             time.sleep(LOOK_EVERY_S)
 
     def all_there(self) -> None:
-        """All members in the view, and a step passed by all of them."""
+        """All members in the view, none of them dead since, and a step passed by all of them."""
         self.wait("all members train", lambda run: bool(run.views) and self._trains(run))
 
     def _trains(self, run: Run) -> bool:
         view = run.views[-1]
-        inside = [run.members[name] for name in view.members]
+        inside = [run.members[name] for name in view.members if name not in run.deaths_s]
         return len(inside) == MEMBERS and all(any(p.at_s > view.at_s for p in member.passed[-3:]) for member in inside)
 
     def step(self) -> int:
