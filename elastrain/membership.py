@@ -105,6 +105,20 @@ def missing_state(holders: HoldersByShard, members: Collection[str]) -> str:
     )
 
 
+def redundancy(holders: HoldersByShard, alive: Collection[str], backups: int) -> str:
+    """What the living members can still lose, in words for the operator; empty before anything is known.
+
+    `holders`: shard -> those with a verified copy. Fewer copies than could be wanted are being made.
+    """
+    if not holders or not alive:
+        return ""
+    spare = min(len(set(held) & set(alive)) for held in holders.values()) - 1
+    if spare < 0:
+        return "some shards have no living holder"
+    words = f"every shard survives the loss of {spare} more" if spare else "some shards are held by one member only"
+    return words + (", copying" if spare < min(backups, len(alive) - 1) else "")
+
+
 def may_restart(*, exit_code: int, finishing: bool, refused: bool, used: int, allowed: int) -> Verdict:
     """Whether a worker that ended after the first commit is started again. `exit_code` < 0 is minus the signal."""
     if refused:

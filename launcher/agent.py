@@ -265,8 +265,12 @@ class Agent:
 
     def _is_said_elsewhere(self, log: Log) -> bool:
         """Simulated nodes share a screen: of what concerns all, the first node that answers tells."""
-        shared = self._config.one_host and not self._job.alone and log.event in _CONCERNS_ALL
-        return shared and self._core.first_answering_node() != self._job.node
+        if not self._config.one_host or self._job.alone or log.event not in _CONCERNS_ALL:
+            return False
+        core, me = self._core, self._job.node
+        # A node that has only just come reaches nobody yet.
+        takes_part = core.view is None or any(member.node == me for member in core.view.members)
+        return not takes_part or core.first_answering_node() != me
 
     def _ask_store(self, command: Propose | PutSpec | PutRoster | PutRecord | TakeNumber) -> None:
         core, now_s = self._core, time.monotonic

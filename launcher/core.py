@@ -121,8 +121,6 @@ class Core(Losing):
             self.step, self.loss, self.samples = message.step, message.loss, message.samples
         if message.holders is not None and message.step >= self._holders_step:
             self.holders, self._holders_step = message.holders, message.step
-        if message.window is not None:
-            self.window = message.window
         slower: list[Command] = [FullPriority(member=worker.id)] if worker.goes_ahead else []
         worker.goes_ahead = False
         # From now on this agent knows who holds what: a loss may have waited for that.

@@ -47,7 +47,6 @@ class Progress:
     samples: int | None = None
     at_s: float | None = None
     holders: Mapping[str, tuple[str, ...]] | None = None
-    window: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +188,6 @@ def _progress(f: _Fields) -> Progress:
         samples=f.maybe_whole("samples"),
         at_s=f.maybe_number("at_s"),
         holders=f.holders("holders"),
-        window=f.maybe_text("window"),
     )
 
 

@@ -33,7 +33,6 @@ class Roll:
         self.view: View | None = None
         self.spec: Mapping[str, Any] | None = None
         self.holders: Mapping[str, Sequence[str]] = {}
-        self.window = ""
         self.step: int | None = None
         self.loss: float | None = None
         self.samples: int | None = None

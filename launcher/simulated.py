@@ -20,7 +20,7 @@ from elastrain.launcher import rundir
 from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.rundir import RunDir
-from elastrain.launcher.starting import NodeOrder, Order, run_node, say, say_last
+from elastrain.launcher.starting import NodeOrder, Order, count, run_node, say, say_last
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _STOP_AGAIN_S = 20.0
@@ -40,7 +40,8 @@ def run_local_nodes(order: Order) -> int:
         nodes.warm_up()
         etcd = EmbeddedEtcd(run.path / "etcd")
         stack.callback(etcd.close)
-        say(f"job {order.job}, {order.nodes_max} nodes here, {order.workers} workers each; run folder {run.path}")
+        here, each = count(order.nodes_max, "node"), count(order.workers, "worker")
+        say(f"job {order.job}, {here} here, {each} each; run folder {run.path}")
         return nodes.run(etcd.endpoint)
 
 

@@ -91,7 +91,7 @@ def run_alone(order: Order) -> End:
 
     order = order.with_own_log_dir()
     run = rundir.create(order.run_dir, order.job)
-    say(f"job {order.job}, {order.workers} workers; run folder {run.path}")
+    say(f"job {order.job}, {count(order.workers, 'worker')}; run folder {run.path}")
     return Agent(_agent_config(order, run), order.config(), run, MemoryStore(), order.faults).run()
 
 
@@ -115,7 +115,7 @@ def run_node(order: Order, node: NodeOrder, run: RunDir | None = None) -> End:
         if run is None:
             order = order.with_own_log_dir()
             run = rundir.create(order.run_dir, order.job, secret_file=node.secret_file)
-            say(f"job {order.job}, node {node.name}, {order.workers} workers; run folder {run.path}")
+            say(f"job {order.job}, node {node.name}, {count(order.workers, 'worker')}; run folder {run.path}")
         config = order.config(
             node=node.name, incarnation=incarnation, nodes_min=order.nodes_min, nodes_max=order.nodes_max
         )
@@ -162,6 +162,10 @@ def report(end: End) -> int:
 def say_last(sentence: str, detail: str) -> None:
     """`detail`, a traceback, follows the sentence."""
     say(sentence + (f"\n{detail.rstrip()}" if detail else ""))
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def say(text: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from elastrain.launcher.core import Core
 from elastrain.launcher.values import Worker
+from elastrain.membership import redundancy
 from elastrain.world import Member
 
 
@@ -28,7 +29,7 @@ def describe(core: Core, job: str, now: float) -> dict[str, Any]:
         "samples": core.samples,
         "steps_lost": core.steps_lost,
         "restarts_left": core.config.max_restarts - core.restarts_used,
-        "window": core.window,
+        "redundancy": _redundancy(core),
         "parked": core.parked.reason if core.parked else "",
         "parked_s": now - core.parked.since_s if core.parked else None,
         "store_away_s": now - core.store_away_since_s if core.store_away_since_s is not None else None,
@@ -38,6 +39,13 @@ def describe(core: Core, job: str, now: float) -> dict[str, Any]:
         "exit_code": core.end.code if core.end else None,
         "end": vars(core.end) if core.end else None,
     }
+
+
+def _redundancy(core: Core) -> str:
+    backups = (core.spec or {}).get("backups", 0)
+    alive = [member for member in (core.view.ids if core.view else ()) if core.is_alive(member)]
+    # A word, not a number, means everywhere.
+    return redundancy(core.holders, alive, backups if isinstance(backups, int) else len(alive))
 
 
 def _state(core: Core) -> str:

@@ -360,12 +360,7 @@ class Engine:
         if holders == self._holders_told:
             return {}
         self._holders_told = holders
-        copies = min(len(h.all) for h in holders) - 1
-        wanted = min(self.core.shape.backups, len(self.view.members) - 1 if self.view else 0)
-        return {
-            "holders": {str(shard): list(h.all) for shard, h in enumerate(holders)},
-            "window": f"every shard survives the loss of {copies} more" + ("" if copies >= wanted else ", copying"),
-        }
+        return {"holders": {str(shard): list(h.all) for shard, h in enumerate(holders)}}
 
     def _release(self, outcome: p.Advance | p.Enter | p.Leave) -> None:
         if isinstance(outcome, p.Advance):

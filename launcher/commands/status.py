@@ -31,17 +31,19 @@ def _show(state: dict[str, Any]) -> None:
     print(f"generation  {state['generation']}")
     print(f"step        {_or_dash(state['step'])}, loss {_number(state['loss'])}, steps lost {state['steps_lost']}")
     print(f"restarts    {state['restarts_left']} left")
-    if state["window"]:
-        print(f"redundancy  {state['window']}")
+    if state["redundancy"]:
+        print(f"redundancy  {state['redundancy']}")
     if len(state["nodes"]) > 1:
-        print(f"nodes       {', '.join(_node(node) for node in state['nodes'])}")
+        nodes = sorted(state["nodes"], key=lambda node: (len(node["node"]), node["node"]))
+        print(f"nodes       {', '.join(_node(node) for node in nodes)}")
     if state["store_away_s"] is not None:
         print(f"store       has not answered for {state['store_away_s']:.0f} s; training goes on")
     if state["parked"]:
         print(f"parked      for {state['parked_s']:.0f} s: {state['parked']}")
     print(f"run folder  {state['run_dir']}\n")
-    _show_members(state["members"])
-    print()
+    if state["members"]:
+        _show_members(state["members"])
+        print()
     for reason in state["reasons"]:
         print(f"· {reason}")
 

@@ -102,7 +102,6 @@ class Worker:
             samples=8 * step,
             at_s=time.monotonic(),
             holders=HOLDERS if self.options.holders and step == 0 else None,
-            window="no window",
         )
 
     def _maybe_fail(self, step: int) -> None:

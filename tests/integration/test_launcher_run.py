@@ -229,7 +229,7 @@ def test_status_shows_a_living_run_to_people_and_programs(tmp_path: Path) -> Non
         job.wait_step(2)
         command = [sys.executable, "-m", "elastrain.launcher", "status", str(job.run.path)]
         state = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=20).stdout)
-        assert (state["generation"], state["steps_lost"], state["window"]) == (1, 0, "no window")
+        assert (state["generation"], state["steps_lost"], state["redundancy"]) == (1, 0, "")
         assert [m["pid"] for m in state["members"]] == [job.pid("m0"), job.pid("m1")]
         text = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
         assert "generation  1" in text

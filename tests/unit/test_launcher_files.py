@@ -48,8 +48,8 @@ from elastrain.world import Member, View
         ),
         ({"type": "suspect", "member": "m1", "reason": "reset"}, Suspect(member="m1", reason="reset")),
         (
-            {"type": "progress", "step": 3, "generation": 2, "loss": 1, "samples": 8, "at_s": 2.5, "window": "w"},
-            Progress(step=3, generation=2, loss=1.0, samples=8, at_s=2.5, window="w"),
+            {"type": "progress", "step": 3, "generation": 2, "loss": 1, "samples": 8, "at_s": 2.5},
+            Progress(step=3, generation=2, loss=1.0, samples=8, at_s=2.5),
         ),
         (
             {"type": "progress", "step": 3, "generation": 2, "holders": {"0": ["m0", "m1"]}},

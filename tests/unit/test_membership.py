@@ -13,6 +13,7 @@ from elastrain.membership import (
     missing_state,
     most_suspected,
     propose,
+    redundancy,
     spec_difference,
 )
 from elastrain.world import Member, View
@@ -183,3 +184,23 @@ def test_most_suspected_member_and_among_equals_the_youngest() -> None:
 def test_nobody_is_suspected_by_nobody_or_by_outsiders() -> None:
     assert most_suspected(view("a", "b"), {}) is None
     assert most_suspected(view("a", "b"), {"a": {"z"}, "z": {"a"}}) is None
+
+
+@pytest.mark.parametrize(
+    ("alive", "backups", "words"),
+    [
+        ("abc", 1, "every shard survives the loss of 1 more"),
+        ("abc", 2, "every shard survives the loss of 1 more, copying"),
+        ("ac", 1, "some shards are held by one member only, copying"),
+        ("a", 1, "some shards have no living holder"),
+        ("", 1, ""),
+    ],
+)
+def test_redundancy_counts_living_holders_and_says_what_is_being_mended(alive: str, backups: int, words: str) -> None:
+    holders = {"0": ["a", "b"], "1": ["b", "c"], "2": ["c", "a"]}
+    assert redundancy(holders, list(alive), backups) == words
+
+
+def test_redundancy_of_one_member_alone_wants_no_copies() -> None:
+    assert redundancy({"0": ["a", "b"]}, ["a"], 1) == "some shards are held by one member only"
+    assert redundancy({}, ["a"], 1) == ""
