@@ -120,7 +120,7 @@ class Connection:
             return details
         if code not in _TRANSIENT or (not self._reached and any(word in details for word in _WRONG_TLS)):
             raise StoreRefusedError(f"etcd at {endpoint.address} refuses: {_advice(details)}") from None
-        trouble = f"{endpoint.address}: {details or code.name}"
+        trouble = f"{endpoint.address}: {_cause(details) or code.name}"
         self._go_on_from(endpoint, trouble)
         return trouble
 
@@ -154,5 +154,12 @@ def _advice(details: str) -> str:
     if "permission denied" in details:
         return "this user may not read and write the prefixes /elastrain/ and .elastrain/"
     if any(word in details for word in _WRONG_TLS):
-        return f"the TLS files do not fit it ({details})"
+        return f"the TLS files do not fit it ({_cause(details)})"
     return details
+
+
+def _cause(details: str) -> str:
+    """gRPC tells of a connection by its whole story; the cause stands at its end."""
+    if not details.startswith("failed to connect"):
+        return details
+    return details.removesuffix(": OK").rpartition(": ")[2].rpartition("OPENSSL_internal:")[2]

@@ -5,6 +5,7 @@ Puts parts together; nothing is decided about the job, and no option is parsed h
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import tempfile
@@ -23,7 +24,9 @@ from elastrain.launcher.workers import Logs, Script
 
 if TYPE_CHECKING:
     from elastrain.launcher.agent import AgentConfig
+    from elastrain.launcher.etcd import EtcdStore
 
+_GRPC_VERBOSITY = "GRPC_VERBOSITY"
 KEY_TTL_S = 12 * 3600.0
 
 
@@ -99,11 +102,10 @@ def run_node(order: Order, node: NodeOrder, run: RunDir | None = None) -> End:
     """One node of several. `run` is given where the nodes are simulated. Raises ConfigError, StoreError."""
     from elastrain.launcher.agent import Agent
     from elastrain.launcher.enrol import Terms, enrol, leave_hint, secret_of
-    from elastrain.launcher.etcd import EtcdStore
     from elastrain.launcher.sealed import SealedStore
     from elastrain.launcher.views import JobKeys
 
-    plain = EtcdStore(node.etcd)
+    plain = _etcd_store(node.etcd)
     try:
         plain.check()
         secret = secret_of(plain, order.job, node.secret_file)
@@ -124,6 +126,18 @@ def run_node(order: Order, node: NodeOrder, run: RunDir | None = None) -> End:
         plain.close()
         raise
     return agent.run()
+
+
+def _etcd_store(config: EtcdConfig) -> EtcdStore:
+    """gRPC reads how much it may say when it is imported: what goes wrong is told in one sentence of ours."""
+    told = _GRPC_VERBOSITY in os.environ
+    os.environ.setdefault(_GRPC_VERBOSITY, "NONE")
+    try:
+        from elastrain.launcher.etcd import EtcdStore
+    finally:
+        if not told:
+            del os.environ[_GRPC_VERBOSITY]  # the workers' scripts may use it, too
+    return EtcdStore(config)
 
 
 def _agent_config(order: Order, run: RunDir, node: NodeOrder | None = None) -> AgentConfig:
