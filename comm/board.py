@@ -16,8 +16,9 @@ There are two boards, so that who is slow still finds in the former one what it 
 
     a generation begins     on the board of the one before if nothing was published there, else on the free one. Its
                             owner reads nothing of former generations by then
-    all others are in it    none of them needs the former board: it becomes free before anything is published. Who was
-                            removed may still read there: it sees in the end that the generation is gone
+    all others are in it    none of them needs the former board: it becomes free. Who was removed may still read there:
+                            it sees in the end that the generation is gone. Before, nothing is published but that its
+                            owner has come to a barrier, which nobody completes without all
 Nothing here waits or knows of members.
 """
 
@@ -195,6 +196,10 @@ class Pair:
         """The board of this generation; None while its owner has not begun it, or nobody should need it any more."""
         return next((board for board in self._boards if board.generation == generation), None)
 
+    def of_or_any(self, generation: int) -> Board:
+        """As `find` of a generation that its owner has begun; where that is over, a board on which nothing is of it."""
+        return self.find(generation) or self._boards[0]
+
     @property
     def newest(self) -> int:
         return max(board.generation for board in self._boards)
@@ -209,8 +214,8 @@ class Pair:
     def begin(self, generation: int) -> Board:
         """See the module. The owner reads nothing of former generations any more."""
         former, current = sorted(self._boards, key=lambda board: board.generation)
-        board = former if current.published(current.generation) else current
-        assert board.generation == 0 or board is current, "what is published is published after `free_former`"
+        # Where the former one is not free, what was published since is of no use to anybody (see Lane.open_up).
+        board = former if current.published(current.generation) and not former.generation else current
         board.begin(generation)
         self._era[0] = (self._era[0] + 1) & COUNT_MASK
         return board
@@ -222,6 +227,6 @@ class Pair:
         return board if board.generation else None
 
     def free_former(self) -> None:
-        """Before anything is published in the newest generation, in which all who could read the former one are."""
+        """All who could read the former one are in the newest."""
         if self.former is not None:
             self.former.free()

@@ -85,7 +85,7 @@ def all_reduce(seat: Seat, tensor: torch.Tensor, reduction: Reduction) -> Operat
     check_reduction(reduction, tensor)
     words = f"all_reduce ({reduction}) of {describe(tensor)}"
     choice, _reason = algorithms.choose_all_reduce(
-        tensor.nbytes, seat.world, pulled=seat.memory.pulls, hosts=seat.hosts
+        tensor.nbytes, seat.world, pulled=seat.stage is not None, hosts=seat.hosts
     )
     if choice is AllReduce.TWO_LEVELS:
         return TwoLevelReduce(seat, words, tensor, reduction)

@@ -8,8 +8,6 @@ A failure fails all groups on all members until the next edit: whoever fails tel
 
 from __future__ import annotations
 
-import collections
-import os
 import struct
 import threading
 import time
@@ -19,6 +17,7 @@ import torch
 
 from elastrain.comm.alarm import Alarm, waits_available
 from elastrain.comm.board import Spot
+from elastrain.comm.driver import Driver
 from elastrain.comm.errors import Aborted, CommError, MemberLost, ProtocolError, Timeout
 from elastrain.comm.groups import Group, MakeOperation
 from elastrain.comm.kinds import Kind, only_tensor, unpack
@@ -29,6 +28,7 @@ from elastrain.comm.lines import Lines
 from elastrain.comm.mailbox import Address
 from elastrain.comm.mesh import Frame, How, Lost, Mesh, Newer, Peer
 from elastrain.comm.segments import Imports, Segment
+from elastrain.comm.wires import Event
 from elastrain.comm.work import Received, Work
 
 _ABORT_BODY = struct.Struct("<HB")  # length of the lost member's id (0: none is lost), proven; id and reason follow
@@ -47,13 +47,10 @@ class Communicator:
         self._mesh = mesh
         self._timeout_s = timeout_s
         self._error: CommError | None = None
-        self._calls: collections.deque[Callable[[], None]] = collections.deque()
-        self._calls_lock = threading.Lock()
-        self._closing = False
-        self._ended = False
+        self._ahead_lock = threading.Lock()
         self._ahead = 0  # calls that wait for the thread, and that later operations must not overtake
         self.alarm = Alarm()
-        self._pid = os.getpid()
+        self._driver = Driver(mesh, self)
         self._nodes = {mesh.me: mesh.node}
         self._hosts: dict[str, int] = {}  # of members; none: all are on one
         self._imports: dict[str, Imports] = {}
@@ -65,8 +62,7 @@ class Communicator:
         self._lines = Lines(self, mesh)
         self._letters = Letters(self, self._lines, mesh.me)
         self.world = self.group("world", [mesh.me])
-        self._thread = threading.Thread(target=self._run, name="elastrain-communicator", daemon=True)
-        self._thread.start()
+        self._driver.start()
 
     # For any thread
 
@@ -108,22 +104,25 @@ class Communicator:
     def begin_edit(
         self, generation: int, members: Sequence[Peer], groups: Mapping[str, Sequence[str]] | None = None
     ) -> Work:
-        """As `edit`, without waiting: operations submitted from now on belong to the new view."""
-        return self._call_later(self._in_order(lambda: self._edit(generation, members, groups or {})))
+        """As `edit`, without waiting for others: operations submitted from now on belong to the new view."""
+        return self._driver.call_later(self._in_order(lambda: self._edit(generation, members, groups or {})))
 
     def abort(self, reason: str) -> None:
         """End whatever is under way in any group, on all members, with Aborted; so fails what follows until an edit."""
-        self._call(lambda: self.break_off(Aborted(reason)))
+        self._driver.call(lambda: self.break_off(Aborted(reason)))
 
-    def submit(self, group: Group, make: MakeOperation, timeout_s: float | None, *, inline: bool) -> Work:
+    def submit(
+        self, group: Group, make: MakeOperation, timeout_s: float | None, *, inline: bool, barrier: bool = False
+    ) -> Work:
         """Used by Group."""
-        self._check_open()
+        self._driver.check_open()
         timeout_s = group.timeout_s if timeout_s is None else timeout_s
-        request = Request(work=Work(), make=make, deadline_s=time.monotonic() + timeout_s, timeout_s=timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        request = Request(work=Work(), make=make, deadline_s=deadline_s, timeout_s=timeout_s, barrier=barrier)
         if self._ahead:  # an edit: it belongs to the view that comes; or an operation that waits for one
-            self._post(self._in_order(lambda: self._hand_on(group, request)))
+            self._driver.post(self._in_order(lambda: self._hand_on(group, request)))
         elif not self._lanes.submit(group, request, inline=inline):
-            self._post(lambda: self._lines.enqueue(group, request))
+            self._driver.post(lambda: self._lines.enqueue(group, request))
         return request.work
 
     def _hand_on(self, group: Group, request: Request) -> None:
@@ -137,23 +136,19 @@ class Communicator:
             try:
                 call()
             finally:
-                with self._calls_lock:
+                with self._ahead_lock:
                     self._ahead -= 1
 
-        with self._calls_lock:
+        with self._ahead_lock:
             self._ahead += 1
         return run
-
-    def _check_open(self) -> None:
-        if self._ended or os.getpid() != self._pid:
-            raise CommError("this communicator is closed, or belongs to the process that forked this one")
 
     def post(self, group: Group, tensor: torch.Tensor, to: int, tag: int) -> Work:
         """Used by Group: the tensor is copied before this returns."""
         work, staged = Work(), self._mesh.scratch(max(tensor.numel(), 1), tensor.dtype)[: tensor.numel()]
         staged.view(tensor.shape).copy_(tensor)
         to_member, number = group.members[to], group.number
-        self._post(lambda: self._letters.post(work, group=number, to=to_member, tag=tag, tensor=staged))
+        self._driver.post(lambda: self._letters.post(work, group=number, to=to_member, tag=tag, tensor=staged))
         return work
 
     def await_letter(
@@ -166,14 +161,12 @@ class Communicator:
         work = Received()
         reader = Reader(work=work, out=out, deadline_s=time.monotonic() + timeout_s, words=words)
         address = Address(group=group.number, source=source, tag=tag)
-        self._post(lambda: self._letters.read(address, reader))
+        self._driver.post(lambda: self._letters.read(address, reader))
         return work
 
     def close(self) -> None:
         """End the thread and the mesh; whatever is under way ends with Aborted."""
-        self._closing = True
-        self._mesh.wake()
-        self._thread.join()
+        self._driver.close()
         self._lanes.close()
 
     # For lanes (see lane.Host and lanes.Failing), from any thread
@@ -190,7 +183,7 @@ class Communicator:
             return None
         segment = place.region.segment
         if segment.number not in self._announced:
-            self._call(lambda: self._announce(segment))
+            self._driver.call(lambda: self._announce(segment))
         return Spot(segment=segment.number, offset_bytes=place.offset_bytes)
 
     def _announce(self, segment: Segment) -> None:
@@ -209,7 +202,7 @@ class Communicator:
             for member in members:
                 self.send(member, Kind.BOARD, _BOARD_BODY.pack(group), (board,))
 
-        self._call(run)
+        self._driver.call(run)
 
     def fail(self, lane: Lane, error: MemberLost | Aborted | Timeout) -> CommError:
         def run() -> None:
@@ -217,90 +210,47 @@ class Communicator:
                 self.break_off(error)
 
         try:
-            self._call(run)
+            self._driver.call(run)
         except CommError:
             pass  # closed meanwhile, which has ended the lane
         return lane.error or error
 
-    def _post(self, call: Callable[[], None]) -> None:
-        with self._calls_lock:
-            self._check_open()
-            self._calls.append(call)
-        self._mesh.wake()
+    # See driver.Driven
 
-    def _call(self, call: Callable[[], None]) -> None:
-        self._call_later(call).wait()
+    def hear(self, event: Event) -> None:
+        if isinstance(event, Frame):
+            self._receive(event)
+        elif isinstance(event, Lost):
+            self._lose(event)
+        elif isinstance(event, Newer):
+            self.newest_generation = event.generation
 
-    def _call_later(self, call: Callable[[], None]) -> Work:
-        work = Work()
-
-        def run() -> None:
-            try:
-                call()
-            except (CommError, ValueError) as error:
-                work.finish(error)
-            else:
-                work.finish()
-
-        self._post(run)
-        return work
-
-    # The thread
-
-    def _run(self) -> None:
-        torch.set_grad_enabled(False)  # of this thread: what is communicated may belong to a graph, communicating never
-        try:
-            while not self._closing:
-                self._turn()
-        except Exception as error:  # noqa: BLE001 - the edge of the thread: every waiter learns what happened
-            self._end(CommError(f"the communicator's thread failed: {error!r}"))
-        else:
-            self._end(Aborted("this communicator was closed"))
-            self._linger()
-        self._mesh.close()
-
-    def _turn(self) -> None:
-        events = self._mesh.poll(self._wait_s())
-        for event in events:
-            if isinstance(event, Frame):
-                self._receive(event)
-            elif isinstance(event, Lost):
-                self._lose(event)
-            elif isinstance(event, Newer):
-                self.newest_generation = event.generation
-        while self._calls:
-            self._calls.popleft()()
-        self._check()
-        if self._lanes.anybody_waits:
-            self.alarm.ring()  # whatever it was: they look for themselves
-
-    def _wait_s(self) -> float | None:
-        drop_s = self._drop_s if self._former else None
-        deadlines = (self._lines.next_deadline_s(), self._letters.next_deadline_s(), drop_s)
-        due_s = min((deadline for deadline in deadlines if deadline is not None), default=None)
-        return None if due_s is None else max(due_s - time.monotonic(), 0.0)
-
-    def _check(self) -> None:
+    def check(self) -> None:
         if self._former and time.monotonic() >= self._drop_s:
             self._former.clear()
         self._lines.check()
         overdue = self._letters.overdue()
         if overdue is not None:
             self.break_off(overdue)
+        if self._lanes.anybody_waits:
+            self.alarm.ring()  # whatever it was: they look for themselves
 
-    def _end(self, error: CommError) -> None:
+    def next_due_s(self) -> float | None:
+        # While somebody is lost the thread looks in anyway: so the edit that follows need not wake it for this.
+        drop_s = self._drop_s if self._former else time.monotonic() + _DROP_AFTER_S if self.lost else None
+        deadlines = (self._lines.next_deadline_s(), self._letters.next_deadline_s(), drop_s)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def stop(self, error: CommError) -> None:
         self._fail(error)
-        with self._calls_lock:
-            self._ended = True
-        while self._calls:
-            self._calls.popleft()()  # operations fail at once now; nobody is left waiting
-        self.alarm.ring()
 
-    def _linger(self) -> None:
+    def linger(self) -> None:
         """Send what others may still need of operations that are done here."""
         deadline_s = time.monotonic() + _LINGER_S
         while self._mesh.unsent_bytes and time.monotonic() < deadline_s:
             self._mesh.poll(deadline_s - time.monotonic())
+
+    # By one thread at a time, as all that follows
 
     def _edit(self, generation: int, members: Sequence[Peer], groups: Mapping[str, Sequence[str]]) -> None:
         _check_lists(groups, [peer.id for peer in members])

@@ -24,7 +24,9 @@ MakeOperation = Callable[[Seat], Operation]
 class Runner(Protocol):
     """What executes operations, in order per group."""
 
-    def submit(self, group: Group, make: MakeOperation, timeout_s: float | None, *, inline: bool) -> Work: ...
+    def submit(
+        self, group: Group, make: MakeOperation, timeout_s: float | None, *, inline: bool, barrier: bool = False
+    ) -> Work: ...
 
     def post(self, group: Group, tensor: Tensor, to: int, tag: int) -> Work: ...
 
@@ -68,7 +70,9 @@ class Group:
 
     def barrier(self, *, words: str = "barrier", timeout_s: float | None = None, inline: bool = False) -> Work:
         """`words`: what all members must agree about; who does not ends it for all, with Aborted that shows both."""
-        return self._runner.submit(self, lambda seat: collectives.barrier(seat, words), timeout_s, inline=inline)
+        return self._runner.submit(
+            self, lambda seat: collectives.barrier(seat, words), timeout_s, inline=inline, barrier=True
+        )
 
     def roll_call(self, *, timeout_s: float | None = None, inline: bool = False) -> Work:
         """A barrier in which everybody tells everybody: its Timeout names all that are missing."""

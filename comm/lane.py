@@ -77,8 +77,6 @@ class Desk:
 class Lane:
     """Used by one thread at a time. `waiting` holds the lane while it waits: who changes what it waits for rings."""
 
-    pulls = True
-
     def __init__(
         self,
         host: Host,
@@ -101,7 +99,7 @@ class Lane:
         self._find: Callable[[str], Pair | None] = lambda _member: None
         self._pairs: dict[int, Pair] = {}
         self._boards: dict[int, Board] = {}
-        self._opened = False
+        self._opened = self._meeting = False
         self._turn = 0
         self._deadline_s = self._timeout_s = 0.0
         self._words = ""
@@ -111,24 +109,50 @@ class Lane:
     def open(self) -> bool:
         return self._opened
 
-    def open_up(self, board: Board, find: Callable[[str], Pair | None], deadline_s: float, timeout_s: float) -> None:
+    def open_up(
+        self,
+        board: Board,
+        find: Callable[[str], Pair | None],
+        deadline_s: float,
+        timeout_s: float,
+        *,
+        by_barrier: bool = False,
+    ) -> None:
         """Before anything else: wait until all others are in this generation. Raises as `run`.
 
-        From then on nobody reads what was shown in former ones.
+        From then on nobody reads what was shown in former ones. `by_barrier`: a barrier is run next. Who comes out of
+        one knows just that, so nobody needs to wait twice; and if it fails, nobody has come out of it before.
         """
         self._own, self._find = board, find
         self._deadline_s, self._timeout_s = deadline_s, timeout_s
         self._words = f"the beginning of {self._name!r}"
+        self._meeting = by_barrier and self._all_known()
+        if self._meeting:
+            return
         for rank in self._others:
             pair = self._pairs[rank] = self._wait(partial(find, self.members[rank]), self.members[rank])
             self._boards[rank] = self._wait(partial(pair.find, self.generation), self.members[rank])
         self._await_leavers()
+        self._settle()
+
+    def _all_known(self) -> bool:
+        """Whether I have the boards of all others, and only they may read what I have published last."""
+        if not self._desk.readers.keys() <= set(self.members):
+            return False
+        found = {rank: self._find(self.members[rank]) for rank in self._others}
+        self._pairs = {rank: pair for rank, pair in found.items() if pair is not None}
+        return len(self._pairs) == len(self._others)
+
+    def _settle(self) -> None:
+        """All others are in this generation, or have been."""
         desk = self._desk
         assert desk.pair is not None
         desk.pair.free_former()
         desk.kept.clear()
         desk.readers = {self.members[rank]: pair for rank, pair in self._pairs.items()}
-        self._opened = True
+        for rank, pair in self._pairs.items():
+            self._boards.setdefault(rank, pair.of_or_any(self.generation))
+        self._opened, self._meeting = True, False
 
     def _await_leavers(self) -> None:
         """Members of the view that are in this group no more may still read what I have published last."""
@@ -152,7 +176,8 @@ class Lane:
         """Wait until the first turn's place on the board is free. Raises as `run`."""
         self._deadline_s, self._timeout_s = deadline_s, timeout_s
         self._words = "a place on the board"
-        self._await_place()
+        if not self._meeting:
+            self._await_place()
 
     def run(self, operation: Operation) -> None:
         """Raises MemberLost, Aborted, Timeout, or a ProtocolError; the lane is of no use then.
@@ -171,9 +196,10 @@ class Lane:
         self._words = operation.words
         words = self._words.encode()[:WORDS_MAX_BYTES]
         lenders: set[int] = set()
+        read: set[int] = set()
         for number, plan in enumerate(operation.rounds):
             last = number == len(operation.rounds) - 1
-            if number and not plan.again:
+            if number and not plan.again and not self._meeting:
                 self._await_place()
             offered = operation.offer(number) if plan.sends or plan.again else _NOTHING
             if not last:
@@ -185,11 +211,16 @@ class Lane:
                 self._others.remove(late[-1])
                 self._others.insert(0, late[-1])
             for rank in () if plan.again else plan.awaits:
-                if self._take(operation, number, rank, words):
+                entry = self._take(operation, number, rank, words)
+                if entry.lent:
                     lenders.add(rank)
+                if entry.size_bytes or last:
+                    read.add(rank)
             operation.finish(number)
+            if self._meeting and plan.awaits:
+                self._settle()  # rank 0 has seen all, the others have its word that it has
             if last:
-                self._check_there()  # before the others are told: then they need keep nothing for this member
+                self._check_there(read)  # before the others are told: then they need keep nothing for this member
             self._finish_turn(tell=last or not plan.again)
         if len(self._desk.met) < len(self._others):
             here = [rank for rank, board in self._boards.items() if board.published(self.generation)]
@@ -221,8 +252,7 @@ class Lane:
         self._placed = (offered, spot)
         return spot
 
-    def _take(self, operation: Operation, number: int, rank: int, words: bytes) -> bool:
-        """Returns whether the part was lent."""
+    def _take(self, operation: Operation, number: int, rank: int, words: bytes) -> Entry:
         board, member = self._boards[rank], self.members[rank]
         entry = board.read(self._turn, self.rank)
         if entry.words != words:
@@ -232,7 +262,7 @@ class Lane:
             operation.take(number, rank, self._pull(rank, entry))
         except ValueError as error:
             raise Aborted(f"{self._words} of {self._name!r} at {self._me!r}: {error}") from error
-        return entry.lent
+        return entry
 
     def _pull(self, rank: int, entry: Entry) -> torch.Tensor:
         if not entry.size_bytes:
@@ -261,10 +291,10 @@ class Lane:
             if board.has_failed(self.generation):
                 self._await(rank, board.published_address, board.published, self._turn + _NEVER)
 
-    def _check_there(self) -> None:
+    def _check_there(self, read: Set[int]) -> None:
         """Who was removed from the group meanwhile may have read what others had written over."""
-        for rank, board in self._boards.items():
-            if board.generation != self.generation:
+        for rank in read:
+            if self._boards[rank].generation != self.generation:
                 raise self.error or Aborted(f"{self.members[rank]!r} went on to a newer view")
 
     # Waits
@@ -278,6 +308,9 @@ class Lane:
 
     def _await_part(self, rank: int) -> bool:
         """Returns whether it was not there at once."""
+        if rank not in self._boards:
+            begun = partial(self._pairs[rank].find, self.generation)
+            self._boards[rank] = self._wait(begun, self.members[rank])
         board = self._boards[rank]
         if self._has_published(board):
             return False
@@ -375,7 +408,7 @@ class Lane:
         return tensor
 
     def stage(self) -> torch.Tensor:
-        """See operations.Memory."""
+        """See operations.Seat."""
         if self._desk.stage is None:
             self._desk.stage = self._host.empty(STAGE_BYTES, torch.uint8)
         return self._desk.stage

@@ -25,12 +25,13 @@ from elastrain.comm.work import Work
 
 @dataclass(kw_only=True)
 class Request:
-    """One call of a collective."""
+    """One call of a collective. `barrier`: it is one, over which a lane may open."""
 
     work: Work
     make: MakeOperation
     deadline_s: float
     timeout_s: float
+    barrier: bool = False
 
 
 class Failing(Host, Protocol):
@@ -78,7 +79,8 @@ class Lanes:
         for number, track in list(self._tracks.items()):
             with track.desk.lock:
                 # Who has taken part has my board; on its way to others it may have been discarded with the generation.
-                track.desk.met |= {member for member in track.desk.shown if self._took_part(number, member, former)}
+                fresh = track.desk.shown - track.desk.met
+                track.desk.met |= {member for member in fresh if self._took_part(number, member, former)}
                 track.desk.met &= set(members)
                 track.desk.readers = {m: pair for m, pair in track.desk.readers.items() if m in members}
                 track.desk.shown = set(track.desk.met)
@@ -191,7 +193,7 @@ class Lanes:
     def _make(self, lane: Lane, request: Request) -> Operation | ValueError:
         try:
             with torch.no_grad():
-                return request.make(Seat(rank=lane.rank, world=len(lane.members), memory=lane))
+                return request.make(Seat(rank=lane.rank, world=len(lane.members), memory=lane, stage=lane.stage))
         except (ValueError, RuntimeError) as error:  # torch raises RuntimeError for tensors that do not fit
             return ValueError(str(error))
 
@@ -213,7 +215,13 @@ class Lanes:
         if absent:
             self._host.show_board(number, absent, pair.tensor)
         find = self._boards.get
-        lane.open_up(board, lambda member: find((number, member)), request.deadline_s, request.timeout_s)
+        lane.open_up(
+            board,
+            lambda member: find((number, member)),
+            request.deadline_s,
+            request.timeout_s,
+            by_barrier=request.barrier,
+        )
 
     def close(self) -> None:
         """Give the threads back; everything has been ended."""

@@ -83,8 +83,6 @@ class _Staging:
     than a reference.
     """
 
-    pulls = False
-
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
 
@@ -95,9 +93,6 @@ class _Staging:
         if numel * dtype.itemsize <= _STREAM_MAX_BYTES:
             return torch.empty(numel, dtype=dtype)
         return self._mesh.scratch(numel, dtype)
-
-    def stage(self) -> torch.Tensor:
-        raise NotImplementedError("nobody pulls where parts travel")
 
 
 class Lines:
@@ -121,7 +116,8 @@ class Lines:
 
     def renew(self, members: Sequence[str], lists: Mapping[str, Sequence[str]]) -> None:
         """Begin a generation: groups get their new lists, or lose who is not in the view. All has been ended."""
-        self._fences.clear()
+        # A member's fence is the same for its whole life.
+        self._fences = {member: fence for member, fence in self._fences.items() if member in members}
         self._fenced.clear()
         self._early.clear()
         for line in list(self._lines.values()):

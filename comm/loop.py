@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 READ = select.EPOLLIN
@@ -19,7 +19,7 @@ class _Registration:
 
 
 class Loop:
-    """Driven by one thread; only `wake` may be called from others."""
+    """Driven by one thread at a time; only `wake` may be called from others, and all beside `wait`."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -45,23 +45,28 @@ class Loop:
             self._epoll.unregister(fd)
 
     def wake(self) -> None:
-        """Make a running or the next `run_once` return soon. Safe from any thread, also after `close`."""
+        """Make a running or the next `wait` return soon. Safe from any thread, also after `close`."""
         if self._open:
             try:
                 os.eventfd_write(self._wake_fd, 1)
             except OSError:
                 pass  # full: it is awake already; closed meanwhile: nobody is left to wake
 
-    def run_once(self, timeout_s: float | None) -> None:
-        """Wait until something is ready, at most `timeout_s`, and run the callbacks of what is."""
-        ready = self._epoll.poll(-1 if timeout_s is None else timeout_s)
+    def wait(self, timeout_s: float | None) -> list[tuple[int, int]]:
+        """Wait until something is ready, at most `timeout_s`: what is, for `serve`. Other threads may use the other
+        methods meanwhile.
+        """
         self._round += 1
+        return self._epoll.poll(-1 if timeout_s is None else timeout_s)
+
+    def serve(self, ready: Sequence[tuple[int, int]]) -> None:
+        """Run the callbacks of what `wait` has found."""
         for fd, events in ready:
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
                 continue
             registration = self._registered.get(fd)
-            # A callback of this round may have closed the descriptor, and another one opened it anew under its number.
+            # The descriptor may have been closed since `wait` began, and another one opened anew under its number.
             if registration is not None and registration.born < self._round:
                 registration.callback(events)
 

@@ -7,6 +7,7 @@ generations are discarded; newer ones are held until an edit reaches them. Colle
 from __future__ import annotations
 
 import collections
+import math
 import os
 import time
 import weakref
@@ -27,7 +28,7 @@ __all__ = ["Frame", "How", "Lost", "Mesh", "MeshConfig", "Newer", "Peer", "dials
 
 
 class Mesh(Wires):
-    """Owned by one thread; only `wake`, `empty` and `free` may be called from others.
+    """Used by one thread at a time; only `wake`, `empty` and `free` may be called beside, and anything beside `sleep`.
 
     `secret`: the job's; None is accepted only where strangers can not connect (UNIX sockets and loopback).
     `beacon`: tells same-host peers of this process's death within milliseconds; made in the main thread, stays the
@@ -91,7 +92,8 @@ class Mesh(Wires):
         for member in [m for m, (_, newest) in self._aside.items() if newest <= generation]:
             self._aside.pop(member)[0].close()
         for link in self._links.values():
-            self._deliver_held(link)
+            if link.held:
+                self._deliver_held(link)
         for link in known_lost:
             self._tell_lost(link)
 
@@ -179,9 +181,38 @@ class Mesh(Wires):
         The list may be empty: the time is up, `wake` was called, or something went on inside.
         """
         self._check_open()
+        self.tidy_up()
+        if self.has_news:
+            timeout_s = 0.0
+        due_s = self.next_due_s()
+        if due_s is not None:
+            wait_s = max(due_s - time.monotonic(), 0.0)
+            timeout_s = wait_s if timeout_s is None else min(wait_s, timeout_s)
+        return self.serve(self._loop.wait(timeout_s))
+
+    # `poll` in pieces, for several threads of which one at a time uses the mesh
+
+    def tidy_up(self) -> None:
+        """Before any sleep: tell peers of segments that are gone, and note who has died."""
         self._tell_gone()
         self._bury()
-        self._loop.run_once(0.0 if self._ready else self._limit(timeout_s))
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `serve` would return events at once."""
+        return bool(self._ready)
+
+    def sleep(self, until_s: float) -> Sequence[tuple[int, int]]:
+        """Wait until something is ready, at the latest until time.monotonic() is `until_s` (inf: no such time).
+
+        What is, for `serve`. Others may use the mesh meanwhile, who wake the sleeper for what has to be earlier.
+        """
+        return self._loop.wait(None if until_s == math.inf else max(until_s - time.monotonic(), 0.0))
+
+    def serve(self, ready: Sequence[tuple[int, int]]) -> list[Event]:
+        """Go on with what is ready and what is due; returns as `poll`."""
+        self._check_open()
+        self._loop.serve(ready)
         self._bury()
         self._run_timers()
         events = list(self._ready)

@@ -7,6 +7,7 @@ operation's own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -22,9 +23,7 @@ STAGE_BYTES = 4 * CHUNK_BYTES + 64 * 16  # two slices of sums, two chunks, and 6
 
 
 class Memory(Protocol):
-    """Where staged tensors lie. `pulls`: all members of the group read each other's memory."""
-
-    pulls: bool
+    """Where staged tensors lie."""
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether peers on this host could read the contiguous tensor in place."""
@@ -32,17 +31,19 @@ class Memory(Protocol):
     def scratch(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """A 1-D tensor with any content that is not used again while a peer reads it."""
 
-    def stage(self) -> torch.Tensor:
-        """`STAGE_BYTES` bytes that all members read in place, always the same. Only where `pulls`."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """Where this member sits in its group when an operation begins. `hosts`: of every rank; none: all are on one."""
+    """Where this member sits in its group when an operation begins. `hosts`: of every rank; none: all are on one.
+
+    `stage`: gives `STAGE_BYTES` bytes that all members read in place, always the same; None where they do not read each
+    other's memory.
+    """
 
     rank: int
     world: int
     memory: Memory
+    stage: Callable[[], torch.Tensor] | None = None
     hosts: tuple[int, ...] = ()
 
     @property

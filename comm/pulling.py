@@ -27,7 +27,9 @@ class PulledReduce:
         self._rank, self._world = seat.rank, seat.world
         self._chunk = CHUNK_BYTES // tensor.itemsize
         self._chunks = algorithms.chunks(tensor.numel(), self._chunk)
-        places = seat.memory.stage().view(tensor.dtype)
+        if seat.stage is None:
+            raise ValueError("members that do not read each other's memory have to send their parts")
+        places = seat.stage().view(tensor.dtype)
         # Its length tells whether a rank gives its tensor or its stage.
         self._staged_numel = 2 * self._chunk + (64 if tensor.numel() == 2 * self._chunk else 0)
         self._sums, self._stage = places[: 2 * self._chunk], places[2 * self._chunk :][: self._staged_numel]

@@ -176,16 +176,13 @@ class Wires:
 
     # Time
 
-    def _limit(self, timeout_s: float | None) -> float | None:
+    def next_due_s(self) -> float | None:
+        """When something is due, in time.monotonic(); None: nothing is."""
         deadlines = [self._door.next_deadline_s()]
         for link in self._links.values():
             if link.lost is None:
                 deadlines.append(link.return_due_s() if link.stream else link.deadline_s)
-        due_s = min((deadline for deadline in deadlines if deadline is not None), default=None)
-        if due_s is None:
-            return timeout_s
-        wait_s = max(due_s - time.monotonic(), 0.0)
-        return wait_s if timeout_s is None else min(wait_s, timeout_s)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _run_timers(self) -> None:
         now_s = time.monotonic()

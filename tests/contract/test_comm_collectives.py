@@ -520,7 +520,7 @@ def test_a_failed_operation_does_not_send_what_its_caller_writes_afterwards(tran
         def sit() -> None:
             stuck.wait(20)
 
-        b._post(sit)  # b reads nothing: what a sends has to wait
+        b._driver.post(sit)  # b reads nothing: what a sends has to wait
         tensor = a.empty(10_000_000, torch.float32)
         tensor.fill_(1)
         with pytest.raises(Timeout):

@@ -113,13 +113,14 @@ def test_what_is_submitted_while_an_edit_is_under_way_belongs_to_the_new_view(tr
     with party(transport, 2) as made:
         a, b = made.comms["a"], made.comms["b"]
         b.edit(2, _peers(made, "ab"))
-        stopped = _Stopped(a._lanes, "renew")  # the communicator's thread, in the middle of the edit
-        editing = a.begin_edit(2, _peers(made, "ab"))
+        stopped = _Stopped(a._lanes, "renew")  # in the middle of the edit
+        editing = threading.Thread(target=lambda: a.edit(2, _peers(made, "ab")))
+        editing.start()
         assert stopped.came.wait(20)
         tensor = torch.ones(10)
         works = [a.world.barrier(), a.world.all_reduce(tensor)]
         stopped.go.set()
-        editing.wait()
+        editing.join(20)
         works.append(a.world.barrier(inline=True))  # not before those that were submitted earlier
         b.world.barrier()
         b.world.all_reduce(torch.ones(10))

@@ -41,7 +41,7 @@ JUNK: dict[str, Junk] = {
 
 
 def _send(comm: Communicator, to: str, junk: Junk) -> None:
-    comm._call(lambda: comm.send(to, *junk))
+    comm._driver.call(lambda: comm.send(to, *junk))
 
 
 @both

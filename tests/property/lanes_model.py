@@ -234,6 +234,7 @@ class Member:
             make=lambda seat: self._make(seat, kind, tensor, place),
             deadline_s=time.monotonic() + 600,
             timeout_s=600,
+            barrier=kind == "barrier",
         )
         self.under_way = None
         assert self.lanes.submit(self.group, request, inline=True)
