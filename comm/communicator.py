@@ -1,7 +1,7 @@
-"""A communicator for programs without an engine of their own: one thread drives a mesh and all groups over it.
+"""A communicator for programs without an engine of their own: it drives a mesh and all groups over it.
 
-Here lives the shell: requests from other threads, edits, failures. Operations are executed in `lanes` on one host, in
-`lines` between hosts; tagged messages are in `letters`.
+Here live requests, edits and failures; who carries them out in which thread is in `driver`. Operations are executed in
+`lanes` on one host, in `lines` between hosts; tagged messages are in `letters`.
 
 A failure fails all groups on all members until the next edit: whoever fails tells the others.
 """
@@ -38,7 +38,9 @@ _DROP_AFTER_S = 0.2  # unmapping the memory of the dead takes milliseconds or mo
 
 
 class Communicator:
-    """Takes the mesh over: from now on only this object's thread touches it. `timeout_s`: for calls that name none."""
+    """Takes the mesh over: from now on only this object touches it, by one thread at a time. `timeout_s`: for calls
+    that name none.
+    """
 
     def __init__(self, mesh: Mesh, *, timeout_s: float = 60.0) -> None:
         self.address = mesh.address
