@@ -60,6 +60,16 @@ QUICK = Size(
     gain_rounds=3,
     disk_bytes=256 << 20,
 )
+CUDA = Size(
+    shape=Shape(width=2048, layers=16, tokens=1024, batch=16, heads=32),
+    layers={"gpt": 16, "bert": 14, "t5": 10},
+    rounds=3,
+    bits_shape=Shape(width=256, layers=4, tokens=256, batch=2),
+    gain_shape=Shape(width=1024, layers=16, tokens=1024, batch=1, heads=16),
+    gain_rounds=3,
+    disk_bytes=4 << 30,
+)
+"""32 times the saved activations of FULL: more than 30 GB each."""
 FULL = Size(
     shape=Shape(width=512, layers=16, tokens=512, batch=4),
     layers={"gpt": 16, "bert": 14, "t5": 10},
@@ -71,9 +81,10 @@ FULL = Size(
 )
 
 
-def measure_model(kind: str, size: Size, directory: Path) -> dict[str, Any]:
+def measure_model(kind: str, size: Size, directory: Path, device: str) -> dict[str, Any]:
     """Ratios are made within a round, in which the variants take turns; their median over the rounds is taken."""
-    case = Case(name="keep", kind=kind, shape=replace(size.shape, layers=size.layers[kind]), directory=directory)
+    shape = replace(size.shape, layers=size.layers[kind])
+    case = Case(name="keep", kind=kind, shape=shape, directory=directory, device=device)
     keep = Process(Worker, case)
     account_bytes = keep.ask("account")
     limited = replace(case, limit_bytes=int(LIMIT_SHARE * account_bytes))
@@ -122,9 +133,10 @@ def measure_model(kind: str, size: Size, directory: Path) -> dict[str, Any]:
     }
 
 
-def measure_memory(kind: str, size: Size, directory: Path) -> dict[str, Any]:
+def measure_memory(kind: str, size: Size, directory: Path, device: str) -> dict[str, Any]:
     """Peaks only: they are the same on a busy machine."""
-    case = Case(name="keep", kind=kind, shape=replace(size.shape, layers=size.layers[kind]), directory=directory)
+    shape = replace(size.shape, layers=size.layers[kind])
+    case = Case(name="keep", kind=kind, shape=shape, directory=directory, device=device)
     account_bytes = _account_bytes(case)
     found: dict[str, Any] = {"activation_bytes": account_bytes}
     for name in ("keep", "ours"):
@@ -144,9 +156,10 @@ def measure_memory(kind: str, size: Size, directory: Path) -> dict[str, Any]:
     }
 
 
-def measure_coarse(kind: str, size: Size, directory: Path) -> dict[str, Any]:
+def measure_coarse(kind: str, size: Size, directory: Path, device: str) -> dict[str, Any]:
     """Ours against `torch.save` whose files leave the page cache, so that both really give the memory up."""
-    case = Case(name="keep", kind=kind, shape=replace(size.shape, layers=size.layers[kind]), directory=directory)
+    shape = replace(size.shape, layers=size.layers[kind])
+    case = Case(name="keep", kind=kind, shape=shape, directory=directory, device=device)
     limited = replace(case, limit_bytes=int(LIMIT_SHARE * _account_bytes(case)))
     processes = {name: Process(Worker, replace(limited, name=name)) for name in ("ours", ONLY_ON_DISK)}
     for _ in range(WARM_STEPS["ours"]):
@@ -165,7 +178,7 @@ def _account_bytes(case: Case) -> int:
     return found
 
 
-def measure_bits(shape: Shape, directory: Path) -> dict[str, bool]:
+def measure_bits(shape: Shape, directory: Path, device: str) -> dict[str, bool]:
     """Small models: every kind, dtype and option, three steps each, against keeping everything."""
     found: dict[str, bool] = {}
     numbers = (("float32", False), ("bfloat16", False), ("float64", False), ("float32", True))
@@ -175,6 +188,7 @@ def measure_bits(shape: Shape, directory: Path) -> dict[str, bool]:
             kind=kind,
             shape=shape,
             directory=directory,
+            device=device,
             dtype=getattr(torch, dtype),
             autocast=autocast,
             min_bytes=16 << 10,
@@ -203,9 +217,9 @@ def _same_bits(case: Case) -> dict[str, bool]:
     return found
 
 
-def measure_curve(shape: Shape, directory: Path, *, rounds: int) -> list[dict[str, Any]]:
+def measure_curve(shape: Shape, directory: Path, device: str, *, rounds: int) -> list[dict[str, Any]]:
     """GPT with the device slowed down: at the fixed limit, and with the amount that the bandwidth hides."""
-    case = Case(name="keep", kind="gpt", shape=shape, directory=directory)
+    case = Case(name="keep", kind="gpt", shape=shape, directory=directory, device=device)
     keep = Process(Worker, case)
     account_bytes = keep.ask("account")
     points = []
@@ -256,14 +270,16 @@ def summary(models: dict[str, dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def measure(parts: Sequence[str], kinds: Sequence[str], size: Size, directory: Path) -> dict[str, Any]:
+def measure(
+    parts: Sequence[str], kinds: Sequence[str], size: Size, directory: Path, device: str = "cpu"
+) -> dict[str, Any]:
     """All figures of the parts that are asked for."""
     figures: dict[str, Any] = {}
     if "models" in parts:
-        models = {kind: measure_model(kind, size, directory) for kind in kinds}
+        models = {kind: measure_model(kind, size, directory, device) for kind in kinds}
         figures |= {**summary(models), "models": models, "deepspeed": None, "why_not_deepspeed": WHY_NOT_DEEPSPEED}
     if "bits" in parts:
-        bits = measure_bits(size.bits_shape, directory)
+        bits = measure_bits(size.bits_shape, directory, device)
         figures |= {
             "bits_equal": min(figures.get("bits_equal", 1.0), float(all(bits.values()))),
             "bits_tried": len(bits),
@@ -271,25 +287,30 @@ def measure(parts: Sequence[str], kinds: Sequence[str], size: Size, directory: P
         }
     if "gain" in parts:
         runs = {
-            kind: measure_gain(kind, size.gain_shape, directory, rounds=size.gain_rounds)
-            for kind in (kinds if size is FULL else kinds[:1])
+            kind: measure_gain(kind, size.gain_shape, directory, device, rounds=size.gain_rounds)
+            for kind in (kinds[:1] if size is QUICK else kinds)
         }
         figures |= {"gain": min(each["gain"] for each in runs.values()), "gain_runs": runs}
     if "curve" in parts:
         figures["curve"] = measure_curve(
-            replace(size.shape, layers=size.layers["gpt"]), directory, rounds=3 if size is QUICK else 2
+            replace(size.shape, layers=size.layers["gpt"]), directory, device, rounds=3 if size is QUICK else 2
         )
     if "memory" in parts:
-        memory = {kind: measure_memory(kind, size, directory) for kind in kinds}
+        memory = {kind: measure_memory(kind, size, directory, device) for kind in kinds}
         worst = {name: max(each[name] for each in memory.values()) for name in ("peak_ratio", "peak_ratio_rss")}
         figures |= {**worst, "memory": memory}
     if "coarse" in parts:
-        coarse = {kind: measure_coarse(kind, size, directory) for kind in kinds}
+        coarse = {kind: measure_coarse(kind, size, directory, device) for kind in kinds}
         worst_ratio = min(each["vs_coarse_only_on_disk"] for each in coarse.values())
         figures |= {"vs_coarse_only_on_disk": worst_ratio, "coarse": coarse}
     if "usual-allocator" in parts:
         figures["keep_s_with_the_usual_allocator"] = measure_usual_allocator(size, directory)
     return figures
+
+
+def _has_cuda() -> bool:
+    """Asked in another process: this one forks, which a CUDA context would not survive."""
+    return apart(torch.cuda.is_available)
 
 
 def main() -> None:
@@ -298,12 +319,16 @@ def main() -> None:
     parser.add_argument("--dir", default=None, help="a directory on the SSD (default: the temporary directory)")
     parser.add_argument("--only", choices=(*PARTS, "coarse", "memory", "usual-allocator"), default=None)
     parser.add_argument("--model", choices=KINDS, default=None, help="one model instead of three")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the models are")
     given = parser.parse_args()
+    if given.device == "cuda" and not _has_cuda():
+        parser.error("--device cuda: this machine has no CUDA device that torch can use")
     parts = (QUICK_PARTS if given.quick else PARTS) if given.only is None else (given.only,)
-    size = QUICK if given.quick else FULL
+    size = QUICK if given.quick else CUDA if given.device == "cuda" else FULL
     kinds = KINDS if given.model is None else (given.model,)
     with tempfile.TemporaryDirectory(dir=given.dir) as name:
-        figures = measure(parts, kinds, size, Path(name))
+        figures = measure(parts, kinds, size, Path(name), given.device)
         figures["disk"] = apart(measure_disk, Path(name), size.disk_bytes)
-    record("offload", figures, quick=given.quick, settings={"parts": parts, "kinds": kinds, **asdict(size)})
+    settings = {"parts": parts, "kinds": kinds, "device": given.device, **asdict(size)}
+    record("offload", figures, quick=given.quick, settings=settings)
     report(figures, {name: reach for name, reach in REACHES.items() if name in figures})

@@ -21,7 +21,7 @@ BATCHES = (1, 2, 4, 8)
 WARM_STEPS = {"keep": 1, "recompute": 1, "ours": 2}  # its first shows the offload what there is to plan
 
 
-def measure_gain(kind: str, shape: Shape, directory: Path, *, rounds: int) -> dict[str, Any]:
+def measure_gain(kind: str, shape: Shape, directory: Path, device: str, *, rounds: int) -> dict[str, Any]:
     """Best samples per second, optimizer included, in the memory that keeping needs for one sample.
 
     Memory is the rise of the resident set in one step, for all variants alike. First the largest micro-batch that
@@ -34,6 +34,7 @@ def measure_gain(kind: str, shape: Shape, directory: Path, *, rounds: int) -> di
             kind=kind,
             shape=replace(shape, batch=batch),
             directory=directory,
+            device=device,
             limit_bytes=int(OFFLOAD_SHARE * limit_bytes) or None,
             min_bytes=64 << 10,
             optimizer=True,

@@ -1,4 +1,6 @@
-"""Peak memory of one step, measured twice: by the kernel (resident set) and by an account of saved storages."""
+"""Peak memory of one step, measured twice: by the kernel (resident set) or by torch on a CUDA device, and by an account
+of saved storages.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,17 @@ def peak_rss_bytes(step: Callable[[], None]) -> int:
     before_bytes = _status_bytes("VmRSS")
     step()
     return _status_bytes("VmHWM") - before_bytes
+
+
+def peak_allocated_bytes(step: Callable[[], None]) -> int:
+    """The same on a CUDA device, by torch's allocator."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before_bytes = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before_bytes
 
 
 class Account:

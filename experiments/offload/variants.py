@@ -71,7 +71,7 @@ def step(
 ) -> None:
     """One forward and backward, the same random numbers each time."""
     torch.manual_seed(1)
-    with around, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+    with around, torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=autocast):
         loss = model(tokens, blocks)
     loss.backward()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import resource
 import time
 from dataclasses import dataclass
@@ -15,19 +16,20 @@ from elastrain.offload import ActivationOffload, LimitTooSmallError, OffloadConf
 from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.faults import ThrottledEngine
 from elastrain.offload.hooks import MIN_BYTES
-from experiments.offload.memory import Account, peak_rss_bytes
+from experiments.offload.memory import Account, peak_allocated_bytes, peak_rss_bytes
 from experiments.offload.models import Model, Shape, build, plainly
 from experiments.offload.variants import ONLY_ON_DISK, TorchSave, run, step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A variant, its model and its circumstances. `bytes_per_s` slows the device down to that."""
+    """A variant, its model and its circumstances. `bytes_per_s` slows the drive down to that."""
 
     name: str
     kind: str
     shape: Shape
     directory: Path
+    device: str = "cpu"
     limit_bytes: int | None = None
     dtype: torch.dtype = torch.float32
     autocast: bool = False
@@ -48,8 +50,12 @@ class Worker:
 
     def __init__(self, case: Case) -> None:
         torch.set_num_threads(1)
+        if case.device == "cuda":
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # see torch.use_deterministic_algorithms
+            torch.use_deterministic_algorithms(True)
         self._case = case
-        self._model, self._tokens = build(case.kind, case.shape, case.dtype)
+        model, tokens = build(case.kind, case.shape, case.dtype)
+        self._model, self._tokens = model.to(case.device), tokens.to(case.device)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4) if case.optimizer else None
         self._coarse = TorchSave(case.directory, only_on_disk=case.name == ONLY_ON_DISK)
         self._offload = _offload(case) if case.name == "ours" else None
@@ -60,8 +66,10 @@ class Worker:
         Getting memory is the kernel's time of the training thread; checksums and Python are the others' own.
         """
         zero(self._model)
+        self._until_done()
         before, began_s = _processor_s(), time.perf_counter()
         self._train()
+        self._until_done()
         wall_s = time.perf_counter() - began_s
         return {"wall_s": wall_s, **{name: now_s - before[name] for name, now_s in _processor_s().items()}}
 
@@ -70,14 +78,17 @@ class Worker:
         found = hashlib.sha256()
         for parameter in self._model.parameters():
             assert parameter.grad is not None
-            found.update(parameter.grad.contiguous().view(torch.uint8).numpy().tobytes())
+            found.update(parameter.grad.contiguous().view(torch.uint8).cpu().numpy().tobytes())
         return found.hexdigest()
 
     def memory(self) -> dict[str, int] | None:
-        """The rise of the resident set in one step, and ours' account of it; None if the limit is too small."""
+        """The rise of the resident set (CUDA: of what is allocated) in one step, and ours' account of it; None if the
+        limit is too small.
+        """
+        measured = peak_rss_bytes if self._case.device == "cpu" else peak_allocated_bytes
         try:
             zero(self._model)
-            rss_bytes = peak_rss_bytes(self._train)
+            rss_bytes = measured(self._train)
         except LimitTooSmallError:
             return None
         last = self._offload.stats().last if self._offload is not None else None
@@ -103,6 +114,10 @@ class Worker:
             "storages": len(stats.last.lifetimes),
             "amount": stats.amount,
         }
+
+    def _until_done(self) -> None:
+        if self._case.device == "cuda":
+            torch.cuda.synchronize()
 
     def _train(self) -> None:
         run(
