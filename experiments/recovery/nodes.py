@@ -47,6 +47,7 @@ def kill_nodes(folder: Path, script: Script, *, steps: int, kills: int, outage_s
     found = Found(run=follower.run)
     temporary = folder.with_name(folder.name + "-tmp")
     temporary.mkdir(parents=True)
+    segments = _segments()
     options = ("--max-restarts", str(kills + 1))
     with elastic(folder, script, members=NODES, nodes=NODES, options=options, temporary=temporary) as process:
         deadline_s = time.monotonic() + TIMEOUT_S
@@ -60,7 +61,7 @@ def kill_nodes(folder: Path, script: Script, *, steps: int, kills: int, outage_s
             time.sleep(LOOK_EVERY_S)
         finish(process, folder, timeout_s=1.0)
     follower.look()
-    found.leftovers = _leftovers(folder, found.run, temporary)
+    found.leftovers = _leftovers(folder, found.run, temporary, segments)
     return found
 
 
@@ -158,8 +159,10 @@ def figures(found: Found, *, runs: int) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------------------- leftovers
 
 
-def _leftovers(folder: Path, run: Run, temporary: Path) -> tuple[str, ...]:
-    """Processes, sockets and files that outlive the job, once what is ending has had its time."""
+def _leftovers(folder: Path, run: Run, temporary: Path, segments: set[str]) -> tuple[str, ...]:
+    """Processes, sockets, files and shared memory (beside the `segments` of before) that outlive the job, once what is
+    ending has had its time.
+    """
     deadline_s = time.monotonic() + SETTLE_S
     while (left := _processes(folder, run)) and time.monotonic() < deadline_s:
         time.sleep(LOOK_EVERY_S)
@@ -167,9 +170,15 @@ def _leftovers(folder: Path, run: Run, temporary: Path) -> tuple[str, ...]:
     files = [str(path) for path in folder.rglob("*") if path.name in names]
     # Torch's own cache, made by any script that uses its optimizers, with or without elastrain.
     files += [str(path) for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
+    files += [f"shared memory {name}" for name in _segments() - segments]
     for path in left + files:
         print(f"left behind: {path}")
     return tuple(left + files)
+
+
+def _segments() -> set[str]:
+    """Shared memory that has a name. Ours has none; torch's loader processes give theirs one for a moment."""
+    return set(os.listdir("/dev/shm"))
 
 
 def _processes(folder: Path, run: Run) -> list[str]:
