@@ -177,7 +177,7 @@ def _leftovers(folder: Path, run: Run, temporary: Path, segments: set[str]) -> t
 
 
 def _segments() -> set[str]:
-    """Shared memory that has a name. Ours has none; torch's loader processes give theirs one for a moment."""
+    """Shared memory that has a name. Ours has none."""
     return set(os.listdir("/dev/shm"))
 
 

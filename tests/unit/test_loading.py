@@ -1,0 +1,199 @@
+"""The loader processes: killed at any moment they are an error and nothing else; nothing of theirs stays behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elastrain.runtime import loading, packing
+from elastrain.runtime.loading import Failed, LoaderProcesses
+from elastrain.runtime.schedule import Request
+
+torch.set_num_threads(1)
+
+
+@contextmanager
+def _processes(load: Callable[[int, int], Any], count: int = 1) -> Iterator[LoaderProcesses]:
+    processes = LoaderProcesses(load, count)
+    try:
+        yield processes
+    finally:
+        processes.close()
+
+
+def _next(processes: LoaderProcesses) -> tuple[Request, Any]:
+    request, packed = next(processes.receive(wait=True))
+    assert isinstance(packed, memoryview)
+    return request, packing.unpack(packed)
+
+
+def _pids(processes: LoaderProcesses) -> list[int]:
+    return [process.pid or 0 for process in processes._processes]
+
+
+def _descriptors() -> int:
+    """Open ones of the process that asks."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _pair(step: int, micro_batch: int) -> dict[str, Any]:
+    """One that is mapped and one that is read."""
+    return {"x": torch.full((200_000 * (step % 2) + 1,), float(micro_batch)), "open": _descriptors()}
+
+
+def test_no_descriptor_is_left_behind_by_any_number_of_micro_batches() -> None:
+    with _processes(_pair) as processes:
+        processes.send((0, 0))
+        held = [_next(processes)]
+        here = _descriptors()
+        for number in range(1, 1001):
+            processes.send((number, number))
+            held.append(_next(processes))
+            assert (_descriptors(), held[-1][1]["open"]) == (here, held[0][1]["open"])
+            del held[1:-50]
+        assert [float(thing["x"][-1]) for _, thing in held] == [float(request[1]) for request, _ in held]
+    assert _descriptors() < here, "the sockets are still open"
+
+
+def test_a_process_killed_at_any_moment_is_an_error_and_leaves_nothing() -> None:
+    moments = random.Random(3)
+    for victim in range(50):
+        with _processes(_pair, count=2) as processes:
+            pid = _pids(processes)[victim % 2]
+            killer = threading.Timer(moments.uniform(0, 0.004), os.kill, (pid, signal.SIGKILL))
+            with pytest.raises(RuntimeError, match=rf"process {victim % 2 + 1} of 2 \(pid {pid}\) was killed"):
+                _exchange(processes, meanwhile=killer.start)
+            with pytest.raises(RuntimeError, match="was killed by SIGKILL"):
+                next(processes.receive(wait=False))
+            killer.join()
+        assert [name for name in os.listdir("/dev/shm") if str(pid) in name] == []
+
+
+def _exchange(processes: LoaderProcesses, meanwhile: Callable[[], None]) -> None:
+    """Keep both at work, with micro-batches of both kinds, until one is gone."""
+    for number in range(5):
+        processes.send((number, 0))
+    _next(processes)
+    meanwhile()
+    while True:
+        for _ in processes.receive(wait=True):
+            processes.send((number, 0), urgent=number % 3 == 0)
+            number += 1
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (lambda: os._exit(3), "exit code 3"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), "ended by SIGTERM"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL; .* out of memory"),
+    ],
+)
+def test_how_a_process_has_ended_is_told(end: Callable[[], None], words: str) -> None:
+    with _processes(lambda step, micro_batch: end()) as processes:
+        processes.send((0, 0))
+        with pytest.raises(RuntimeError, match=words):
+            next(processes.receive(wait=True))
+
+
+class _Gate:
+    """Loading waits at it until the test opens it; who has come to it says so."""
+
+    def __init__(self) -> None:
+        self._there, self._open = os.pipe(), os.pipe()
+
+    def wait(self) -> None:
+        os.write(self._there[1], b"x")
+        os.read(self._open[0], 1)
+
+    def reached(self) -> None:
+        os.read(self._there[0], 1)
+
+    def open(self) -> None:
+        os.write(self._open[1], b"x")
+
+
+def test_a_slow_request_delays_no_other() -> None:
+    gate = _Gate()
+    with _processes(lambda step, m: gate.wait() if m == 0 else m, count=2) as processes:
+        for micro_batch in range(6):
+            processes.send((0, micro_batch))
+        assert [_next(processes)[1] for _ in range(5)] == [1, 2, 3, 4, 5]
+        gate.open()
+        assert _next(processes) == ((0, 0), None)
+
+
+def test_what_somebody_waits_for_comes_before_what_was_asked_for_ahead() -> None:
+    gate = _Gate()
+    with _processes(lambda step, m: gate.wait() if m == 0 else m) as processes:
+        for micro_batch in range(3):
+            processes.send((0, micro_batch))
+        gate.reached()
+        processes.send((7, 7), urgent=True)
+        gate.open()
+        assert [_next(processes)[0] for _ in range(4)] == [(0, 0), (7, 7), (0, 1), (0, 2)]
+
+
+def test_a_process_that_does_not_come_to_an_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_CLOSE_TIMEOUT_S", 0.0)
+    gate = _Gate()
+    with _processes(lambda step, m: gate.wait()) as processes:
+        processes.send((0, 0))
+        gate.reached()
+        (pid,) = _pids(processes)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def _not_found_by_name(step: int, micro_batch: int) -> None:
+    class OwnError(Exception):
+        pass
+
+    raise OwnError("mine alone")
+
+
+def _with_history(step: int, micro_batch: int) -> torch.Tensor:
+    return torch.ones(3, requires_grad=True) * 2
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        (lambda step, m: lambda: None, "pickle"),
+        (_not_found_by_name, "OwnError: mine alone"),
+        (_with_history, r"detach\(\)"),
+    ],
+)
+def test_what_can_not_travel_is_an_error_and_no_dead_process(load: Callable[[int, int], Any], words: str) -> None:
+    with _processes(load) as processes:
+        for _ in range(2):
+            processes.send((0, 0))
+            failed = _next(processes)[1]
+            assert isinstance(failed, Failed)
+            with pytest.raises(Exception, match=words):
+                failed.raise_again()
+
+
+def test_want_of_descriptors_is_an_error_and_no_wait() -> None:
+    with _processes(_pair) as processes:
+        processes.send((0, 0))
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+        try:
+            request, packed = next(processes.receive(wait=True))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert request == (0, 0) and isinstance(packed, OSError) and "RLIMIT_NOFILE" in str(packed)
+        processes.send((0, 0))
+        assert _next(processes)[0] == (0, 0)
