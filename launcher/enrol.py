@@ -15,7 +15,7 @@ from elastrain.errors import ConfigError
 from elastrain.launcher.registry import LEASE_S
 from elastrain.launcher.rundir import SECRET_BYTES, make_secret
 from elastrain.launcher.sealed import SealedStore
-from elastrain.launcher.store import Item, Store
+from elastrain.launcher.store import ForgedValueError, Item, Store
 from elastrain.launcher.views import JobKeys, hint_key
 
 _LOOK_AGAIN_S = 0.2
@@ -31,28 +31,69 @@ class Terms:
     script: str
 
 
-def secret_of(store: Store, job: str, file: Path) -> bytes:
-    """The job's secret, from the file; it is made on the job's first use. Raises ConfigError."""
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What a node has when it has entered."""
+
+    store: SealedStore
+    keys: JobKeys
+    incarnation: int
+
+
+def enter(store: Store, job: str, node: str, terms: Terms, *, file: Path, key_ttl_s: float) -> Place:
+    """Take part in the job with the secret in the file. Raises ConfigError, StoreError."""
+    secret, made = secret_of(store, job, file)
+    sealed = SealedStore(store, secret)
+    keys = JobKeys(sealed, job, key_ttl_s)
+    try:
+        incarnation = enrol(keys, sealed, job, node, terms)
+    except ForgedValueError:
+        if not made:
+            raise
+        raise ConfigError(_withdraw(store, job, file)) from None
+    _leave_hint(store, job, file, keys.lease(), made=made)
+    return Place(store=sealed, keys=keys, incarnation=incarnation)
+
+
+def secret_of(store: Store, job: str, file: Path) -> tuple[bytes, bool]:
+    """The job's secret, from the file, and whether this call made it: so it is on the job's first use.
+
+    Raises ConfigError.
+    """
+    made = False
     hint = hint_key(job)
     there = store.get(hint)
     alive = bool(store.list(JobKeys(store, job).prefix).items)
     if not file.exists():
         if there is not None and alive:
             raise ConfigError(_copy(job, there, file))
-        _make(file)
+        made = _make(file)
     secret = read_secret(file)
     if there is None or not alive:
         revision = there.revision if there is not None else 0
         store.commit(expect={hint: revision}, put={hint: _here(file)}, lease=store.grant(_HINT_S))
-    return secret
+    return secret, made
 
 
-def leave_hint(store: Store, job: str, file: Path, lease: int | None) -> None:
+def _leave_hint(store: Store, job: str, file: Path, lease: int | None, *, made: bool) -> None:
     """Where the secret lies, for as long as the job's other keys: said by whoever has made it."""
     hint = hint_key(job)
     there = store.get(hint)
+    if made or (there is not None and there.value == _here(file)):
+        store.commit(expect={hint: there.revision if there is not None else 0}, put={hint: _here(file)}, lease=lease)
+
+
+def _withdraw(store: Store, job: str, file: Path) -> str:
+    """Nodes that begin a job at once each make a secret; that of the first to write is the job's, not this one."""
+    file.unlink(missing_ok=True)
+    hint = hint_key(job)
+    there = store.get(hint)
     if there is not None and there.value == _here(file):
-        store.commit(expect={hint: there.revision}, put={hint: there.value}, lease=lease)
+        store.commit(expect={hint: there.revision}, delete=[hint])
+        there = None
+    return f"another node began job {job} with a secret of its own; the one just made here is removed again: " + (
+        _copy(job, there, file) if there is not None else f"copy that node's secret file to {file} (mode 0600)"
+    )
 
 
 def _here(file: Path) -> bytes:
@@ -72,14 +113,15 @@ def read_secret(file: Path) -> bytes:
     return secret
 
 
-def _make(file: Path) -> None:
+def _make(file: Path) -> bool:
     try:
         file.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
         make_secret(file)
     except FileExistsError:
-        pass  # another node of this machine, or one that shares the folder, was faster
+        return False  # another node of this machine, or one that shares the folder, was faster
     except OSError as error:
         raise ConfigError(f"the secret file {file} can not be made: {error}") from None
+    return True
 
 
 def _copy(job: str, there: Item, file: Path) -> str:

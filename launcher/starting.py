@@ -101,27 +101,21 @@ def run_alone(order: Order) -> End:
 def run_node(order: Order, node: NodeOrder, run: RunDir | None = None) -> End:
     """One node of several. `run` is given where the nodes are simulated. Raises ConfigError, StoreError."""
     from elastrain.launcher.agent import Agent
-    from elastrain.launcher.enrol import Terms, enrol, leave_hint, secret_of
-    from elastrain.launcher.sealed import SealedStore
-    from elastrain.launcher.views import JobKeys
+    from elastrain.launcher.enrol import Terms, enter
 
     plain = _etcd_store(node.etcd)
     try:
         plain.check()
-        secret = secret_of(plain, order.job, node.secret_file)
-        store = SealedStore(plain, secret)
         terms = Terms(nodes=f"{order.nodes_min}:{order.nodes_max}", script=order.target)
-        keys = JobKeys(store, order.job, order.key_ttl_s)
-        incarnation = enrol(keys, store, order.job, node.name, terms)
-        leave_hint(plain, order.job, node.secret_file, keys.lease())
+        place = enter(plain, order.job, node.name, terms, file=node.secret_file, key_ttl_s=order.key_ttl_s)
         if run is None:
             order = order.with_own_log_dir()
             run = rundir.create(order.run_dir, order.job, secret_file=node.secret_file)
             say(f"job {order.job}, node {node.name}, {count(order.workers, 'worker')}; run folder {run.path}")
         config = order.config(
-            node=node.name, incarnation=incarnation, nodes_min=order.nodes_min, nodes_max=order.nodes_max
+            node=node.name, incarnation=place.incarnation, nodes_min=order.nodes_min, nodes_max=order.nodes_max
         )
-        agent = Agent(_agent_config(order, run, node), config, run, store, order.faults)
+        agent = Agent(_agent_config(order, run, node), config, run, place.store, order.faults)
     except BaseException:
         plain.close()
         raise

@@ -8,15 +8,17 @@ import re
 import socket
 import stat
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elastrain.errors import ConfigError
 from elastrain.launcher import priority, rundir
 from elastrain.launcher.channel import Channel
-from elastrain.launcher.enrol import secret_of
+from elastrain.launcher.enrol import Place, Terms, enter, secret_of
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.messages import (
     LINE_BYTES_MAX,
@@ -34,7 +36,7 @@ from elastrain.launcher.messages import (
     parse,
 )
 from elastrain.launcher.rundir import RunDir
-from elastrain.launcher.store import MemoryStore
+from elastrain.launcher.store import ForgedValueError, MemoryStore, Store
 from elastrain.launcher.views import JobKeys, decode_view, encode_view
 from elastrain.world import Member, View
 
@@ -160,13 +162,59 @@ def test_nodes_that_share_a_folder_make_one_secret_at_the_same_time(tmp_path: Pa
 
     def read() -> bytes:
         begin.wait(10)
-        return secret_of(store, "job", file)
+        return secret_of(store, "job", file)[0]
 
     with ThreadPoolExecutor(8) as nodes:
         found = [future.result(10) for future in [nodes.submit(read) for _ in range(8)]]
     assert len(set(found)) == 1
     assert len(found[0]) == 32
     assert [path.name for path in file.parent.iterdir()] == ["secret"]
+
+
+class _Meanwhile(MemoryStore):
+    """Something else happens when the first hint has been put."""
+
+    def __init__(self, then: Callable[[Store], None]) -> None:
+        super().__init__()
+        self._then: Callable[[Store], None] | None = then
+
+    def commit(self, **change: Any) -> int | None:
+        revision = super().commit(**change)
+        then, self._then = self._then, None
+        if then is not None:
+            then(self)
+        return revision
+
+
+def test_nodes_that_each_make_a_secret_at_once_keep_one_and_say_so(tmp_path: Path) -> None:
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+
+    def come(store: Store, file: Path) -> Place:
+        return enter(store, "job", file.name, Terms(nodes="3:3", script="x.py"), file=file, key_ttl_s=60.0)
+
+    def too_late(store: Store, sentence: str) -> None:
+        with pytest.raises(ConfigError, match=sentence):
+            come(store, mine)
+        assert theirs.exists() and not mine.exists()
+
+    def faster(store: Store) -> None:
+        come(store, theirs)
+
+    store = _Meanwhile(then=faster)
+    too_late(store, f"the one just made here is removed again: .* copy .*:{theirs} to {mine}")
+    too_late(store, f"no secret for job job: copy .*:{theirs} to {mine}")
+    mine.write_bytes(theirs.read_bytes())
+    mine.chmod(0o600)
+    assert come(store, mine).incarnation == 2
+
+
+def test_a_secret_that_was_there_before_is_never_removed(tmp_path: Path) -> None:
+    store, terms = MemoryStore(), Terms(nodes="2:2", script="x.py")
+    enter(store, "other", "a", terms, file=tmp_path / "old", key_ttl_s=60.0)
+    enter(store, "job", "b", terms, file=tmp_path / "job's", key_ttl_s=60.0)
+    with pytest.raises(ForgedValueError, match="copy the secret file"):
+        enter(store, "job", "a", terms, file=tmp_path / "old", key_ttl_s=60.0)
+    assert (tmp_path / "old").exists()
 
 
 def test_run_folder_is_private_and_holds_a_secret_of_32_bytes(tmp_path: Path) -> None:
