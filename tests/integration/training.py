@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -107,6 +109,7 @@ def _speed_up(slow: Path, run: Path, member: str) -> None:
 def undisturbed(*arguments: str, script: Path = SCRIPT) -> Run:
     """The same script alone under `python`: a job of one."""
     folder = Path(tempfile.mkdtemp(prefix="elastrain-test-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # kept for other tests of this process
     done = subprocess.run(
         [sys.executable, str(script), *arguments],
         env=environment(ELASTRAIN_RUN_DIR=str(folder)),
