@@ -170,7 +170,7 @@ class Losing(Joining):
         if member is None or member not in self.workers:  # its death has been proven meanwhile, or it is not ours
             return []
         by = ", ".join(sorted(self._suspicions[member]))
-        return [Kill(member=member, reason=f"{member} lives, but {by} can not reach it: it is ended and replaced")]
+        return [Kill(member=member, reason=f"{member} lives, but {by} can not reach it: it is ended")]
 
     # ---- failures of the script
 

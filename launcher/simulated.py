@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 
 from elastrain.errors import ConfigError, ElastrainError
-from elastrain.launcher import rundir
+from elastrain.launcher import control, rundir
 from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.rundir import RunDir
@@ -113,13 +113,34 @@ class _Nodes:
         if code >= 0:
             self._codes.append(code)
             self._tell_end(name)
-        elif self._running and not self._codes and not self._stopped_by and self._restarts < self._order.max_restarts:
-            self._restarts += 1
-            say(f"{name} was lost; it is started again ({self._restarts} of {self._order.max_restarts})")
-            self._start(name)
         elif not self._running and not self._codes:
             say("every node was lost, and with them the state")
             self._codes.append(1)
+        elif not self._codes and not self._stopped_by:
+            self._on_loss(name)
+
+    def _on_loss(self, name: str) -> None:
+        """Others go on, unless the job has no commit to go on from: then their agents end it."""
+        if self._ends_with_a_node():
+            say(f"{name} was lost before the first commit; it is not started again")
+        elif self._restarts >= self._order.max_restarts:
+            say(f"{name} was lost; it is not started again: --max-restarts {self._order.max_restarts}")
+        else:
+            self._restarts += 1
+            say(f"{name} was lost; it is started again ({self._restarts} of {self._order.max_restarts})")
+            self._start(name)
+
+    def _ends_with_a_node(self) -> bool:
+        """The job has begun, and nothing is committed: as far as the nodes know that are left."""
+        states = []
+        for node in rundir.nodes_of(self._run):
+            if node.path.name not in self._running:
+                continue
+            try:
+                states.append(control.ask(node, {"type": "status"})["state"])
+            except ElastrainError:  # it ends just now, or is stuck: the others know as much
+                continue
+        return any(state["roster"] is not None for state in states) and all(state["step"] is None for state in states)
 
     def _tell_end(self, name: str) -> None:
         """The nodes share a screen: what ends the job is said once, what ends only a node with its name."""

@@ -23,6 +23,7 @@ def describe(core: Core, job: str, now: float) -> dict[str, Any]:
         "job": job,
         "node": core.config.node,
         "state": _state(core),
+        "roster": [record.name for record in core.roster.nodes] if core.roster is not None else None,
         "generation": view.generation if view else 0,
         "step": core.step,
         "loss": core.loss,

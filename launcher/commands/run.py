@@ -248,7 +248,13 @@ def _ranks(text: str | None, slots: range) -> set[int]:
         return set(slots)
     if not re.fullmatch(r"\d+(,\d+)*", text):
         raise ConfigError(f"--local-ranks-filter {text!r}: write local ranks, such as 0,1")
-    return {int(part) for part in text.split(",")}
+    shown = {int(part) for part in text.split(",")}
+    if shown.isdisjoint(slots):
+        raise ConfigError(
+            f"--local-ranks-filter {text}: none of them is a local rank of this node's {len(slots)} (from 0): "
+            "nothing would be shown"
+        )
+    return shown
 
 
 def _node_name(given: str | None) -> str:

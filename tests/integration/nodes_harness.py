@@ -25,13 +25,19 @@ class NodesJob:
     """
 
     def __init__(
-        self, tmp_path: Path, *options: str, arguments: tuple[str, ...], name: str = "run", inside: tuple[str, ...] = ()
+        self,
+        tmp_path: Path,
+        *options: str,
+        arguments: tuple[str, ...],
+        name: str = "run",
+        inside: tuple[str, ...] = (),
+        script: Path = SCRIPT,
     ) -> None:
         self.run = RunDir(path=tmp_path / name)
         self._slow = tmp_path / "slow"
         self._slow.touch()
         self._output = tmp_path / f"{name}.log"
-        command = [*inside, *ELASTRAIN, "run", *options, "--run-dir", str(self.run.path), str(SCRIPT)]
+        command = [*inside, *ELASTRAIN, "run", *options, "--run-dir", str(self.run.path), str(script)]
         with self._output.open("wb") as file:
             self.process = subprocess.Popen(
                 [*command, *arguments, "--slow-while", str(self._slow)],

@@ -82,6 +82,20 @@ def test_worker_and_another_node_killed_at_the_same_time(tmp_path: Path) -> None
         job.assert_nothing_left()
 
 
+def test_a_node_killed_before_the_first_commit_ends_the_job_and_is_not_said_to_come_back(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import signal\nsignal.pause()\n")
+    with NodesJob(tmp_path, "--local-nodes", "2", arguments=(), script=script) as job:
+        job.wait("worker_start", source="agent:node0")
+        job.wait("worker_start", source="agent:node1")
+        job.kill_node("node1")
+        assert job.process.wait(40) == 1
+        assert "elastrain: node1 was lost before the first commit; it is not started again\n" in job.text()
+        assert "elastrain: node node1 was lost before the first commit: " in job.text()
+        assert not job.events("start", source="agent:node1")[1:]
+        job.assert_nothing_left()
+
+
 @pytest.mark.timeout(240)  # outages take as long as they take, also where the machine is busy
 def test_etcd_outage_longer_than_the_leases_stops_no_step_and_ends_nobody_and_a_loss_during_it_waits(
     tmp_path: Path,
@@ -249,6 +263,7 @@ def refused(tmp_path: Path, *options: str, name: str = "refused") -> str:
         (("--standalone", "--nnodes", "2"), "--standalone means one node"),
         (("--key-ttl", "60"), "--key-ttl 60: it must be more than --park-timeout (3600)"),
         (("--local-ranks-filter", "one"), "--local-ranks-filter 'one': write local ranks"),
+        (("--local-ranks-filter", "3,1"), "--local-ranks-filter 3,1: none of them is a local rank of this node's 1"),
     ],
 )
 def test_nodes_that_can_not_be_are_refused_in_one_sentence(

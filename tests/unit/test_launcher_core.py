@@ -370,7 +370,21 @@ def test_suspected_member_that_lives_on_is_ended_after_a_while() -> None:
     job.say("m1", Suspect(member="m0", reason="link reset"))
     assert job.do(job.core.on_tick(NOW + 0.9)) == []
     kill = of(Kill, job.do(job.core.on_tick(NOW + 1)))[0]
-    assert (kill.member, "m0, m2 can not reach it" in kill.reason) == ("m1", True)
+    assert (kill.member, kill.reason) == ("m1", "m1 lives, but m0, m2 can not reach it: it is ended")
+
+
+@pytest.mark.parametrize(
+    ("max_restarts", "words"),
+    [
+        (1, "m1 ended by signal 9; another is started in its place (restart 1 of 1)"),
+        (0, "m1 ended by signal 9; not started again: all 0 restarts are used up (--max-restarts)"),
+    ],
+)
+def test_what_becomes_of_a_suspect_is_said_when_it_is_known(max_restarts: int, words: str) -> None:
+    job = running(max_restarts=max_restarts)
+    job.say("m0", Suspect(member="m1", reason="link reset"))
+    job.do(job.core.on_tick(NOW + 1))
+    assert words in [log.say for log in of(Log, job.die("m1", exit_code=-9))]
 
 
 def test_suspicion_ends_with_the_proof_of_death() -> None:
