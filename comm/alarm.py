@@ -17,8 +17,12 @@ from elastrain.comm.memory import futex_wake_all, libc
 
 _SYS_FUTEX_WAITV = 449  # on every architecture
 _WAITER = struct.Struct("@QQII")  # value, address, flags, nothing
+_TIME = struct.Struct("@qq")
 _SIZE_U32 = 2
 _CLOCK_MONOTONIC = 1
+_wait = libc["syscall"]
+_wait.restype = ctypes.c_long
+_wait.argtypes = [ctypes.c_long, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_char_p, ctypes.c_int]
 _SIGNALS = (errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT)
 
 
@@ -54,10 +58,10 @@ class Alarm:
         Returns at the latest at `deadline_s` (time.monotonic()); signals may make it return early.
         """
         waiters = [_WAITER.pack(value, address, _SIZE_U32, 0) for address, value in (*words, (self.address, count))]
-        all_of_them = ctypes.create_string_buffer(b"".join(waiters))
         seconds = int(deadline_s)
-        until = ctypes.create_string_buffer(struct.pack("@qq", seconds, int((deadline_s - seconds) * 1e9)))
-        result = libc.syscall(ctypes.c_long(_SYS_FUTEX_WAITV), all_of_them, len(waiters), 0, until, _CLOCK_MONOTONIC)
-        if result < 0 and ctypes.get_errno() not in _SIGNALS:
+        until = _TIME.pack(seconds, int((deadline_s - seconds) * 1e9))
+        if _wait(_SYS_FUTEX_WAITV, b"".join(waiters), len(waiters), 0, until, _CLOCK_MONOTONIC) >= 0:
+            return
+        if ctypes.get_errno() not in _SIGNALS:
             code = ctypes.get_errno()
             raise OSError(code, f"futex_waitv: {os.strerror(code)}")

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -52,12 +52,9 @@ _ROOMS_AT_BYTES = _ENTRIES_AT_BYTES + ENTRIES * _ENTRY_BYTES
 _BOARD_BYTES = _ROOMS_AT_BYTES + ENTRIES * ROOM_BYTES
 PAIR_BYTES = 2 * _BOARD_BYTES
 
+_APART = 0x9E3779B1  # times the generation: where its counts begin; odd, so that neighbours are far apart
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 assert _SLICES_AT_BYTES + MEMBERS_MAX * _SLICE.size <= _ENTRY_BYTES
-
-
-def _first(generation: int) -> int:
-    return generation * 0x9E3779B1 & COUNT_MASK  # odd: neighbours are far apart
 
 
 def reached(count: int, wanted: int) -> bool:
@@ -65,16 +62,14 @@ def reached(count: int, wanted: int) -> bool:
     return (count - wanted) & COUNT_MASK < 1 << 31
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spot:
+class Spot(NamedTuple):  # as Entry: made in every turn, where a frozen dataclass takes four times as long
     """Where an offered tensor lies: bytes of a segment, or (segment 0) of the board's room for this turn."""
 
     segment: int
     offset_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(NamedTuple):
     """What one member offers to one other in a turn: `size_bytes` at `spot`, as elements of `dtype`.
 
     `lent`: a tensor of its caller's, which may change after a failure.
@@ -97,6 +92,7 @@ class Board:
         self._longs = self._bytes[:_ENTRIES_AT_BYTES].cast("Q")
         self.published_address = tensor.data_ptr() + _PUBLISHED_BYTES
         self.finished_address = tensor.data_ptr() + _FINISHED_BYTES
+        self._first = 0  # of mine: where the counts of its generation begin
 
     @property
     def generation(self) -> int:
@@ -104,17 +100,18 @@ class Board:
 
     def published(self, generation: int) -> int:
         """As far as this generation goes: 0 before and after it."""
-        return self._count(_PUBLISHED_BYTES, generation)
+        return self._count(_PUBLISHED_BYTES // 4, generation)
 
     def finished(self, generation: int) -> int:
         """As `published`."""
-        return self._count(_FINISHED_BYTES, generation)
+        return self._count(_FINISHED_BYTES // 4, generation)
 
-    def _count(self, at_bytes: int, generation: int) -> int:
-        if self._longs[_GENERATION] != generation:
+    def _count(self, place: int, generation: int) -> int:
+        longs = self._longs
+        if longs[_GENERATION] != generation:
             return 0
-        count = (self._counts[at_bytes // 4] - _first(generation)) & COUNT_MASK
-        return count if self._longs[_GENERATION] == generation else 0
+        count = (self._counts[place] - generation * _APART) & COUNT_MASK
+        return count if longs[_GENERATION] == generation else 0
 
     def has_failed(self, generation: int) -> bool:
         """Whether what was lent in this generation may have changed: its owner has failed in it, or gone on."""
@@ -130,7 +127,8 @@ class Board:
     def begin(self, generation: int) -> None:
         self.free()
         self._longs[_FAILED] = 0
-        self._counts[_PUBLISHED_BYTES // 4] = self._counts[_FINISHED_BYTES // 4] = _first(generation)
+        self._first = generation * _APART & COUNT_MASK
+        self._counts[_PUBLISHED_BYTES // 4] = self._counts[_FINISHED_BYTES // 4] = self._first
         self._longs[_GENERATION] = generation
 
     def free(self) -> None:
@@ -140,10 +138,10 @@ class Board:
         self._longs[_FAILED] = 1
 
     def count_published(self, turn: int) -> None:
-        self._counts[_PUBLISHED_BYTES // 4] = (_first(self.generation) + turn + 1) & COUNT_MASK
+        self._counts[_PUBLISHED_BYTES // 4] = (self._first + turn + 1) & COUNT_MASK
 
     def count_finished(self, turn: int) -> None:
-        self._counts[_FINISHED_BYTES // 4] = (_first(self.generation) + turn + 1) & COUNT_MASK
+        self._counts[_FINISHED_BYTES // 4] = (self._first + turn + 1) & COUNT_MASK
 
     def room(self, turn: int) -> torch.Tensor:
         """`ROOM_BYTES` bytes for the part of this turn."""
@@ -155,9 +153,12 @@ class Board:
     ) -> None:
         """An entry: slices of the flat tensor `offered`, which lies at `spot`, for the ranks that `sends` names."""
         at = _ENTRIES_AT_BYTES + turn % ENTRIES * _ENTRY_BYTES
-        same = all((send.start, send.stop) == (sends[0].start, sends[0].stop) for send in sends)
-        start, stop = (sends[0].start, sends[0].stop) if sends and same else (0, 0)
-        slices = 0 if same else 1 + max(send.to for send in sends)
+        start, stop = (sends[0].start, sends[0].stop) if sends else (0, 0)
+        slices = 0
+        for send in sends:
+            if send.start != start or send.stop != stop:
+                start, stop, slices = 0, 0, 1 + max(send.to for send in sends)
+                break
         code, size_bytes = _CODES[offered.dtype], offered.nbytes
         where = (spot.offset_bytes, size_bytes, spot.segment)
         _HEADER.pack_into(self._bytes, at, *where, len(words), slices, code, lent, start, stop)
@@ -194,7 +195,10 @@ class Pair:
 
     def find(self, generation: int) -> Board | None:
         """The board of this generation; None while its owner has not begun it, or nobody should need it any more."""
-        return next((board for board in self._boards if board.generation == generation), None)
+        one, other = self._boards
+        if one.generation == generation:
+            return one
+        return other if other.generation == generation else None
 
     def of_or_any(self, generation: int) -> Board:
         """As `find` of a generation that its owner has begun; where that is over, a board on which nothing is of it."""
@@ -202,7 +206,7 @@ class Pair:
 
     @property
     def newest(self) -> int:
-        return max(board.generation for board in self._boards)
+        return max(self._boards[0].generation, self._boards[1].generation)
 
     # By the owner
 
@@ -213,7 +217,7 @@ class Pair:
 
     def begin(self, generation: int) -> Board:
         """See the module. The owner reads nothing of former generations any more."""
-        former, current = sorted(self._boards, key=lambda board: board.generation)
+        former, current = self._by_age()
         # Where the former one is not free, what was published since is of no use to anybody (see Lane.open_up).
         board = former if current.published(current.generation) and not former.generation else current
         board.begin(generation)
@@ -223,10 +227,13 @@ class Pair:
     @property
     def former(self) -> Board | None:
         """What others may still read of a generation before the newest one; None where that is not so."""
-        board = min(self._boards, key=lambda board: board.generation)
+        board, _ = self._by_age()
         return board if board.generation else None
+
+    def _by_age(self) -> tuple[Board, Board]:
+        one, other = self._boards
+        return (one, other) if one.generation <= other.generation else (other, one)
 
     def free_former(self) -> None:
         """All who could read the former one are in the newest."""
-        if self.former is not None:
-            self.former.free()
+        self._by_age()[0].free()

@@ -255,8 +255,9 @@ class Communicator:
     # By one thread at a time, as all that follows
 
     def _edit(self, generation: int, members: Sequence[Peer], groups: Mapping[str, Sequence[str]]) -> None:
-        _check_lists(groups, [peer.id for peer in members])
-        if set(self.world.members) - {peer.id for peer in members}:
+        ids = tuple(peer.id for peer in members)
+        _check_lists(groups, ids)
+        if not set(self.world.members) <= set(ids):
             self._lines.raise_fence()  # what the removed still read is used again from here on
         self._mesh.edit(generation, members)
         told = self._error is not None
@@ -265,13 +266,14 @@ class Communicator:
         self.lost = {}
         self._announced.clear()
         self._nodes = {peer.id: peer.node for peer in members}
-        numbers = {node: number for number, node in enumerate(sorted(set(self._nodes.values())))}
-        self._hosts = {} if self._mesh.all_on_one_host else {m: numbers[node] for m, node in self._nodes.items()}
+        nodes = set(self._nodes.values())
+        numbers = {node: number for number, node in enumerate(sorted(nodes))}
+        one = len(nodes) == 1 or self._mesh.all_on_one_host
+        self._hosts = {} if one else {member: numbers[node] for member, node in self._nodes.items()}
         self._drop_s = self._drop_s if self._former else time.monotonic() + _DROP_AFTER_S
         self._former.append(self._imports)
-        imports = ((peer.id, self._mesh.imports(peer.id)) for peer in members)
-        self._imports = {member: found for member, found in imports if found is not None}
-        self.world.members = tuple(peer.id for peer in members)
+        self._imports = {member: found for member in ids if (found := self._mesh.imports(member)) is not None}
+        self.world.members = ids
         self._lines.renew(self.world.members, groups)
         self._lanes.renew(generation, self.world.members, self._goes_by_lane)
         for member in () if told else self.world.members:

@@ -95,7 +95,7 @@ class Lane:
         self._name, self._me, self._host, self._desk = name, me, host, desk
         self._waiting = waiting
         self._others = [(self.rank + step) % len(members) for step in range(1, len(members))]
-        self._own: Board | None = None
+        self._board: Board  # mine, from `open_up` on
         self._find: Callable[[str], Pair | None] = lambda _member: None
         self._pairs: dict[int, Pair] = {}
         self._boards: dict[int, Board] = {}
@@ -123,7 +123,7 @@ class Lane:
         From then on nobody reads what was shown in former ones. `by_barrier`: a barrier is run next. Who comes out of
         one knows just that, so nobody needs to wait twice; and if it fails, nobody has come out of it before.
         """
-        self._own, self._find = board, find
+        self._board, self._find = board, find
         self._deadline_s, self._timeout_s = deadline_s, timeout_s
         self._words = f"the beginning of {self._name!r}"
         self._meeting = by_barrier and self._all_known()
@@ -221,7 +221,10 @@ class Lane:
                 self._settle()  # rank 0 has seen all, the others have its word that it has
             if last:
                 self._check_there(read)  # before the others are told: then they need keep nothing for this member
-            self._finish_turn(tell=last or not plan.again)
+                # Once an operation: in none more than ENTRIES rounds show anything, so none waits for its own turns.
+                self._board.count_finished(self._turn)
+                futex_wake_all(self._board.finished_address)
+            self._turn += 1
         if len(self._desk.met) < len(self._others):
             here = [rank for rank, board in self._boards.items() if board.published(self.generation)]
             self._desk.met.update(self.members[rank] for rank in here)
@@ -231,13 +234,8 @@ class Lane:
             spot = self._spot(offered) if offered.numel() else _ROOM
             self._board.write(self._turn, words=words, offered=offered, spot=spot, sends=plan.sends, lent=lent)
         self._board.count_published(self._turn)
-        if plan.awaits or not plan.again:  # else nobody awaits it: who sleeps here awaits a later one
+        if plan.sends or (plan.again and plan.awaits):  # else nobody awaits it: who sleeps here awaits a later one
             futex_wake_all(self._board.published_address)
-
-    @property
-    def _board(self) -> Board:
-        assert self._own is not None
-        return self._own
 
     def _spot(self, offered: torch.Tensor) -> Spot:
         if self._placed is not None and self._placed[0] is offered:
@@ -275,12 +273,6 @@ class Lane:
         if stop > memory.numel():
             raise ProtocolError(f"{self.members[rank]!r} offers bytes {start} to {stop} of {memory.numel()}")
         return memory[start:stop].view(entry.dtype)
-
-    def _finish_turn(self, *, tell: bool) -> None:
-        if tell:  # rounds that show nothing new need no place on the board
-            self._board.count_finished(self._turn)
-            futex_wake_all(self._board.finished_address)
-        self._turn += 1
 
     def _check_lent(self, lenders: Set[int]) -> None:
         """A member that has failed since may have changed its tensor while it was read: what was made of it is thrown
@@ -331,7 +323,7 @@ class Lane:
             return found
         self._waiting.add(self)
         try:
-            while True:
+            while (found := look()) is None:
                 # In this order: what changes after the alarm was looked at rings it, and the wait returns at once.
                 alarm, words = self._host.alarm.count, self._words_of(member, address)
                 found = look()
@@ -344,6 +336,7 @@ class Lane:
                     return found
                 else:
                     raise error
+            return found
         finally:
             self._waiting.discard(self)
 

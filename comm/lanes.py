@@ -159,7 +159,14 @@ class Lanes:
                     return
                 lane, request = track.queue.popleft()
                 track.running = lane
-            error = self._execute(track, lane, request)
+            graph = torch.is_grad_enabled() and not request.barrier
+            if graph:  # what is communicated may belong to one, communicating never does
+                torch.set_grad_enabled(False)
+            try:
+                error = self._execute(track, lane, request)
+            finally:
+                if graph:
+                    torch.set_grad_enabled(True)
             with track.desk.lock:
                 track.running = None
                 self._begin(track)
@@ -180,8 +187,7 @@ class Lanes:
             lane.begin(request.deadline_s, request.timeout_s)
             operation = self._make(lane, request)
             if not isinstance(operation, ValueError):
-                with torch.no_grad():  # what is communicated may belong to a graph, communicating never does
-                    lane.run(operation)
+                lane.run(operation)
                 return None
         except (MemberLost, Aborted, Timeout) as error:
             return self._host.fail(lane, error)
@@ -192,8 +198,7 @@ class Lanes:
 
     def _make(self, lane: Lane, request: Request) -> Operation | ValueError:
         try:
-            with torch.no_grad():
-                return request.make(Seat(rank=lane.rank, world=len(lane.members), memory=lane, stage=lane.stage))
+            return request.make(Seat(rank=lane.rank, world=len(lane.members), memory=lane, stage=lane.stage))
         except (ValueError, RuntimeError) as error:  # torch raises RuntimeError for tensors that do not fit
             return ValueError(str(error))
 

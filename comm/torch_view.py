@@ -91,7 +91,7 @@ def reconfigure(group: dist.ProcessGroup | None, members: Sequence[int | str]) -
     _finish(current, editing)
     # In this thread: on a host with few cores each change of threads takes longer than the barrier itself.
     current.communicator.world.barrier(words=agreement, inline=True).wait()
-    current.agreed = tuple(peer.id for peer in current.peers)
+    current.agreed = current.communicator.world.members
     current.proven.clear()
 
 

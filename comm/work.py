@@ -12,14 +12,16 @@ class Work:
     """Finished once, by one thread; waited for by any."""
 
     def __init__(self) -> None:
-        self._ended = threading.Event()
+        self._done = False
+        self._gate = threading.Lock()  # held until it is done: a lock of its own takes far less than an Event
+        self._gate.acquire()
         self._error: CommError | ValueError | None = None
         self._then: list[Callable[[], None]] = []
         self._lock = threading.Lock()
 
     @property
     def done(self) -> bool:
-        return self._ended.is_set()
+        return self._done
 
     @property
     def error(self) -> CommError | ValueError | None:
@@ -31,7 +33,9 @@ class Work:
 
         Needs no timeout of its own: the work has a deadline.
         """
-        self._ended.wait()
+        if not self._done:
+            with self._gate:  # the next one who waits gets it after that
+                pass
         if self._error is not None:
             # A new object for each waiter: one exception raised in several threads mixes their tracebacks.
             raise _copy(self._error) from self._error
@@ -39,7 +43,7 @@ class Work:
     def then(self, callback: Callable[[], None]) -> None:
         """Call back when it is done, in the thread that finishes it; at once if it is done already."""
         with self._lock:
-            if not self._ended.is_set():
+            if not self._done:
                 self._then.append(callback)
                 return
         callback()
@@ -48,7 +52,8 @@ class Work:
         """By the one who does the work."""
         with self._lock:
             self._error = error
-            self._ended.set()
+            self._done = True
+            self._gate.release()
         for callback in self._then:
             callback()
         self._then.clear()
