@@ -95,15 +95,17 @@ def cut(numel: int, world: int) -> tuple[tuple[int, int], ...]:
     return tuple(itertools.pairwise(edges))
 
 
+@functools.lru_cache(maxsize=_KEPT)
 def others(rank: int, world: int) -> tuple[int, ...]:
     """All other ranks, beginning after this one: not everybody starts with the same receiver."""
     return tuple((rank + step) % world for step in range(1, world))
 
 
+@functools.lru_cache(maxsize=_KEPT)
 def barrier(rank: int, world: int) -> tuple[Round, ...]:
     """Everybody tells rank 0, then rank 0 tells everybody: the fewest messages, which counts where cores are few."""
-    rest = others(rank, world)
     if rank == 0:
+        rest = others(rank, world)
         return (Round(awaits=frozenset(rest)), Round(sends=tuple(Send(to=to, start=0, stop=0) for to in rest)))
     return (Round(sends=(Send(to=0, start=0, stop=0),)), Round(awaits=frozenset({0})))
 
@@ -118,6 +120,7 @@ def others_to_one(rank: int, world: int, root: int) -> Partners:
     return Partners(of=frozenset(others(rank, world))) if rank == root else Partners(to=(root,))
 
 
+@functools.lru_cache(maxsize=_KEPT)
 def all_to_all(rank: int, world: int) -> Partners:
     """all_gather, all_to_all, reduce_scatter, and the small all_reduce"""
     return Partners(to=others(rank, world), of=frozenset(others(rank, world)))

@@ -56,7 +56,7 @@ class Communicator:
         self._nodes = {mesh.me: mesh.node}
         self._hosts: dict[str, int] = {}  # of members; none: all are on one
         self._imports: dict[str, Imports] = {}
-        self._former: list[dict[str, Imports]] = []  # of views before: to be dropped at `_drop_s`
+        self._former: list[object] = []  # of views before, with the memory of the dead: to be dropped at `_drop_s`
         self._drop_s = 0.0
         self._announced: set[int] = set()  # my segments that all members were told of
         self._shared_waits, _reason = waits_available()
@@ -87,7 +87,7 @@ class Communicator:
 
     def _goes_by_lane(self, group: Group) -> bool:
         """Whether all its members are on this host; all of them come to the same answer."""
-        nodes = {self._nodes.get(member) for member in group.members}
+        nodes = set(map(self._nodes.get, group.members))
         return self._shared_waits and (len(nodes) == 1 or self._mesh.all_on_one_host)
 
     def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -266,17 +266,14 @@ class Communicator:
         self.lost = {}
         self._announced.clear()
         self._nodes = {peer.id: peer.node for peer in members}
-        nodes = set(self._nodes.values())
-        numbers = {node: number for number, node in enumerate(sorted(nodes))}
-        one = len(nodes) == 1 or self._mesh.all_on_one_host
-        self._hosts = {} if one else {member: numbers[node] for member, node in self._nodes.items()}
+        self._hosts = {} if self._mesh.all_on_one_host else _numbers(self._nodes)
         self._drop_s = self._drop_s if self._former else time.monotonic() + _DROP_AFTER_S
         self._former.append(self._imports)
         self._imports = {member: found for member in ids if (found := self._mesh.imports(member)) is not None}
         self.world.members = ids
-        self._lines.renew(self.world.members, groups)
-        self._lanes.renew(generation, self.world.members, self._goes_by_lane)
-        for member in () if told else self.world.members:
+        self._lines.renew(ids, groups)
+        self._former.append(self._lanes.renew(generation, ids, self._goes_by_lane))
+        for member in () if told else ids:
             self._lines.show_fence(member)  # who still waits in the old view learns from it that nothing more comes
 
     # For lines and letters, in this thread
@@ -348,6 +345,13 @@ class Communicator:
         for request in requests:
             request.work.finish(error)
         self._letters.end(error)
+
+
+def _numbers(nodes: Mapping[str, str]) -> dict[str, int]:
+    """The number of each member's node; none where there is one node only."""
+    names = set(nodes.values())
+    numbers = {node: number for number, node in enumerate(sorted(names))} if len(names) > 1 else {}
+    return {member: numbers[node] for member, node in nodes.items()} if numbers else {}
 
 
 def _check_lists(groups: Mapping[str, Sequence[str]], members: Sequence[str]) -> None:

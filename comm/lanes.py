@@ -72,12 +72,16 @@ class Lanes:
         with track.desk.lock:
             self._renew(track, by_lane=by_lane)
 
-    def renew(self, generation: int, members: Sequence[str], by_lane: Callable[[Group], bool]) -> None:
-        """Begin a generation. What was under way has been ended."""
+    def renew(self, generation: int, members: Sequence[str], by_lane: Callable[[Group], bool]) -> object:
+        """Begin a generation. What was under way has been ended. Returns what is not needed any more, memory of the
+        removed with it: to let go of it takes long.
+        """
+        gone: list[object] = [self._boards]
         self._boards = {(group, member): board for (group, member), board in self._boards.items() if member in members}
         former, self._generation = self._generation, generation
         for number, track in list(self._tracks.items()):
             with track.desk.lock:
+                gone += (track.lane, track.desk.readers)
                 # Who has taken part has my board; on its way to others it may have been discarded with the generation.
                 fresh = track.desk.shown - track.desk.met
                 track.desk.met |= {member for member in fresh if self._took_part(number, member, former)}
@@ -85,6 +89,7 @@ class Lanes:
                 track.desk.readers = {m: pair for m, pair in track.desk.readers.items() if m in members}
                 track.desk.shown = set(track.desk.met)
                 self._renew(track, by_lane=by_lane(track.group))
+        return gone
 
     def _took_part(self, number: int, member: str, generation: int) -> bool:
         pair = self._boards.get((number, member))

@@ -48,9 +48,11 @@ def fold(
     places = _places(steps, own)
     length = _CONVERTED_BLOCK_ELEMENTS if converted else _BLOCK_ELEMENTS
     sums = {place: torch.empty(min(length, out.numel()), dtype=inner) for place in places if converted or place != own}
-    blocks = [torch.split(part, length) for part in parts]
-    for index, target in enumerate(torch.split(out, length)):
-        now = [block[index].to(inner) if converted else block[index] for block in blocks]
+    for at in range(0, out.numel(), length):  # torch.split takes as long as five slices
+        target = out[at : at + length]
+        now = [part[at : at + length] for part in parts]
+        if converted:
+            now = [block.to(inner) for block in now]
         for (left, right), place in zip(steps, places, strict=True):
             there = sums[place][: target.numel()] if place in sums else target
             now[left] = combine(now[left], now[right], out=there)
