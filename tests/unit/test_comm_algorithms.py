@@ -9,6 +9,7 @@ import pytest
 
 from elastrain.comm import algorithms
 from elastrain.comm.algorithms import AllReduce, Partners, Round
+from elastrain.comm.board import ENTRIES
 
 WORLDS = [1, 2, 3, 4, 5, 8, 13]
 
@@ -144,3 +145,14 @@ def test_chunks_cover_everything_once_and_are_not_too_long(numel: int, longest: 
     found = algorithms.chunks(numel, longest)
     assert [at for start, stop in found for at in range(start, stop)] == list(range(numel))
     assert all(stop - start <= longest and start % 64 == 0 for start, stop in found)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_what_an_operation_shows_in_a_lane_fits_on_a_board(world: int) -> None:
+    """A lane tells only at its end that an operation is over: with more than this its own turns would hold it up."""
+    for rank in range(world):
+        for rounds in (
+            algorithms.barrier(rank, world),
+            algorithms.pipeline(rank, world, 9, given=64, sums=64),
+        ):
+            assert sum(not plan.again for plan in rounds) <= ENTRIES
