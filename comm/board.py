@@ -39,6 +39,7 @@ ROOM_BYTES = 64 << 10
 MEMBERS_MAX = 512
 WORDS_MAX_BYTES = 400
 COUNT_MASK = 0xFFFFFFFF
+_HALF = 1 << 31
 
 _PUBLISHED_BYTES, _FINISHED_BYTES = 0, 64  # offsets: each on a cache line of its own
 _ERA_BYTES = 68
@@ -59,7 +60,7 @@ assert _SLICES_AT_BYTES + MEMBERS_MAX * _SLICE.size <= _ENTRY_BYTES
 
 def reached(count: int, wanted: int) -> bool:
     """Whether a counter of 32 bits, which may have begun anew, is at `wanted` or past it."""
-    return (count - wanted) & COUNT_MASK < 1 << 31
+    return (count - wanted) & COUNT_MASK < _HALF
 
 
 class Spot(NamedTuple):  # as Entry: made in every turn, where a frozen dataclass takes four times as long
@@ -105,6 +106,14 @@ class Board:
     def finished(self, generation: int) -> int:
         """As `published`."""
         return self._count(_FINISHED_BYTES // 4, generation)
+
+    def has_published(self, generation: int, turns: int) -> bool | None:
+        """Whether `published` is so many or more; None: it is not, as those who wait need it."""
+        return (self._count(_PUBLISHED_BYTES // 4, generation) - turns) & COUNT_MASK < _HALF or None
+
+    def has_finished(self, generation: int, turns: int) -> bool | None:
+        """As `has_published`."""
+        return (self._count(_FINISHED_BYTES // 4, generation) - turns) & COUNT_MASK < _HALF or None
 
     def _count(self, place: int, generation: int) -> int:
         longs = self._longs
@@ -190,15 +199,16 @@ class Pair:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
         self._boards = (Board(tensor[:_BOARD_BYTES]), Board(tensor[_BOARD_BYTES:]))
+        self._longs = (self._boards[0]._longs, self._boards[1]._longs)
         self._era = tensor_bytes(tensor)[_ERA_BYTES : _ERA_BYTES + 4].cast("I")
         self.era_address = tensor.data_ptr() + _ERA_BYTES
 
     def find(self, generation: int) -> Board | None:
         """The board of this generation; None while its owner has not begun it, or nobody should need it any more."""
-        one, other = self._boards
-        if one.generation == generation:
-            return one
-        return other if other.generation == generation else None
+        one, other = self._longs
+        if one[_GENERATION] == generation:
+            return self._boards[0]
+        return self._boards[1] if other[_GENERATION] == generation else None
 
     def of_or_any(self, generation: int) -> Board:
         """As `find` of a generation that its owner has begun; where that is over, a board on which nothing is of it."""
@@ -206,7 +216,8 @@ class Pair:
 
     @property
     def newest(self) -> int:
-        return max(self._boards[0].generation, self._boards[1].generation)
+        one, other = self._longs
+        return max(one[_GENERATION], other[_GENERATION])
 
     # By the owner
 
@@ -232,7 +243,7 @@ class Pair:
 
     def _by_age(self) -> tuple[Board, Board]:
         one, other = self._boards
-        return (one, other) if one.generation <= other.generation else (other, one)
+        return (one, other) if self._longs[0][_GENERATION] <= self._longs[1][_GENERATION] else (other, one)
 
     def free_former(self) -> None:
         """All who could read the former one are in the newest."""

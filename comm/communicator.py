@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -107,7 +108,7 @@ class Communicator:
         self, generation: int, members: Sequence[Peer], groups: Mapping[str, Sequence[str]] | None = None
     ) -> Work:
         """As `edit`, without waiting for others: operations submitted from now on belong to the new view."""
-        return self._driver.call_later(self._in_order(lambda: self._edit(generation, members, groups or {})))
+        return self._driver.call_later(self._in_order(partial(self._edit, generation, members, groups or {})))
 
     def abort(self, reason: str) -> None:
         """End whatever is under way in any group, on all members, with Aborted; so fails what follows until an edit."""

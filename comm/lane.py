@@ -281,7 +281,7 @@ class Lane:
         for rank in lenders:
             board = self._boards[rank]
             if board.has_failed(self.generation):
-                self._await(rank, board.published_address, board.published, self._turn + _NEVER)
+                self._await(rank, board.published_address, board.has_published, self._turn + _NEVER)
 
     def _check_there(self, read: Set[int]) -> None:
         """Who was removed from the group meanwhile may have read what others had written over."""
@@ -295,8 +295,8 @@ class Lane:
         for rank in self._others:
             board = self._boards[rank]
             wanted = self._turn - ENTRIES + 1
-            if not reached(board.finished(self.generation), wanted):
-                self._await(rank, board.finished_address, board.finished, wanted)
+            if not board.has_finished(self.generation, wanted):
+                self._await(rank, board.finished_address, board.has_finished, wanted)
 
     def _await_part(self, rank: int) -> bool:
         """Returns whether it was not there at once."""
@@ -304,13 +304,13 @@ class Lane:
             begun = partial(self._pairs[rank].find, self.generation)
             self._boards[rank] = self._wait(begun, self.members[rank])
         board = self._boards[rank]
-        if self._has_published(board):
+        if board.has_published(self.generation, self._turn + 1):
             return False
-        self._await(rank, board.published_address, board.published, self._turn + 1)
+        self._await(rank, board.published_address, board.has_published, self._turn + 1)
         return True
 
-    def _await(self, rank: int, address: int, count: Callable[[int], int], wanted: int) -> None:
-        self._wait(lambda: reached(count(self.generation), wanted) or None, self.members[rank], address)
+    def _await(self, rank: int, address: int, has: Callable[[int, int], bool | None], wanted: int) -> None:
+        self._wait(partial(has, self.generation, wanted), self.members[rank], address)
 
     def _wait(
         self, look: Callable[[], Found | None], member: str, address: int | None = None, *, by_link: bool = False
@@ -372,12 +372,9 @@ class Lane:
 
     def _is_there(self, rank: int) -> bool:
         if self._opened:
-            return self._has_published(self._boards[rank])
+            return bool(self._boards[rank].has_published(self.generation, self._turn + 1))
         pair = self._find(self.members[rank])
         return pair is not None and pair.find(self.generation) is not None
-
-    def _has_published(self, board: Board) -> bool:
-        return reached(board.published(self.generation), self._turn + 1)
 
     def _await_segment(self, rank: int, number: int) -> torch.Tensor:
         member = self.members[rank]
