@@ -177,6 +177,9 @@ class Communicator:
     def has_left(self, member: str) -> bool:
         return self.lost.get(member) is How.LEFT
 
+    def is_linked(self, member: str) -> bool:
+        return member in self._imports and member not in self.lost
+
     def is_ahead(self, member: str) -> bool:
         return self._mesh.is_ahead(member)
 

@@ -42,6 +42,9 @@ class Host(Protocol):
     def has_left(self, member: str) -> bool:
         """Whether it has gone in peace, so that nothing more comes from it."""
 
+    def is_linked(self, member: str) -> bool:
+        """Whether more may come from it: it is in the view, and not lost."""
+
     def is_ahead(self, member: str) -> bool:
         """Whether it was heard of in a newer generation."""
 
@@ -349,9 +352,9 @@ class Lane:
 
     def _why_not(self, member: str, *, by_link: bool) -> CommError | None:
         """Why it makes no sense to wait for this member. `by_link`: for what comes in order with its messages: it may
-        be on its way although the board is ahead.
+        be on its way although the board is ahead, and whatever has failed here meanwhile.
         """
-        if self.error is not None:
+        if self.error is not None and not (by_link and self._host.is_linked(member)):
             return self.error
         if self._host.has_left(member):
             return MemberLost(member, "it left")

@@ -17,7 +17,7 @@ from elastrain.comm.communicator import Communicator
 from elastrain.comm.errors import Aborted, MemberLost
 from elastrain.comm.groups import Group
 from elastrain.comm.mesh import Peer
-from elastrain.comm.operations import Operation, Seat
+from elastrain.comm.operations import STAGE_BYTES, Operation, Seat
 from elastrain.comm.work import Work
 from tests.contract.test_comm_collectives import Party, party
 
@@ -163,6 +163,49 @@ def test_it_completes_though_its_own_program_takes_over_the_new_views_meanwhile(
         for work in works:
             work.wait()
         assert stage.sum("abc") == [None] * 3
+
+
+def test_it_completes_though_the_memory_that_it_reads_comes_after_the_new_view() -> None:
+    """The last parts lie in segments that c's thread has not come to read of when it takes over the view."""
+    with party("unix", 3) as made:
+        names, comms = list(made.comms), made.comms
+        groups = dict(zip(names, made.each(lambda comm, rank: comm.group("all", names)), strict=True))
+        made.each(lambda comm, rank: groups[names[rank]].barrier().wait())
+        tensors = {name: comm.empty(LARGE, torch.float32).fill_(ord(name)) for name, comm in comms.items()}
+        c = comms["c"]
+        desk = c._lanes._tracks[groups["c"].number].desk
+        desk.stage = c.empty(STAGE_BYTES, torch.uint8)
+        assert c.place(desk.stage) and c.place(tensors["c"])  # the others are told of them
+        held, edit, looked = threading.Event(), threading.Event(), threading.Event()
+
+        def hold() -> None:
+            held.set()
+            assert edit.wait(20)
+
+        c._driver.post(hold)
+        assert held.wait(20)
+        works = {name: groups[name].all_reduce(tensor) for name, tensor in tensors.items()}
+        for name in "ab":
+            works[name].wait()
+        peers = [Peer(id=n, node=made.meshes[n].node, address=made.meshes[n].address) for n in names]
+        begun = c.begin_edit(2, peers)
+        wait = c.alarm.wait
+
+        def sleep(*told: Any) -> None:
+            looked.set()
+            wait(*told)
+
+        def look_first() -> None:
+            """c's operation looks what has become of it before c's thread reads on."""
+            c.alarm.wait = sleep  # type: ignore[method-assign]
+            c.alarm.ring()
+            _until(lambda: looked.is_set() or works["c"].done)
+
+        c._driver.post(look_first)
+        edit.set()
+        begun.wait()
+        works["c"].wait()
+        assert bool((tensors["c"] == sum(map(ord, names))).all())
 
 
 @kinds
