@@ -1,15 +1,15 @@
 """Memory that reads fill again and again: fresh pages cost more processor time than moving bytes into old ones.
 
 One range of addresses, handed out first fit, so that what is read back in backward lies in the same few pages all the
-time. The owner's lock guards it; finalizers leave notes with that lock. No I/O here, and no decision how much is read.
+time. Holes of storages of several sizes add up: those that the next storage does not need go back to the kernel.
+The owner's lock guards it; finalizers leave notes with that lock. No I/O here, and no decision how much is read.
 """
 
 from __future__ import annotations
 
-import mmap
 import weakref
 
-from elastrain.offload.buffers import Lease, lease, lease_in, pages
+from elastrain.offload.buffers import HUGE_PAGE_BYTES, Lease, drop_pages, lease, lease_in, pages
 from elastrain.offload.engines.port import round_up
 from elastrain.offload.notes import NoteLock
 from elastrain.offload.slab import Slot, SlotAllocator
@@ -23,11 +23,13 @@ class Arena:
         self._memory = memoryview(b"")
         self._slots = SlotAllocator(0)
         self._lent: dict[int, weakref.ref[memoryview]] = {}
+        self._touched: set[int] = set()  # huge pages, by their number
+        self._largest_bytes = 0
 
     @property
     def held_bytes(self) -> int:
         """How much of it may lie in pages."""
-        return self._slots.end_bytes
+        return min(len(self._touched) * HUGE_PAGE_BYTES, len(self._memory))
 
     def lease(self, *, size_bytes: int, shift_bytes: int, capacity_bytes: int) -> Lease:
         """As `buffers.lease`. It takes no more than `capacity_bytes` of addresses: what does not fit lies outside."""
@@ -37,6 +39,9 @@ class Arena:
         slot = self._slots.allocate(shift_bytes + size_bytes)
         if slot is None:
             return lease(size_bytes=size_bytes, shift_bytes=shift_bytes)
+        end_bytes = slot.offset_bytes + slot.size_bytes
+        self._touched.update(range(slot.offset_bytes // HUGE_PAGE_BYTES, -(-end_bytes // HUGE_PAGE_BYTES)))
+        self._largest_bytes = max(self._largest_bytes, slot.size_bytes)
         image = self._memory[slot.offset_bytes : slot.offset_bytes + slot.size_bytes]
         found, inside = lease_in(image, size_bytes=size_bytes, shift_bytes=shift_bytes)
         # The storage holds `inside` until its bytes can not be reached any more.
@@ -49,11 +54,27 @@ class Arena:
         self._lent[slot.offset_bytes] = weakref.ref(inside, gone)
         return found
 
+    def trim(self) -> None:
+        """Keep free pages for one more storage of the largest size; the kernel gets the others, the highest first."""
+        for hole in reversed(self._slots.holes):
+            if self.held_bytes - self._slots.used_bytes <= self._largest_bytes:
+                return
+            self._drop(hole)
+
+    def _drop(self, hole: Slot) -> None:
+        """Only what lies in the hole as a whole: the pages at its ends are shared with what is lent."""
+        end_bytes = hole.offset_bytes + hole.size_bytes
+        pages_inside = range(-(-hole.offset_bytes // HUGE_PAGE_BYTES), end_bytes // HUGE_PAGE_BYTES)
+        if self._touched.isdisjoint(pages_inside):
+            return
+        drop_pages(self._memory, pages_inside.start * HUGE_PAGE_BYTES, len(pages_inside) * HUGE_PAGE_BYTES)
+        self._touched.difference_update(pages_inside)
+
     def _take_back(self, slot: Slot) -> None:
         del self._lent[slot.offset_bytes]
         self._slots.free(slot)
         if not self._lent:
-            mapped = self._memory.obj
-            assert isinstance(mapped, mmap.mmap)
-            mapped.madvise(mmap.MADV_DONTNEED)
+            drop_pages(self._memory, 0, len(self._memory))
             self._slots = SlotAllocator(self._slots.quota_bytes)
+            self._touched.clear()
+            self._largest_bytes = 0

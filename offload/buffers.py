@@ -49,9 +49,21 @@ def pages(length_bytes: int) -> memoryview:
         return memoryview(_anonymous(length_bytes))
     # Address space costs nothing: enough of it to start at the boundary of a huge page.
     memory = _anonymous(length_bytes + HUGE_PAGE_BYTES)
-    start_bytes = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE_PAGE_BYTES
+    start_bytes = -_address(memory) % HUGE_PAGE_BYTES
     memory.madvise(mmap.MADV_HUGEPAGE, start_bytes, huge_bytes)
     return memoryview(memory)[start_bytes : start_bytes + length_bytes]
+
+
+def drop_pages(memory: memoryview, start_bytes: int, size_bytes: int) -> None:
+    """Give whole pages of what `pages` returned to the kernel: they come back as zeros when they are touched."""
+    mapped = memory.obj
+    assert isinstance(mapped, mmap.mmap)
+    before_bytes = _address(memory) - _address(mapped)
+    mapped.madvise(mmap.MADV_DONTNEED, before_bytes + start_bytes, size_bytes)
+
+
+def _address(memory: memoryview | mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def _anonymous(length_bytes: int) -> mmap.mmap:

@@ -167,6 +167,7 @@ class Keeper:
         for each in self._passes:
             if each.in_backward:
                 self._prefetch(each)
+        self._arena.trim()
 
     def _count_live(self) -> None:
         live_bytes, now_s = self._account.live_bytes, self._clock()

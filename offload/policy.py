@@ -116,13 +116,12 @@ def changed(old: Basis, new: Basis) -> str | None:
 def reading_ahead_bytes(*, limit_bytes: int | None, peak_bytes: int, largest_bytes: int) -> int:
     """How much may be in memory while reading ahead; whoever needs something now may have more.
 
-    With a limit: what leaves room within it for the gradients that backward computes, if the limit has that room. Else
-    what the forward needed at its peak anyway.
+    With a limit: what leaves room for the gradients that backward computes below what the forward needed at its peak,
+    so that the process is no larger in backward than in forward. Else what the forward needed at its peak anyway.
     """
     if limit_bytes is not None:
-        return min(
-            limit_bytes, max(limit_bytes - GRADIENT_STORAGES * largest_bytes, IN_FLIGHT_AT_LEAST * largest_bytes)
-        )
+        below_peak_bytes = min(limit_bytes, peak_bytes) - GRADIENT_STORAGES * largest_bytes
+        return min(limit_bytes, max(below_peak_bytes, IN_FLIGHT_AT_LEAST * largest_bytes))
     return max(peak_bytes, IN_FLIGHT_STORAGES * largest_bytes)
 
 

@@ -28,6 +28,11 @@ class SlotAllocator:
         self.used_bytes = 0
         self._holes: list[Slot] = []  # sorted by offset, never touching each other
 
+    @property
+    def holes(self) -> tuple[Slot, ...]:
+        """What is free below `end_bytes`, sorted by offset, never touching each other."""
+        return tuple(self._holes)
+
     def allocate(self, size_bytes: int) -> Slot | None:
         """A slot of at least `size_bytes`, or None where the quota does not allow it."""
         size_bytes = round_up(size_bytes)

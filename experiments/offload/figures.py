@@ -18,7 +18,7 @@ from experiments.harness import Reach, interleave, ratio, record, report
 from experiments.offload.device import measure_disk
 from experiments.offload.gain import measure_gain
 from experiments.offload.models import KINDS, Shape
-from experiments.offload.processes import Process, apart
+from experiments.offload.processes import Process, apart, side_by_side
 from experiments.offload.variants import NAMES, ONLY_ON_DISK, WHY_NOT_DEEPSPEED
 from experiments.offload.worker import Case, Worker
 
@@ -33,7 +33,7 @@ REACHES = {
 }
 LIMIT_SHARE = 0.30  # of what keeping everything needs at its peak
 CURVE_GB_PER_S = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
-WARM_STEPS = {"keep": 1, "ours": 2, "recompute": 1}
+WARM_STEPS = {"ours": 2, "recompute": 1}  # keeping is warm from its account
 PARTS = ("models", "bits", "gain", "curve")
 QUICK_PARTS = PARTS[:-1]  # the curve is asked for by its name: it takes a minute of its own
 
@@ -141,7 +141,7 @@ def measure_memory(kind: str, size: Size, directory: Path, device: str) -> dict[
     found: dict[str, Any] = {"activation_bytes": account_bytes}
     for name in ("keep", "ours"):
         process = Process(Worker, replace(case, name=name, limit_bytes=int(LIMIT_SHARE * account_bytes)))
-        for _ in range(WARM_STEPS[name]):
+        for _ in range(WARM_STEPS.get(name, 1)):
             process.ask("time")
         found[name] = process.ask("memory")
         process.close()
@@ -180,10 +180,9 @@ def _account_bytes(case: Case) -> int:
 
 def measure_bits(shape: Shape, directory: Path, device: str) -> dict[str, bool]:
     """Small models: every kind, dtype and option, three steps each, against keeping everything."""
-    found: dict[str, bool] = {}
     numbers = (("float32", False), ("bfloat16", False), ("float64", False), ("float32", True))
-    for kind, (dtype, autocast) in product(KINDS, numbers):
-        case = Case(
+    cases = {
+        f"{kind} {dtype}{' autocast' if autocast else ''}": Case(
             name="keep",
             kind=kind,
             shape=shape,
@@ -193,11 +192,10 @@ def measure_bits(shape: Shape, directory: Path, device: str) -> dict[str, bool]:
             autocast=autocast,
             min_bytes=16 << 10,
         )
-        found |= {
-            f"{kind} {dtype}{' autocast' if autocast else ''} {option}": equal
-            for option, equal in apart(_same_bits, case).items()
-        }
-    return found
+        for kind, (dtype, autocast) in product(KINDS, numbers)
+    }
+    found = zip(cases, side_by_side(_same_bits, list(cases.values())), strict=True)
+    return {f"{name} {option}": equal for name, options in found for option, equal in options.items()}
 
 
 def _same_bits(case: Case) -> dict[str, bool]:

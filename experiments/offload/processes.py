@@ -6,7 +6,8 @@ The parent computes nothing: a process that has started threads can not be forke
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -27,7 +28,15 @@ class Process:
 
     def ask(self, name: str) -> Any:
         """What the method returned. Raises RuntimeError if the process ends or does not answer in time."""
+        self.begin(name)
+        return self.answer(name)
+
+    def begin(self, name: str) -> None:
+        """Let it call the method while others do the same. `answer` is to follow."""
         self._pipe.send(name)
+
+    def answer(self, name: str) -> Any:
+        """What the method that was begun returned. Raises as `ask`."""
         if not self._pipe.poll(ANSWER_WITHIN_S):
             raise RuntimeError(f"no answer to {name!r} within {ANSWER_WITHIN_S} s: use a smaller size")
         try:
@@ -57,6 +66,22 @@ def apart(function: Callable[..., T], *given: Any) -> T:
         return found
     finally:
         process.close()
+
+
+def side_by_side(function: Callable[..., T], givens: Sequence[Any]) -> list[T]:
+    """`function(given)` for each, apart, and as many at a time as there are cores: for what is not timed."""
+    cores = len(os.sched_getaffinity(0))
+    found: list[T] = []
+    for start in range(0, len(givens), cores):
+        processes = [Process(_Call, function, given) for given in givens[start : start + cores]]
+        for process in processes:
+            process.begin("call")
+        try:
+            found += [process.answer("call") for process in processes]
+        finally:
+            for process in processes:
+                process.close()
+    return found
 
 
 def _serve(pipe: Connection, make: Callable[..., Any], given: tuple[Any, ...]) -> None:

@@ -108,7 +108,9 @@ def run(
     ] = None,
     offload_dir: Annotated[
         list[Path] | None,
-        typer.Option("--offload-dir", help="Directory on an SSD for what the limit leaves no room for; repeatable."),
+        typer.Option(
+            "--offload-dir", help="Directory on an SSD for what does not fit into --memory-limit; repeatable."
+        ),
     ] = None,
     join_timeout: Annotated[
         float,
@@ -279,6 +281,10 @@ def _limit_memory(limit: str | None, directories: list[Path]) -> None:
     """Workers inherit it, whichever node's agent starts them. Raises ConfigError."""
     if limit is not None:
         os.environ["ELASTRAIN_MEMORY_LIMIT"] = str(_size_bytes(limit))
+    if directories and not os.environ.get("ELASTRAIN_MEMORY_LIMIT"):
+        raise ConfigError(
+            f"--offload-dir {directories[0]} is for what a memory limit leaves no room for: give --memory-limit too"
+        )
     for each in directories:
         try:
             try_directory(each)

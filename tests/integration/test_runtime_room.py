@@ -77,6 +77,16 @@ def test_a_directory_that_is_unfit_is_refused_before_anything_is_started(
     assert not run.folder.exists()
 
 
+def test_a_directory_without_a_limit_is_refused_before_anything_is_started(tmp_path: Path, disk: Path) -> None:
+    (tmp_path / "job").mkdir()
+    run = run_job(tmp_path / "job", script=SCRIPT, options=["--offload-dir", str(disk)], workers=2, arguments=())
+    assert run.exit_code == 2
+    assert run.output == (
+        f"elastrain: --offload-dir {disk} is for what a memory limit leaves no room for: give --memory-limit too\n"
+    )
+    assert not run.folder.exists()
+
+
 def test_a_plan_that_does_not_fit_ends_the_job_with_what_is_missing(tmp_path: Path, disk: Path) -> None:
     run = squeezed(tmp_path / "tiny", disk, 32 * MIB, workers=2, arguments=("--steps", "4"))
     assert run.exit_code == 1

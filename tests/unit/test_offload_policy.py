@@ -94,6 +94,7 @@ def test_reading_ahead_follows_the_order_and_stops_where_the_room_ends() -> None
 def test_reading_ahead_without_a_limit_needs_no_more_than_the_forward_did() -> None:
     assert reading_ahead_bytes(limit_bytes=None, peak_bytes=100, largest_bytes=10) == 100
     assert reading_ahead_bytes(limit_bytes=90, peak_bytes=100, largest_bytes=10) == 60  # 30 are for gradients
+    assert reading_ahead_bytes(limit_bytes=90, peak_bytes=80, largest_bytes=10) == 50  # never more than in forward
     assert reading_ahead_bytes(limit_bytes=40, peak_bytes=100, largest_bytes=10) == 20
     assert reading_ahead_bytes(limit_bytes=15, peak_bytes=100, largest_bytes=10) == 15
 
