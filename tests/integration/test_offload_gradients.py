@@ -278,36 +278,38 @@ def test_compiled_regions_keep_their_bits_and_are_named(offload: ActivationOfflo
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def test_models_that_share_the_trainer_with_ddp(offload: ActivationOffload, tmp_path_factory: Any) -> None:
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One for all tests here: while a group is destroyed, its threads can not have the interpreter's lock, which they
+    need to let go of the last backward. That was long ago when the last test has ended."""
     store = tmp_path_factory.mktemp("store") / "file"
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    try:
-        net = nn.parallel.DistributedDataParallel(model())
-        assert_same(offload, plain_loss, net, batch())
-    finally:
-        torch.distributed.destroy_process_group()
+    yield
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
-def test_fully_sharded_models(offload: ActivationOffload, tmp_path_factory: Any) -> None:
+@pytest.mark.usefixtures("group")
+def test_models_that_share_the_trainer_with_ddp(offload: ActivationOffload) -> None:
+    assert_same(offload, plain_loss, nn.parallel.DistributedDataParallel(model()), batch())
+
+
+@pytest.mark.usefixtures("group")
+def test_fully_sharded_models(offload: ActivationOffload) -> None:
     from torch.distributed.fsdp import fully_shard
 
-    store = tmp_path_factory.mktemp("store") / "file"
-    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    try:
-        net = model()
-        for block in net.children():
-            fully_shard(block)
-        fully_shard(net)
+    net = model()
+    for block in net.children():
+        fully_shard(block)
+    fully_shard(net)
 
-        def local(found: list[Tensor]) -> list[Tensor]:
-            return [g.to_local() if hasattr(g, "to_local") else g for g in found]
+    def local(found: list[Tensor]) -> list[Tensor]:
+        return [g.to_local() if hasattr(g, "to_local") else g for g in found]
 
-        expected = local(run(net, batch(), plain_loss, None))
-        for _ in range(2):
-            found = local(run(net, batch(), plain_loss, offload))
-            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    finally:
-        torch.distributed.destroy_process_group()
+    expected = local(run(net, batch(), plain_loss, None))
+    for _ in range(2):
+        found = local(run(net, batch(), plain_loss, offload))
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 # What is written, and what stays.
