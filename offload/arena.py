@@ -24,7 +24,7 @@ class Arena:
         self._slots = SlotAllocator(0)
         self._lent: dict[int, weakref.ref[memoryview]] = {}
         self._touched: set[int] = set()  # huge pages, by their number
-        self._largest_bytes = 0
+        self._largest_bytes = self._most_lent_bytes = 0
 
     @property
     def held_bytes(self) -> int:
@@ -42,6 +42,7 @@ class Arena:
         end_bytes = slot.offset_bytes + slot.size_bytes
         self._touched.update(range(slot.offset_bytes // HUGE_PAGE_BYTES, -(-end_bytes // HUGE_PAGE_BYTES)))
         self._largest_bytes = max(self._largest_bytes, slot.size_bytes)
+        self._most_lent_bytes = max(self._most_lent_bytes, self._slots.used_bytes)
         image = self._memory[slot.offset_bytes : slot.offset_bytes + slot.size_bytes]
         found, inside = lease_in(image, size_bytes=size_bytes, shift_bytes=shift_bytes)
         # The storage holds `inside` until its bytes can not be reached any more.
@@ -55,9 +56,12 @@ class Arena:
         return found
 
     def trim(self) -> None:
-        """Keep free pages for one more storage of the largest size; the kernel gets the others, the highest first."""
+        """Keep pages for the most that was lent at a time and for one storage more: others go, if in holes.
+
+        What is lent grows and shrinks all the time: to give pages back whenever it shrinks would be to fill them again.
+        """
         for hole in reversed(self._slots.holes):
-            if self.held_bytes - self._slots.used_bytes <= self._largest_bytes:
+            if self.held_bytes <= self._most_lent_bytes + self._largest_bytes:
                 return
             self._drop(hole)
 
@@ -77,4 +81,4 @@ class Arena:
             drop_pages(self._memory, 0, len(self._memory))
             self._slots = SlotAllocator(self._slots.quota_bytes)
             self._touched.clear()
-            self._largest_bytes = 0
+            self._largest_bytes = self._most_lent_bytes = 0

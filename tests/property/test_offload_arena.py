@@ -97,28 +97,34 @@ def test_pages_go_when_nothing_is_lent() -> None:
 
 
 @given(st.lists(st.one_of(st.sampled_from([MB, 3 * MB, 8 * MB]), st.integers(0, 20)), max_size=12))
-def test_trimming_leaves_what_is_lent_and_room_for_one_more(moves: list[int]) -> None:
+def test_trimming_leaves_what_is_lent(moves: list[int]) -> None:
     arena, _lock = make()
     held: list[tuple[torch.Tensor, int]] = []
-    for number, move in enumerate(moves):
+    for number, move in enumerate(moves, start=1):
         if move <= 20:
             if held:
                 held.pop(move % len(held))
         else:
-            held.append((lent(arena, move, 0, 32 * MB).fill_(number), number))
+            each_page = lent(arena, move, 0, 32 * MB)[::PAGE_BYTES]
+            held.append((each_page.fill_(number), number))
         arena.trim()
         assert all(bool((each == value).all()) for each, value in held)
 
 
-def test_pages_of_holes_go_but_for_one_storage() -> None:
+def test_pages_of_holes_that_nobody_fits_into_go() -> None:
     arena, _lock = make()
-    tensors = [lent(arena, 8 * MB, 0, 64 * MB).fill_(number) for number in range(5)]
+    tensors = [lent(arena, 3 * MB, 0, 64 * MB).fill_(number) for number in range(12)]
     address = tensors[0].data_ptr()
-    del tensors[3], tensors[1]
+    del tensors[::2]
     arena.trim()
-    assert arena.held_bytes == 32 * MB
-    assert 32 * MB <= resident_bytes(address) < 34 * MB
-    assert [int(tensor[-1]) for tensor in tensors] == [0, 2, 4]
+    assert arena.held_bytes == 36 * MB, "as much was lent at a time"
+    tensors += [lent(arena, 4 * MB, 0, 64 * MB).fill_(number) for number in range(12, 16)]
+    arena.trim()
+    assert arena.held_bytes == 40 * MB, "one storage more than was lent at a time"
+    assert resident_bytes(address) <= 40 * MB
+    assert (
+        [int(each[0]) for each in tensors] == [int(each[-1]) for each in tensors] == [1, 3, 5, 7, 9, 11, *range(12, 16)]
+    )
 
 
 def test_an_arena_that_is_gone_leaves_its_leases_alone() -> None:
