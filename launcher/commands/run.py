@@ -108,8 +108,10 @@ def run(
     ] = None,
     offload_dir: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--offload-dir", help="Directory on an SSD for what does not fit into --memory-limit; repeatable."
+        typer.Option(  # whether it is fit is said in a sentence of ours
+            "--offload-dir",
+            readable=False,
+            help="Directory on an SSD for what does not fit into --memory-limit; repeatable.",
         ),
     ] = None,
     join_timeout: Annotated[
