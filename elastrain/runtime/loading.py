@@ -8,6 +8,7 @@ from pidfds, in `receive` only. No threads here, and nothing about plans or samp
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import errno
 import multiprocessing
@@ -66,6 +67,7 @@ class LoaderProcesses:
     def __init__(self, load: Load, count: int) -> None:
         # Both ends stay open here: that a process has died is said by its pidfd alone.
         self._urgent, self._planned, self._results = pairs = [_pair() for _ in range(3)]
+        self._owner = os.getpid()
         self._processes: list[ForkProcess] = []
         self._pidfds: list[int] = []
         self._poll = select.poll()
@@ -74,7 +76,7 @@ class LoaderProcesses:
         try:
             for _ in range(count):
                 theirs = [theirs for _, theirs in pairs]
-                self._processes.append(process := context.Process(target=_serve, args=(load, os.getpid(), *theirs)))
+                self._processes.append(process := context.Process(target=_serve, args=(load, self._owner, *theirs)))
                 process.daemon = True
                 process.start()
                 self._pidfds.append(pidfd := os.pidfd_open(process.pid or 0))
@@ -82,6 +84,8 @@ class LoaderProcesses:
         except BaseException:
             self.close()
             raise
+        # Before multiprocessing's own, registered earlier, which would ask them by SIGTERM and wait.
+        atexit.register(self._kill)
 
     def send(self, request: Request, *, urgent: bool = False) -> None:
         """Have it loaded, before all that nobody waits for if `urgent`. The caller limits how many are under way."""
@@ -98,6 +102,7 @@ class LoaderProcesses:
 
     def close(self) -> None:
         """End the processes: each when it has finished what it is loading, or is killed when that takes too long."""
+        atexit.unregister(self._kill)
         for ours, _ in (self._urgent, self._planned):
             ours.shutdown(socket.SHUT_WR)
         deadline = time.monotonic() + _CLOSE_TIMEOUT_S
@@ -111,6 +116,11 @@ class LoaderProcesses:
         for pair in (self._urgent, self._planned, self._results):
             for end in pair:
                 end.close()
+
+    def _kill(self) -> None:
+        if os.getpid() == self._owner:  # not in a fork of the user's own
+            for process in self._processes:
+                process.kill()
 
     def _how_it_ended(self, number: int) -> str:
         process = self._processes[number]
@@ -165,8 +175,8 @@ def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process tells them
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not what the training process does then
+    for number in (signal.SIGINT, signal.SIGTERM):  # whoever signals the whole group means the training process
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
 
 

@@ -6,6 +6,9 @@ import os
 import random
 import resource
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -95,7 +98,7 @@ def _exchange(processes: LoaderProcesses, meanwhile: Callable[[], None]) -> None
     ("end", "words"),
     [
         (lambda: os._exit(3), "exit code 3"),
-        (lambda: os.kill(os.getpid(), signal.SIGTERM), "ended by SIGTERM"),
+        (lambda: os.kill(os.getpid(), signal.SIGUSR1), "ended by SIGUSR1"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL; .* out of memory"),
     ],
 )
@@ -104,6 +107,31 @@ def test_how_a_process_has_ended_is_told(end: Callable[[], None], words: str) ->
         processes.send((0, 0))
         with pytest.raises(RuntimeError, match=words):
             next(processes.receive(wait=True))
+
+
+def test_signals_to_the_whole_group_are_the_training_process_s_affair() -> None:
+    with _processes(lambda step, m: [os.kill(os.getpid(), number) for number in (signal.SIGINT, signal.SIGTERM)]) as p:
+        p.send((0, 0))
+        assert _next(p) == ((0, 0), [None, None])
+
+
+def test_a_program_that_ends_without_close_takes_them_along_and_a_fork_of_it_does_not() -> None:
+    code = """
+        import os, signal, sys
+        from elastrain.runtime.loading import LoaderProcesses
+        processes = LoaderProcesses(lambda step, m: m or signal.pause(), 1)
+        if os.fork() == 0:
+            sys.exit(0)
+        os.wait()
+        processes.send((0, 1))
+        next(processes.receive(wait=True))
+        processes.send((0, 0))
+    """
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=root, timeout=60, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 class _Gate:
@@ -186,10 +214,8 @@ def test_what_can_not_travel_is_an_error_and_no_dead_process(load: Callable[[int
 def test_want_of_descriptors_is_an_error_and_no_wait() -> None:
     with _processes(_pair) as processes:
         processes.send((0, 0))
-        lowest_free = os.dup(0)
-        os.close(lowest_free)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # the standard streams: those below are not free
         try:
             request, packed = next(processes.receive(wait=True))
         finally:
