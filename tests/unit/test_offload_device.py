@@ -179,7 +179,8 @@ def test_wear_is_projected_from_the_first_pass_on(tmp_path: Path) -> None:
     offload = ActivationOffload(config, engines=[Terabyte()], clock=lambda: now_s[0])
     x = torch.ones(1 << 18, requires_grad=True)
     with offload:
-        loss = (x * 2).exp().sum()  # saves 1 MiB
+        result = (x * 2).exp()  # saves it: 1 MiB
+        loss = result.sum()
     (device,) = offload._open().devices
     device.queue.close()  # it has been written
     device.queue = type(device.queue)("again", threads=1)
@@ -188,7 +189,7 @@ def test_wear_is_projected_from_the_first_pass_on(tmp_path: Path) -> None:
     stats = offload.stats()
     (drive,) = stats.devices
     assert stats.elapsed_s == 7200.0
-    assert drive.written_bytes == drive_bytes(x)
+    assert drive.written_bytes == drive_bytes(result)
     assert drive.drive_writes_per_day(stats.elapsed_s) == drive.written_bytes / 10**12 * 12
     offload.close()
 
