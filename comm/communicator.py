@@ -38,6 +38,21 @@ _LINGER_S = 5.0
 _DROP_AFTER_S = 0.2  # unmapping the memory of the dead takes milliseconds or more: the survivors go on first
 
 
+class Edit:
+    """A view that is being taken over here. `work`: done when what is submitted belongs to it."""
+
+    def __init__(self, work: Work, lanes: Lanes) -> None:
+        self.work, self._lanes = work, lanes
+
+    def wait(self) -> None:
+        """Until it has been taken over, and nothing of former views writes into its caller's tensors any more.
+
+        Raises as Communicator.edit.
+        """
+        self.work.wait()
+        self._lanes.await_former()
+
+
 class Communicator:
     """Takes the mesh over: from now on only this object touches it, by one thread at a time. `timeout_s`: for calls
     that name none.
@@ -99,16 +114,18 @@ class Communicator:
         """Take over a newer view, in place; `world` becomes its members in this order.
 
         `groups`: new lists of groups by name, the same on all members; names of groups that are not here mean nothing
-        here. All other groups lose the removed members. What is under way ends with Aborted; what had failed works
-        again. Raises what Mesh.edit raises, and ValueError for a list that names no member of the view.
+        here. All other groups lose the removed members. What is under way ends with Aborted, or well where all that it
+        needs had come; it has ended when this returns, so that all tensors are their owners' again. What had failed
+        works again. Raises what Mesh.edit raises, and ValueError for a list that names no member of the view.
         """
         self.begin_edit(generation, members, groups).wait()
 
     def begin_edit(
         self, generation: int, members: Sequence[Peer], groups: Mapping[str, Sequence[str]] | None = None
-    ) -> Work:
+    ) -> Edit:
         """As `edit`, without waiting for others: operations submitted from now on belong to the new view."""
-        return self._driver.call_later(self._in_order(partial(self._edit, generation, members, groups or {})))
+        work = self._driver.call_later(self._in_order(partial(self._edit, generation, members, groups or {})))
+        return Edit(work, self._lanes)
 
     def abort(self, reason: str) -> None:
         """End whatever is under way in any group, on all members, with Aborted; so fails what follows until an edit."""

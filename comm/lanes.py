@@ -7,6 +7,7 @@ else by one of the crew. Nothing here decides about failures: that is `Failing`'
 from __future__ import annotations
 
 import collections
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -54,6 +55,8 @@ class _Track:
     queue: collections.deque[tuple[Lane, Request]] = field(default_factory=collections.deque)
     busy: bool = False  # somebody works off the queue
     running: Lane | None = None  # in which an operation is under way
+    unheard: Lane | None = None  # as `running`, until its caller has been told, too
+    heard: threading.Event | None = None  # somebody waits for that
 
 
 class Lanes:
@@ -159,11 +162,12 @@ class Lanes:
     def _work_off(self, track: _Track, only: Request | None = None) -> None:
         while True:
             with track.desk.lock:
+                _heard(track)
                 if not track.queue:
                     track.busy = False
                     return
                 lane, request = track.queue.popleft()
-                track.running = lane
+                track.running = track.unheard = lane
             graph = torch.is_grad_enabled() and not request.barrier
             if graph:  # what is communicated may belong to one, communicating never does
                 torch.set_grad_enabled(False)
@@ -179,9 +183,21 @@ class Lanes:
             if request is only:
                 break
         with track.desk.lock:
+            _heard(track)
             track.busy = bool(track.queue)
         if track.busy:
             self._crew.do(lambda: self._work_off(track))
+
+    def await_former(self) -> None:
+        """Until no operation of a former generation is under way here, nor what its callers have asked to be done after
+        it: none of them writes into a tensor any more. By no thread that executes operations.
+        """
+        for track in list(self._tracks.values()):
+            with track.desk.lock:
+                if track.unheard is None or track.unheard is track.lane:
+                    continue
+                heard = track.heard = track.heard or threading.Event()
+            heard.wait()
 
     def _execute(self, track: _Track, lane: Lane, request: Request) -> CommError | ValueError | None:
         if lane.error is not None:
@@ -236,3 +252,11 @@ class Lanes:
     def close(self) -> None:
         """Give the threads back; everything has been ended."""
         self._crew.close()
+
+
+def _heard(track: _Track) -> None:
+    """The callers of all operations that have ended know of it. With the desk's lock."""
+    track.unheard = None
+    if track.heard is not None:
+        track.heard.set()
+        track.heard = None

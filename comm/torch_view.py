@@ -14,11 +14,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from elastrain.comm.communicator import Edit
 from elastrain.comm.errors import Timeout
 from elastrain.comm.process_group import ProcessGroup
 from elastrain.comm.torch_backend import Session, remember_proofs, session
 from elastrain.comm.values import Peer
-from elastrain.comm.work import Work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ def edit(members: Sequence[int | str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Editing:
-    work: Work
+    work: Edit
     generation: int
     peers: tuple[Peer, ...]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -13,12 +14,11 @@ import torch
 
 from elastrain.comm import collectives
 from elastrain.comm.algorithms import Round
-from elastrain.comm.communicator import Communicator
+from elastrain.comm.communicator import Communicator, Edit
 from elastrain.comm.errors import Aborted, MemberLost
 from elastrain.comm.groups import Group
 from elastrain.comm.mesh import Peer
 from elastrain.comm.operations import STAGE_BYTES, Operation, Seat
-from elastrain.comm.work import Work
 from tests.contract.test_comm_collectives import Party, party
 
 SMALL, LARGE = 100, 60_000  # one round, and chunks
@@ -107,7 +107,7 @@ class _Stage:
     def peers(self, names: str) -> list[Peer]:
         return [Peer(id=n, node=self.made.meshes[n].node, address=self.made.meshes[n].address) for n in names]
 
-    def edit(self, name: str, generation: int, names: str = "abc", group: str = "abc") -> Work:
+    def edit(self, name: str, generation: int, names: str = "abc", group: str = "abc") -> Edit:
         lists = {"all": [member for member in group if member in names]}
         return self.made.comms[name].begin_edit(generation, self.peers(names), lists)
 
@@ -156,7 +156,7 @@ def test_it_completes_though_its_own_program_takes_over_the_new_views_meanwhile(
         stage = _Stage(made, kind)
         for generation in (2, 3):
             for name in "abc":
-                stage.edit(name, generation).wait()
+                stage.edit(name, generation).work.wait()
         works = [stage.groups[name].barrier() for name in "ab"]  # they have to wait for c
         stage.let_go()
         works.append(stage.groups["c"].barrier())
@@ -209,11 +209,34 @@ def test_it_completes_though_the_memory_that_it_reads_comes_after_the_new_view()
 
 
 @kinds
+def test_an_edit_returns_when_no_collective_of_former_views_writes_into_a_tensor_any_more(kind: str) -> None:
+    with party("unix", 3) as made:
+        stage, seen = _Stage(made, kind), queue.Queue[bool]()
+        for name in "ab":
+            stage.edit(name, 2).wait()
+        begun = stage.edit("c", 2)
+        begun.work.wait()
+
+        def await_edit() -> None:
+            begun.wait()
+            seen.put(stage.work.done)
+
+        waiting = threading.Thread(target=await_edit)
+        waiting.start()
+        with pytest.raises(queue.Empty):
+            seen.get(timeout=0.2)
+        stage.let_go()
+        waiting.join(20)
+        assert seen.get_nowait()
+        assert stage.sum("abc") == [None] * 3
+
+
+@kinds
 def test_it_completes_though_its_member_is_in_the_group_no_more(kind: str) -> None:
     with party("unix", 3) as made:
         stage = _Stage(made, kind)
         for name in "abc":
-            stage.edit(name, 2, group="ab").wait()
+            stage.edit(name, 2, group="ab").work.wait()
         tensors = [torch.full((LARGE,), float(ord(name))) for name in "ab"]
         works = [stage.groups[name].all_reduce(tensor) for name, tensor in zip("ab", tensors, strict=True)]
         stage.let_go()
@@ -248,7 +271,7 @@ def test_what_has_not_begun_fails_when_the_view_changes() -> None:
         stage = _Stage(made, "small")
         queued = stage.groups["c"].barrier()
         for name in "abc":
-            stage.edit(name, 2).wait()
+            stage.edit(name, 2).work.wait()
         stage.let_go()
         with pytest.raises(Aborted, match="the view changed to generation 2"):
             queued.wait()
