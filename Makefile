@@ -8,7 +8,7 @@ FOLDERS := elastrain comm snapshot offload launcher tests experiments
 export OMP_NUM_THREADS := 1
 export PYTHONHASHSEED := 0
 
-.PHONY: help install check format test demo clean
+.PHONY: help install lint check format test demo clean
 help:
 	@echo "make demo    three nodes train, a worker and a node are killed, nothing is lost (some two minutes)"
 	@echo "make check   format, lint, types, layers, unit tests (under 90 s)"
@@ -23,17 +23,19 @@ $(STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP)
 
-check: $(STAMP)
+lint: $(STAMP)
 	$(BIN)/ruff format --check $(FOLDERS)
 	$(BIN)/ruff check --quiet $(FOLDERS)
 	$(BIN)/mypy -p elastrain
+
+check: lint
 	$(BIN)/pytest -q -m "not slow and not on_demand" tests/unit tests/property
 
 format: $(STAMP)
 	$(BIN)/ruff format $(FOLDERS)
 	$(BIN)/ruff check --quiet --fix $(FOLDERS)
 
-test: check
+test: lint
 	$(BIN)/pytest -q -m "not on_demand" tests
 
 demo: $(STAMP)
