@@ -26,6 +26,7 @@ from elastrain.launcher.door import Door, listen_abstract, workers_handshake
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.faults import Fault, make_fault
 from elastrain.launcher.loop import Loop
+from elastrain.launcher.notices import Over
 from elastrain.launcher.others import Meeting, Others
 from elastrain.launcher.registry import LoneRegistry, Registry
 from elastrain.launcher.rundir import RunDir
@@ -291,7 +292,7 @@ class Agent:
         self._end = end
         self._log.write("end", exit_code=end.code, reason=end.sentence)
         if end.job_is_over:
-            self._registry.put_end(end.code, end.sentence)
+            self._registry.put_end(Over(code=end.code, sentence=end.sentence, detail=end.detail))
         running = self._seats.running
         for member in running:
             self._seats.tell(Tell(member=member, message={"type": "stop", "reason": end.sentence}))

@@ -30,9 +30,9 @@ class Ending(Requests):
     def _on_over(self, notice: Over) -> list[Command]:
         return self._finish(notice.code, notice.sentence, notice.detail, everywhere=False)
 
-    def on_job_over(self, code: int, sentence: str) -> list[Command]:
-        """The store says so: this agent has missed the notice."""
-        return self._on_ended() if code == 0 else self._finish(code, sentence, everywhere=False)
+    def on_job_over(self, over: Over) -> list[Command]:
+        """The store says so, before or instead of the notice."""
+        return self._on_ended() if over.code == 0 else self._on_over(over)
 
     def _on_finished(self, worker: Worker, message: Finished, now: float) -> list[Command]:
         first = not self._finishing()

@@ -124,7 +124,7 @@ class Others:
         if news.roster is not None:
             self._do(self._core.on_roster(news.roster, now))
         if news.end is not None:
-            self._do(self._core.on_job_over(*news.end))
+            self._do(self._core.on_job_over(news.end))
         self._links.follow(others)
         for other in gone:
             # What it said before its key went comes first.

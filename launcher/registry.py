@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from elastrain.launcher.followed import Followed
+from elastrain.launcher.notices import Over
 from elastrain.launcher.presence import Lapsed, Presence, Report, Unreachable
 from elastrain.launcher.store import Item, Store, StoreError
 from elastrain.launcher.storethread import Inbox, StoreThread
@@ -40,7 +41,7 @@ class Registry(Protocol):
 
     def put_record(self, record: NodeRecord) -> None: ...
 
-    def put_end(self, code: int, sentence: str) -> None: ...
+    def put_end(self, over: Over) -> None: ...
 
     def next_deadline_s(self) -> float | None: ...
 
@@ -69,7 +70,7 @@ class LoneRegistry:
 
     def put_record(self, record: NodeRecord) -> None: ...
 
-    def put_end(self, code: int, sentence: str) -> None: ...
+    def put_end(self, over: Over) -> None: ...
 
     def next_deadline_s(self) -> float | None:
         return None
@@ -89,8 +90,7 @@ class News:
     roster: Roster | None
     spec: Mapping[str, Any] | None
     view: View | None
-    end: tuple[int, str] | None
-    """Exit code and sentence, once the job is over."""
+    end: Over | None
     removed: bool
     """There was a view, and somebody has taken it away: a store that has merely lost its data begins anew."""
     absence_counts: bool
@@ -151,8 +151,8 @@ class SharedRegistry:
         key = self._keys.node(record.name)
         self._presence = Presence(self._store, self._inbox, key, value, LEASE_S, self._on_presence)
 
-    def put_end(self, code: int, sentence: str) -> None:
-        self._thread.call(lambda _: self._keys.put_once("end", {"code": code, "sentence": sentence}), lambda _: None)
+    def put_end(self, over: Over) -> None:
+        self._thread.call(lambda _: self._keys.put_once("end", vars(over)), lambda _: None)
 
     def next_deadline_s(self) -> float | None:
         dues = [due_s for due_s, _ in self._again]
@@ -214,7 +214,7 @@ class SharedRegistry:
             roster=decode_roster(roster.value) if roster is not None else None,
             spec=self._keys.read(spec) if spec is not None else None,
             view=decode_view(view.value) if view is not None else None,
-            end=(over["code"], over["sentence"]) if over is not None else None,
+            end=Over(**over) if over is not None else None,
             removed=view is None and self._view is not None and not lost_its_data,
             absence_counts=self._distrust_until_s is None,
         )

@@ -11,7 +11,7 @@ import pytest
 from elastrain.launcher.core import Core
 from elastrain.launcher.faults import Fault
 from elastrain.launcher.messages import Failed, Finished, Hello, LostState, Progress, Struck, Suspect, encode
-from elastrain.launcher.notices import spell
+from elastrain.launcher.notices import Over, spell
 from elastrain.launcher.state import describe
 from elastrain.launcher.store import MemoryStore
 from elastrain.launcher.values import (
@@ -600,6 +600,14 @@ def test_same_failure_on_members_of_two_nodes_ends_the_job_on_all_with_its_trace
     assert ends == {(1, sentence, "Traceback on m1")}
 
 
+def test_node_that_learns_of_the_end_from_the_store_shows_its_traceback_too() -> None:
+    cluster = running()
+    late = cluster.agents["node2"]
+    cluster.do(late, late.core.on_job_over(Over(code=1, sentence="a fault in the script", detail="Traceback on m1")))
+    assert late.end is not None
+    assert (late.end.code, late.end.detail) == (1, "Traceback on m1")
+
+
 @pytest.mark.parametrize(
     "other", [raised("m1", micro_batch=4), raised("m1", signature="KeyError at x.py:1"), raised("m1", micro_batch=None)]
 )
@@ -748,5 +756,5 @@ def test_node_that_learns_from_the_store_that_the_work_is_done_ends_well() -> No
     cluster.kill_node("node2")
     cluster.lease_goes("node2")
     late = cluster.add("node2")
-    cluster.do(late, late.core.on_job_over(0, "finished after step 9"))
+    cluster.do(late, late.core.on_job_over(Over(code=0, sentence="finished after step 9", detail="")))
     assert [c.member for c in late.done if isinstance(c, Kill)] == ["m3"]
