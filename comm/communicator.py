@@ -25,14 +25,16 @@ from elastrain.comm.kinds import Kind, only_tensor, unpack
 from elastrain.comm.lane import Lane
 from elastrain.comm.lanes import Lanes, Request
 from elastrain.comm.letters import Letters, Reader
-from elastrain.comm.lines import Lines
+from elastrain.comm.lines import Lines, why_gone
 from elastrain.comm.mailbox import Address
 from elastrain.comm.mesh import Frame, How, Lost, Mesh, Newer, Peer
 from elastrain.comm.segments import Imports, Segment
 from elastrain.comm.wires import Event
 from elastrain.comm.work import Received, Work
 
-_ABORT_BODY = struct.Struct("<HB")  # length of the lost member's id (0: none is lost), proven; id and reason follow
+_ABORT_BODY = struct.Struct("<HB")  # length of the lost member's id (0: none is lost), flags; id and reason follow
+_PROVEN = 1  # that it has ended
+_TOLD_ALL = 2  # by the first who tells; else who hears it hands it on
 _BOARD_BODY = struct.Struct("<Q")  # group
 _LINGER_S = 5.0
 _DROP_AFTER_S = 0.2  # unmapping the memory of the dead takes milliseconds or more: the survivors go on first
@@ -181,7 +183,13 @@ class Communicator:
         work = Received()
         reader = Reader(work=work, out=out, deadline_s=time.monotonic() + timeout_s, words=words)
         address = Address(group=group.number, source=source, tag=tag)
-        self._driver.post(lambda: self._letters.read(address, reader))
+        sources = tuple(group.members) if source is None else (source,)
+
+        def read() -> None:
+            self._mesh.connect(sources)
+            self._letters.read(address, reader)
+
+        self._driver.post(read)
         return work
 
     def close(self) -> None:
@@ -191,8 +199,8 @@ class Communicator:
 
     # For lanes (see lane.Host and lanes.Failing), from any thread
 
-    def has_left(self, member: str) -> bool:
-        return self.lost.get(member) is How.LEFT
+    def why_gone(self, member: str) -> MemberLost | None:
+        return why_gone(self.lost, member)
 
     def is_linked(self, member: str) -> bool:
         return member in self._imports and member not in self.lost
@@ -222,6 +230,7 @@ class Communicator:
 
     def show_board(self, group: int, members: tuple[str, ...], board: torch.Tensor) -> None:
         def run() -> None:
+            self._announced.clear()  # they may have had no link when the others were told
             for member in members:
                 self.send(member, Kind.BOARD, _BOARD_BODY.pack(group), (board,))
 
@@ -294,8 +303,8 @@ class Communicator:
         self.world.members = ids
         self._lines.renew(ids, groups)
         self._former.append(self._lanes.renew(generation, ids, self._goes_by_lane))
-        for member in () if told else ids:
-            self._lines.show_fence(member)  # who still waits in the old view learns from it that nothing more comes
+        if not told:
+            self._mesh.tell_generation()  # who still waits in the old view learns from it that nothing more comes
 
     # For lines and letters, in this thread
 
@@ -335,16 +344,19 @@ class Communicator:
 
     def _lose(self, lost: Lost) -> None:
         self.lost[lost.member] = lost.how
-        if lost.how is not How.LEFT:
+        if lost.how not in (How.LEFT, How.UNREACHED):
             self.break_off(MemberLost(lost.member, lost.reason))
 
     def _hear_abort(self, frame: Frame) -> None:
-        (id_bytes, proven), text = unpack(_ABORT_BODY, frame)
+        (id_bytes, flags), text = unpack(_ABORT_BODY, frame)
         member, reason = text[:id_bytes].decode(errors="replace"), text[id_bytes:].decode(errors="replace")
         if member and self.lost.get(member) is not How.LEFT:
-            self.lost[member] = How.DEAD if proven else self.lost.get(member, How.BROKEN)
+            known = self.lost.get(member)
+            self.lost[member] = How.DEAD if flags & _PROVEN else How.BROKEN if known in (None, How.UNREACHED) else known
         if self._error is None:
             self._fail(MemberLost(member, reason) if member else Aborted(reason))
+            if not flags & _TOLD_ALL:
+                self._mesh.spread(Kind.ABORT, frame.body)
 
     def break_off(self, error: MemberLost | Aborted | Timeout) -> None:
         """Fail here, and tell the others."""
@@ -353,10 +365,10 @@ class Communicator:
         lost = error.member.encode() if isinstance(error, MemberLost) else b""
         proven = isinstance(error, MemberLost) and self.lost.get(error.member) is How.DEAD
         reason = str(error) if isinstance(error, Timeout) else error.reason
-        body = _ABORT_BODY.pack(len(lost), proven) + lost + f"{reason} (told by {self._mesh.me!r})".encode()
+        flags = _PROVEN * proven + _TOLD_ALL * self._mesh.linked_to_all
+        body = _ABORT_BODY.pack(len(lost), flags) + lost + f"{reason} (told by {self._mesh.me!r})".encode()
         self._fail(error)
-        for member in (other for other in self.world.members if other != self._mesh.me):
-            self.send(member, Kind.ABORT, body)
+        self._mesh.spread(Kind.ABORT, body)
 
     def _fail(self, error: CommError) -> None:
         """End everything that is under way, in all groups."""

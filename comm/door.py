@@ -5,7 +5,9 @@ Abstract UNIX names: nothing is left in any file system after a kill. Nothing he
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import math
 import os
 import secrets
 import socket
@@ -24,16 +26,28 @@ _GREETINGS_MAX = 256
 _BACKLOG = 1024
 _DIAL_AGAIN_S = 0.01
 _ACCEPT_AGAIN_S = 0.1
+_TRIES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    """Somebody whom we dial. `tries` that are left should the connection break before the other end is proven."""
+
+    peer: Peer
+    address: str
+    deadline_s: float
+    patient: bool
+    tries: int = _TRIES
 
 
 @dataclass(kw_only=True, eq=False)
 class _Greeting:
-    """A connection whose other end is not proven yet. `peer`: whom we dialled; None when somebody came to us."""
+    """A connection whose other end is not proven yet. `call`: by which we dialled; None when somebody came to us."""
 
     sock: socket.socket
     handshake: Handshake
     deadline_s: float
-    peer: Peer | None = None
+    call: _Call | None = None
     connecting: bool = False
 
 
@@ -41,8 +55,9 @@ class _Greeting:
 class DoorEvents:
     """What the door tells its owner; `on_open` takes the socket over."""
 
-    on_open: Callable[[str, int, socket.socket], None]  # member, its generation, non-blocking socket
-    on_refused: Callable[[str | None, str], None]  # whom we dialled (None: a stranger came), why
+    on_open: Callable[[str, int, socket.socket, bool], None]  # member, its generation, non-blocking socket, we dialled
+    # Whom we dialled (None: a stranger came), why, and whether that proves that its mesh is closed.
+    on_refused: Callable[[str | None, str, bool], None]
 
 
 class Door:
@@ -57,7 +72,7 @@ class Door:
         self._me, self._job, self._secret = me, job, secret
         self.generation = 0  # told to whoever greets us
         self._greetings: set[_Greeting] = set()
-        self._dial_later: list[tuple[float, Peer, str, float]] = []
+        self._dial_later: list[tuple[float, _Call]] = []
         self._accept_again_s: float | None = None
         self._listeners = [self._listen_unix()]
         if config.transport == "tcp":
@@ -102,28 +117,40 @@ class Door:
             if len(self._greetings) >= _GREETINGS_MAX or not _same_user(sock):
                 sock.close()
                 continue
-            self._greet(sock, Role.ACCEPT, peer=None)
+            self._greet(sock, Role.ACCEPT)
 
-    def dial(self, peer: Peer, *, same_node: bool) -> None:
-        """Connect and greet; ends in one call of `on_open` or `on_refused`, unless `hang_up` comes first."""
+    def dial(self, peer: Peer, *, same_node: bool, patient: bool = False) -> None:
+        """Connect and greet; ends in one call of `on_open` or `on_refused`, unless `hang_up` comes first.
+
+        `patient`: whoever listens there may take any time to answer. Raises ValueError for an address that is none.
+        """
         address = choose_address(peer.address, same_node=same_node)
-        self._dial(peer, address, time.monotonic() + self._config.connect_timeout_s)
+        deadline_s = time.monotonic() + self._config.connect_timeout_s
+        self._dial(_Call(peer=peer, address=address, deadline_s=deadline_s, patient=patient))
 
-    def _dial(self, peer: Peer, address: str, deadline_s: float) -> None:
+    def _dial(self, call: _Call) -> None:
+        peer, address = call.peer, call.address
         try:
             sock, result = _connect(address)
         except OSError as error:  # no descriptor is left, for one
-            self._events.on_refused(peer.id, f"no connection to {address}: {error.strerror}")
+            self._events.on_refused(peer.id, f"no connection to {address}: {error.strerror}", False)
             return
         if result == errno.EAGAIN:  # the listener's queue is full just now
             sock.close()
-            self._dial_later.append((time.monotonic() + _DIAL_AGAIN_S, peer, address, deadline_s))
+            self._dial_later.append((time.monotonic() + _DIAL_AGAIN_S, call))
         elif result not in (0, errno.EINPROGRESS):
             sock.close()
-            self._events.on_refused(peer.id, f"no connection to {address}: {os.strerror(result)}")
+            # Names of UNIX sockets are random: nobody else will ever listen there.
+            ended = result == errno.ECONNREFUSED and sock.family == socket.AF_UNIX
+            self._events.on_refused(peer.id, f"no connection to {address}: {os.strerror(result)}", ended)
         else:
             self._tune(sock)
-            self._greet(sock, Role.DIAL, peer=peer, connecting=result != 0, deadline_s=deadline_s)
+            self._greet(sock, Role.DIAL, call=call, connecting=result != 0)
+
+    def is_dialling(self, member: str) -> bool:
+        """Whether a call to this member is under way."""
+        calls = [later[1].peer for later in self._dial_later] + [g.call.peer for g in self._greetings if g.call]
+        return any(peer.id == member for peer in calls)
 
     def _tune(self, sock: socket.socket) -> None:
         if sock.family == socket.AF_UNIX:
@@ -137,34 +164,29 @@ class Door:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self._config.tcp_silence_s * 1000))
 
-    def _greet(
-        self,
-        sock: socket.socket,
-        role: Role,
-        *,
-        peer: Peer | None,
-        connecting: bool = False,
-        deadline_s: float | None = None,
-    ) -> None:
+    def _greet(self, sock: socket.socket, role: Role, *, call: _Call | None = None, connecting: bool = False) -> None:
         handshake = Handshake(
             role,
             secret=self._secret,
             job=self._job,
             me=self._me,
             generation=self.generation,
-            expect=peer.id if peer else None,
+            expect=call.peer.id if call else None,
         )
         greeting = _Greeting(
             sock=sock,
             handshake=handshake,
-            deadline_s=deadline_s or time.monotonic() + self._config.handshake_timeout_s,
-            peer=peer,
+            deadline_s=call.deadline_s if call and connecting else self._handshake_deadline_s(call),
+            call=call,
             connecting=connecting,
         )
         self._greetings.add(greeting)
         self._loop.register(sock.fileno(), WRITE if connecting else READ, lambda _events: self._advance(greeting))
         if not connecting:
             self._advance(greeting)
+
+    def _handshake_deadline_s(self, call: _Call | None) -> float:
+        return math.inf if call and call.patient else time.monotonic() + self._config.handshake_timeout_s
 
     def _advance(self, greeting: _Greeting) -> None:
         try:
@@ -179,8 +201,10 @@ class Door:
             except OSError:
                 pass  # it has gone already
             self._dismiss(greeting, refusal.reason)
+        except ConnectionResetError:
+            self._break_off(greeting, "the other end closed the connection during the handshake")
         except OSError as error:
-            self._dismiss(greeting, f"the connection broke during the handshake ({error.strerror})")
+            self._break_off(greeting, f"the connection broke during the handshake ({error.strerror})")
 
     def _finish_connect(self, greeting: _Greeting) -> bool:
         code = greeting.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -188,13 +212,13 @@ class Door:
             self._dismiss(greeting, f"no connection: {os.strerror(code)}")
             return False
         greeting.connecting = False
-        greeting.deadline_s = time.monotonic() + self._config.handshake_timeout_s
+        greeting.deadline_s = self._handshake_deadline_s(greeting.call)
         self._loop.modify(greeting.sock.fileno(), READ)
         return True
 
     def _exchange(self, greeting: _Greeting) -> None:
         handshake, sock = greeting.handshake, greeting.sock
-        if greeting.peer is not None and not _same_user(sock):
+        if greeting.call is not None and not _same_user(sock):
             raise HandshakeRefused("another user's process listens there")
         while True:
             out = handshake.bytes_to_send()
@@ -205,10 +229,10 @@ class Door:
                 break
             data = sock.recv(handshake.wants())
             if not data:
-                raise HandshakeRefused("the other end closed the connection during the handshake")
+                raise ConnectionResetError
             handshake.receive(data)
         self._forget(greeting)
-        self._events.on_open(handshake.peer, handshake.peer_generation, sock)
+        self._events.on_open(handshake.peer, handshake.peer_generation, sock, greeting.call is not None)
 
     def _forget(self, greeting: _Greeting) -> None:
         self._greetings.discard(greeting)
@@ -217,12 +241,25 @@ class Door:
     def _dismiss(self, greeting: _Greeting, reason: str) -> None:
         self._forget(greeting)
         greeting.sock.close()
-        self._events.on_refused(greeting.peer.id if greeting.peer else None, reason)
+        self._events.on_refused(greeting.call.peer.id if greeting.call else None, reason, False)
+
+    def _break_off(self, greeting: _Greeting, reason: str) -> None:
+        call = greeting.call
+        if call is None or not call.patient or not call.tries:
+            self._dismiss(greeting, reason)
+            return
+        # It has gone, which the next try will show; or we came to it in a bad moment.
+        self._forget(greeting)
+        greeting.sock.close()
+        now_s = time.monotonic()
+        deadline_s = now_s + self._config.connect_timeout_s
+        again = dataclasses.replace(call, deadline_s=deadline_s, tries=call.tries - 1)
+        self._dial_later.append((now_s + _DIAL_AGAIN_S, again))
 
     def hang_up(self, member: str) -> None:
         """Give up dialling this member; nothing is told."""
-        self._dial_later = [later for later in self._dial_later if later[1].id != member]
-        for greeting in [g for g in self._greetings if g.peer is not None and g.peer.id == member]:
+        self._dial_later = [later for later in self._dial_later if later[1].peer.id != member]
+        for greeting in [g for g in self._greetings if g.call is not None and g.call.peer.id == member]:
             self._forget(greeting)
             greeting.sock.close()
 
@@ -239,11 +276,11 @@ class Door:
             self._dismiss(greeting, "it did not finish the handshake in time")
         due = [later for later in self._dial_later if later[0] <= now_s]
         self._dial_later = [later for later in self._dial_later if later[0] > now_s]
-        for _, peer, address, deadline_s in due:
-            if now_s < deadline_s:
-                self._dial(peer, address, deadline_s)
+        for _, call in due:
+            if now_s < call.deadline_s:
+                self._dial(call)
             else:
-                self._events.on_refused(peer.id, f"no connection to {address}: it accepts nobody")
+                self._events.on_refused(call.peer.id, f"no connection to {call.address}: it accepts nobody", False)
 
     def sockets(self) -> list[socket.socket]:
         return [*self._listeners, *(greeting.sock for greeting in self._greetings)]

@@ -39,8 +39,8 @@ class Host(Protocol):
 
     alarm: Alarm
 
-    def has_left(self, member: str) -> bool:
-        """Whether it has gone in peace, so that nothing more comes from it."""
+    def why_gone(self, member: str) -> MemberLost | None:
+        """The error of who waits for a member from which nothing more comes, though its end breaks nothing off."""
 
     def is_linked(self, member: str) -> bool:
         """Whether more may come from it: it is in the view, and not lost."""
@@ -171,7 +171,7 @@ class Lane:
         """True when this member reads nothing any more that was published in the generation, `count` turns."""
         board = pair.find(generation)
         finished = 0 if board is None else board.finished(generation)
-        return pair.newest > generation or reached(finished, count) or self._host.has_left(member) or None
+        return pair.newest > generation or reached(finished, count) or self._host.why_gone(member) is not None or None
 
     # An operation
 
@@ -356,8 +356,9 @@ class Lane:
         """
         if self.error is not None and not (by_link and self._host.is_linked(member)):
             return self.error
-        if self._host.has_left(member):
-            return MemberLost(member, "it left")
+        gone = self._host.why_gone(member)
+        if gone is not None:
+            return gone
         pair = None if by_link else self._find(member)
         # Whoever has a board names the new generation there when it has done with this one, and not before.
         if self._host.is_ahead(member) if pair is None else pair.newest > self.generation:

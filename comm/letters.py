@@ -16,9 +16,9 @@ import torch
 
 from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
 from elastrain.comm.kinds import Kind, only_tensor, unpack
-from elastrain.comm.lines import Lines
+from elastrain.comm.lines import Lines, why_gone
 from elastrain.comm.mailbox import Address, Mailbox
-from elastrain.comm.mesh import Frame
+from elastrain.comm.mesh import Frame, How
 from elastrain.comm.work import Received, Work
 
 _BODY = struct.Struct("<Qqq")  # group, tag, the sender's fence
@@ -26,6 +26,8 @@ _BODY = struct.Struct("<Qqq")  # group, tag, the sender's fence
 
 class Postman(Protocol):
     """What letters ask of their communicator; by its thread."""
+
+    lost: dict[str, How]
 
     @property
     def error(self) -> CommError | None: ...
@@ -105,11 +107,16 @@ class Letters:
         """In time.monotonic(); None: nobody waits."""
         return min((reader.deadline_s for _, reader in self._mailbox.readers), default=None)
 
-    def overdue(self) -> Timeout | None:
-        """What failed because nothing came in time."""
+    def overdue(self) -> Timeout | MemberLost | None:
+        """What failed because nothing came in time, or will ever come."""
         now_s = time.monotonic()
-        late = (Timeout(reader.words) for _, reader in self._mailbox.readers if reader.deadline_s <= now_s)
-        return next(late, None)
+        for address, reader in self._mailbox.readers:
+            gone = why_gone(self._postman.lost, address.source)
+            if gone is not None:
+                return gone
+            if reader.deadline_s <= now_s:
+                return Timeout(reader.words)
+        return None
 
     def end(self, error: CommError) -> None:
         for reader in self._mailbox.clear():

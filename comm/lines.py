@@ -173,6 +173,7 @@ class Lines:
         running.sent = True
         running.missing = set(operation.rounds[number].awaits)
         running.fences.clear()
+        self._mesh.connect(line.group.members[rank] for rank in running.missing)
         sends = operation.rounds[number].sends
         if sends:
             body = _BODY.pack(line.group.number, line.sequence, number, self.fence) + operation.words.encode()
@@ -276,8 +277,9 @@ class Lines:
 
     def _why_silent(self, missing: Sequence[str]) -> MemberLost | Aborted | None:
         for member in missing:
-            if self._host.lost.get(member) is How.LEFT:
-                return MemberLost(member, "it left")
+            gone = why_gone(self._host.lost, member)
+            if gone is not None:
+                return gone
             if self._mesh.is_ahead(member):
                 return Aborted(f"{member!r} went on to a newer view")
         return None
@@ -304,3 +306,9 @@ class Lines:
     def raise_fence(self) -> None:
         """Before memory changes that others may still read."""
         self._count[0] += 1
+
+
+def why_gone(lost: Mapping[str, How], member: str | None) -> MemberLost | None:
+    """The error of who waits for a member whose end alone breaks nothing off."""
+    words = {How.LEFT: "it left", How.UNREACHED: "it could not be reached"}.get(lost.get(member or "", How.BROKEN))
+    return MemberLost(member or "", words) if words else None

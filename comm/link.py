@@ -1,12 +1,15 @@
 """All that goes on with one member: what waits to be sent, its segments, its references to mine, its held frames.
 
-A link exists from the edit that adds the member to the one that removes it; its stream may come later (the member
-dials, or is being dialled) and go earlier (it was lost). Nothing here knows of other members.
+A link exists from the edit that adds the member to the one that removes it. It is *opened* when somebody wants it; its
+stream comes later (the member dials, or is being dialled) and may go earlier (it was lost). Nothing here knows of other
+members.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -33,19 +36,34 @@ _SEGMENT = FIRST_CONTROL_KIND + 1  # with a segment; body: number, size
 _SEGMENT_GONE = FIRST_CONTROL_KIND + 2  # body: number
 _RETURNED = FIRST_CONTROL_KIND + 3  # body: tokens of references that the sender of this does not hold any more
 _FAREWELL = FIRST_CONTROL_KIND + 4  # body: the generation that leaves the receiver out; 0: the sender ends
+_LOSS = FIRST_CONTROL_KIND + 5  # somebody else was lost; body: how (its place in `How`), its id
+_NEWER = FIRST_CONTROL_KIND + 6  # body: a generation that somebody is in
 _SEGMENT_BODY = struct.Struct("<IQ")
 _NUMBER = struct.Struct("<Q")
+_HOWS = tuple(How)
 _RETURN_AT_COUNT = 32
 _RETURN_AFTER_S = 0.05  # references are given back in lumps: each frame wakes a process
 
 
 class Link:
-    """`lost`: None, or why nothing more comes. `left_out`: the generation of the peer that does without us, if told."""
+    """`lost`: None, or why nothing more comes. `left_out`: the generation of the peer that does without us, if told.
 
-    def __init__(self, peer: Peer, *, same_host: bool, shared: SharedMemory, deadline_s: float) -> None:
+    `patient`: the link has no deadline, whoever needs it has one. `knock`: a connection by which one end asks the other
+    to dial; open until it has.
+    """
+
+    def __init__(self, peer: Peer, *, same_node: bool, same_host: bool, shared: SharedMemory) -> None:
         self.peer = peer
+        self.same_node = same_node
         self.same_host = same_host
-        self.deadline_s = deadline_s
+        self.opened = self.used = self.patient = False
+        self.deadline_s = math.inf
+        self.knock: socket.socket | None = None
+        self.knocks = 0
+        self.rumour: How | None = None  # how others have lost it
+        self.told_losses: list[tuple[str, How]] = []  # of others, by the peer
+        self.told_newer = 0
+        self.newest = 0  # generation of a frame that came: of older ones nothing follows
         self.lost: str | None = None
         self.lost_at_s = 0.0
         self.lost_how = How.BROKEN
@@ -119,7 +137,13 @@ class Link:
             self._push_control(_SEGMENT_GONE, generation, _NUMBER.pack(number))
 
     def push_farewell(self, generation: int) -> None:
-        self._push_control(_FAREWELL, generation, _NUMBER.pack(generation))
+        self.outbox.push(farewell(generation))
+
+    def push_loss(self, member: str, how: How, generation: int) -> None:
+        self._push_control(_LOSS, generation, bytes([_HOWS.index(how)]) + member.encode())
+
+    def push_newer(self, newer: int, generation: int) -> None:
+        self._push_control(_NEWER, generation, _NUMBER.pack(newer))
 
     def push_returned(self, generation: int) -> bool:
         """Queue what is to be given back; True if there was any."""
@@ -144,6 +168,7 @@ class Link:
 
     def take(self, raw: RawFrame, on_death: Callable[[float], None]) -> Frame | None:
         """Serve a control frame, or make a message of it. Raises ProtocolError."""
+        self.newest = max(self.newest, raw.generation)
         if raw.kind >= FIRST_CONTROL_KIND:
             self._serve(raw, on_death)
             return None
@@ -164,10 +189,19 @@ class Link:
                     self._take_back(token)
             elif raw.kind == _FAREWELL:
                 (self.left_out,) = _NUMBER.unpack(raw.body)
+            elif raw.kind == _LOSS:
+                self._hear_loss(raw.body)
+            elif raw.kind == _NEWER:
+                (self.told_newer,) = _NUMBER.unpack(raw.body)
             else:
                 raise ProtocolError(f"a control frame of unknown kind {raw.kind:#x}")
         except struct.error:
             raise ProtocolError(f"a control frame of kind {raw.kind:#x} with {len(raw.body)} bytes") from None
+
+    def _hear_loss(self, body: bytes) -> None:
+        if not body or body[0] >= len(_HOWS):
+            raise ProtocolError(f"a loss with {len(body)} bytes")
+        self.told_losses.append((body[1:].decode(errors="replace"), _HOWS[body[0]]))
 
     def _watch(self, on_death: Callable[[float], None]) -> None:
         assert self.stream is not None
@@ -215,6 +249,11 @@ class Link:
         """The member is in no view of ours any more: what it held of my memory is free to be used again."""
         while self._lent:
             self._shared.release(self._lent.popitem()[1])
+
+
+def farewell(generation: int) -> bytes:
+    """The frame that ends a link: `generation` goes on without the receiver; 0: the sender ends."""
+    return encode(kind=_FAREWELL, generation=generation, body=_NUMBER.pack(generation), tensors=())
 
 
 def _sendable(tensor: torch.Tensor) -> torch.Tensor:

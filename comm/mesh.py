@@ -1,4 +1,8 @@
-"""The mesh: one authenticated link to each member of the view, edited in place, driven by one thread that polls.
+"""The mesh: authenticated links to the members of the view, edited in place, driven by one thread that polls.
+
+Links along a ring of the members always stand; all others are opened when they are needed first. What is to be known to
+all (losses, newer views) is handed on along the ring, so a link to somebody is not needed to learn of its loss. Who
+waits for somebody asks for a link to it, and learns of its end there.
 
 Links that both the old and the new view have are not touched by an edit: same sockets, same segments. Frames of older
 generations are discarded; newer ones are held until an edit reaches them. Collectives and protocols live above.
@@ -11,10 +15,12 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
 import torch
 
+from elastrain.comm.door import choose_address
 from elastrain.comm.errors import CommError, MemberLost
 from elastrain.comm.frames import FIRST_CONTROL_KIND
 from elastrain.comm.link import Link
@@ -22,7 +28,7 @@ from elastrain.comm.liveness import Beacon
 from elastrain.comm.loop import READ
 from elastrain.comm.segments import Imports, Place, Segment
 from elastrain.comm.values import Frame, How, Lost, MeshConfig, Newer, Peer
-from elastrain.comm.wires import Event, Wires, dials
+from elastrain.comm.wires import Event, Wires, dials, in_order
 
 __all__ = ["Frame", "How", "Lost", "Mesh", "MeshConfig", "Newer", "Peer", "dials"]
 
@@ -45,10 +51,8 @@ class Mesh(Wires):
         config: MeshConfig | None = None,
         beacon: Beacon | None = None,
     ) -> None:
-        super().__init__(me=me, job=job, secret=secret, config=config or MeshConfig())
-        self.node = node
-        self._beacon = beacon
-        self._open = True
+        super().__init__(me=me, node=node, job=job, secret=secret, config=config or MeshConfig(), beacon=beacon)
+        self._closed = False
         self.address = self._door.address
         _meshes.add(self)
 
@@ -64,13 +68,16 @@ class Mesh(Wires):
 
     # The view
 
-    def edit(self, generation: int, members: Sequence[Peer]) -> None:
-        """Take over a newer view, in place: links of removed members close, links to added ones open.
+    def edit(self, generation: int, members: Sequence[Peer], *, links: Literal["ring", "all"] = "ring") -> None:
+        """Take over a newer view, in place: links of removed members close, those to new neighbours on the ring open.
+
+        `links`: "all" opens those to all added members at once, where each will talk to each anyway; there is no ring
+        then. The same on all members.
 
         Of two members the later one dials (see `dials`): a newcomer's links stand ready before the others take over the
         view that names it. Frames of older generations are discarded from now on; frames held for exactly this one come
         with the next poll; so does Lost, once more, for a member of the new view that was lost before. Raises
-        ValueError for a generation that is not newer, a view without me, an id named twice.
+        ValueError for a generation that is not newer, a view without me, an id named twice, an address that is none.
         """
         self._check_open()
         peers = {peer.id: peer for peer in members}
@@ -80,15 +87,33 @@ class Mesh(Wires):
                 f" a view is newer than the last one and names every member once, {self.me!r} included"
             )
         del peers[self.me]
+        added = [peer for member, peer in peers.items() if member not in self._links]
+        for peer in added:
+            if dials(self.me, peer.id):
+                choose_address(peer.address, same_node=peer.node == self.node)
+        self._tending = True  # not before the view is whole
+        try:
+            self._change(generation, peers, added)
+        finally:
+            self._tending = False
+        self._order = tuple(sorted(self.members, key=in_order)) if links == "ring" else ()
+        self._fresh = frozenset(peer.id for peer in added)
+        for link in [self._links[peer.id] for peer in added] if links == "all" else []:
+            self._open(link, patient=False)
+        self._tend()
+        self._fresh = frozenset()
+
+    def _change(self, generation: int, peers: Mapping[str, Peer], added: Sequence[Peer]) -> None:
         self.generation = self._door.generation = generation
         self._newest_told = max(self._newest_told, generation)
+        self._words.clear()
         for member in [member for member in self._links if member not in peers]:
             self._remove(member)
         self._forget_the_past()
         known_lost = [link for link in self._links.values() if link.lost is not None]
-        for member, peer in peers.items():
-            if member not in self._links:
-                self._add(peer)
+        for peer in added:
+            self._add(peer)
+        self._rumours = {member: told for member, told in self._rumours.items() if told[1] > generation}
         for member in [m for m, (_, newest) in self._aside.items() if newest <= generation]:
             self._aside.pop(member)[0].close()
         for link in self._links.values():
@@ -96,6 +121,7 @@ class Mesh(Wires):
                 self._deliver_held(link)
         for link in known_lost:
             self._tell_lost(link)
+            self._untold.append(link)
 
     def _forget_the_past(self) -> None:
         kept = [
@@ -108,7 +134,6 @@ class Mesh(Wires):
 
     def _remove(self, member: str) -> None:
         link = self._links.pop(member)
-        self._door.hang_up(member)
         if link.stream is not None and not link.outbox:
             link.push_farewell(self.generation)
             try:
@@ -121,16 +146,13 @@ class Mesh(Wires):
     def _add(self, peer: Peer) -> None:
         same_node = peer.node == self.node
         by_unix = same_node or self._config.transport == "unix"
-        deadline_s = time.monotonic() + self._config.connect_timeout_s + self._config.handshake_timeout_s
-        link = Link(peer, same_host=by_unix, shared=self._shared, deadline_s=deadline_s)
-        self._links[peer.id] = link
-        if by_unix and self._beacon is not None:
-            with self._serving(link):
-                link.push_beacon(self._beacon.fd, self.generation)
-        if dials(self.me, peer.id):
-            self._door.dial(peer, same_node=same_node)
-        elif peer.id in self._aside:
-            self._connect(link, self._aside.pop(peer.id)[0])
+        link = self._links[peer.id] = Link(peer, same_node=same_node, same_host=by_unix, shared=self._shared)
+        if peer.id in self._aside:
+            sock, generation = self._aside.pop(peer.id)
+            self._let_in(link, generation, sock)
+        if peer.id in self._rumours:
+            how, generation = self._rumours.pop(peer.id)
+            self._hear_loss(peer.id, how, generation=generation)
 
     def _deliver_held(self, link: Link) -> None:
         due = [frame for frame in link.held if frame.generation == self.generation]
@@ -160,15 +182,54 @@ class Mesh(Wires):
         link = self._links.get(member)
         if link is None:
             raise MemberLost(member, f"it is not in the view of generation {self.generation}")
+        link.used = True
+        self._open(link, patient=True)
         if link.lost is not None:
             raise MemberLost(member, link.lost)
+        self._put(link, kind, body, tensors)
+        if link.outbox.size_bytes > self._config.max_send_queue_bytes:
+            self._lose(link, f"it does not read: {link.outbox.size_bytes} bytes wait to be sent")
+
+    def _put(self, link: Link, kind: int, body: bytes, tensors: Sequence[torch.Tensor] = ()) -> None:
         waiting = bool(link.outbox)
         with self._serving(link):
             link.push(kind, self.generation, body, tensors)
         if not waiting:
             self._flush(link)
-        if link.outbox.size_bytes > self._config.max_send_queue_bytes:
-            self._lose(link, f"it does not read: {link.outbox.size_bytes} bytes wait to be sent")
+
+    def connect(self, members: Iterable[str]) -> None:
+        """Bring links about to these of the view, for who awaits something from them: who waits learns of the end of
+        whom it waits for. What can not be reached is told as Lost; time out who does not answer yourself.
+        """
+        self._check_open()
+        for member in members:
+            link = self._links.get(member)
+            if link is not None:
+                self._open(link, patient=True)
+
+    def spread(self, kind: int, body: bytes) -> None:
+        """Queue a frame of this generation to all whose links stand, and first of all on those that are opened later.
+
+        Who hands such frames on, when it hears them first, makes them known to all.
+        """
+        self._check_open()
+        self._words.append((kind, body))
+        for link in list(self._links.values()):
+            if link.opened and link.lost is None:
+                self._put(link, kind, body)
+
+    def tell_generation(self) -> None:
+        """Let all whose links stand know of mine: nothing of former ones follows."""
+        self._check_open()
+        for link in list(self._links.values()):
+            if link.stream is not None:
+                link.push_newer(self.generation, self.generation)
+                self._flush(link)
+
+    @property
+    def linked_to_all(self) -> bool:
+        """Whether links stand to all who are not lost."""
+        return all(link.stream is not None or link.lost is not None for link in self._links.values())
 
     def copy_unsent(self) -> None:
         """Copy what waits in streams: those tensors may change from now on. For ends before their time."""
@@ -229,12 +290,13 @@ class Mesh(Wires):
     def is_ahead(self, member: str) -> bool:
         """Whether this member is known to be in a newer generation: nothing of this one comes from it any more."""
         link = self._links.get(member)
-        return link is not None and bool(link.held)
+        return link is not None and link.newest > self.generation
 
     @property
     def unsent_bytes(self) -> int:
         """What waits to be sent to members that are not lost."""
-        return sum(link.outbox.size_bytes for link in self._links.values() if link.lost is None)
+        links = [link for link in self._links.values() if link.lost is None and (link.used or link.stream is not None)]
+        return sum(link.outbox.size_bytes for link in links)
 
     def wake(self) -> None:
         """Make a running or the next poll return soon. Safe from any thread."""
@@ -275,9 +337,9 @@ class Mesh(Wires):
         return self._shared.find(tensor)
 
     def announce(self, segment: Segment) -> None:
-        """Pass a segment of mine to all members on this host that do not have it."""
-        for link in self._links.values():
-            if link.same_host and link.lost is None:
+        """Pass a segment of mine to all members on this host that have a link and do not have it."""
+        for link in list(self._links.values()):
+            if link.same_host and link.opened and link.lost is None:
                 with self._serving(link):
                     link.announce(segment, self.generation)
                 self._flush(link)
@@ -298,8 +360,9 @@ class Mesh(Wires):
 
         What is not sent yet is dropped. Received tensors, and those of `empty`, stay valid.
         """
-        if not self._open:
+        if self._closed:
             return
+        self._tending = True  # never again
         for link in self._links.values():
             if link.stream is not None and not link.outbox:
                 link.push_farewell(0)
@@ -309,7 +372,7 @@ class Mesh(Wires):
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
-        self._open = False
+        self._closed = True
         for sock in [*self._door.sockets(), *(sock for sock, _ in self._aside.values())]:
             sock.close()
         self._loop.close()
@@ -320,11 +383,13 @@ class Mesh(Wires):
         for link in self._links.values():
             if link.stream is not None:
                 link.stream.close()
-        if self._open:
+            if link.knock is not None:
+                link.knock.close()
+        if not self._closed:
             self._close_descriptors()
 
     def _check_open(self) -> None:
-        if not self._open:
+        if self._closed:
             raise CommError("this mesh is closed, or belongs to the process that forked this one")
 
 

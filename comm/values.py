@@ -37,13 +37,17 @@ class How(enum.Enum):
 
     BROKEN = "broken"  # its link failed; it may be alive
     DEAD = "dead"  # its process has ended, that is proven
-    LEFT = "left"  # it closed its mesh in good order, after everything that it had to say
+    LEFT = "left"  # it closed its mesh in good order, after everything that it had to say; or nobody listens there now
+    UNREACHED = "unreached"  # no first connection to it came about: bad for who needs one, and for nobody else
     LEFT_US_OUT = "left us out"  # it is alive and went on without us
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lost:
-    """A peer's link broke or its process died; told once per view. `at_s`: time.monotonic() when it became known."""
+    """A peer's link broke or its process died; told once per view, and again should others know better how.
+
+    `at_s`: time.monotonic() when it became known.
+    """
 
     member: str
     reason: str

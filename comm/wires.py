@@ -1,11 +1,17 @@
 """The connections of a mesh: who is let in, what arrives, who is lost. Views and messages are in `mesh`.
 
+Of two members one dials (`dials`). Where the other one wants the link first, it *knocks*: it connects in the wrong
+direction, and is dialled. So there is one link between two members, whoever wanted it first, and however often.
+
+Along a *ring* (see `ring`) links always stand: what is to be known to all goes that way, from each to its neighbours.
+
 Everything here is called by the one thread that polls, but for what a watcher notes.
 """
 
 from __future__ import annotations
 
 import collections
+import math
 import socket
 import time
 from collections.abc import Iterator
@@ -13,31 +19,58 @@ from contextlib import contextmanager
 
 from elastrain.comm.door import Door, DoorEvents
 from elastrain.comm.errors import OutOfMemory, ProtocolError
-from elastrain.comm.link import Link
+from elastrain.comm.link import Link, farewell
+from elastrain.comm.liveness import Beacon
 from elastrain.comm.loop import READ, WRITE, Loop
+from elastrain.comm.ring import neighbours
 from elastrain.comm.segments import SharedMemory
 from elastrain.comm.stream import Stream
 from elastrain.comm.values import Frame, How, Lost, MeshConfig, Newer
 
 Event = Frame | Lost | Newer
 _ASIDE_MAX = 64
+_RUMOURS_MAX = 4096
+_KNOCKS_MAX = 3
+# What one learns later replaces what says less.
+_CERTAINTY = {How.UNREACHED: 0, How.BROKEN: 1, How.LEFT_US_OUT: 2, How.LEFT: 2, How.DEAD: 2}
+_TOLD = {
+    How.UNREACHED: "it could not be reached",
+    How.BROKEN: "its connection to another member broke",
+    How.LEFT: "it left",
+    How.DEAD: "its process ended",
+}
 
 
 def dials(one: str, other: str) -> bool:
     """Whether `one` opens the link between the two: ids rise, and the later member comes to those who are there."""
-    return (len(one), one) > (len(other), other)
+    return in_order(one) > in_order(other)
+
+
+def in_order(member: str) -> tuple[int, str]:
+    """The key of the order of members."""
+    return len(member), member
 
 
 class Wires:
     """The lower half of a Mesh, which see: links by member, and the events that wait to be told."""
 
-    def __init__(self, *, me: str, job: str, secret: bytes | None, config: MeshConfig) -> None:
-        self.me = me
+    def __init__(
+        self, *, me: str, node: str, job: str, secret: bytes | None, config: MeshConfig, beacon: Beacon | None
+    ) -> None:
+        self.me, self.node = me, node
         self.generation = 0
+        self._beacon = beacon
         self._config = config
         self._loop = Loop()
         self._shared = SharedMemory(config.segment_bytes)
         self._links: dict[str, Link] = {}
+        self._order: tuple[str, ...] = ()  # the ring's; empty: there is none
+        self._ring: frozenset[str] = frozenset()  # my neighbours
+        self._fresh: frozenset[str] = frozenset()  # members that the edit under way adds
+        self._untold: collections.deque[Link] = collections.deque()  # lost links that the ring was not told of
+        self._tending = False
+        self._words: list[tuple[int, bytes]] = []  # said to all in this generation
+        self._rumours: dict[str, tuple[How, int]] = {}  # losses of who is in no view of ours yet; generation
         # Authenticated members that no view of ours names yet; their newest generation beside.
         self._aside: dict[str, tuple[socket.socket, int]] = {}
         self._ready: collections.deque[Event] = collections.deque()
@@ -51,30 +84,118 @@ class Wires:
             self._loop.close()
             raise
 
-    def _admit(self, member: str, generation: int, sock: socket.socket) -> None:
+    # How links come about
+
+    def _open(self, link: Link, *, patient: bool) -> None:
+        """Bring the link about, unless that is done. `patient`: whoever needs it has a deadline, and it may be that the
+        other end does not: where it is to dial, it is asked to.
+        """
+        if link.opened or link.lost is not None:
+            return
+        self._prepare(link)
+        link.patient = patient
+        if not patient:
+            link.deadline_s = time.monotonic() + self._config.connect_timeout_s + self._config.handshake_timeout_s
+        if link.lost is None and (patient or dials(self.me, link.peer.id)):
+            self._call_on(link)
+
+    def _prepare(self, link: Link) -> None:
+        """What the other end has to know first."""
+        link.opened = True
+        with self._serving(link):
+            if link.same_host and self._beacon is not None:
+                link.push_beacon(self._beacon.fd, self.generation)
+            self._push_losses(link)
+            for kind, body in self._words:
+                link.push(kind, self.generation, body)
+
+    def _push_losses(self, link: Link) -> None:
+        for member in self._order:
+            other = self._links.get(member)
+            if other is not None and other.lost is not None and other.lost_how is not How.LEFT_US_OUT:
+                link.push_loss(member, other.lost_how, self.generation)
+
+    def _call_on(self, link: Link) -> None:
+        """Dial, or knock."""
+        try:
+            self._door.dial(link.peer, same_node=link.same_node, patient=link.patient)
+        except ValueError as error:
+            self._refused(link.peer.id, str(error), False)
+
+    def _admit(self, member: str, generation: int, sock: socket.socket, dialled: bool) -> None:
         self._heard_of(generation)
         link = self._links.get(member)
-        if link is None and member not in self._aside and len(self._aside) < _ASIDE_MAX and dials(member, self.me):
-            self._aside[member] = (sock, generation)
-        elif link is None or link.stream is not None or link.lost is not None:
+        if link is not None and (link.stream is not None or link.lost is not None):
             sock.close()  # an id is never used twice: this is a duplicate, or one that was lost already
+        elif link is not None and dialled:
+            self._enter(link, generation, sock)
+        elif link is not None:
+            self._let_in(link, generation, sock)
+        elif generation < self.generation:
+            _turn_away(sock, self.generation)
+        elif dialled or member in self._aside or len(self._aside) >= _ASIDE_MAX:
+            sock.close()
         else:
-            self._connect(link, sock)
+            self._aside[member] = (sock, generation)
 
-    def _connect(self, link: Link, sock: socket.socket) -> None:
+    def _enter(self, link: Link, generation: int, sock: socket.socket) -> None:
+        """We have called."""
+        if dials(self.me, link.peer.id):
+            self._connect(link, generation, sock)
+            return
+        link.knock = sock
+        self._loop.register(sock.fileno(), READ, lambda _events: self._turned_away(link))
+
+    def _let_in(self, link: Link, generation: int, sock: socket.socket) -> None:
+        """It has called."""
+        if dials(link.peer.id, self.me):
+            if not link.opened:
+                self._prepare(link)
+            if link.lost is None:
+                self._connect(link, generation, sock)
+            else:
+                sock.close()
+            return
+        self._end_knock(link)
+        link.knock = sock
+        self._open(link, patient=True)
+
+    def _turned_away(self, link: Link) -> None:
+        """It ended the knock, and has not dialled."""
+        self._end_knock(link)
+        link.knocks += 1
+        if link.knocks < _KNOCKS_MAX:
+            self._call_on(link)
+        else:
+            self._refused(link.peer.id, "it was asked to connect, and did not", False)
+
+    def _end_knock(self, link: Link) -> None:
+        if link.knock is not None:
+            self._loop.unregister(link.knock.fileno())
+            link.knock.close()
+            link.knock = None
+
+    def _connect(self, link: Link, generation: int, sock: socket.socket) -> None:
         if (sock.family == socket.AF_UNIX) != link.same_host:
             sock.close()
             self._lose(link, "it came over another transport than its node says: node names are wrong")
             return
+        self._end_knock(link)
+        self._door.hang_up(link.peer.id)
+        if generation < self.generation:
+            link.push_newer(self.generation, self.generation)
         link.stream = Stream(sock, link.outbox, self._config.caps)
         self._loop.register(sock.fileno(), READ, lambda events: self._serve(link, events))
         self._flush(link)
 
-    def _refused(self, member: str | None, reason: str) -> None:
+    def _refused(self, member: str | None, reason: str, ended: bool) -> None:
         if member is None:
             self._last_stranger = reason
-        elif member in self._links:
-            self._lose(self._links[member], reason)
+            return
+        link = self._links.get(member)
+        if link is not None and link.stream is None:
+            late = How.LEFT if ended else How.UNREACHED
+            self._lose(link, reason, how=late if link.patient else How.BROKEN)
 
     def _serve(self, link: Link, events: int) -> None:
         if events & WRITE:
@@ -96,8 +217,9 @@ class Wires:
             stream.ended = f"it broke the protocol: {error}"
         except OutOfMemory as error:
             stream.ended = f"what it passed can not be taken: {error}"
-        if link.left_out is not None:
-            self._heard_of(link.left_out)
+        self._heard_of(max(link.left_out or 0, link.told_newer))
+        while link.told_losses:
+            self._hear_loss(*link.told_losses.pop(0), generation=link.newest)
         if stream.ended is not None:
             self._lose(link, stream.ended)
         elif len(link.held) >= self._config.max_held_frames:
@@ -114,6 +236,9 @@ class Wires:
         if generation > self._newest_told:
             self._newest_told = generation
             self._ready.append(Newer(generation=generation))
+            for link in self._along_the_ring():
+                link.push_newer(generation, self.generation)
+                self._flush(link)
 
     def _flush(self, link: Link) -> None:
         if link.stream is None:
@@ -152,14 +277,78 @@ class Wires:
             reason = f"it went on without us in generation {link.left_out}" if link.left_out else "it left"
         elif link.proven_dead:
             how, reason = How.DEAD, "its process ended"
+        elif link.rumour is not None and _CERTAINTY[link.rumour] > _CERTAINTY[how]:
+            how, reason = link.rumour, _TOLD[link.rumour]
         link.lost, link.lost_how = reason, how
         link.lost_at_s = time.monotonic() if at_s is None else at_s
         self._hang_up(link)
         self._tell_lost(link)
+        self._untold.append(link)
+        self._tend()
 
     def _tell_lost(self, link: Link) -> None:
         assert link.lost is not None
         self._ready.append(Lost(member=link.peer.id, reason=link.lost, at_s=link.lost_at_s, how=link.lost_how))
+
+    # The ring
+
+    def _along_the_ring(self) -> list[Link]:
+        links = [self._links[member] for member in self._ring if member in self._links]
+        return [link for link in links if link.opened and link.lost is None]
+
+    def _hear_loss(self, member: str, how: How, *, generation: int) -> None:
+        """Somebody else has lost it. Who has a link of its own sees for itself."""
+        link = self._links.get(member)
+        if how not in _TOLD or member == self.me:
+            return
+        if link is None:
+            if len(self._rumours) < _RUMOURS_MAX:
+                self._rumours[member] = (how, generation)
+        elif link.lost is not None:
+            if _CERTAINTY[how] > _CERTAINTY[link.lost_how]:
+                link.lost_how = how
+                self._tell_lost(link)
+                self._untold.append(link)
+                self._tend()
+        elif link.stream is not None or self._door.is_dialling(member):
+            link.rumour = how if link.rumour is None else max(how, link.rumour, key=lambda one: _CERTAINTY[one])
+        else:
+            self._lose(link, _TOLD[how], how=how)
+
+    def _tend(self) -> None:
+        """Tell the ring of who was lost, and close it around them. Not within itself: what it does may lose others."""
+        if self._tending:
+            return
+        self._tending = True
+        try:
+            while True:
+                while self._untold:
+                    self._tell_ring(self._untold.popleft())
+                if not self._close_ring():
+                    break
+        finally:
+            self._tending = False
+
+    def _tell_ring(self, lost: Link) -> None:
+        if lost.lost_how is not How.LEFT_US_OUT:
+            for link in self._along_the_ring():
+                link.push_loss(lost.peer.id, lost.lost_how, self.generation)
+                self._flush(link)
+
+    def _close_ring(self) -> bool:
+        """Whether there were changes."""
+        nodes = {member: self._links[member].peer.node for member in self._order if member in self._links}
+        lost = {member for member in nodes if self._links[member].lost is not None}
+        ring = neighbours(self.me, self._order, lost, {self.me: self.node, **nodes})
+        new, self._ring = ring - self._ring, ring
+        for link in [self._links[member] for member in self._order if member in new]:
+            if link.opened and link.lost is None:
+                self._push_losses(link)
+                self._flush(link)
+            else:
+                # A neighbour only because others are lost may not know of that.
+                self._open(link, patient=bool(lost) or link.peer.id not in self._fresh)
+        return bool(new or self._untold)
 
     @contextmanager
     def _serving(self, link: Link) -> Iterator[None]:
@@ -172,6 +361,8 @@ class Wires:
     def _hang_up(self, link: Link) -> None:
         if link.stream is not None:
             self._loop.unregister(link.stream.sock.fileno())
+        self._end_knock(link)
+        self._door.hang_up(link.peer.id)
         link.hang_up()
 
     # Time
@@ -182,7 +373,7 @@ class Wires:
         for link in self._links.values():
             if link.lost is None:
                 deadlines.append(link.return_due_s() if link.stream else link.deadline_s)
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        return min((deadline for deadline in deadlines if deadline not in (None, math.inf)), default=None)
 
     def _run_timers(self) -> None:
         now_s = time.monotonic()
@@ -200,3 +391,12 @@ class Wires:
 
     def _stranger_words(self) -> str:
         return f" (somebody was refused: {self._last_stranger})" if self._last_stranger else ""
+
+
+def _turn_away(sock: socket.socket, generation: int) -> None:
+    """Somebody from a former view, which the new one does not name."""
+    try:
+        sock.send(farewell(generation))
+    except OSError:
+        pass  # it has gone already
+    sock.close()

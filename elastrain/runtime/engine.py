@@ -311,7 +311,8 @@ class Engine:
         self.view = view
         self._recovering_since_s = time.monotonic()
         self._journal.write("edit", generation=view.generation, members=list(view.ids), reason=view.reason)
-        self._mesh.edit(view.generation, [Peer(id=m.id, node=m.node, address=m.address) for m in view.members])
+        peers = [Peer(id=m.id, node=m.node, address=m.address) for m in view.members]
+        self._mesh.edit(view.generation, peers, links="all")
 
     def _resumed(self, command: p.Resumed) -> None:
         self._recovering_since_s = None

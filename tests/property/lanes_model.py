@@ -19,7 +19,7 @@ import torch
 from elastrain.comm import collectives
 from elastrain.comm.algorithms import Round
 from elastrain.comm.board import Spot
-from elastrain.comm.errors import Aborted, CommError
+from elastrain.comm.errors import Aborted, CommError, MemberLost
 from elastrain.comm.groups import Group
 from elastrain.comm.lane import Lane
 from elastrain.comm.lanes import Lanes, Request
@@ -151,9 +151,9 @@ class Member:
 
     # Host and Failing
 
-    def has_left(self, member: str) -> bool:
+    def why_gone(self, member: str) -> MemberLost | None:
         self.player.pause()  # between a look in vain and what is made of it
-        return False
+        return None
 
     def is_linked(self, member: str) -> bool:
         return True  # segments are all there
