@@ -220,7 +220,7 @@ FAIR = 1.5
 """While all write, the rank that gets most gets at most so many times the bytes of the one that gets least."""
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand  # on a busy machine, who gets no processor asks for no turn
 def test_ranks_that_write_at_once_get_the_same_share_of_the_drive_however_many_threads_they_have(
     tmp_path: Path,
 ) -> None:
