@@ -64,9 +64,10 @@ class Arena:
 class Segment:
     """A sealed memfd of mine. A dedicated one holds one large tensor at a time."""
 
-    def __init__(self, number: int, size_bytes: int, *, dedicated: bool) -> None:
+    def __init__(self, number: int, size_bytes: int, *, dedicated: bool, huge_pages: bool) -> None:
         self.number = number
         self.dedicated = dedicated
+        self._huge_pages = huge_pages
         self.fd, self.mapping = create_sealed("elastrain-segment", size_bytes)
         self.arena = Arena(size_bytes)
         self._reserved_bytes = 0
@@ -75,7 +76,8 @@ class Segment:
 
     def take(self, size_bytes: int, *, whole: bool) -> tuple[int, bool] | None:
         """As Arena.take; with `whole` all its pages are there, huge ones as far as may be. Raises OutOfMemory."""
-        taken = self.arena.take(size_bytes, HUGE_PAGE_BYTES if size_bytes >= HUGE_PAGE_BYTES else 1)
+        huge = self._huge_pages and size_bytes >= HUGE_PAGE_BYTES
+        taken = self.arena.take(size_bytes, HUGE_PAGE_BYTES if huge else 1)
         if whole and taken is not None:
             try:
                 self._reserve(taken[0], taken[0] + size_bytes)
@@ -89,7 +91,8 @@ class Segment:
         if stop > self._reserved_bytes:
             start = max(start, self._reserved_bytes)
             reserve(self.fd, start, stop - start)
-            use_huge_pages(self.mapping.address + start, stop - start)
+            if self._huge_pages:
+                use_huge_pages(self.mapping.address + start, stop - start)
             if start == self._reserved_bytes:
                 self._reserved_bytes = stop
 
@@ -125,8 +128,8 @@ class SharedMemory:
     Empty segments are kept up to `_IDLE_SEGMENTS` times the ordinary size: fresh memory costs far more than a copy.
     """
 
-    def __init__(self, segment_bytes: int) -> None:
-        self._segment_bytes = segment_bytes
+    def __init__(self, segment_bytes: int, *, huge_pages: bool = True) -> None:
+        self._segment_bytes, self._huge_pages = segment_bytes, huge_pages
         self._frees = 0
         self._lock = threading.Lock()
         self._held = _Held()
@@ -175,7 +178,7 @@ class SharedMemory:
         return sorted(idle, key=lambda segment: segment.arena.size_bytes)
 
     def _new_segment(self, size_bytes: int, *, dedicated: bool) -> Segment:
-        segment = Segment(self._next_number, size_bytes, dedicated=dedicated)
+        segment = Segment(self._next_number, size_bytes, dedicated=dedicated, huge_pages=self._huge_pages)
         self._next_number += 1
         index = bisect.bisect(self._held.addresses, segment.mapping.address)
         self._held.addresses.insert(index, segment.mapping.address)

@@ -69,6 +69,8 @@ class MeshConfig:
     `bind_host` is the interface's address, and what peers connect to. A TCP peer that does not acknowledge for
     `tcp_silence_s` is lost. `max_held_frames` counts per link; a link that has so many of a newer generation is not
     read until the next edit. A link whose unsent bytes exceed `max_send_queue_bytes` is lost: its reader is stuck.
+    `huge_pages`: for large tensors in shared memory. They make collectives faster, and a process larger: they count as
+    held as soon as they are there.
     """
 
     transport: Literal["unix", "tcp"] = "unix"
@@ -81,13 +83,14 @@ class MeshConfig:
     max_held_frames: int = 4096
     max_send_queue_bytes: int = 16 << 30
     segment_bytes: int = 64 << 20
+    huge_pages: bool = True
 
     def __post_init__(self) -> None:
         if self.transport not in ("unix", "tcp"):
             raise ValueError(f"transport is 'unix' or 'tcp'; got {self.transport!r}")
         ipaddress.ip_address(self.bind_host)  # raises ValueError with a sentence: a name could mean any interface
         for name, value in vars(self).items():
-            if not isinstance(value, str) and value <= 0:
+            if not isinstance(value, str | bool) and value <= 0:
                 raise ValueError(f"{name} must be positive; got {value}")
 
     @property

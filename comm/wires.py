@@ -62,7 +62,7 @@ class Wires:
         self._beacon = beacon
         self._config = config
         self._loop = Loop()
-        self._shared = SharedMemory(config.segment_bytes)
+        self._shared = SharedMemory(config.segment_bytes, huge_pages=config.huge_pages)
         self._links: dict[str, Link] = {}
         self._order: tuple[str, ...] = ()  # the ring's; empty: there is none
         self._ring: frozenset[str] = frozenset()  # my neighbours

@@ -151,7 +151,7 @@ class Job:
             job=environment.job,
             secret=environment.secret,
             beacon=self._beacon,
-            config=MeshConfig(transport="tcp", bind_host=environment.host) if environment.host else None,
+            config=_mesh_config(environment),
         )
         pieces = PieceOptimizer(optimizer, layout, elementwise=elementwise)
         state = ModelState(model, layout, mesh.empty)
@@ -329,6 +329,13 @@ def _connect(environment: Environment) -> Channel | None:
         return Channel(environment.agent, secret=environment.secret, job=environment.job, member=environment.member)
     except HandshakeRefused as refused:
         raise RefusedError(refused.reason) from None
+
+
+def _mesh_config(environment: Environment) -> MeshConfig:
+    """No huge pages: a worker holds what its state and messages need, and its memory limit counts every byte."""
+    if environment.host:
+        return MeshConfig(transport="tcp", bind_host=environment.host, huge_pages=False)
+    return MeshConfig(huge_pages=False)
 
 
 def _seed_generators(seed: int) -> None:

@@ -54,6 +54,21 @@ def test_a_large_tensor_begins_where_a_huge_page_can_also_for_its_readers() -> N
         assert _send_and_take(made, large).data_ptr() % HUGE_PAGE_BYTES == 0
 
 
+def test_memory_without_huge_pages_is_held_when_it_is_used_and_not_before() -> None:
+    def held_bytes() -> int:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssShmem:"))
+
+    memory = SharedMemory(1 << 20, huge_pages=False)
+    before = held_bytes()
+    tensor = memory.empty(16 * HUGE_PAGE_BYTES, torch.uint8)
+    assert held_bytes() - before < HUGE_PAGE_BYTES
+    tensor.fill_(1)
+    assert held_bytes() - before >= 16 * HUGE_PAGE_BYTES
+    del tensor
+    memory.close()
+
+
 def test_what_lies_in_memory_stays_when_its_pages_become_huge() -> None:
     size_bytes = 3 * HUGE_PAGE_BYTES
     fd, mapping = create_sealed("test", size_bytes)
