@@ -53,7 +53,7 @@ def kill_nodes(folder: Path, script: Script, *, steps: int, kills: int, outage_s
         deadline_s = time.monotonic() + TIMEOUT_S
         while process.poll() is None and time.monotonic() < deadline_s:
             run = follower.look()
-            if may_strike(run, members=NODES, steps=steps):
+            if may_strike(run, (*found.workers_s, *found.nodes_s), members=NODES, steps=steps):
                 if found.outage is None:
                     found.outage = _stop_etcd(folder, follower, outage_s)
                 elif len(found.workers_s) + len(found.nodes_s) < kills:

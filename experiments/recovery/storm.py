@@ -11,6 +11,7 @@ import signal
 import statistics
 import subprocess
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -46,7 +47,7 @@ def storm(folder: Path, script: Script, *, members: int, steps: int, kills: int,
         while process.poll() is None and time.monotonic() < deadline_s:
             run = follower.look()
             _account(found)
-            if len(found.killed_s) < kills and may_strike(run, members=members, steps=steps):
+            if len(found.killed_s) < kills and may_strike(run, found.killed_s, members=members, steps=steps):
                 _strike(found, process, chance)
             time.sleep(LOOK_EVERY_S)
         finish(process, folder, timeout_s=1.0)
@@ -54,9 +55,11 @@ def storm(folder: Path, script: Script, *, members: int, steps: int, kills: int,
     return found
 
 
-def may_strike(run: Run, *, members: int, steps: int) -> bool:
-    """All are there, and one undisturbed step of theirs has passed."""
-    if not run.views or len(run.views[-1].members) < members:
+def may_strike(run: Run, struck: Collection[str], *, members: int, steps: int) -> bool:
+    """All are there, none of whom was struck before (their loss is not known yet), and one undisturbed step of theirs
+    has passed.
+    """
+    if not run.views or len(run.views[-1].members) < members or not set(struck).isdisjoint(run.views[-1].members):
         return False
     done = undisturbed_steps(run, run.views[-1])
     return bool(done) and done[-1] + STEPS_LEFT_MIN < steps
