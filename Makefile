@@ -12,7 +12,7 @@ export PYTHONHASHSEED := 0
 help:
 	@echo "make demo    three nodes train, a worker and a node are killed, nothing is lost (some two minutes)"
 	@echo "make check   format, lint, types, layers, unit tests (under 90 s)"
-	@echo "make test    everything that runs without a GPU (under 15 minutes on two cores)"
+	@echo "make test    everything that runs without a GPU (some 18 minutes on two cores)"
 	@echo "make format  rewrite the sources in the house format"
 
 $(STAMP): pyproject.toml constraints.txt
