@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -30,6 +29,7 @@ from elastrain.launcher.notices import Over
 from elastrain.launcher.others import Meeting, Others
 from elastrain.launcher.registry import LoneRegistry, Registry
 from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.say import say
 from elastrain.launcher.seats import Outfit, Seats
 from elastrain.launcher.state import describe
 from elastrain.launcher.store import Store
@@ -246,11 +246,11 @@ class Agent:
             case Log():
                 self._log.write(command.event, **command.fields)
                 if command.say and not self._is_said_elsewhere(command):
-                    _say(command.say)
+                    say(command.say)
                 self._state_stale = self._state_stale or command.event == "view"
             case Kill():
                 self._log.write("kill", member=command.member, reason=command.reason)
-                _say(command.reason)
+                say(command.reason)
                 self._seats.signal(command.member, signal.SIGKILL)
             case KillNode():
                 self._kill_node(command)
@@ -308,7 +308,7 @@ class Agent:
 
     def _kill_node(self, command: KillNode) -> None:
         self._log.write("kill_node", node=self._job.node, reason=command.reason)
-        _say(command.reason)
+        say(command.reason)
         self._seats.signal_all(signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -360,7 +360,3 @@ def _free_port() -> int:
 
 def _noted_elsewhere(number: int, frame: object) -> None:
     """The wake-up descriptor has told the loop; this handler only keeps the default action away."""
-
-
-def _say(text: str) -> None:
-    print(f"elastrain: {text}", file=sys.stderr, flush=True)

@@ -5,7 +5,6 @@ Errors end in one sentence on standard error: exit code 2 for wrong input, 1 for
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec
@@ -14,6 +13,7 @@ import typer
 
 from elastrain.errors import ConfigError, ElastrainError
 from elastrain.launcher.commands import inject, offload, run, status
+from elastrain.launcher.say import say
 
 app = typer.Typer(
     help="Elastic, fault-tolerant training for PyTorch.",
@@ -38,7 +38,7 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
         try:
             code = command(*args, **kwargs)
         except ElastrainError as error:
-            print(f"elastrain: {error}", file=sys.stderr)
+            say(str(error))
             code = 2 if isinstance(error, ConfigError) else 1
         raise typer.Exit(code)
 

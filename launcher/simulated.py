@@ -20,7 +20,8 @@ from elastrain.launcher import control, rundir
 from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.rundir import RunDir
-from elastrain.launcher.starting import NodeOrder, Order, count, run_node, say, say_last
+from elastrain.launcher.say import say
+from elastrain.launcher.starting import NodeOrder, Order, count, run_node, say_last
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _STOP_AGAIN_S = 20.0

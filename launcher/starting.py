@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from elastrain.launcher import rundir
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.faults import Fault
 from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.say import say
 from elastrain.launcher.values import End, JobConfig
 from elastrain.launcher.workers import Logs, Script
 
@@ -174,7 +174,3 @@ def say_last(sentence: str, detail: str) -> None:
 
 def count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-def say(text: str) -> None:
-    print(f"elastrain: {text}", file=sys.stderr, flush=True)

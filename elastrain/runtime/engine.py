@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,10 @@ Outcome = Work | p.Advance | p.Enter | p.Leave
 
 
 class Engine:
-    """Construct and `start` on the main thread; call the blocking methods from there only."""
+    """Construct and `start` on the main thread; call the blocking methods from there only.
+
+    `report` is called in the engine's thread with what ended it, before the main thread raises the same.
+    """
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class Engine:
         journal: Journal,
         faults: Faults,
         room: RoomKeeper | None,
+        report: Callable[[Exception], None],
     ) -> None:
         self.me = me
         self.view: View | None = None
@@ -86,9 +90,11 @@ class Engine:
         self._journal = journal
         self._faults = faults
         self._room = room
+        self._report = report
         self._inbox: deque[p.Event | _Again] = deque()
         self._events: deque[p.Event] = deque()
-        self._outbox: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
+        """None: nothing more will come, look at `_failure`."""
         self._failure: Exception | None = None
         self._stopped = threading.Event()
         self._recovering_since_s: float | None = None
@@ -170,12 +176,15 @@ class Engine:
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             try:
-                return self._outbox.get(timeout=POLL_S)
+                outcome = self._outbox.get(timeout=POLL_S)
             except queue.Empty:
-                if self._failure is not None:
-                    raise self._failure from None
-                if not self._thread.is_alive():
-                    raise errors.StoppedError("the engine has ended") from None
+                outcome = None
+            if outcome is not None:
+                return outcome
+            if self._failure is not None:
+                raise self._failure
+            if not self._thread.is_alive():
+                raise errors.StoppedError("the engine has ended")
         raise errors.StoppedError(
             f"the training loop was left here, but others went on for {timeout_s:.0f} s: leave it on all members "
             "after the same step"
@@ -188,9 +197,16 @@ class Engine:
             while not self._stopped.is_set():
                 self._turn()
         except Exception as failure:  # noqa: BLE001 - the edge of the thread: whatever it was, the main thread raises it
-            self._failure = failure
+            self._give_up(failure)
         finally:
             self._mesh.close()
+
+    def _give_up(self, failure: Exception) -> None:
+        """The main thread may be in a long micro-batch, and others end this process before: the reason is told here."""
+        if not self._stopped.is_set():
+            self._report(failure)
+        self._failure = failure
+        self._outbox.put(None)
 
     def _turn(self) -> None:
         """Whatever came in, then one task that nobody waits for at once."""
@@ -369,8 +385,8 @@ class Engine:
         elif isinstance(outcome, p.Enter):
             self._faults.reach(outcome.step, "join")
         elif outcome.evicted:
-            self._failure = errors.StoppedError(
-                f"member {self.me} was removed from the job: start it again to join anew"
+            self._give_up(
+                errors.StoppedError(f"member {self.me} was removed from the job: start it again to join anew")
             )
             return
         self._outbox.put(outcome)

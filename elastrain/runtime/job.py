@@ -9,7 +9,7 @@ import random
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import TypeVar
 
@@ -45,6 +45,8 @@ from elastrain.scaling import LossScale, rule_of
 
 LEAVE_TIMEOUT_S = 60.0
 """How long a member that left its loop early waits for the others to do the same."""
+_LAST_WORDS = (RefusedError, StoppedError, DriveFailedError, SpillWriteError)
+"""What ends a member without being the script's fault."""
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -110,6 +112,7 @@ class Job:
         self._model: nn.Module = nn.Identity()
         self._step: Step | None = None
         self._failed = False
+        self._reported: BaseException | None = None
         self._mesh: Mesh | None = None
         self._previous_hook = sys.excepthook
         sys.excepthook = self._on_uncaught
@@ -173,6 +176,7 @@ class Job:
             journal=self._journal,
             faults=self._faults,
             room=self._room,
+            report=self._report,
         )
         self._optimizer, self._facade, self._model = pieces, optimizer, model
         executor.warm_up()
@@ -298,28 +302,39 @@ class Job:
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """The script ends with an exception: tell the launcher where it was, then show it as Python does."""
         self._failed = True
-        ours = isinstance(error, RefusedError | StoppedError | DriveFailedError | SpillWriteError)
-        if self._channel is not None and not ours and not issubclass(kind, KeyboardInterrupt):
-            text = "".join(traceback.format_exception(kind, error, trace))
-            if isinstance(error, ElastrainError):
-                text = f"{kind.__name__}: {error}\n"
-            try:
-                if isinstance(error, NoRoomError):  # no replacement could do better: the job ends with the sentence
-                    self._channel.send("no_room", sentence=str(error))
-                    return
-                self._channel.send(
-                    "failed",
-                    step=self._step.number if self._step else 0,
-                    micro_batch=self._step.micro_batch if self._step else None,
-                    signature=f"{kind.__name__}: {error}",
-                    traceback=text,
-                )
-            except ChannelClosedError:
-                pass  # nobody is left to be told
-        if ours:
-            print(f"elastrain: {error}", file=sys.stderr)  # noqa: T201 - the last word of a worker that has to stop
-        else:
+        if not issubclass(kind, KeyboardInterrupt):
+            self._report(error)
+        told_by_launcher = isinstance(error, NoRoomError) and self._channel is not None
+        if not told_by_launcher and not isinstance(error, _LAST_WORDS):
             self._previous_hook(kind, error, trace)
+        if self._parts is not None:
+            self._parts.engine.close()
+        self._beacon.close()  # nobody has to wait for the interpreter's end, which takes torch most of a second
+
+    def _report(self, error: BaseException) -> None:
+        """Say once what ends this member: to the launcher, or, where it is no fault of the script, as a last word."""
+        if error is self._reported:
+            return
+        self._reported = error
+        if isinstance(error, _LAST_WORDS):
+            sys.stderr.write(f"elastrain: {error}\n")
+            sys.stderr.flush()
+            return
+        if self._channel is None:
+            return
+        with suppress(ChannelClosedError):  # nobody is left to be told
+            if isinstance(error, NoRoomError):  # no replacement could do better: the job ends with the sentence
+                self._channel.send("no_room", sentence=str(error))
+                return
+            signature = f"{type(error).__name__}: {error}"
+            whole = "".join(traceback.format_exception(error))
+            self._channel.send(
+                "failed",
+                step=self._step.number if self._step else 0,
+                micro_batch=self._step.micro_batch if self._step else None,
+                signature=signature,
+                traceback=f"{signature}\n" if isinstance(error, ElastrainError) else whole,
+            )
 
 
 def _connect(environment: Environment) -> Channel | None:

@@ -119,6 +119,44 @@ def test_a_bug_before_the_first_commit_ends_the_job_at_once(tmp_path: Path) -> N
     assert not [e for e in run.events if e["event"] == "restart"]
 
 
+LINGERING = """
+import atexit, os, pathlib, sys, time
+import torch, elastrain
+from torch import nn
+torch.set_num_threads(1)
+went_on = pathlib.Path(sys.argv[1])
+model = nn.Linear(4, 4)
+job = elastrain.init(seed=0)
+loader = elastrain.DataLoader([torch.randn(4) for _ in range(40)], global_batch_size=8, micro_batch_size=2)
+model, optimizer, loader = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+
+def linger():
+    until = time.monotonic() + 30
+    while not went_on.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    print("lingered until the others had gone on:", went_on.exists(), flush=True)
+
+for step in job.steps(loader, until=6):
+    for batch in step:
+        if os.environ["ELASTRAIN_MEMBER"] == "m1" and step.number == 2:
+            atexit.register(linger)
+            raise KeyError("a mistake of one member")
+        step.backward(model(batch).square().mean())
+    if step.number == 4:
+        went_on.touch()
+"""
+
+
+def test_nobody_waits_for_the_interpreter_of_a_member_that_failed_to_end(tmp_path: Path) -> None:
+    """What runs at exit may take long; torch alone takes most of a second."""
+    script = tmp_path / "lingering.py"
+    script.write_text(LINGERING)
+    run = run_job(tmp_path, workers=2, script=script, arguments=[str(tmp_path / "on")], options=["--max-restarts", "0"])
+    assert run.exit_code == 0, run.output
+    assert "lingered until the others had gone on: True" in run.output
+    assert "KeyError: 'a mistake of one member'" in run.output
+
+
 def test_losing_all_holders_is_said_and_nothing_is_invented(tmp_path: Path) -> None:
     run = run_job(
         tmp_path,
