@@ -76,7 +76,7 @@ class Launched:
         wanted = fields | ({"event": event} if event else {})
         return [e for e in events if all(e.get(name) == value for name, value in wanted.items())]
 
-    def wait_event(self, event: str, timeout_s: float = 10.0, **fields: Any) -> dict[str, Any]:
+    def wait_event(self, event: str, timeout_s: float = 40.0, **fields: Any) -> dict[str, Any]:
         def found() -> list[dict[str, Any]]:
             events = self.events(event, **fields)
             assert events or self.process.is_alive() or self.events("end"), self.text()
@@ -84,7 +84,7 @@ class Launched:
 
         return until(found, timeout_s, f"{event} {fields}\n{self.text()}")[0]
 
-    def wait_view(self, generation: int, timeout_s: float = 10.0) -> list[str]:
+    def wait_view(self, generation: int, timeout_s: float = 40.0) -> list[str]:
         return list(self.wait_event("view", timeout_s, generation=generation)["members"])
 
     def wait_step(self, step: int) -> None:
@@ -93,7 +93,7 @@ class Launched:
             return bool((self.status()["step"] or 0) >= step)
 
         self.wait_event("view")
-        until(reached, 10, f"step {step}")
+        until(reached, 40, f"step {step}")
 
     def status(self) -> dict[str, Any]:
         return control.state(self.run)
@@ -111,7 +111,7 @@ class Launched:
         self.finish_file.touch()
         return self.exit_code()
 
-    def exit_code(self, timeout_s: float = 15.0) -> int:
+    def exit_code(self, timeout_s: float = 40.0) -> int:
         self.process.join(timeout_s)
         assert self.process.exitcode is not None, f"the launcher has not ended:\n{self.text()}"
         return self.process.exitcode
@@ -122,7 +122,7 @@ class Launched:
     def assert_nothing_left(self) -> None:
         """No process of any worker's session, no socket, no secret."""
         sessions = {e["pid"] for e in self.events("worker_start")}
-        until(lambda: not _in_sessions(sessions), 2, f"end of {_in_sessions(sessions)}")
+        until(lambda: not _in_sessions(sessions), 40, f"end of {_in_sessions(sessions)}")
         assert not self.run.control.exists()
         assert not self.run.secret.exists()
         job = self.events("start")[0]["job"]

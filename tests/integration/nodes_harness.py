@@ -71,7 +71,7 @@ class NodesJob:
         wanted = fields | ({"event": event} if event else {})
         return [e for e in events if all(e.get(name) == value for name, value in wanted.items())]
 
-    def wait(self, event: str, timeout_s: float = 40.0, **fields: Any) -> dict[str, Any]:
+    def wait(self, event: str, timeout_s: float = 90.0, **fields: Any) -> dict[str, Any]:
         def found() -> list[dict[str, Any]]:
             events = self.events(event, **fields)
             assert events or self.process.poll() is None, self.text()
@@ -79,7 +79,7 @@ class NodesJob:
 
         return until(found, timeout_s, f"{event} {fields}\n{self.text()}")[0]
 
-    def wait_members(self, *nodes: str, after: int, timeout_s: float = 40.0) -> int:
+    def wait_members(self, *nodes: str, after: int, timeout_s: float = 90.0) -> int:
         """A view later than generation `after` whose members are on these nodes, one on each; its generation."""
 
         def found() -> int:
@@ -90,7 +90,7 @@ class NodesJob:
 
         return until(found, timeout_s, f"{nodes} after generation {after}\n{self.text()}")
 
-    def wait_step(self, step: int, timeout_s: float = 40.0) -> None:
+    def wait_step(self, step: int, timeout_s: float = 90.0) -> None:
         def reached() -> bool:
             assert self.process.poll() is None, self.text()
             return bool((self.status()["step"] or 0) >= step)
@@ -126,7 +126,7 @@ class NodesJob:
         data = str(self.run.path / "etcd" / "data").encode()
         return next(int(p.parent.name) for p in Path("/proc").glob("[0-9]*/cmdline") if data in _bytes(p))
 
-    def finish(self, timeout_s: float = 60.0) -> Run:
+    def finish(self, timeout_s: float = 90.0) -> Run:
         self.hurry()
         code = self.process.wait(timeout_s)
         return Run(code, self.text(), self.run.path)
@@ -134,7 +134,7 @@ class NodesJob:
     def assert_nothing_left(self) -> None:
         """No process of the job, no socket, no secret of the run's own."""
         sessions = set(self.sessions()) | {self.process.pid}
-        until(lambda: not _in_sessions(sessions), 3, f"end of {_in_sessions(sessions)}")
+        until(lambda: not _in_sessions(sessions), 40, f"end of {_in_sessions(sessions)}")
         folder = str(self.run.path).encode()
         left = [p.parent.name for p in Path("/proc").glob("[0-9]*/cmdline") if folder in _bytes(p)]
         assert not left

@@ -15,7 +15,7 @@ import time
 import pytest
 
 from elastrain.comm.errors import ProtocolError
-from elastrain.comm.liveness import Beacon, watch_beacon
+from elastrain.comm.liveness import _LOOK_AGAIN_S, Beacon, watch_beacon
 
 OWNER = """
 import os, socket, sys
@@ -64,11 +64,11 @@ def test_every_watcher_hears_of_a_kill_within_milliseconds(capsys: pytest.Captur
                 watch_beacon(owner.beacon_fd, heard.put)
             killed_s = time.monotonic()
             owner.kill()
-            delays_s += [heard.get(timeout=5) - killed_s for _ in range(3)]
+            delays_s += [heard.get(timeout=30) - killed_s for _ in range(3)]
     with capsys.disabled():
         worst_s, median_s = max(delays_s), statistics.median(delays_s)
         print(f"\nkill -> watcher: median {median_s * 1e3:.2f} ms, worst {worst_s * 1e3:.2f} ms")  # noqa: T201 - a figure
-    assert statistics.median(delays_s) <= 0.02
+    assert statistics.median(delays_s) < _LOOK_AGAIN_S / 2, "the kernel's word did not come: the back-stop noticed"
 
 
 def test_a_clean_close_is_reported_too_and_once() -> None:
@@ -76,7 +76,7 @@ def test_a_clean_close_is_reported_too_and_once() -> None:
         heard: queue.Queue[float] = queue.Queue()
         watch_beacon(owner.beacon_fd, heard.put)
         owner.sock.send(b"c")
-        heard.get(timeout=5)
+        heard.get(timeout=30)
         owner.kill()
         owner.process.wait(10)
         with pytest.raises(queue.Empty):
@@ -89,7 +89,7 @@ def test_a_beacon_of_the_dead_reports_at_once() -> None:
         owner.process.wait(10)
         heard: queue.Queue[float] = queue.Queue()
         watch_beacon(owner.beacon_fd, heard.put)
-        heard.get(timeout=5)
+        heard.get(timeout=30)
 
 
 def test_a_cancelled_watcher_ends_its_thread_and_stays_silent() -> None:
@@ -103,7 +103,7 @@ def test_a_cancelled_watcher_ends_its_thread_and_stays_silent() -> None:
         other: queue.Queue[float] = queue.Queue()
         watch_beacon(owner.beacon_fd, other.put)
         owner.kill()
-        other.get(timeout=5)
+        other.get(timeout=30)
         assert heard.empty()
 
 
@@ -119,7 +119,7 @@ def test_a_forked_child_does_not_keep_the_beacon_alight() -> None:
     watch_beacon(beacon_fd, heard.put)
     process.kill()
     process.wait(10)
-    heard.get(timeout=5)
+    heard.get(timeout=30)
     mine.send(b"x")  # the child leaves
     mine.close()
     os.close(beacon_fd)
@@ -142,4 +142,4 @@ def test_a_beacon_in_this_process_reports_its_close() -> None:
     heard: queue.Queue[float] = queue.Queue()
     watch_beacon(beacon.fd, heard.put)
     beacon.close()
-    heard.get(timeout=5)
+    heard.get(timeout=30)

@@ -113,7 +113,7 @@ def test_exit_code_of_a_script_that_fails_is_not_zero_and_said(tmp_path: Path) -
 )
 def test_wrong_input_ends_in_one_sentence_and_exit_code_2(tmp_path: Path, flags: list[str], sentence: str) -> None:
     env = {**os.environ, "ELASTRAIN_HOME": str(tmp_path)}
-    done = subprocess.run([*ELASTRAIN, "run", *flags], capture_output=True, text=True, timeout=20, env=env)
+    done = subprocess.run([*ELASTRAIN, "run", *flags], capture_output=True, text=True, timeout=90, env=env)
     assert done.returncode == 2
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
@@ -124,7 +124,7 @@ def test_faults_file_is_checked_before_anything_starts(tmp_path: Path) -> None:
     faults = tmp_path / "faults"
     faults.write_text("kill --target member:m1 --at step=1\nkill --target member:m1 --at phase=lunch\n")
     command = [*ELASTRAIN, "run", "--run-dir", str(tmp_path / "run"), "--faults", str(faults), __file__]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
     assert done.returncode == 2
     assert f"{faults}, line 2: unknown phase 'lunch'" in done.stderr
     assert not (tmp_path / "run").exists()
@@ -147,7 +147,7 @@ def test_nothing_is_written_outside_the_runs_folder(tmp_path: Path) -> None:
         folder.mkdir()
     env = {**os.environ, "TMPDIR": str(temporary), "HOME": str(home), "ELASTRAIN_HOME": ""}
     command = [*ELASTRAIN, "run", "--run-dir", str(run), "--tee", "3", str(script(tmp_path, "print('hello')"))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=40, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=env)
     assert (done.returncode, done.stdout) == (0, "[m0] hello\n")
     assert not list(temporary.iterdir())
     assert not list(home.iterdir())

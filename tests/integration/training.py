@@ -20,7 +20,7 @@ from typing import Any
 SCRIPT = Path(__file__).parent / "scripts" / "small_training.py"
 PRECISION = SCRIPT.parent / "precision_training.py"
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 100.0
+TIMEOUT_S = 200.0
 
 
 @dataclass(frozen=True)
