@@ -19,6 +19,7 @@ from elastrain.messages import (
     Copy,
     Digests,
     Done,
+    GoesOn,
     Gradient,
     LoopState,
     Message,
@@ -51,6 +52,8 @@ class Lifecycle(Committing):
                 self._on_began(event)
             case p.Ready():
                 self._ready = True
+                self._asked = self.begun
+                self._go_on()
                 self._end_run()
             case p.RunDone():
                 self._on_run_done(event)
@@ -208,7 +211,10 @@ class Lifecycle(Committing):
             case LoopState():
                 self._loop_state = (message.step, message.state)
             case Done():
-                self._done.add(source)
+                self._done[source] = message.step
+                self._go_on()
+            case GoesOn():
+                self._on_goes_on(source, message)
 
     # -------------------------------------------------------------------------------------------------------- recovery
 
@@ -398,11 +404,25 @@ class Lifecycle(Committing):
 
     def _say_done(self) -> None:
         if self._finishing is not None and not self.recovering:
-            self._done.add(self.me)
+            self._done[self.me] = self._finishing
             for member in self._others:
                 self._send(member, Done(step=self._finishing))
 
+    def _go_on(self) -> None:
+        """Tell those whose loops have ended before the step in which this one asks for work: they wait in vain."""
+        for member, step in self._done.items():
+            if self._asked >= step:
+                self._send(member, GoesOn(step=self._asked))
+
+    def _on_goes_on(self, source: str, message: GoesOn) -> None:
+        if self._finishing is not None and message.step >= self._finishing:
+            self._fail(
+                "StoppedError",
+                f"the training loop was left here before step {self._finishing}, but {source} went on: leave it on all "
+                "members after the same step",
+            )
+
     def _leave(self) -> None:
-        if self._finishing is not None and self.view is not None and self._done >= set(self.view.ids):
+        if self._finishing is not None and self.view is not None and self._done.keys() >= set(self.view.ids):
             self._over = True
             self._do(p.Leave())

@@ -176,7 +176,16 @@ class Done:
     step: int
 
 
-Message: TypeAlias = Report | Partial | Gradient | Ack | Vote | Publish | Digests | Copy | Copied | LoopState | Done
+@dataclass(frozen=True, kw_only=True)
+class GoesOn:
+    """To a member whose training loop has ended before `step`: that of this member is in it."""
+
+    step: int
+
+
+Message: TypeAlias = (
+    Report | Partial | Gradient | Ack | Vote | Publish | Digests | Copy | Copied | LoopState | Done | GoesOn
+)
 KINDS: dict[type, int] = {kind: number for number, kind in enumerate(get_args(Message), start=1)}
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=vars)
 """Tuples become lists, dataclasses become objects; made once, since every message passes through it."""

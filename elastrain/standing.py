@@ -80,7 +80,10 @@ class Standing:
         self._digesting = False
         self._dropping: set[int] = set()
         self._finishing: int | None = None
-        self._done: set[str] = set()
+        self._asked = -1
+        """Step in which the training loop asked for work last."""
+        self._done: dict[str, int] = {}
+        """Member -> step before which its training loop ended."""
         self._over = False
 
     def _do(self, command: p.Command) -> None:

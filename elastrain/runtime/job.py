@@ -241,8 +241,13 @@ class Job:
         """The loop was left by `break`: fine when all members do so after the same step."""
         if self._failed or not step.is_committed:
             return
-        self._prepared()[0].engine.finish(step.number + 1, timeout_s=LEAVE_TIMEOUT_S)
-        self._end(step.number + 1)
+        try:
+            self._prepared()[0].engine.finish(step.number + 1, timeout_s=LEAVE_TIMEOUT_S)
+        except StoppedError as error:  # not raised: the script's own exception may be on its way out of the loop
+            self._report(error)
+            self._go()
+        else:
+            self._end(step.number + 1)
 
     @property
     def rank(self) -> int:
@@ -301,15 +306,19 @@ class Job:
 
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """The script ends with an exception: tell the launcher where it was, then show it as Python does."""
-        self._failed = True
         if not issubclass(kind, KeyboardInterrupt):
             self._report(error)
         told_by_launcher = isinstance(error, NoRoomError) and self._channel is not None
         if not told_by_launcher and not isinstance(error, _LAST_WORDS):
             self._previous_hook(kind, error, trace)
+        self._go()
+
+    def _go(self) -> None:
+        """Leave before the job's end: nobody has to wait for the interpreter's, which takes torch most of a second."""
+        self._failed = True
         if self._parts is not None:
             self._parts.engine.close()
-        self._beacon.close()  # nobody has to wait for the interpreter's end, which takes torch most of a second
+        self._beacon.close()
 
     def _report(self, error: BaseException) -> None:
         """Say once what ends this member: to the launcher, or, where it is no fault of the script, as a last word."""

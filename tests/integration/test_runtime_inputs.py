@@ -136,25 +136,35 @@ def linger():
         time.sleep(0.01)
     print("lingered until the others had gone on:", went_on.exists(), flush=True)
 
+def fail(where, step):
+    if os.environ["ELASTRAIN_MEMBER"] == "m1" and step.number == 2 and where == sys.argv[2]:
+        atexit.register(linger)
+        if sys.argv[3] == "exit":
+            sys.exit(3)
+        raise KeyError("a mistake of one member")
+
 for step in job.steps(loader, until=6):
     for batch in step:
-        if os.environ["ELASTRAIN_MEMBER"] == "m1" and step.number == 2:
-            atexit.register(linger)
-            raise KeyError("a mistake of one member")
+        fail("within", step)
         step.backward(model(batch).square().mean())
+    fail("after", step)
     if step.number == 4:
         went_on.touch()
 """
 
 
-def test_nobody_waits_for_the_interpreter_of_a_member_that_failed_to_end(tmp_path: Path) -> None:
-    """What runs at exit may take long; torch alone takes most of a second."""
+@pytest.mark.parametrize(("where", "how"), [("within", "raise"), ("after", "raise"), ("after", "exit")])
+def test_nobody_waits_for_a_member_that_failed_within_or_after_a_step(tmp_path: Path, where: str, how: str) -> None:
+    """Neither for its interpreter: what runs at exit may take long, torch alone takes most of a second."""
     script = tmp_path / "lingering.py"
     script.write_text(LINGERING)
-    run = run_job(tmp_path, workers=2, script=script, arguments=[str(tmp_path / "on")], options=["--max-restarts", "0"])
+    arguments = [str(tmp_path / "on"), where, how]
+    run = run_job(tmp_path, workers=2, script=script, arguments=arguments, options=["--max-restarts", "0"])
     assert run.exit_code == 0, run.output
     assert "lingered until the others had gone on: True" in run.output
-    assert "KeyError: 'a mistake of one member'" in run.output
+    assert ("KeyError: 'a mistake of one member'" in run.output) is (how == "raise")
+    assert ("left here before step 3, but m0 went on" in run.output) is (where == "after")
+    assert "Exception ignored" not in run.output
 
 
 def test_losing_all_holders_is_said_and_nothing_is_invented(tmp_path: Path) -> None:

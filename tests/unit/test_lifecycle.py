@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from elastrain import protocol as p
 from elastrain.lifecycle import Lifecycle
 from elastrain.messages import Ack, Contribution, Copied, Copy, Digests, Done, Gradient, Message, Partial, Report, Vote
@@ -45,12 +47,13 @@ class Pair:
                 self.tell(name, p.Finished(step=command.step, square_norms=dict.fromkeys(command.shards, 4.0)))
         return commands
 
-    def start(self) -> None:
+    def start(self, *, ready: bool = True) -> None:
         for name in ("a", "b"):
             self.tell(name, p.Viewed(view=view(1, "a", "b")))
         for name in ("a", "b"):
             self.tell(name, p.Began(step=0, settings="lr", state="s"))
-            self.tell(name, p.Ready())
+            if ready:
+                self.tell(name, p.Ready())
 
     def one_step(self) -> None:
         self.tell("a", p.RunDone(step=0, run=0, block=0, contribution=TOLD, touched=1))
@@ -180,11 +183,24 @@ def test_different_hyperparameters_end_the_job() -> None:
 
 def test_members_that_are_done_wait_for_each_other_and_leave() -> None:
     pair = Pair()
-    pair.start()
+    pair.start(ready=False)
     pair.tell("a", p.Finishing(step=0))
     assert p.Leave() not in pair.done["a"]
     pair.tell("b", p.Finishing(step=0))
     assert p.Leave() in pair.done["a"] and p.Leave() in pair.done["b"]
+
+
+@pytest.mark.parametrize("first", ["leaves", "asks"])
+def test_a_member_that_leaves_its_loop_alone_is_told_at_once_that_others_go_on(first: str) -> None:
+    pair = Pair()
+    pair.start(ready=False)
+    events = [("a", p.Finishing(step=0)), ("b", p.Ready())]
+    for name, event in events if first == "leaves" else reversed(events):
+        pair.tell(name, event)
+    failures = [command for command in pair.done["a"] if isinstance(command, p.Fail)]
+    assert [failure.kind for failure in failures] == ["StoppedError"]
+    assert "left here before step 0, but b went on" in failures[0].reason
+    assert not [command for command in pair.done["b"] if isinstance(command, p.Fail)]
 
 
 def test_when_one_has_left_in_peace_the_others_do_not_wait() -> None:
