@@ -62,6 +62,15 @@ def drop_pages(memory: memoryview, start_bytes: int, size_bytes: int) -> None:
     mapped.madvise(mmap.MADV_DONTNEED, before_bytes + start_bytes, size_bytes)
 
 
+def fault_in(image: memoryview) -> None:
+    """Touch each page of memory that is to be filled as a whole.
+
+    A direct read into fresh pages has the kernel find them with the address space locked, and whoever maps or unmaps
+    memory meanwhile waits: a training thread does that for every tensor. Pages that are touched are found without.
+    """
+    torch.frombuffer(image, dtype=torch.uint8)[::PAGE_BYTES].zero_()
+
+
 def _address(memory: memoryview | mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 

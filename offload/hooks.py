@@ -26,7 +26,7 @@ from elastrain.offload.engines.gds import GdsEngine
 from elastrain.offload.engines.port import Engine
 from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.errors import OffloadConfigError
-from elastrain.offload.identity import Handle, Kept, record_of, remember, stays_because
+from elastrain.offload.identity import Handle, Kept, VersionWatch, record_of, remember, stays_because, view_of
 from elastrain.offload.keeper import Keeper
 from elastrain.offload.modules import COMPILER, ModuleTrail, TrailHooks, untraced
 from elastrain.offload.planner import Planner
@@ -215,13 +215,15 @@ class ActivationOffload:
         if torch._C._current_graph_task_id() != -1 or stays_because(tensor, min_bytes=self.config.min_bytes):
             return Kept(tensor, module)
         keeper = self._open()
+        view, watch = view_of(tensor), VersionWatch(tensor, module)
+        # Saving wakes a thread that wants the interpreter: no call of torch, which would give it away, comes after it.
         record = record_of(tensor)
         if record is None or not keeper.share(record):
             record = keeper.save(
                 tensor.untyped_storage(), version=tensor._version, dtype=str(tensor.dtype), module=module
             )
             remember(tensor, record)
-        return Handle(record, tensor, keeper.release)
+        return Handle(record, view, watch, keeper.release)
 
     def _unpack(self, saved: Kept | Handle) -> torch.Tensor:
         if isinstance(saved, Kept):
@@ -229,7 +231,10 @@ class ActivationOffload:
         saved.watch.check()
         if not self._warned_of_compile and COMPILER in sys.modules:
             self._warn_of_compile(saved.record.module)
-        return saved.view.of(self._open().need(saved.record))
+        keeper = self._open()
+        tensor = saved.view.of(keeper.need(saved.record))
+        keeper.read_ahead(saved.record)  # last, for the same reason as in `_pack`
+        return tensor
 
     def _warn_of_compile(self, module: str) -> None:
         node = torch._C._current_autograd_node()

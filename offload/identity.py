@@ -95,11 +95,11 @@ class Handle:
 
     __slots__ = ("_forget", "record", "view", "watch")
 
-    def __init__(self, record: Record, tensor: torch.Tensor, forget: Callable[[Record], None]) -> None:
+    def __init__(self, record: Record, view: View, watch: VersionWatch, forget: Callable[[Record], None]) -> None:
         self._forget = forget
         self.record = record
-        self.view = view_of(tensor)
-        self.watch = VersionWatch(tensor, record.module)
+        self.view = view
+        self.watch = watch
 
     def __del__(self) -> None:
         self._forget(self.record)

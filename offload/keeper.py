@@ -107,14 +107,19 @@ class Keeper:
         """The storage, in memory. Raises `SpillReadError` (or its subclass) if it does not come back."""
         with self._lock:
             current = self._pass_of[record]
-            self._enter_backward(current, record)
+            if not current.in_backward:
+                current.begin_backward(self._plan.turns(len(current.records)))
             began_s = self._clock()
             memory = self._wait_for_memory(record, began_s)
             self._count_need(record, current, began_s)
-            self._prefetch(current)
             if not current.unneeded:
                 self._refuse_small_limit()
             return memory
+
+    def read_ahead(self, record: Record) -> None:
+        """What backward will need after this storage, as far as there is room."""
+        with self._lock:
+            self._prefetch(self._pass_of[record])
 
     def release(self, record: Record) -> None:
         """One graph node less. Called by finalizers: never blocks, never raises."""
@@ -202,13 +207,6 @@ class Keeper:
         current.unneeded += 1
         self._pass_of[record] = current
         self.totals.saved_bytes += record.size_bytes
-
-    def _enter_backward(self, current: Pass, record: Record) -> None:
-        if not current.in_backward:
-            current.in_backward = True
-            current.collecting = False
-            current.ahead = len(current.records) - 1
-        current.cursor = record.index
 
     def _count_need(self, record: Record, current: Pass, began_s: float) -> None:
         now_s = self._clock()
@@ -342,18 +340,18 @@ class Keeper:
         if room_bytes <= 0:
             return
         for candidate in policy.choose_prefetch(self._ahead(current), room_bytes=room_bytes):
-            self._mover.apply(current.records[candidate.index], residency.Prefetch())
+            self._mover.apply(current.in_turn(candidate.turn), residency.Prefetch())
 
     def _ahead(self, current: Pass) -> Iterator[policy.Candidate]:
         """What is on disk only, in the order in which backward will ask for it."""
         passing = True
-        for index in range(current.ahead, -1, -1):
-            record = current.records[index]
+        for turn in range(current.ahead, -1, -1):
+            record = current.in_turn(turn)
             if record.state is State.SPILLED and record.needed_s is None:
                 passing = False
-                yield policy.Candidate(index=index, size_bytes=record.size_bytes)
+                yield policy.Candidate(turn=turn, size_bytes=record.size_bytes)
             elif passing and record.state not in (State.WRITING, State.SPILLED):
-                current.ahead = index - 1
+                current.ahead = turn - 1
             else:
                 passing = False
 
@@ -385,15 +383,15 @@ class Keeper:
 
     def _give_up(self, state: State, record: Record, current: Pass, wanted_bytes: int) -> bool:
         candidates = [
-            policy.Candidate(index=each.index, size_bytes=each.size_bytes)
+            policy.Candidate(turn=each.turn, size_bytes=each.size_bytes)
             for each in current.records
             if each.state is state and (state is State.RELOADED or each.fault is None)
         ]
-        chosen = policy.choose_evictions(candidates, cursor=record.index, wanted_bytes=wanted_bytes)
+        chosen = policy.choose_evictions(candidates, cursor=record.turn, wanted_bytes=wanted_bytes)
         for choice in chosen:
             self.totals.evicted_bytes += choice.size_bytes
-            self._mover.apply(current.records[choice.index], residency.Spill())
-            current.ahead = max(current.ahead, choice.index if choice.index < record.index else -1)
+            self._mover.apply(current.in_turn(choice.turn), residency.Spill())
+            current.ahead = max(current.ahead, choice.turn if choice.turn < record.turn else -1)
         self._lock.act()
         return bool(chosen)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from elastrain.offload import policy
 from elastrain.offload.stats import PassProfile, Path
 
@@ -20,6 +22,7 @@ class Planner:
         self.reason = "no pass was measured yet: everything is spilled"
         self.last: PassProfile | None = None
         self._passes = 0
+        self._turns: tuple[int, ...] = ()
 
     def spills(self, index: int) -> bool:
         """Whether the storage that is saved as number `index` of a pass leaves at once."""
@@ -29,12 +32,17 @@ class Planner:
         """Whether this pass looks what the drive does now. Under a limit everything fits where nothing is spilled."""
         return self._limit_bytes is None and self._passes % PROBE_EVERY_PASSES == PROBE_EVERY_PASSES - 1
 
+    def turns(self, count: int) -> Sequence[int]:
+        """In which order backward will ask for the storages of a pass: as in the last one, if it saved as many."""
+        return self._turns if len(self._turns) == count else range(count)
+
     def pass_ended(self, profile: PassProfile, device_bytes_per_s: float) -> None:
         """Plan anew if the pass differs from the one that the plan was made of. A forward without backward is none."""
         if all(each.path is Path.UNUSED for each in profile.lifetimes):
             return
         self.last = profile
         self._passes += 1
+        self._turns = policy.turns([each.needed_s for each in profile.lifetimes])
         basis = policy.Basis(
             forward_s=profile.forward_s,
             total_bytes=profile.saved_bytes,

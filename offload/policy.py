@@ -7,6 +7,7 @@ needs first. A memory limit replaces "as much as is hidden" by "as little as fit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -125,11 +126,21 @@ def reading_ahead_bytes(*, limit_bytes: int | None, peak_bytes: int, largest_byt
     return max(peak_bytes, IN_FLIGHT_STORAGES * largest_bytes)
 
 
+def turns(needed_s: Sequence[float | None]) -> tuple[int, ...]:
+    """The indices of a pass's storages by their turn, from when each was first needed; None is never.
+
+    Backward goes against the order of saving, but what several modules share (an encoder's output, a residual that
+    starts twice) is saved at its first use and needed for its last.
+    """
+    at_s = [math.inf if each is None else each for each in needed_s]
+    return tuple(sorted(range(len(at_s)), key=lambda index: (-at_s[index], index)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A storage of the forward that backward is working on, by its place in the order of saving."""
+    """A storage of the forward that backward is working on. Backward asks for the highest `turn` first."""
 
-    index: int
+    turn: int
     size_bytes: int
 
 
@@ -149,8 +160,8 @@ def choose_prefetch(spilled: Iterable[Candidate], *, room_bytes: int) -> tuple[C
 
 def choose_evictions(reloaded: Sequence[Candidate], *, cursor: int, wanted_bytes: int) -> tuple[Candidate, ...]:
     """What to give up for a tensor that is needed now: first what backward has passed, then what it needs last."""
-    passed = sorted((c for c in reloaded if c.index > cursor), key=lambda c: -c.index)
-    ahead = sorted((c for c in reloaded if c.index <= cursor), key=lambda c: c.index)
+    passed = sorted((c for c in reloaded if c.turn > cursor), key=lambda c: -c.turn)
+    ahead = sorted((c for c in reloaded if c.turn <= cursor), key=lambda c: c.turn)
     chosen = []
     for candidate in (*passed, *ahead):
         if wanted_bytes <= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 
 import torch
 
@@ -34,7 +35,7 @@ class Record:
         self.fault: OffloadError | None = None
         self.watched: list[Watched] = []
         self.handles = 0
-        self.index = -1
+        self.index = self.turn = -1
         self.spilled = False
         self.path = Path.UNUSED
         self.saved_s = self.stalled_s = self.released_s = self.waited_s = 0.0
@@ -72,11 +73,22 @@ class Pass:
         self.unneeded = 0
         self.collecting = True
         self.in_backward = False
-        self.ahead = -1  # nothing above it is on disk only
-        self.cursor = -1  # where backward is
+        self.turns: Sequence[int] = ()  # indices of records by their turn, from when backward begins
+        self.ahead = -1  # no turn above it is on disk only
         self.peak_bytes = self.largest_bytes = self.saved_bytes = 0
         self.save_stall_s = self.need_stall_s = 0.0
         self.timeline: list[tuple[float, int]] = []
+
+    def begin_backward(self, turns: Sequence[int]) -> None:
+        """From now on storages are needed, probably those with the highest turn first."""
+        self.in_backward, self.collecting = True, False
+        self.turns, self.ahead = turns, len(turns) - 1
+        for turn, index in enumerate(turns):
+            self.records[index].turn = turn
+
+    def in_turn(self, turn: int) -> Record:
+        """The storage that backward is to ask for then."""
+        return self.records[self.turns[turn]]
 
     def profile(self, total_s: float) -> PassProfile:
         """The finished pass as a value."""

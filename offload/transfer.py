@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from elastrain.offload.buffers import bytes_of, image_of, shift_of
+from elastrain.offload.buffers import bytes_of, fault_in, image_of, shift_of
 from elastrain.offload.device import Copy, Device
 from elastrain.offload.engines.port import CudaEngine, round_up
 
@@ -63,7 +63,9 @@ def write(
 def read(device: Device, copy: Copy, storage: torch.UntypedStorage, cancelled: Callable[[], bool]) -> None:
     """Fill the storage from the device. Raises what `Device.read` raises."""
     if storage.device.type == "cpu":
-        device.read(copy, image_of(storage, copy.shift_bytes), cancelled)
+        image = image_of(storage, copy.shift_bytes)
+        fault_in(image)
+        device.read(copy, image, cancelled)
         return
     side = _side_stream(storage.device)
     with torch.cuda.stream(side):

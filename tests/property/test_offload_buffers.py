@@ -7,7 +7,7 @@ import ctypes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.offload.buffers import bytes_of, cut, lease, page_image, shift_of
+from elastrain.offload.buffers import bytes_of, cut, fault_in, lease, page_image, shift_of
 from elastrain.offload.engines.port import PAGE_BYTES, round_up
 
 
@@ -35,3 +35,11 @@ def test_a_lease_lies_at_the_same_place_in_its_page(shift: int, size: int) -> No
     assert shift_of(memory.storage) == shift
     assert memory.storage.nbytes() == size
     assert memory.image.nbytes == round_up(shift + size)
+
+
+@given(st.integers(1, 9))
+def test_faulting_in_touches_each_page_once(count: int) -> None:
+    memory = lease(size_bytes=count * PAGE_BYTES, shift_bytes=0)
+    memory.image[:] = b"\xff" * memory.image.nbytes
+    fault_in(memory.image)
+    assert bytes(memory.image) == (b"\0" + b"\xff" * (PAGE_BYTES - 1)) * count

@@ -1,4 +1,4 @@
-"""A limit that is changed while somebody waits for room under the old one."""
+"""The keeper on records made by hand: a limit that is changed while somebody waits, and the order of reading ahead."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from elastrain.offload.device import Device
 from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.keeper import Keeper
 from elastrain.offload.planner import Planner
+from elastrain.offload.residency import State
 from elastrain.offload.stats import PassProfile
 
 SIZE_BYTES = 1 << 20
@@ -54,4 +55,28 @@ def test_a_limit_lowered_while_a_forward_waits_for_room_is_kept_not_refused() ->
         assert torch.equal(bytes_back, torch.full((SIZE_BYTES,), number, dtype=torch.uint8))
         keeper.release(record)
     keeper.begin_pass()
+    keeper.close()
+
+
+def test_reading_ahead_follows_the_order_in_which_the_last_backward_asked() -> None:
+    """What is saved first may be needed second: an encoder's output, by the last layer of the decoder."""
+    order = (3, 0, 2, 1)
+    device = Device(MemoryEngine(), threads=1)
+    keeper = Keeper([device], limit_bytes=2 * SIZE_BYTES, plan=Planner(2 * SIZE_BYTES), deadline_s=30.0)
+    for number in range(3):
+        keeper.begin_pass()
+        records = [
+            keeper.save(torch.empty(SIZE_BYTES, dtype=torch.uint8).untyped_storage(), version=0, dtype="", module="")
+            for _ in range(4)  # each save waits until all before it are on the device
+        ]
+        keeper.end_forward(quietly=False)
+        first, *rest = (records[index] for index in order)
+        keeper.need(first)
+        keeper.read_ahead(first)
+        coming = [index for index in range(3) if records[index].state in (State.READING, State.RELOADED)]
+        assert coming == ([0] if number else [2])  # there is room for one more
+        keeper.release(first)
+        for record in rest:
+            keeper.need(record)
+            keeper.release(record)
     keeper.close()

@@ -14,6 +14,7 @@ from elastrain.offload.policy import (
     choose_evictions,
     choose_prefetch,
     reading_ahead_bytes,
+    turns,
 )
 from elastrain.offload.stats import Lifetime, PassProfile
 from elastrain.offload.stats import Path as Way
@@ -86,9 +87,9 @@ def test_a_plan_holds_while_the_measurements_stay_within_a_tenth() -> None:
 
 
 def test_reading_ahead_follows_the_order_and_stops_where_the_room_ends() -> None:
-    spilled = [Candidate(index=9, size_bytes=4), Candidate(index=8, size_bytes=7), Candidate(index=7, size_bytes=1)]
-    assert [c.index for c in choose_prefetch(spilled, room_bytes=11)] == [9, 8]
-    assert [c.index for c in choose_prefetch(spilled, room_bytes=10)] == [9]
+    spilled = [Candidate(turn=9, size_bytes=4), Candidate(turn=8, size_bytes=7), Candidate(turn=7, size_bytes=1)]
+    assert [c.turn for c in choose_prefetch(spilled, room_bytes=11)] == [9, 8]
+    assert [c.turn for c in choose_prefetch(spilled, room_bytes=10)] == [9]
 
 
 def test_reading_ahead_without_a_limit_needs_no_more_than_the_forward_did() -> None:
@@ -100,9 +101,14 @@ def test_reading_ahead_without_a_limit_needs_no_more_than_the_forward_did() -> N
 
 
 def test_eviction_takes_what_backward_has_passed_then_what_it_needs_last() -> None:
-    reloaded = [Candidate(index=i, size_bytes=10) for i in (1, 2, 5, 8)]
-    assert [c.index for c in choose_evictions(reloaded, cursor=4, wanted_bytes=25)] == [8, 5, 1]
+    reloaded = [Candidate(turn=i, size_bytes=10) for i in (1, 2, 5, 8)]
+    assert [c.turn for c in choose_evictions(reloaded, cursor=4, wanted_bytes=25)] == [8, 5, 1]
     assert choose_evictions(reloaded, cursor=4, wanted_bytes=0) == ()
+
+
+def test_what_was_needed_first_has_the_highest_turn_and_what_nobody_needed_the_lowest() -> None:
+    assert turns([3.0, 1.0, None, 2.0]) == (2, 0, 3, 1)
+    assert turns([2.0, 2.0, 1.0]) == (0, 1, 2)  # at the same moment: against the order of saving
 
 
 def test_a_plan_that_spills_nothing_looks_at_the_drive_again_now_and_then() -> None:
