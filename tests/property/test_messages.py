@@ -17,6 +17,7 @@ from elastrain.messages import (
     Copy,
     Digests,
     Done,
+    GoesOn,
     Gradient,
     LoopState,
     Message,
@@ -95,6 +96,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     Copied: st.builds(Copied, step=ints, shard=ints, intact=st.booleans()),
     LoopState: st.builds(LoopState, step=ints, state=names),
     Done: st.builds(Done, step=ints),
+    GoesOn: st.builds(GoesOn, step=ints),
 }
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | floats | st.text(max_size=4),
