@@ -129,12 +129,10 @@ def make_secret(file: Path) -> None:
 
 
 def of_node(run: RunDir, node: str) -> RunDir:
-    """The folder of a simulated node in its run's; what an earlier start of it left there is taken over."""
+    """The folder of a simulated node in its run's, made if it is not there."""
     folder = run.path / "nodes" / node
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    made = RunDir(path=folder, whole=run.path, secret_file=run.secret)
-    made.control.unlink(missing_ok=True)
-    return made
+    return RunDir(path=folder, whole=run.path, secret_file=run.secret)
 
 
 def nodes_of(run: RunDir) -> list[RunDir]:

@@ -171,6 +171,7 @@ def _node(order: Order, node: NodeOrder, whole: RunDir) -> None:
     _die_with_parent()
     sys.stdout.flush()
     run = rundir.of_node(whole, node.name)
+    run.control.unlink(missing_ok=True)  # of an earlier start of this node
     try:
         code = run_node(order, node, run).code
     except ElastrainError as error:
