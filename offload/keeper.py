@@ -54,6 +54,8 @@ class Keeper:
         self._pass_of: dict[Record, Pass] = {}
         self._mover = Mover(self.devices, self._lock, self._account, take=self._take, dropped=self._dropped)
         self._smallest_bytes = 0
+        self._is_given = limit_bytes is not None  # by the user, before anything was saved
+        self._foreseen_bytes: int | None = None  # the largest storage of the last forward
         self._closed = False
         self._demanding = False
         self._pid = os.getpid()
@@ -72,6 +74,8 @@ class Keeper:
         """The forward is over. Raises `SpillWriteError`, unless `quietly`, if a device failed to take something."""
         with self._lock:
             for each in list(self._passes):
+                if each.collecting and each.records and not quietly:
+                    self._foreseen_bytes = each.largest_bytes
                 each.collecting = False
                 self._finish(each)
             if not quietly:
@@ -84,14 +88,16 @@ class Keeper:
             current = self._current_pass()
             self._enter(record, current)
             record.watched.append(self._account.watch(storage))
+            passed_bytes = self._passed_bytes(record, current)
             if self._plan.spills(record.index):
                 self._mover.apply(record, residency.Spill())
             try:
-                self._make_room(record, current)
+                self._make_room(current)
                 self._mover.raise_write_fault()
             except OffloadError:
                 self._release(record)  # no graph node will hold it
                 raise
+            self._smallest_bytes = max(self._smallest_bytes, passed_bytes)
         return record
 
     def share(self, record: Record) -> bool:
@@ -129,7 +135,7 @@ class Keeper:
     def set_limit(self, limit_bytes: int) -> None:
         """Another limit. It holds from the next storage on; what is in memory leaves when that one needs room."""
         with self._lock:
-            self.limit_bytes = limit_bytes
+            self.limit_bytes, self._is_given = limit_bytes, False
             self._plan.set_limit(limit_bytes)
             self._lock.tell()
 
@@ -254,14 +260,14 @@ class Keeper:
 
     # Room in forward.
 
-    def _make_room(self, newest: Record, current: Pass) -> None:
+    def _make_room(self, current: Pass) -> None:
         """Wait until the next storage fits too: it will be in memory before anybody can ask for room for it."""
         if self.limit_bytes is None or self._account.live_bytes <= self._wanted_bytes(current):
             return
         began_s = self._clock()
         while self._account.live_bytes > (wanted_bytes := self._wanted_bytes(current)):
-            self._spill_more(newest, wanted_bytes)
-            if not self._being_written_but(newest):
+            self._spill_more(wanted_bytes)
+            if not self._mover.writing_bytes:
                 break
             self._wait(began_s + self._deadline_s, SpillWriteError, "writing activations")
         stalled_s = self._clock() - began_s
@@ -272,21 +278,33 @@ class Keeper:
             self._smallest_bytes = max(self._smallest_bytes, self._account.live_bytes)
 
     def _wanted_bytes(self, current: Pass) -> int:
-        """Room for one more storage within the limit that holds now: it may change while somebody waits."""
-        assert self.limit_bytes is not None
-        return max(0, self.limit_bytes - current.largest_bytes)
+        """Room for one more storage within the limit that holds now: it may change while somebody waits.
 
-    def _spill_more(self, newest: Record, wanted_bytes: int) -> None:
+        In the first forward nobody knows how large that will be: everything leaves.
+        """
+        assert self.limit_bytes is not None
+        foreseen_bytes = self.limit_bytes if self._foreseen_bytes is None else self._foreseen_bytes
+        return max(0, self.limit_bytes - max(current.largest_bytes, foreseen_bytes))
+
+    def _passed_bytes(self, record: Record, current: Pass) -> int:
+        """By a storage that was just saved: how much is live if that is more than the limit, and none could leave.
+
+        0 where another limit held a moment ago, this storage was not foreseen, or a drive or a backward is the cause.
+        """
+        live_bytes, foreseen_bytes = self._account.live_bytes, self._foreseen_bytes
+        room_was_made = self._is_given and record.index > 0
+        foreseen = foreseen_bytes is None or record.size_bytes <= foreseen_bytes
+        disturbed = self._mover.faults or any(each.in_backward for each in self._passes)
+        is_passed = self.limit_bytes is not None and live_bytes > self.limit_bytes
+        return live_bytes if is_passed and room_was_made and foreseen and not disturbed else 0
+
+    def _spill_more(self, wanted_bytes: int) -> None:
         for record in [record for each in self._passes for record in each.records]:
             if self._account.live_bytes - self._mover.writing_bytes <= wanted_bytes:
                 return
-            if record is not newest and record.fault is None:
+            if record.fault is None:
                 self._mover.apply(record, residency.Spill())
                 self._lock.act()
-
-    def _being_written_but(self, newest: Record) -> bool:
-        own_bytes = newest.size_bytes if newest.state is State.WRITING else 0
-        return self._mover.writing_bytes > own_bytes
 
     # Room in backward.
 

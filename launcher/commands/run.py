@@ -283,15 +283,16 @@ def _limit_memory(limit: str | None, directories: list[Path]) -> None:
     """Workers inherit it, whichever node's agent starts them. Raises ConfigError."""
     if limit is not None:
         os.environ["ELASTRAIN_MEMORY_LIMIT"] = str(_size_bytes(limit))
-    if directories and not os.environ.get("ELASTRAIN_MEMORY_LIMIT"):
-        raise ConfigError(
-            f"--offload-dir {directories[0]} is for what a memory limit leaves no room for: give --memory-limit too"
-        )
-    for each in directories:
+    source = "--offload-dir" if directories else "ELASTRAIN_OFFLOAD_DIRS"
+    inherited = os.environ.get("ELASTRAIN_OFFLOAD_DIRS", "").split(os.pathsep)
+    named = directories or [Path(each) for each in inherited if each]
+    if named and not os.environ.get("ELASTRAIN_MEMORY_LIMIT"):
+        raise ConfigError(f"{source} {named[0]} is for what a memory limit leaves no room for: give --memory-limit too")
+    for each in named:
         try:
             try_directory(each)
         except OffloadConfigError as error:
-            raise ConfigError(f"--offload-dir: {error}") from None
+            raise ConfigError(f"{source}: {error}") from None
     if directories:
         os.environ["ELASTRAIN_OFFLOAD_DIRS"] = os.pathsep.join(str(each.absolute()) for each in directories)
 

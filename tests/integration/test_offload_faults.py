@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,26 @@ def test_a_limit_that_is_too_small_names_the_smallest_that_works(tmp_path: Path)
     enough.close()
 
 
+def test_a_limit_is_kept_from_the_first_pass_on_or_refused_with_one_that_is(tmp_path: Path) -> None:
+    """Storages of 8 and of 32 KiB: the large ones come when the room that is left was made for small ones."""
+    torch.manual_seed(0)
+    widths = (64, 64, 64, 256, 64, 64, 256, 256, 64)
+    layers = [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in pairwise(widths)]
+    net, kept, refused = nn.Sequential(*layers), set(), {}
+    for limit_bytes in range(16 << 10, 144 << 10, 8 << 10):
+        offload = save_on_disk([tmp_path], memory_limit=limit_bytes, min_bytes=MIN_BYTES)
+        try:
+            steps(net, offload)
+        except LimitTooSmallError as error:
+            refused[limit_bytes] = error.smallest_bytes
+        else:
+            assert offload.stats().peak_bytes <= limit_bytes
+            kept.add(limit_bytes)
+        offload.close()
+    assert all(limit_bytes < smallest_bytes for limit_bytes, smallest_bytes in refused.items())
+    assert min(kept) == refused[max(refused)]
+
+
 @pytest.mark.parametrize("spilled", [True, False], ids=["after it was written", "while it is in memory"])
 def test_a_change_in_place_is_refused_with_the_modules_name(tmp_path: Path, spilled: bool) -> None:
     class Spoils(nn.Module):
@@ -289,6 +310,7 @@ def test_what_a_drive_lost_is_noticed_when_it_is_read_and_computed_again_elsewhe
 
 KILLED = """
 import itertools, os, signal, sys, time, torch
+from itertools import pairwise
 from pathlib import Path
 from torch import nn
 from elastrain.offload import save_on_disk

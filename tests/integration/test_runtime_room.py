@@ -77,12 +77,17 @@ def test_a_directory_that_is_unfit_is_refused_before_anything_is_started(
     assert not run.folder.exists()
 
 
-def test_a_directory_without_a_limit_is_refused_before_anything_is_started(tmp_path: Path, disk: Path) -> None:
+@pytest.mark.parametrize("source", ["--offload-dir", "ELASTRAIN_OFFLOAD_DIRS"])
+def test_a_directory_without_a_limit_is_refused_before_anything_is_started(
+    tmp_path: Path, disk: Path, source: str
+) -> None:
     (tmp_path / "job").mkdir()
-    run = run_job(tmp_path / "job", script=SCRIPT, options=["--offload-dir", str(disk)], workers=2, arguments=())
+    is_option = source == "--offload-dir"
+    options, inherited = ([source, str(disk)], {}) if is_option else ([], {source: str(disk)})
+    run = run_job(tmp_path / "job", script=SCRIPT, options=options, workers=2, arguments=(), **inherited)
     assert run.exit_code == 2
     assert run.output == (
-        f"elastrain: --offload-dir {disk} is for what a memory limit leaves no room for: give --memory-limit too\n"
+        f"elastrain: {source} {disk} is for what a memory limit leaves no room for: give --memory-limit too\n"
     )
     assert not run.folder.exists()
 

@@ -76,9 +76,10 @@ def run_job(
     options: Sequence[str] = (),
     script: Path = SCRIPT,
     slow_until: str | None = None,
+    **inherited: str,
 ) -> Run:
     """One `elastrain run` to its end. `faults`: lines as after `elastrain inject`. `slow_until`: a member that the
-    script's micro-batches wait for, so that it finds something left to join."""
+    script's micro-batches wait for, so that it finds something left to join. `inherited`: its environment besides."""
     command = [sys.executable, "-m", "elastrain.launcher", "run", "--nproc-per-node", str(workers), *options]
     if faults:
         plan = folder / "faults.txt"
@@ -90,7 +91,7 @@ def run_job(
         slow.touch()
         command += ["--slow-while", str(slow)]
         threading.Thread(target=_speed_up, args=(slow, folder / "run", slow_until), daemon=True).start()
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = subprocess.run(command, env=environment(**inherited), capture_output=True, text=True, timeout=TIMEOUT_S)
     return Run(done.returncode, done.stdout + done.stderr, folder / "run")
 
 
