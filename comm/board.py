@@ -70,6 +70,9 @@ class Spot(NamedTuple):  # as Entry: made in every turn, where a frozen dataclas
     offset_bytes: int
 
 
+_NOWHERE = Spot(segment=0, offset_bytes=0)
+
+
 class Entry(NamedTuple):
     """What one member offers to one other in a turn: `size_bytes` at `spot`, as elements of `dtype`.
 
@@ -158,9 +161,12 @@ class Board:
         return self.tensor[start : start + ROOM_BYTES]
 
     def write(
-        self, turn: int, *, words: bytes, offered: torch.Tensor, spot: Spot, sends: Sequence[Send], lent: bool
+        self, turn: int, *, words: bytes, offered: torch.Tensor | None, spot: Spot, sends: Sequence[Send], lent: bool
     ) -> None:
-        """An entry: slices of the flat tensor `offered`, which lies at `spot`, for the ranks that `sends` names."""
+        """An entry: slices of the flat tensor `offered`, which lies at `spot`, for the ranks that `sends` names.
+
+        None: nothing, of which all slices are empty.
+        """
         at = _ENTRIES_AT_BYTES + turn % ENTRIES * _ENTRY_BYTES
         start, stop = (sends[0].start, sends[0].stop) if sends else (0, 0)
         slices = 0
@@ -168,7 +174,7 @@ class Board:
             if send.start != start or send.stop != stop:
                 start, stop, slices = 0, 0, 1 + max(send.to for send in sends)
                 break
-        code, size_bytes = _CODES[offered.dtype], offered.nbytes
+        code, size_bytes = (0, 0) if offered is None else (_CODES[offered.dtype], offered.nbytes)
         where = (spot.offset_bytes, size_bytes, spot.segment)
         _HEADER.pack_into(self._bytes, at, *where, len(words), slices, code, lent, start, stop)
         self._bytes[at + _HEADER.size : at + _HEADER.size + len(words)] = words
@@ -188,8 +194,8 @@ class Board:
         if not start <= stop <= size // dtype.itemsize or (offset % dtype.itemsize):
             raise ProtocolError(f"elements {start} to {stop} of {size} bytes of {dtype} at {offset}")
         said = bytes(self._bytes[at + _HEADER.size : at + _HEADER.size + words])
-        spot = Spot(segment=segment, offset_bytes=offset + start * dtype.itemsize)
         size_bytes = (stop - start) * dtype.itemsize
+        spot = Spot(segment=segment, offset_bytes=offset + start * dtype.itemsize) if size_bytes else _NOWHERE
         return Entry(lent=bool(lent), words=said, spot=spot, size_bytes=size_bytes, dtype=dtype)
 
 
@@ -212,7 +218,7 @@ class Pair:
 
     def of_or_any(self, generation: int) -> Board:
         """As `find` of a generation that its owner has begun; where that is over, a board on which nothing is of it."""
-        return self.find(generation) or self._boards[0]
+        return self._boards[self._longs[1][_GENERATION] == generation]
 
     @property
     def newest(self) -> int:

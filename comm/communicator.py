@@ -271,7 +271,7 @@ class Communicator:
         # While somebody is lost the thread looks in anyway: so the edit that follows need not wake it for this.
         drop_s = self._drop_s if self._former else time.monotonic() + _DROP_AFTER_S if self.lost else None
         deadlines = (self._lines.next_deadline_s(), self._letters.next_deadline_s(), drop_s)
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        return min([deadline for deadline in deadlines if deadline is not None], default=None)
 
     def stop(self, error: CommError) -> None:
         self._fail(error)
@@ -285,13 +285,14 @@ class Communicator:
     # By one thread at a time, as all that follows
 
     def _edit(self, generation: int, members: Sequence[Peer], groups: Mapping[str, Sequence[str]]) -> None:
-        ids = tuple(peer.id for peer in members)
+        ids = tuple([peer.id for peer in members])
         _check_lists(groups, ids)
         if not set(self.world.members) <= set(ids):
             self._lines.raise_fence()  # what the removed still read is used again from here on
         self._mesh.edit(generation, members)
         told = self._error is not None
-        self._fail(Aborted(f"the view changed to generation {generation}"))
+        if not told:  # else all that was under way has ended, and what came since has failed
+            self._fail(Aborted(f"the view changed to generation {generation}"))
         self._error = None
         self.lost = {}
         self._announced.clear()
@@ -299,7 +300,7 @@ class Communicator:
         self._hosts = {} if self._mesh.all_on_one_host else _numbers(self._nodes)
         self._drop_s = self._drop_s if self._former else time.monotonic() + _DROP_AFTER_S
         self._former.append(self._imports)
-        self._imports = {member: found for member in ids if (found := self._mesh.imports(member)) is not None}
+        self._imports = self._mesh.imports()
         self.world.members = ids
         self._lines.renew(ids, groups)
         self._former.append(self._lanes.renew(generation, ids, self._goes_by_lane))

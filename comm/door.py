@@ -266,8 +266,9 @@ class Door:
     def next_deadline_s(self) -> float | None:
         """When `run_timers` has something to do, in time.monotonic()."""
         deadlines = [greeting.deadline_s for greeting in self._greetings]
-        deadlines += [] if self._accept_again_s is None else [self._accept_again_s]
-        return min([*deadlines, *(later[0] for later in self._dial_later)], default=None)
+        if self._accept_again_s is not None:
+            deadlines.append(self._accept_again_s)
+        return min([*deadlines, *[later[0] for later in self._dial_later]], default=None)
 
     def run_timers(self, now_s: float) -> None:
         if self._accept_again_s is not None and self._accept_again_s <= now_s:

@@ -84,7 +84,6 @@ class Driver:
             else:
                 work.finish()
 
-        self.check_open()
         if self._calls or not self._turn_lock.acquire(blocking=False):
             self.post(run)
             return work
@@ -108,9 +107,8 @@ class Driver:
             self._mesh.wake()
 
     def _due_s(self) -> float:
-        return min(
-            (due for due in (self._driven.next_due_s(), self._mesh.next_due_s()) if due is not None), default=math.inf
-        )
+        dues = (self._driven.next_due_s(), self._mesh.next_due_s())
+        return min([due for due in dues if due is not None], default=math.inf)
 
     def close(self) -> None:
         """End the thread and the mesh; whatever is under way ends with Aborted."""

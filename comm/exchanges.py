@@ -11,10 +11,8 @@ import torch
 
 from elastrain.comm import algorithms
 from elastrain.comm.algorithms import Partners, Round, Send
-from elastrain.comm.operations import Memory, Reduction, Seat, describe
+from elastrain.comm.operations import NOTHING, Memory, Reduction, Seat, describe
 from elastrain.comm.reducing import fold
-
-_NOTHING = torch.empty(0)
 
 
 class Barrier:
@@ -25,7 +23,7 @@ class Barrier:
         self.rounds = algorithms.barrier(seat.rank, seat.world)
 
     def offer(self, number: int) -> torch.Tensor:
-        return _NOTHING
+        return NOTHING
 
     def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
         pass

@@ -26,10 +26,9 @@ from elastrain.comm.algorithms import Round
 from elastrain.comm.board import ENTRIES, ROOM_BYTES, WORDS_MAX_BYTES, Board, Entry, Pair, Spot, reached
 from elastrain.comm.errors import Aborted, CommError, MemberLost, ProtocolError, Timeout
 from elastrain.comm.memory import futex_wake_all
-from elastrain.comm.operations import STAGE_BYTES, Operation
+from elastrain.comm.operations import NOTHING, STAGE_BYTES, Operation
 
 Found = TypeVar("Found")
-_NOTHING = torch.empty(0)
 _ROOM = Spot(segment=0, offset_bytes=0)
 _NEVER = 1 << 30  # turns ahead: far from both ends of what `reached` can tell
 
@@ -97,7 +96,8 @@ class Lane:
         self.rank = self.members.index(me)
         self._name, self._me, self._host, self._desk = name, me, host, desk
         self._waiting = waiting
-        self._others = [(self.rank + step) % len(members) for step in range(1, len(members))]
+        # In the order in which they are waited for: where they begin one after the other the last comes last.
+        self._others = [*reversed(range(self.rank)), *reversed(range(self.rank + 1, len(self.members)))]
         self._board: Board  # mine, from `open_up` on
         self._find: Callable[[str], Pair | None] = lambda _member: None
         self._pairs: dict[int, Pair] = {}
@@ -154,7 +154,8 @@ class Lane:
         desk.kept.clear()
         desk.readers = {self.members[rank]: pair for rank, pair in self._pairs.items()}
         for rank, pair in self._pairs.items():
-            self._boards.setdefault(rank, pair.of_or_any(self.generation))
+            if rank not in self._boards:
+                self._boards[rank] = pair.of_or_any(self.generation)
         self._opened, self._meeting = True, False
 
     def _await_leavers(self) -> None:
@@ -204,7 +205,7 @@ class Lane:
             last = number == len(operation.rounds) - 1
             if number and not plan.again and not self._meeting:
                 self._await_place()
-            offered = operation.offer(number) if plan.sends or plan.again else _NOTHING
+            offered = operation.offer(number) if plan.sends or plan.again else NOTHING
             if not last:
                 self._check_lent(lenders)
             self._publish(words, offered, plan, lent=operation.lends and not number)
@@ -234,8 +235,9 @@ class Lane:
 
     def _publish(self, words: bytes, offered: torch.Tensor, plan: Round, *, lent: bool) -> None:
         if not plan.again:
-            spot = self._spot(offered) if offered.numel() else _ROOM
-            self._board.write(self._turn, words=words, offered=offered, spot=spot, sends=plan.sends, lent=lent)
+            given = offered if offered is not NOTHING and offered.numel() else None
+            spot = _ROOM if given is None else self._spot(given)
+            self._board.write(self._turn, words=words, offered=given, spot=spot, sends=plan.sends, lent=lent)
         self._board.count_published(self._turn)
         if plan.sends or (plan.again and plan.awaits):  # else nobody awaits it: who sleeps here awaits a later one
             futex_wake_all(self._board.published_address)
@@ -267,7 +269,7 @@ class Lane:
 
     def _pull(self, rank: int, entry: Entry) -> torch.Tensor:
         if not entry.size_bytes:
-            return _NOTHING
+            return NOTHING
         if entry.spot.segment:
             memory = self._await_segment(rank, entry.spot.segment)
         else:
@@ -295,9 +297,9 @@ class Lane:
     # Waits
 
     def _await_place(self) -> None:
-        for rank in self._others:
+        wanted = self._turn - ENTRIES + 1
+        for rank in self._others if wanted > 0 else ():
             board = self._boards[rank]
-            wanted = self._turn - ENTRIES + 1
             if not board.has_finished(self.generation, wanted):
                 self._await(rank, board.finished_address, board.has_finished, wanted)
 
@@ -326,18 +328,17 @@ class Lane:
             return found
         self._waiting.add(self)
         try:
-            while (found := look()) is None:
+            while found is None:
                 # In this order: what changes after the alarm was looked at rings it, and the wait returns at once.
                 alarm, words = self._host.alarm.count, self._words_of(member, address)
                 found = look()
                 if found is not None:
-                    return found
+                    break
                 error = self._why_not(member, by_link=by_link)
                 if error is None:
                     self._host.alarm.wait(alarm, words, self._deadline_s)
-                elif (found := look()) is not None:  # it came in the end
-                    return found
-                else:
+                found = look()  # with an error, too: it may have come in the end
+                if found is None and error is not None:
                     raise error
             return found
         finally:

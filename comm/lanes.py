@@ -66,7 +66,7 @@ class Lanes:
         self._host, self._me = host, me
         self._generation = 0
         self._tracks: dict[int, _Track] = {}
-        self._boards: dict[tuple[int, str], Pair] = {}
+        self._boards: dict[int, dict[str, Pair]] = {}  # by group and member
         self._waiting: set[Lane] = set()
         self._crew = Crew("elastrain-collectives")
 
@@ -80,7 +80,8 @@ class Lanes:
         removed with it: to let go of it takes long.
         """
         gone: list[object] = [self._boards]
-        self._boards = {(group, member): board for (group, member), board in self._boards.items() if member in members}
+        kept = [(n, {m: pair for m, pair in pairs.items() if m in members}) for n, pairs in list(self._boards.items())]
+        self._boards = dict(kept)
         former, self._generation = self._generation, generation
         for number, track in list(self._tracks.items()):
             with track.desk.lock:
@@ -95,7 +96,7 @@ class Lanes:
         return gone
 
     def _took_part(self, number: int, member: str, generation: int) -> bool:
-        pair = self._boards.get((number, member))
+        pair = self._boards.get(number, {}).get(member)
         board = None if pair is None else pair.find(generation)
         return board is not None and board.published(generation) > 0
 
@@ -140,7 +141,7 @@ class Lanes:
         """Raises ProtocolError."""
         if tensor.dtype != torch.uint8 or tensor.numel() != PAIR_BYTES:
             raise ProtocolError(f"boards of {tensor.numel()} {tensor.dtype}, {PAIR_BYTES} bytes were expected")
-        self._boards[group, member] = Pair(tensor)
+        self._boards.setdefault(group, {})[member] = Pair(tensor)
 
     def submit(self, group: Group, request: Request, *, inline: bool) -> bool:
         """Execute it after what was submitted before, in this thread with `inline` if nothing was; False: this group
@@ -168,7 +169,7 @@ class Lanes:
                     return
                 lane, request = track.queue.popleft()
                 track.running = track.unheard = lane
-            graph = torch.is_grad_enabled() and not request.barrier
+            graph = not request.barrier and torch.is_grad_enabled()
             if graph:  # what is communicated may belong to one, communicating never does
                 torch.set_grad_enabled(False)
             try:
@@ -240,14 +241,8 @@ class Lanes:
             desk.shown.update(absent)
         if absent:
             self._host.show_board(number, absent, pair.tensor)
-        find = self._boards.get
-        lane.open_up(
-            board,
-            lambda member: find((number, member)),
-            request.deadline_s,
-            request.timeout_s,
-            by_barrier=request.barrier,
-        )
+        find = self._boards.setdefault(number, {}).get
+        lane.open_up(board, find, request.deadline_s, request.timeout_s, by_barrier=request.barrier)
 
     def close(self) -> None:
         """Give the threads back; everything has been ended."""

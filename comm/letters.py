@@ -105,7 +105,7 @@ class Letters:
 
     def next_deadline_s(self) -> float | None:
         """In time.monotonic(); None: nobody waits."""
-        return min((reader.deadline_s for _, reader in self._mailbox.readers), default=None)
+        return min([reader.deadline_s for _, reader in self._mailbox.readers], default=None)
 
     def overdue(self) -> Timeout | MemberLost | None:
         """What failed because nothing came in time, or will ever come."""

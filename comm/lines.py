@@ -123,7 +123,7 @@ class Lines:
         for line in list(self._lines.values()):
             line.sequence = 0
             wanted = lists.get(line.group.name, line.group.members)
-            line.group.members = tuple(member for member in wanted if member in members)
+            line.group.members = tuple([member for member in wanted if member in members])
 
     def enqueue(self, group: Group, request: Request) -> None:
         if self._host.error is not None:
@@ -254,7 +254,7 @@ class Lines:
     def next_deadline_s(self) -> float | None:
         """In time.monotonic(); None: nothing is under way."""
         running = [line.running for line in list(self._lines.values()) if line.running]
-        return min((one.request.deadline_s for one in running), default=None)
+        return min([one.request.deadline_s for one in running], default=None)
 
     def check(self) -> None:
         """Fail what has run out of time, and what awaits somebody who will send nothing more.
@@ -310,5 +310,7 @@ class Lines:
 
 def why_gone(lost: Mapping[str, How], member: str | None) -> MemberLost | None:
     """The error of who waits for a member whose end alone breaks nothing off."""
-    words = {How.LEFT: "it left", How.UNREACHED: "it could not be reached"}.get(lost.get(member or "", How.BROKEN))
-    return MemberLost(member or "", words) if words else None
+    how = lost.get(member or "")
+    if how is How.LEFT:
+        return MemberLost(member or "", "it left")
+    return MemberLost(member or "", "it could not be reached") if how is How.UNREACHED else None

@@ -156,7 +156,7 @@ class Link:
 
     def return_due_s(self) -> float | None:
         """When `push_returned` should be called at the latest; None: nothing waits."""
-        count = self.imports.returned_count
+        count = len(self.imports.returned)
         if not count:
             return None
         return 0.0 if count >= _RETURN_AT_COUNT else self._returned_s + _RETURN_AFTER_S
@@ -246,7 +246,7 @@ class Link:
         self.imports = Imports()
 
     def take_all_back(self) -> None:
-        """The member is in no view of ours any more: what it held of my memory is free to be used again."""
+        """The member has ended, or is in no view of ours any more: what it held of my memory is free again."""
         while self._lent:
             self._shared.release(self._lent.popitem()[1])
 

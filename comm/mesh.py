@@ -15,7 +15,7 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -91,23 +91,30 @@ class Mesh(Wires):
         for peer in added:
             if dials(self.me, peer.id):
                 choose_address(peer.address, same_node=peer.node == self.node)
+        gone = {member: link for member, link in self._links.items() if member not in peers}
+        shrinks = links == "ring" and bool(self._order) and not added  # the ring
         self._tending = True  # not before the view is whole
         try:
-            self._change(generation, peers, added)
+            self._change(generation, gone, added)
         finally:
             self._tending = False
-        self._order = tuple(sorted(self.members, key=in_order)) if links == "ring" else ()
-        self._fresh = frozenset(peer.id for peer in added)
+        if shrinks:
+            self._order = tuple([member for member in self._order if member not in gone])
+        else:
+            self._order = tuple(sorted(self.members, key=in_order)) if links == "ring" else ()
+        self._fresh = frozenset([peer.id for peer in added])
         for link in [self._links[peer.id] for peer in added] if links == "all" else []:
             self._open(link, patient=False)
-        self._tend()
+        # Around who was lost it was closed when that became known.
+        if not shrinks or self._untold or None in [link.lost for link in gone.values()]:
+            self._tend()
         self._fresh = frozenset()
 
-    def _change(self, generation: int, peers: Mapping[str, Peer], added: Sequence[Peer]) -> None:
+    def _change(self, generation: int, gone: Iterable[str], added: Sequence[Peer]) -> None:
         self.generation = self._door.generation = generation
         self._newest_told = max(self._newest_told, generation)
         self._words.clear()
-        for member in [member for member in self._links if member not in peers]:
+        for member in gone:
             self._remove(member)
         self._forget_the_past()
         known_lost = [link for link in self._links.values() if link.lost is not None]
@@ -140,7 +147,8 @@ class Mesh(Wires):
                 link.stream.flush()
             except OSError:
                 pass  # it learns of it from the closed connection
-        self._hang_up(link)
+        if link.lost is None:  # else that is done
+            self._hang_up(link)
         link.take_all_back()
 
     def _add(self, peer: Peer) -> None:
@@ -344,10 +352,9 @@ class Mesh(Wires):
                     link.announce(segment, self.generation)
                 self._flush(link)
 
-    def imports(self, member: str) -> Imports | None:
-        """What a member on this host has passed; None for others. They outlive its link."""
-        link = self._links.get(member)
-        return link.imports if link is not None and link.same_host else None
+    def imports(self) -> dict[str, Imports]:
+        """What each other member of the view on this host has passed, now and later. They outlive its link."""
+        return {member: link.imports for member, link in self._links.items() if link.same_host}
 
     def free(self, tensor: torch.Tensor) -> None:
         """Give a tensor of `empty` back now; nobody here may touch it afterwards. Raises ValueError for others."""

@@ -19,6 +19,7 @@ from elastrain.comm.algorithms import Round
 Reduction = Literal["sum", "avg", "min", "max", "prod", "band", "bor", "bxor"]
 
 CHUNK_BYTES = 4 << 20  # of a PulledReduce
+NOTHING = torch.empty(0)  # offered where nothing is
 STAGE_BYTES = 4 * CHUNK_BYTES + 64 * 16  # two slices of sums, two chunks, and 64 elements of the widest dtype
 
 

@@ -289,7 +289,7 @@ class Imports:
     def __init__(self) -> None:
         self._mappings: dict[int, Mapping] = {}
         self._wholes: dict[int, torch.Tensor] = {}
-        self._returned: collections.deque[int] = collections.deque()
+        self.returned: collections.deque[int] = collections.deque()  # references that nothing here refers to any more
 
     def add(self, number: int, fd: int, size_bytes: int) -> None:
         """Map a segment; the caller closes `fd`. Raises ProtocolError, OutOfMemory."""
@@ -327,19 +327,15 @@ class Imports:
         view = mapping.view(reference.offset_bytes, size_bytes)
         flat = torch.frombuffer(view, dtype=reference.dtype)
         # The mapping is an argument only to be kept alive for as long as the view is.
-        weakref.finalize(view, _give_back, self._returned, reference.token, mapping).atexit = False
+        weakref.finalize(view, _give_back, self.returned, reference.token, mapping).atexit = False
         return flat.view(reference.shape)
 
     def take_returned(self) -> list[int]:
         """Tokens of the references that nothing here refers to any more, since the last call."""
         tokens: list[int] = []
-        while self._returned:
-            tokens.append(self._returned.popleft())
+        while self.returned:
+            tokens.append(self.returned.popleft())
         return tokens
-
-    @property
-    def returned_count(self) -> int:
-        return len(self._returned)
 
 
 def _let_go(_mapping: Mapping) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +28,6 @@ class _Counts:
     generation: int
     steps: int
     groups: int
-
-    def newest(self, other: _Counts) -> _Counts:
-        mine, others = dataclasses.astuple(self), dataclasses.astuple(other)
-        generation, steps, groups = map(max, mine, others)
-        return _Counts(generation=generation, steps=steps, groups=groups)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +62,12 @@ def handle() -> str:
 def _counts(current: Session) -> _Counts:
     groups = dist.distributed_c10d._world.group_count
     return _Counts(generation=current.generation, steps=current.steps, groups=groups)
+
+
+def _newest(mine: _Counts, handles: Iterable[_Handle]) -> _Counts:
+    of_all = [mine, *[told.counts for told in handles]]
+    generation, steps, groups = map(max, *map(dataclasses.astuple, of_all))
+    return _Counts(generation=generation, steps=steps, groups=groups)
 
 
 def reconfigure(group: dist.ProcessGroup | None, members: Sequence[int | str]) -> None:
@@ -110,16 +111,20 @@ class _Editing:
 
 def _begin(current: Session, members: Sequence[int | str]) -> _Editing:
     remember_proofs(current)
-    handles = [_decode(member) for member in members if isinstance(member, str)]
-    by_handle = iter(handles)
-    peers = tuple(next(by_handle).peer if isinstance(m, str) else _of_rank(current, m) for m in members)
+    handles = {member: _decode(member) for member in members if isinstance(member, str)}
+    known: dict[int | str, Peer] = dict(enumerate(current.peers))
+    known.update({text: told.peer for text, told in handles.items()})
+    try:
+        peers = tuple([known[member] for member in members])
+    except KeyError as error:
+        raise ValueError(f"a rank is at least 0 and below {len(current.peers)}; got {error}") from None
     # The same on all members: each knows a handle of the newest, is of it, or has heard of it.
-    counts = _counts(current)
-    for told in handles:
-        counts = counts.newest(told.counts)
-    generation = max(counts.generation + 1, current.communicator.newest_generation)
+    counts = _newest(_counts(current), handles.values()) if handles else None
+    newest = current.generation if counts is None else counts.generation
+    generation = max(newest + 1, current.communicator.newest_generation)
     work = current.communicator.begin_edit(generation, peers)
-    current.steps, dist.distributed_c10d._world.group_count = counts.steps, counts.groups
+    if counts is not None:
+        current.steps, dist.distributed_c10d._world.group_count = counts.steps, counts.groups
     return _Editing(work=work, generation=generation, peers=peers)
 
 
@@ -127,12 +132,6 @@ def _finish(current: Session, editing: _Editing) -> None:
     editing.work.wait()
     current.generation, current.peers = editing.generation, editing.peers
     _renumber(current)
-
-
-def _of_rank(current: Session, rank: int) -> Peer:
-    if not 0 <= rank < len(current.peers):
-        raise ValueError(f"a rank is at least 0 and below {len(current.peers)}; got {rank}")
-    return current.peers[rank]
 
 
 def _renumber(current: Session) -> None:

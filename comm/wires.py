@@ -272,16 +272,19 @@ class Wires:
     def _lose(self, link: Link, reason: str, *, at_s: float | None = None, how: How = How.BROKEN) -> None:
         if link.lost is not None:
             return
+        ended = link.left_out is None and (how is How.DEAD or link.proven_dead)
         if link.left_out is not None:  # it has said why itself
             how = How.LEFT_US_OUT if link.left_out else How.LEFT
             reason = f"it went on without us in generation {link.left_out}" if link.left_out else "it left"
-        elif link.proven_dead:
-            how, reason = How.DEAD, "its process ended"
+        elif ended:
+            how, reason = How.DEAD, _TOLD[How.DEAD]
         elif link.rumour is not None and _CERTAINTY[link.rumour] > _CERTAINTY[how]:
             how, reason = link.rumour, _TOLD[link.rumour]
         link.lost, link.lost_how = reason, how
         link.lost_at_s = time.monotonic() if at_s is None else at_s
         self._hang_up(link)
+        if ended:
+            link.take_all_back()  # nobody reads there any more
         self._tell_lost(link)
         self._untold.append(link)
         self._tend()
@@ -369,11 +372,10 @@ class Wires:
 
     def next_due_s(self) -> float | None:
         """When something is due, in time.monotonic(); None: nothing is."""
-        deadlines = [self._door.next_deadline_s()]
-        for link in self._links.values():
-            if link.lost is None:
-                deadlines.append(link.return_due_s() if link.stream else link.deadline_s)
-        return min((deadline for deadline in deadlines if deadline not in (None, math.inf)), default=None)
+        links = [link for link in self._links.values() if link.lost is None]
+        returns = [link.return_due_s() for link in links if link.stream and link.imports.returned]
+        deadlines = [self._door.next_deadline_s(), *returns, *[link.deadline_s for link in links if not link.stream]]
+        return min([deadline for deadline in deadlines if deadline not in (None, math.inf)], default=None)
 
     def _run_timers(self) -> None:
         now_s = time.monotonic()

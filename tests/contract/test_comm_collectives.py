@@ -494,7 +494,7 @@ def test_a_failure_shows_on_the_board_before_its_caller_hears_of_it(transport: T
     with party(transport, 2) as made:
         made.each(lambda comm, rank: comm.world.barrier().wait())
         b = made.comms["b"]
-        seen_by_b = b._lanes._boards[b.world.number, "a"].find(1)
+        seen_by_b = b._lanes._boards[b.world.number]["a"].find(1)
         assert seen_by_b is not None
         assert not seen_by_b.has_failed(1)
         with pytest.raises(Timeout):
@@ -539,7 +539,7 @@ def test_a_result_made_of_tensors_that_changed_meanwhile_is_thrown_away(transpor
     with party(transport, 2) as made:
         made.each(lambda comm, rank: comm.world.barrier().wait())
         a, b = made.comms["a"], made.comms["b"]
-        board = b._lanes._boards[b.world.number, "a"].find(1)
+        board = b._lanes._boards[b.world.number]["a"].find(1)
         assert board is not None
         before = board.published(1)
         tensor = a.empty(100_000, torch.float32)

@@ -68,6 +68,20 @@ def test_only_the_ring_stands_until_more_is_used(transport: Transport) -> None:
         assert _standing(made.meshes["a"]) == "beh"
 
 
+@pytest.mark.parametrize("lost", ["", "d", "de"])
+def test_a_view_without_some_has_a_ring_without_them(transport: Transport, lost: str) -> None:
+    with ring(transport) as made:
+        for name in lost:
+            made.leave(name)
+        rest = "abcfgh"
+        made.until(lambda: all(set(lost) <= made.lost(name).keys() for name in rest))
+        made.edit(2, rest)
+        made.until(lambda: all(set(_next_to(rest, name)) <= set(_standing(made.meshes[name])) for name in rest))
+        made.leave("f")  # and so does one that is lost after that
+        made.until(lambda: all("f" in made.lost(name) for name in "abcgh"))
+        made.until(lambda: "g" in _standing(made.meshes["c"]))
+
+
 @pytest.mark.parametrize("knocker", ["a", "e"])
 def test_whoever_uses_a_link_first_the_later_member_dials(transport: Transport, knocker: str) -> None:
     with ring(transport) as made:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from elastrain.comm.liveness import Beacon
 from elastrain.comm.memory import HUGE_PAGE_BYTES, create_sealed, open_sealed, use_huge_pages
 from elastrain.comm.mesh import Frame, Mesh
 from elastrain.comm.segments import SharedMemory
@@ -150,6 +151,23 @@ def test_memory_lent_to_a_lost_member_comes_back_with_the_edit_that_removes_it()
         # It may be alive and reading: only the next view ends that.
         assert a.empty(16, torch.float32).data_ptr() != address
         a.edit(2, made.peers("a"))
+        assert a.empty(16, torch.float32).data_ptr() == address
+        del taken
+
+
+def test_memory_lent_to_a_member_whose_process_has_ended_comes_back_when_that_is_known() -> None:
+    beacon = Beacon()
+    with cast("unix") as made:
+        a = made.add("a")
+        made.add("b", beacon=beacon)
+        made.together(1, "ab")
+        tensor = a.empty(16, torch.float32)
+        address = tensor.data_ptr()
+        taken = _send_and_take(made, tensor)
+        a.free(tensor)
+        assert a.empty(16, torch.float32).data_ptr() != address
+        beacon.close()  # as the kernel does it at a process's end
+        made.until(lambda: bool(made.lost("a")))
         assert a.empty(16, torch.float32).data_ptr() == address
         del taken
 
