@@ -70,6 +70,7 @@ class Desk:
     readers: dict[str, Pair] = field(
         default_factory=dict
     )  # who may read what was published last, as far as in the view
+    view: frozenset[str] | None = None  # members of the newest view, which readers are of; None before the first
     shown: set[str] = field(default_factory=set)  # members that were given my board
     met: set[str] = field(default_factory=set)  # members that have it, for they have taken part
     stage: torch.Tensor | None = None
@@ -152,7 +153,9 @@ class Lane:
         assert desk.pair is not None
         desk.pair.free_former()
         desk.kept.clear()
-        desk.readers = {self.members[rank]: pair for rank, pair in self._pairs.items()}
+        readers = {self.members[rank]: pair for rank, pair in self._pairs.items()}
+        with desk.lock:  # a newer view may have come meanwhile: who is not in it is never waited for
+            desk.readers = {m: pair for m, pair in readers.items() if desk.view is None or m in desk.view}
         for rank, pair in self._pairs.items():
             if rank not in self._boards:
                 self._boards[rank] = pair.of_or_any(self.generation)

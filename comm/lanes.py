@@ -90,6 +90,7 @@ class Lanes:
                 fresh = track.desk.shown - track.desk.met
                 track.desk.met |= {member for member in fresh if self._took_part(number, member, former)}
                 track.desk.met &= set(members)
+                track.desk.view = frozenset(members)
                 track.desk.readers = {m: pair for m, pair in track.desk.readers.items() if m in members}
                 track.desk.shown = set(track.desk.met)
                 self._renew(track, by_lane=by_lane(track.group))

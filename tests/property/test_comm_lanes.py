@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.property.lanes_model import KINDS, Act, Play
+from tests.property.lanes_model import KINDS, Act, Member, Play
 
 NAMES = "abc"
 
@@ -38,3 +38,32 @@ def test_what_one_member_has_completed_all_complete_and_no_result_is_wrong(
     acts: tuple[Act, ...], paces: tuple[int, ...], edits: int, seed: int
 ) -> None:
     Play(acts=acts).run(paces=dict(zip(NAMES, paces, strict=True)), edits=edits, generator=random.Random(seed))
+
+
+def test_who_was_removed_while_its_generation_was_opened_is_not_waited_for_in_the_next() -> None:
+    acts = [
+        Act(view=view, group=view, kinds=kinds)
+        for view, kinds in ((NAMES, ()), (NAMES, ("barrier",)), ("ab", ("barrier",)))
+    ]
+    play = Play(acts=tuple(acts))
+    a, b, c = (play.members.setdefault(name, Member(play, name)) for name in NAMES)
+    try:
+        for member in (a, b, c):
+            member.edit()
+        while not a.letters:
+            b.player.step()  # until it has shown its board, and waits for those of the others
+        for member in [a, c, b] * 20:
+            member.hear()
+            if member is not b:
+                member.player.step()
+        b.edit()  # what it waits for is all there: it finds the former generation open, after the view has changed
+        for _ in range(500):
+            for member in (a, b):
+                member.hear()
+                if not member.player.done:
+                    member.player.step()
+        assert a.player.done and b.player.done, "c, which is in no view any more, is waited for"
+    finally:
+        for member in (a, b, c):
+            member.player.end()
+            member.lanes.close()
