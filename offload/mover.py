@@ -91,7 +91,7 @@ class Mover:
     # Writing.
 
     def _start_write(self, record: Record) -> None:
-        device = min(self._devices, key=lambda d: (d.queued_bytes + record.size_bytes) / d.writes.recent_bytes_per_s)
+        device = min(self._devices, key=lambda each: _done_after(each, record.size_bytes))
         device.queued_bytes += record.size_bytes
         record.device, record.spilled = device, True
         self.spilled_bytes += record.size_bytes
@@ -172,3 +172,8 @@ def again(fault: OffloadError) -> OffloadError:
 def _io_of(record: Record) -> tuple[Device, Request]:
     assert record.device is not None and record.request is not None
     return record.device, record.request
+
+
+def _done_after(device: Device, size_bytes: int) -> tuple[float, int]:
+    """Seconds until the device would have written this, too; of equals the less used one, so that all are measured."""
+    return (device.queued_bytes + size_bytes) / device.writes.recent_bytes_per_s, device.writes.moved_bytes
