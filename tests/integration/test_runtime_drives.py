@@ -53,7 +53,7 @@ def test_a_micro_batch_whose_activations_do_not_come_back_is_computed_again(tmp_
 
 
 def test_a_spill_that_compresses_is_packed_where_that_pays_and_changes_no_bit(tmp_path: Path, disk: Path) -> None:
-    """A drive of 100 MB/s and idle cores: dropout's masks are worth it."""
+    """A drive of 30 MB/s and idle cores: dropout's masks are worth it, also where a busy machine packs slowly."""
     steps = ("--steps", "5")
     faults = [f"m{number}:activations:any:slow:0" for number in range(2)]
     run = on_drives(tmp_path, disk, (*steps, "--idle-cores", "2", "--faults", *faults), workers=2)

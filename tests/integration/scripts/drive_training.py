@@ -27,7 +27,7 @@ from elastrain.runtime import room
 ME = os.environ.get("ELASTRAIN_MEMBER", "m0")
 KEPT_BYTES = 3 << 20
 """Of six times a little more than half a MiB: most of it has to leave, however slow the drive is."""
-SLOW_BYTES_PER_S = 100e6
+SLOW_BYTES_PER_S = 30e6
 NUMBERS = {"eio": errno.EIO, "full": errno.ENOSPC, "quota": errno.EDQUOT, "gone": errno.ENODEV}
 LASTING = frozenset({"full", "quota", "gone", "slow"})
 now = {"step": 0}
