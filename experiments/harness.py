@@ -5,6 +5,7 @@ Only measuring and reporting comes in here; nothing of one particular question.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -128,6 +129,23 @@ def report(figures: Mapping[str, Any], reaches: Mapping[str, Reach]) -> bool:
         print(f"{name:<20} {shown:>12}   {reach!s:<10} {'met' if reach.met(value) else 'MISSED'}")
     print(json.dumps({name: _jsonable(value) for name, value in figures.items()}), flush=True)
     return all(reach.met(figures.get(name)) for name, reach in reaches.items())
+
+
+def measure_and_print(
+    experiment: str, measure: Callable[[], Mapping[str, float]], *, description: str | None, settings: Mapping[str, Any]
+) -> None:
+    """The command line of an experiment that compares and has nothing to reach: `--json`, or a line per figure."""
+    parser = argparse.ArgumentParser(prog=f"python -m experiments.{experiment}.run", description=description)
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON only")
+    as_json = parser.parse_args().json
+    figures = measure()
+    record(experiment, figures, quick=False, settings=settings)
+    if as_json:
+        print(json.dumps(figures))
+        return
+    width = max(map(len, figures))
+    for name, value in figures.items():
+        print(f"{name:<{width}} {value:.4g}")
 
 
 def _jsonable(value: Any) -> Any:

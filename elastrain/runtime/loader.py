@@ -98,11 +98,6 @@ class DataLoader:
             loaded.raise_again()
         return loaded
 
-    def replan(self, plan: Plan) -> None:
-        """Load ahead along another plan from now on. What was loaded stays at hand."""
-        if self._source is not None:
-            self._source.replan(plan)
-
     def close(self) -> None:
         """End the processes. Does nothing if they are not running."""
         source, self._source = self._source, None
@@ -129,8 +124,6 @@ class _Source(Protocol):
     def get(self, request: Request) -> Any:
         """The micro-batch, or how loading it `Failed`."""
 
-    def replan(self, plan: Plan) -> None: ...
-
     def close(self) -> None: ...
 
 
@@ -151,9 +144,6 @@ class _Ahead:
         if isinstance(packed, OSError):
             raise packed
         return packing.unpack(packed)
-
-    def replan(self, plan: Plan) -> None:
-        self._schedule.replan(plan)
 
     def close(self) -> None:
         self._processes.close()
@@ -180,9 +170,6 @@ class _InThisProcess:
                 return self._load(*request)
             except Exception:  # noqa: BLE001 - raised again by the caller, as if it came from another process
                 return Failed()
-
-    def replan(self, plan: Plan) -> None:
-        pass
 
     def close(self) -> None:
         pass

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 Plan = Callable[[int], Sequence[int]]
-"""Step -> the micro-batches that this member is expected to compute, in its order."""
+"""Step -> the micro-batches that this member is now expected to compute, in its order. Asked again and again."""
 Request = tuple[int, int]
 """`(step, micro-batch)`."""
 Loaded = TypeVar("Loaded")
@@ -25,10 +25,6 @@ class Schedule(Generic[Loaded]):
         self._under_way: set[Request] = set()
         self._loaded: dict[Request, Loaded] = {}
         self._taken: set[Request] = set()
-
-    def replan(self, plan: Plan) -> None:
-        """Load ahead along another plan from now on. What is loaded or under way stays at hand."""
-        self._plan = plan
 
     def want(self, request: Request) -> bool:
         """Somebody waits for it. True: it has to be asked for, before all others; it counts as under way then.

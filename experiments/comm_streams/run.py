@@ -6,12 +6,9 @@ over loopback, as two hosts do in an all_reduce. Nothing of the communicator com
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import selectors
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +17,7 @@ from typing import Any
 
 import torch
 
-from experiments.harness import interleave, quantile, record
+from experiments.harness import interleave, measure_and_print, quantile
 
 SIZES = tuple(64 << 10 << 2 * power for power in range(6))  # 64 KiB to 64 MiB
 STREAMS = (1, 2, 4)
@@ -140,19 +137,7 @@ def measured() -> dict[str, float]:
     return figures
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON only")
-    args = parser.parse_args()
-    figures = measured()
-    record("comm_streams", figures, quick=False, settings={"streams": STREAMS, "sizes": SIZES, "rounds": ROUNDS})
-    if args.json:
-        print(json.dumps(figures))
-        return 0
-    for key, value in figures.items():
-        print(f"{key:<36} {value:.2f}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    measure_and_print(
+        "comm_streams", measured, description=__doc__, settings={"streams": STREAMS, "sizes": SIZES, "rounds": ROUNDS}
+    )

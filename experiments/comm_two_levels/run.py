@@ -6,10 +6,7 @@ memory inside. What crosses is counted; on a real network, which is slower than 
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
-import sys
 import time
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +17,7 @@ from elastrain.comm import algorithms
 from elastrain.comm.algorithms import AllReduce
 from elastrain.comm.communicator import Communicator
 from elastrain.comm.mesh import Mesh, MeshConfig, Peer
-from experiments.harness import interleave, quantile, ratio, record
+from experiments.harness import interleave, measure_and_print, quantile, ratio
 
 PLACES = {"2x2": "xxyy", "2x4": "xxxxyyyy"}
 SIZES = (1 << 20, 4 << 20, 16 << 20)
@@ -74,10 +71,8 @@ def case(places: str, size_bytes: int) -> dict[str, list[float]]:
     return {name: [max(times) for times in zip(*(one[name] for one in found), strict=True)] for name in WAYS}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON only")
-    args = parser.parse_args()
+def measured() -> dict[str, float]:
+    """Seconds of either way, medians, and how many times faster two levels are, by place and size."""
     figures: dict[str, float] = {}
     for name, places in PLACES.items():
         for size_bytes in SIZES:
@@ -85,14 +80,13 @@ def main() -> int:
             key = f"{name}_{size_bytes >> 20}_MiB"
             figures |= {f"{way}_{key}_s": quantile(seconds, 0.5) for way, seconds in times.items()}
             figures[f"speedup_{key}"] = ratio(times["flat"], times["levels"])
-    record("comm_two_levels", figures, quick=True, settings={"places": PLACES, "rounds": ROUNDS, "repeats": REPEATS})
-    if args.json:
-        print(json.dumps(figures))
-        return 0
-    for key, value in figures.items():
-        print(f"{key:<28} {value:.4f}")
-    return 0
+    return figures
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    measure_and_print(
+        "comm_two_levels",
+        measured,
+        description=__doc__,
+        settings={"places": PLACES, "rounds": ROUNDS, "repeats": REPEATS},
+    )

@@ -6,13 +6,10 @@ right neighbour. Nothing of the communicator comes in here.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import json
 import multiprocessing
 import os
 import struct
-import sys
 import time
 from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
@@ -21,7 +18,7 @@ from typing import Any
 import torch
 
 from elastrain.comm.memory import create_sealed, libc, open_sealed
-from experiments.harness import quantile, record
+from experiments.harness import measure_and_print, quantile
 
 SIZES = tuple(256 << 10 << 2 * power for power in range(5))  # 256 KiB to 64 MiB
 WORLDS = (2, 4)
@@ -94,10 +91,8 @@ def case(world: int, size_bytes: int) -> dict[str, float]:
     return {name: quantile(seconds, 0.5) for name, seconds in found.items()}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON only")
-    args = parser.parse_args()
+def measured() -> dict[str, float]:
+    """Gigabytes per second of each way, and how many times one read is as fast as staging, by world and size."""
     figures: dict[str, float] = {}
     for world in WORLDS:
         for size_bytes in SIZES:
@@ -106,14 +101,8 @@ def main() -> int:
             figures |= {f"{name}_{key}_GB_per_s": size_bytes / used / 1e9 for name, used in seconds.items()}
             figures[f"read_vs_stage_{key}"] = seconds["stage"] / seconds["read"]
             figures[f"read_vs_stage_and_take_{key}"] = (seconds["stage"] + seconds["take"]) / seconds["read"]
-    record("comm_vm_read", figures, quick=False, settings={"worlds": WORLDS, "sizes": SIZES})
-    if args.json:
-        print(json.dumps(figures))
-        return 0
-    for key, value in figures.items():
-        print(f"{key:<44} {value:.2f}")
-    return 0
+    return figures
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    measure_and_print("comm_vm_read", measured, description=__doc__, settings={"worlds": WORLDS, "sizes": SIZES})

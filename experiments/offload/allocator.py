@@ -10,6 +10,10 @@ import sys
 ALLOCATOR = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=262144"}
 
 
+USUAL_ALLOCATOR = "--usual-allocator"
+"""The argument that leaves the C library as it is."""
+
+
 def with_that_allocator(module: str) -> None:
     """Start this process over as `python -m module` with that allocator, unless it runs with it already."""
     if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from experiments.harness import Reach, interleave, ratio, record, report
+from experiments.offload.allocator import USUAL_ALLOCATOR
 from experiments.offload.device import measure_disk
 from experiments.offload.gain import measure_gain
 from experiments.offload.models import KINDS, Shape
@@ -47,6 +48,7 @@ class Size:
     rounds: int
     bits_shape: Shape
     gain_shape: Shape
+    gain_batches: tuple[int, ...]
     gain_rounds: int
     disk_bytes: int
 
@@ -56,7 +58,8 @@ QUICK = Size(
     layers={"gpt": 4, "bert": 4, "t5": 4},
     rounds=3,
     bits_shape=Shape(width=128, layers=2, tokens=128, batch=2),
-    gain_shape=Shape(width=256, layers=6, tokens=256, batch=1),
+    gain_shape=Shape(width=256, layers=4, tokens=256, batch=1),
+    gain_batches=(1, 2, 3, 4, 6, 8),
     gain_rounds=3,
     disk_bytes=256 << 20,
 )
@@ -66,6 +69,7 @@ CUDA = Size(
     rounds=3,
     bits_shape=Shape(width=256, layers=4, tokens=256, batch=2),
     gain_shape=Shape(width=1024, layers=16, tokens=1024, batch=1, heads=16),
+    gain_batches=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32),
     gain_rounds=3,
     disk_bytes=4 << 30,
 )
@@ -76,7 +80,8 @@ FULL = Size(
     rounds=2,
     bits_shape=Shape(width=256, layers=4, tokens=256, batch=2),
     gain_shape=Shape(width=384, layers=16, tokens=128, batch=1),
-    gain_rounds=5,
+    gain_batches=(1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32),
+    gain_rounds=3,
     disk_bytes=1 << 30,
 )
 
@@ -246,18 +251,6 @@ def measure_curve(shape: Shape, directory: Path, device: str, *, rounds: int) ->
     return points
 
 
-def measure_usual_allocator(size: Size, directory: Path) -> dict[str, float]:
-    """Median seconds of keeping everything with the C library as it is by default: what the other setting costs."""
-    found = {}
-    for kind in KINDS:
-        case = Case(name="keep", kind=kind, shape=replace(size.shape, layers=size.layers[kind]), directory=directory)
-        process = Process(Worker, case)
-        process.ask("time")
-        found[kind] = statistics.median(process.ask("time")["wall_s"] for _ in range(size.rounds))
-        process.close()
-    return found
-
-
 def summary(models: dict[str, dict[str, Any]]) -> dict[str, float]:
     """The worst over the models."""
     most = ("peak_ratio", "peak_ratio_rss", "time_ratio", "thread_time_ratio", "vs_recompute")
@@ -269,7 +262,7 @@ def summary(models: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def measure(
-    parts: Sequence[str], kinds: Sequence[str], size: Size, directory: Path, device: str = "cpu"
+    parts: Sequence[str], kinds: Sequence[str], size: Size, directory: Path, device: str, *, quick: bool
 ) -> dict[str, Any]:
     """All figures of the parts that are asked for."""
     figures: dict[str, Any] = {}
@@ -285,13 +278,15 @@ def measure(
         }
     if "gain" in parts:
         runs = {
-            kind: measure_gain(kind, size.gain_shape, directory, device, rounds=size.gain_rounds)
-            for kind in (kinds[:1] if size is QUICK else kinds)
+            kind: measure_gain(
+                kind, size.gain_shape, directory, device, batches=size.gain_batches, rounds=size.gain_rounds
+            )
+            for kind in (kinds[:1] if quick else kinds)
         }
         figures |= {"gain": min(each["gain"] for each in runs.values()), "gain_runs": runs}
     if "curve" in parts:
         figures["curve"] = measure_curve(
-            replace(size.shape, layers=size.layers["gpt"]), directory, device, rounds=3 if size is QUICK else 2
+            replace(size.shape, layers=size.layers["gpt"]), directory, device, rounds=3 if quick else 2
         )
     if "memory" in parts:
         memory = {kind: measure_memory(kind, size, directory, device) for kind in kinds}
@@ -301,8 +296,6 @@ def measure(
         coarse = {kind: measure_coarse(kind, size, directory, device) for kind in kinds}
         worst_ratio = min(each["vs_coarse_only_on_disk"] for each in coarse.values())
         figures |= {"vs_coarse_only_on_disk": worst_ratio, "coarse": coarse}
-    if "usual-allocator" in parts:
-        figures["keep_s_with_the_usual_allocator"] = measure_usual_allocator(size, directory)
     return figures
 
 
@@ -315,18 +308,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.offload.run", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small models, about a minute and a half")
     parser.add_argument("--dir", default=None, help="a directory on the SSD (default: the temporary directory)")
-    parser.add_argument("--only", choices=(*PARTS, "coarse", "memory", "usual-allocator"), default=None)
+    parser.add_argument("--only", choices=(*PARTS, "coarse", "memory"), default=None)
     parser.add_argument("--model", choices=KINDS, default=None, help="one model instead of three")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the models are")
+    parser.add_argument(
+        "--dropout", type=float, default=0.0, help="of GPT and T5 in the part `models` (published: 0.1)"
+    )
+    parser.add_argument(USUAL_ALLOCATOR, action="store_true", help="the C library's defaults, for all variants")
     given = parser.parse_args()
     if given.device == "cuda" and not _has_cuda():
         parser.error("--device cuda: this machine has no CUDA device that torch can use")
     parts = (QUICK_PARTS if given.quick else PARTS) if given.only is None else (given.only,)
     size = QUICK if given.quick else CUDA if given.device == "cuda" else FULL
+    size = replace(size, shape=replace(size.shape, dropout=given.dropout))
     kinds = KINDS if given.model is None else (given.model,)
     with tempfile.TemporaryDirectory(dir=given.dir) as name:
-        figures = measure(parts, kinds, size, Path(name), given.device)
+        figures = measure(parts, kinds, size, Path(name), given.device, quick=given.quick)
         figures["disk"] = apart(measure_disk, Path(name), size.disk_bytes)
-    settings = {"parts": parts, "kinds": kinds, "device": given.device, **asdict(size)}
+    settings = {
+        "parts": parts,
+        "kinds": kinds,
+        "device": given.device,
+        "usual_allocator": given.usual_allocator,
+        **asdict(size),
+    }
     record("offload", figures, quick=given.quick, settings=settings)
     report(figures, {name: reach for name, reach in REACHES.items() if name in figures})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,12 @@ from experiments.offload.worker import Case, Worker
 # Of the limit; backward computes with more than saved tensors, and that needs room too.
 OFFLOAD_SHARE = 0.6
 RSS_NOISE = 1.05
-BATCHES = (1, 2, 4, 8)
 WARM_STEPS = {"keep": 1, "recompute": 1, "ours": 2}  # its first shows the offload what there is to plan
 
 
-def measure_gain(kind: str, shape: Shape, directory: Path, device: str, *, rounds: int) -> dict[str, Any]:
+def measure_gain(
+    kind: str, shape: Shape, directory: Path, device: str, *, batches: Sequence[int], rounds: int
+) -> dict[str, Any]:
     """Best samples per second, optimizer included, in the memory that keeping needs for one sample.
 
     Memory is the rise of the resident set in one step, for all variants alike. First the largest micro-batch that
@@ -52,7 +53,7 @@ def measure_gain(kind: str, shape: Shape, directory: Path, device: str, *, round
 
     largest = {"keep": 1}  # that is the limit
     for name in ("recompute", "ours"):
-        if batch := largest_that(partial(fits, name)):
+        if batch := largest_that(partial(fits, name), batches):
             largest[name] = batch
     processes = {name: Process(Worker, case(name, batch, limit_bytes)) for name, batch in largest.items()}
     for name, process in processes.items():
@@ -74,17 +75,17 @@ def measure_gain(kind: str, shape: Shape, directory: Path, device: str, *, round
     }
 
 
-def largest_that(fits: Callable[[int], bool]) -> int | None:
-    """The largest of `BATCHES` that fits, None if none does: the larger, the more memory, so it looks in the middle.
+def largest_that(fits: Callable[[int], bool], batches: Sequence[int]) -> int | None:
+    """The largest of `batches` that fits, None if none does: the larger, the more memory, so it looks in the middle.
 
-    >>> largest_that(lambda batch: batch < 8)
+    >>> largest_that(lambda batch: batch < 8, (1, 2, 4, 8))
     4
     """
-    low, high = 0, len(BATCHES)  # those below `low` fit, those from `high` on do not
+    low, high = 0, len(batches)  # those below `low` fit, those from `high` on do not
     while low < high:
         middle = (low + high) // 2
-        low, high = (middle + 1, high) if fits(BATCHES[middle]) else (low, middle)
-    return BATCHES[low - 1] if low else None
+        low, high = (middle + 1, high) if fits(batches[middle]) else (low, middle)
+    return batches[low - 1] if low else None
 
 
 def _rss_bytes(case: Case) -> int | None:

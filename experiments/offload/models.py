@@ -15,7 +15,7 @@ KINDS = ("gpt", "bert", "t5")
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """`layers` counts all blocks; T5 has half of them on each side."""
+    """`layers` counts all blocks; T5 has half of them on each side. `dropout` is of GPT and T5; BERT always has 0.1."""
 
     width: int
     layers: int
@@ -23,6 +23,7 @@ class Shape:
     batch: int
     heads: int = 8
     vocabulary: int = 1024
+    dropout: float = 0.0
 
 
 def plainly(block: nn.Module, *inputs: Tensor) -> Tensor:
@@ -62,13 +63,13 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: pre-norm (GPT, T5) or post-norm with dropout (BERT); gated ReLU for T5, GELU otherwise."""
+    """One layer: pre-norm (GPT, T5) or post-norm (BERT); gated ReLU for T5, GELU otherwise."""
 
     def __init__(self, shape: Shape, kind: str, *, causal: bool, cross: bool = False) -> None:
         super().__init__()
         norm = RMSNorm if kind == "t5" else nn.LayerNorm
         self.post = kind == "bert"
-        self.dropout = 0.1 if kind == "bert" else 0.0
+        self.dropout = 0.1 if kind == "bert" else shape.dropout
         self.attention = Attention(shape, causal=causal)
         self.norm1, self.norm2 = norm(shape.width), norm(shape.width)
         self.cross = Attention(shape, causal=False, cross=True) if cross else None
@@ -81,10 +82,10 @@ class Block(nn.Module):
         if self.post:
             x = self.norm1(x + self._drop(self.attention(x)))
             return self.norm2(x + self._drop(self._feed(x)))  # type: ignore[no-any-return]
-        x = x + self.attention(self.norm1(x))
+        x = x + self._drop(self.attention(self.norm1(x)))
         if self.cross is not None and self.norm3 is not None:
-            x = x + self.cross(self.norm3(x), memory)
-        return x + self._feed(self.norm2(x))
+            x = x + self._drop(self.cross(self.norm3(x), memory))
+        return x + self._drop(self._feed(self.norm2(x)))
 
     def _feed(self, x: Tensor) -> Tensor:
         inner = F.gelu(self.up(x)) if self.gate is None else F.relu(self.gate(x)) * self.up(x)

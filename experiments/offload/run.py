@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from experiments.offload.allocator import with_that_allocator
+from experiments.offload.allocator import USUAL_ALLOCATOR, with_that_allocator
 
 
 def main() -> None:
-    if "usual-allocator" not in sys.argv:
+    if USUAL_ALLOCATOR not in sys.argv:
         with_that_allocator("experiments.offload.run")
     from experiments.offload.figures import main as measure  # imports torch, after this process has started over
 

@@ -185,10 +185,11 @@ def test_a_new_plan_is_followed() -> None:
             os.write(tell, bytes([index]))
             return torch.tensor([index])
 
-    with _running(_loader(Told(), shuffle=False, num_workers=1, prefetch=1), plan=lambda step: [0]) as loader:
+    planned = [0]
+    with _running(_loader(Told(), shuffle=False, num_workers=1, prefetch=1), plan=lambda step: planned) as loader:
         loader.get(0, 0)
         assert list(os.read(told, 2) + os.read(told, 1) + os.read(told, 1)) == [0, 1, 8, 9], "loaded ahead"
-        loader.replan(lambda step: [3])
+        planned[:] = [3]
         loader.get(1, 3)
         loader.get(2, 3)
         loader.get(3, 3)

@@ -69,9 +69,10 @@ def test_an_earlier_step_can_still_be_asked_for() -> None:
 
 
 def test_a_new_plan_keeps_what_is_at_hand() -> None:
-    schedule = _schedule(ahead=2)
+    planned = [0, 1]
+    schedule: Schedule[str] = Schedule(0, lambda step: planned, ahead=2)
     assert list(schedule.ahead()) == [(0, 0), (0, 1)]
-    schedule.replan(lambda step: [3, 0])
+    planned[:] = [3, 0]
     schedule.arrived((0, 0), "a")
     assert schedule.take((0, 0)) == "a"
     assert list(schedule.ahead()) == [(0, 3)]
