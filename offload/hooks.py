@@ -72,7 +72,7 @@ class OffloadConfig:
 
 
 def save_on_disk(
-    dirs: Sequence[str | os.PathLike[str]],
+    dirs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     memory_limit: int | None = None,
     quota: int | None = None,
@@ -88,8 +88,9 @@ def save_on_disk(
     Make one and enter it around every forward: what it learned of the last passes decides how much the next one
     spills. Backward may run inside or outside. Raises `OffloadConfigError` if a directory or a size is unfit.
     """
+    several = [dirs] if isinstance(dirs, str | os.PathLike) else dirs
     config = OffloadConfig(
-        dirs=tuple(os.fspath(each) for each in dirs),
+        dirs=tuple(os.fspath(each) for each in several),
         memory_limit=memory_limit,
         quota=quota,
         deterministic=deterministic,
