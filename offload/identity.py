@@ -116,6 +116,10 @@ def stays_because(tensor: torch.Tensor, *, min_bytes: int) -> str | None:
         return "it is small"
     if hasattr(storage, _STAYS):
         return "it shares the memory of a parameter"
+    whole = tensor if tensor._base is None else tensor._base
+    if whole.numel() * whole.element_size() != storage.nbytes():
+        # What torch's recurrent cells do (`unsafe_chunk`): the other parts change later, and no version tells.
+        return "it is a part of memory whose other parts change on their own"
     return None
 
 

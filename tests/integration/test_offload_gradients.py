@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -348,6 +349,34 @@ def test_a_storage_that_is_saved_again_after_a_change_is_written_again(tmp_path:
     del y, unused
     loss.backward()
     assert torch.equal(x.grad, -(x.detach() * 1.5 * 2).sin() * 2 * 1.5)  # type: ignore[arg-type]
+    offload.close()
+
+
+def test_parts_of_a_storage_that_change_apart_keep_their_bits(tmp_path: Path) -> None:
+    """As in torch's recurrent cells: versions are equal, although one part was changed after the other was written."""
+    offload = save_on_disk([tmp_path], min_bytes=MIN_BYTES)
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+    def loss() -> Tensor:
+        first, second = (x @ x.t()).unsafe_chunk(2, dim=1)
+        opened = first.sigmoid_()
+        time.sleep(0.2)  # whatever was saved is on disk by now
+        return (opened * second.tanh_()).sum()
+
+    expected = torch.autograd.grad(loss(), x)[0]
+    with offload:
+        value = loss()
+    assert torch.equal(torch.autograd.grad(value, x)[0], expected)
+    offload.close()
+
+
+@pytest.mark.parametrize("limit_bytes", [None, 1 << 20])
+@pytest.mark.parametrize("cell", [nn.GRU, nn.LSTM, nn.RNN])
+def test_recurrent_models(tmp_path: Path, cell: type[nn.RNNBase], limit_bytes: int | None) -> None:
+    torch.manual_seed(0)
+    offload = save_on_disk([tmp_path], memory_limit=limit_bytes, min_bytes=MIN_BYTES)
+    assert_same(offload, lambda net, x: net(x)[0].square().mean(), cell(32, 64, 2), batch())
+    assert offload.stats().spilled_bytes > 0
     offload.close()
 
 

@@ -75,6 +75,13 @@ def fresh() -> Memory:
     return Memory(leaves=leaves, live=[*leaves, constant])
 
 
+def gates(a: Tensor, b: Tensor) -> Tensor:
+    """As torch's recurrent cells do: parts of one storage with a version each, changed one after the other."""
+    first, second = (a @ b).unsafe_chunk(2, dim=1)
+    opened, new = first.sigmoid_(), second.tanh_()
+    return torch.cat([opened * new, opened - new], dim=1)
+
+
 NEW: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sin": lambda a, b: a.sin(),
     "sigmoid": lambda a, b: a.sigmoid(),
@@ -90,6 +97,7 @@ NEW: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "every second row": lambda a, b: torch.cat([a[::2] * b[1::2], (a[1::2] * 0.5).sin()]),
     "transpose": lambda a, b: a.t(),
     "another view": lambda a, b: a.reshape(-1).as_strided((SIDE, SIDE), (1, SIDE)),
+    "gates": gates,
     "detach": lambda a, b: a.detach(),
     "clone": lambda a, b: a.clone(),
     "norm": lambda a, b: nn.functional.layer_norm(a, (SIDE,)),
