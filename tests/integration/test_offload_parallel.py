@@ -1,4 +1,4 @@
-"""Two ranks under DDP and FSDP2 that offload to one directory: the gradients of keeping everything, bit for bit."""
+"""Two ranks under DDP and FSDP (1 and 2) that offload to one directory: the gradients of keeping everything, bit for bit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ TRAINS = """
 import itertools, sys, torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.utils.checkpoint import checkpoint
 from elastrain.offload import save_on_disk
 
@@ -54,20 +55,25 @@ def sharded(net, policy=MixedPrecisionPolicy()):
     return fully_shard(net, mp_policy=policy)
 
 
+def flat(net):
+    return FullyShardedDataParallel(net, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=torch.device("cpu"))
+
+
 def half(net):
     return sharded(net, MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
 
 
 def gradients(net, loss):
     loss.backward()
-    found = [p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad for p in net.parameters()]
+    found = [p.grad for p in net.parameters() if p.grad is not None]
+    found = [each.to_local() if hasattr(each, "to_local") else each for each in found]
     found = [each.clone() for each in found]
     net.zero_grad()
     return found
 
 
 x = torch.randn(128, 64, generator=torch.Generator().manual_seed(rank))
-for wrap, recomputes in itertools.product((ddp, sharded, half), (False, True)):
+for wrap, recomputes in itertools.product((ddp, flat, sharded, half), (False, True)):
     net = wrap(Net(recomputes))
     expected = gradients(net, net(x).float().square().mean())
     offload = save_on_disk([directory], memory_limit=(96 if recomputes else 384) << 10, min_bytes=1024, deadline_s=20.0)
@@ -85,7 +91,7 @@ print("same")
 
 
 @pytest.mark.slow
-def test_two_ranks_under_ddp_and_fsdp2_keep_their_bits(tmp_path: Path) -> None:
+def test_two_ranks_under_ddp_and_fsdp_keep_their_bits(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     ranks = [
