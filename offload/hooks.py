@@ -10,6 +10,7 @@ import atexit
 import os
 import platform
 import sys
+import threading
 import time
 import warnings
 import weakref
@@ -124,6 +125,7 @@ class ActivationOffload:
         self._clock = clock
         self._planner = Planner(config.memory_limit)
         self._keeper: Keeper | None = None
+        self._opening = threading.Lock()
         self._trail = ModuleTrail()
         self._trail_hooks: TrailHooks | None = None
         self._hooks: torch.autograd.graph.saved_tensors_hooks | None = None
@@ -183,14 +185,16 @@ class ActivationOffload:
 
     def _open(self) -> Keeper:
         if self._keeper is None:
-            self._began_s = self._clock()
-            self._keeper = Keeper(
-                self._open_devices(),
-                limit_bytes=self.config.memory_limit,
-                plan=self._planner,
-                deadline_s=self.config.deadline_s,
-                clock=self._clock,
-            )
+            with self._opening:  # a limit may be set while the first forward begins
+                if self._keeper is None:
+                    self._began_s = self._clock()
+                    self._keeper = Keeper(
+                        self._open_devices(),
+                        limit_bytes=self.config.memory_limit,
+                        plan=self._planner,
+                        deadline_s=self.config.deadline_s,
+                        clock=self._clock,
+                    )
         return self._keeper
 
     def _open_devices(self) -> list[Device]:

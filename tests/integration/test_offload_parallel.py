@@ -1,4 +1,4 @@
-"""Two ranks under DDP and FSDP (1 and 2) that offload to one directory: the gradients of keeping everything, bit for bit."""
+"""Two ranks under DDP and FSDP (1 and 2) that offload to one directory: the gradients of keeping, bit for bit."""
 
 from __future__ import annotations
 

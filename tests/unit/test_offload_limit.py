@@ -1,11 +1,13 @@
-"""The keeper on records made by hand: a limit that is changed while somebody waits, and the order of reading ahead."""
+"""A limit that is changed while somebody waits or begins, and the order of reading ahead: records made by hand."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
 
+from elastrain.offload import ActivationOffload, OffloadConfig
 from elastrain.offload.device import Device
 from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.keeper import Keeper
@@ -80,3 +82,26 @@ def test_reading_ahead_follows_the_order_in_which_the_last_backward_asked() -> N
             keeper.need(record)
             keeper.release(record)
     keeper.close()
+
+
+def test_a_limit_that_is_set_while_the_first_forward_begins_is_that_of_the_same_keeper() -> None:
+    """Both open the devices if nobody has: one does, and the other waits."""
+    opened, again = threading.Event(), threading.Event()
+
+    class SlowToOpen(ActivationOffload):
+        def _open_devices(self) -> list[Device]:
+            if opened.is_set():
+                again.set()
+            opened.set()
+            again.wait(0.2)
+            return super()._open_devices()
+
+    offload = SlowToOpen(OffloadConfig(dirs=("/",), memory_limit=8 * SIZE_BYTES), engines=[MemoryEngine()])
+    entering = threading.Thread(target=offload.stats)
+    entering.start()
+    opened.wait()
+    offload.set_memory_limit(4 * SIZE_BYTES)
+    entering.join()
+    assert not again.is_set(), "opened twice"
+    assert offload.stats().limit_bytes == 4 * SIZE_BYTES
+    offload.close()
