@@ -107,7 +107,8 @@ class Handle:
 
 def stays_because(tensor: torch.Tensor, *, min_bytes: int) -> str | None:
     """Why a tensor is left in memory; None if it may leave."""
-    if type(tensor) is torch.nn.Parameter or type(tensor._base) is torch.nn.Parameter:
+    whole = tensor if tensor._base is None else tensor._base
+    if type(whole) is torch.nn.Parameter or (whole.is_leaf and whole.requires_grad):
         return "it is a parameter or a view of one"
     if not _has_plain_memory(tensor):
         return "it is not a plain strided tensor"
@@ -116,7 +117,6 @@ def stays_because(tensor: torch.Tensor, *, min_bytes: int) -> str | None:
         return "it is small"
     if hasattr(storage, _STAYS):
         return "it shares the memory of a parameter"
-    whole = tensor if tensor._base is None else tensor._base
     if whole.numel() * whole.element_size() != storage.nbytes():
         # What torch's recurrent cells do (`unsafe_chunk`): the other parts change later, and no version tells.
         return "it is a part of memory whose other parts change on their own"

@@ -101,9 +101,9 @@ class Keeper:
         return record
 
     def share(self, record: Record) -> bool:
-        """One more graph node wants a storage that was saved before; False if it is gone already."""
+        """One more graph node wants a storage that was saved before; False if it is gone, or is another keeper's."""
         with self._lock:
-            if record.state in (State.DROPPED, State.LEAVING):
+            if record not in self._pass_of or record.state is State.LEAVING:
                 return False
             record.handles += 1
             self.totals.shared_bytes += record.size_bytes

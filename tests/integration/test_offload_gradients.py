@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -380,9 +381,10 @@ def test_recurrent_models(tmp_path: Path, cell: type[nn.RNNBase], limit_bytes: i
     offload.close()
 
 
-def test_parameters_and_their_views_are_never_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("made", [nn.Parameter, Tensor.requires_grad_], ids=["parameter", "leaf"])
+def test_parameters_and_their_views_are_never_written(tmp_path: Path, made: Callable[[Tensor], Tensor]) -> None:
     offload = save_on_disk([tmp_path], min_bytes=1)
-    weight = nn.Parameter(torch.randn(32, 32))
+    weight = made(torch.randn(32, 32))
     x = torch.ones(1, 32)
     with offload:
         loss = (x @ weight.t().contiguous().t()).sum() * 0 + F.linear(x, weight).sum() + (x @ weight.view(32, 32)).sum()
@@ -482,6 +484,26 @@ def test_entering_twice_is_refused(tmp_path: Path) -> None:
     with offload, pytest.raises(ValueError, match="entered already"):
         offload.__enter__()
     offload.close()
+
+
+def test_two_offloads_in_a_process_may_save_the_same_tensor(tmp_path: Path) -> None:
+    first, second = (save_on_disk(tmp_path, min_bytes=MIN_BYTES) for _ in range(2))
+    nets, x = (model(), model(seed=1)), batch()
+
+    def found(around: Sequence[AbstractContextManager[Any]]) -> list[Tensor]:
+        with around[0]:
+            y = nets[0](x).sigmoid()
+        with around[1]:
+            loss = plain_loss(nets[1], y)
+        loss.backward()
+        return [each for net in nets for each in gradients(net)]
+
+    expected = found([nullcontext(), nullcontext()])
+    for _ in range(2):
+        assert all(torch.equal(a, b) for a, b in zip(found([first, second]), expected, strict=True))
+    for each in (first, second):
+        each.close()
+        assert each.stats().live_bytes == 0
 
 
 @pytest.mark.parametrize(
