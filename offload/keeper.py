@@ -358,7 +358,10 @@ class Keeper:
         if room_bytes <= 0:
             return
         for candidate in policy.choose_prefetch(self._ahead(current), room_bytes=room_bytes):
-            self._mover.apply(current.in_turn(candidate.turn), residency.Prefetch())
+            record = current.in_turn(candidate.turn)
+            self._mover.apply(record, residency.Prefetch())
+            if record.state is State.SPILLED:
+                return  # there is no memory, whatever the limit allows
 
     def _ahead(self, current: Pass) -> Iterator[policy.Candidate]:
         """What is on disk only, in the order in which backward will ask for it."""

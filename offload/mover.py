@@ -134,7 +134,13 @@ class Mover:
     def _start_read(self, record: Record, *, urgent: bool) -> None:
         device, copy = record.device, record.copy
         assert device is not None and copy is not None
-        record.storage = self._take(record, copy)
+        try:
+            record.storage = self._take(record, copy)
+        except (MemoryError, OSError, torch.OutOfMemoryError):
+            self.apply(record, residency.NoMemory())
+            if urgent:
+                raise
+            return  # reading ahead is a wish
         record.watched.append(self._account.watch(record.storage))
         urgency = Urgency.DEMAND if urgent else Urgency.PREFETCH
         record.request = device.queue.submit(urgency, partial(self._read, record))

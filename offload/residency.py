@@ -92,6 +92,11 @@ class ReadFailed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoMemory(Event):
+    """The process has no memory to read it into: the read was not queued."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Release(Event):
     """The last graph node that could ask for it is gone."""
 
@@ -169,6 +174,7 @@ TABLE: dict[tuple[State, type[Event]], Step] = {
     (_S.SPILLED, Found): (_S.RELOADED, ()),
     (_S.SPILLED, Release): (_S.DROPPED, (FreeSlot(),)),
     (_S.READING, Need): (_S.READING, (HastenRead(),)),
+    (_S.READING, NoMemory): (_S.SPILLED, ()),
     (_S.READING, ReadDone): (_S.RELOADED, ()),
     (_S.READING, ReadFailed): (_S.FAILED, (FreeMemory(),)),
     (_S.READING, Release): (_S.LEAVING, (CancelRead(),)),

@@ -27,6 +27,8 @@ from elastrain.offload import (
     SpillWriteError,
     save_on_disk,
 )
+from elastrain.offload.arena import Arena
+from elastrain.offload.buffers import Lease
 from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.engines.posix import Calls, PosixEngine
 from elastrain.offload.faults import Faults, FaultyEngine, ThrottledEngine
@@ -173,6 +175,41 @@ def test_a_device_that_never_answers_is_an_error_not_a_hang(tmp_path: Path) -> N
     offload = ActivationOffload(config, engines=[ThrottledEngine(MemoryEngine(), bytes_per_s=8192)])
     with pytest.raises(OffloadError, match=r"did not end within 0.2 s"):
         step(network(), offload)
+
+
+def test_where_there_is_no_memory_to_read_into_reading_ahead_waits_and_a_need_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what could not be read is still on disk: the same backward works once there is memory."""
+    there = Arena.lease
+    asked, missing = 0, 0
+
+    def lease(self: Arena, *, size_bytes: int, shift_bytes: int, capacity_bytes: int) -> Lease:
+        nonlocal asked
+        asked += 1
+        if asked <= missing:
+            raise MemoryError("no memory is left")
+        return there(self, size_bytes=size_bytes, shift_bytes=shift_bytes, capacity_bytes=capacity_bytes)
+
+    monkeypatch.setattr(Arena, "lease", lease)
+    offload, net = save_on_disk(tmp_path, min_bytes=MIN_BYTES, deadline_s=20.0), network()
+    for missing in (0, 1, 3):
+        with offload:
+            loss = net(batch()).square().mean()
+        drained(offload)
+        asked = failures = 0
+        while True:
+            net.zero_grad()
+            try:
+                loss.backward(retain_graph=True)
+                break
+            except MemoryError:
+                failures += 1
+        assert min(missing, 1) <= failures <= missing
+        assert_right([p.grad for p in net.parameters() if p.grad is not None])
+        del loss
+    offload.close()
+    assert offload.stats().live_bytes == 0
 
 
 def test_a_limit_that_is_too_small_names_the_smallest_that_works(tmp_path: Path) -> None:

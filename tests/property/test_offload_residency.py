@@ -57,6 +57,11 @@ class World:
                 assert not self.in_flight, self.log
                 self.slot = self.on_disk = False
 
+    def out_of_memory(self) -> None:
+        """The shell could not do what `StartRead` told it."""
+        self.in_flight, self.memory = "", False
+        self.step(r.NoMemory())
+
     def end_io(self, how: str) -> None:
         kind, self.in_flight = self.in_flight, ""
         if kind == "write":
@@ -69,7 +74,9 @@ class World:
 
 WRITE_ENDS = {"Done": r.WriteDone(), "Failed": r.WriteFailed(), "Cancelled": r.WriteCancelled()}
 READ_ENDS = {"Done": r.ReadDone(), "Failed": r.ReadFailed(), "Cancelled": r.ReadCancelled()}
-MOVES = st.lists(st.sampled_from(["spill", "need", "prefetch", "Done", "Failed", "Cancelled", "release"]), max_size=40)
+MOVES = st.lists(
+    st.sampled_from(["spill", "need", "prefetch", "Done", "Failed", "Cancelled", "no memory", "release"]), max_size=40
+)
 
 
 def play(world: World, move: str) -> None:
@@ -79,6 +86,9 @@ def play(world: World, move: str) -> None:
         cancellable = world.state in (State.FORWARDED, State.LEAVING)
         if world.in_flight and (move != "Cancelled" or cancellable):
             world.end_io(move)
+    elif move == "no memory":
+        if world.in_flight == "read" and world.state is State.READING and not world.valid:
+            world.out_of_memory()
     elif move == "release":
         if not world.released:
             world.released = True

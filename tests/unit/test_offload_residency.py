@@ -49,6 +49,12 @@ def test_a_failed_read_never_hands_memory_back() -> None:
     assert r.advance(State.FAILED, r.Need()) == (State.FAILED, (r.RaiseFault(),))
 
 
+def test_without_memory_to_read_into_a_storage_stays_on_disk() -> None:
+    state, commands = r.advance(State.SPILLED, r.Need())
+    assert commands == (r.StartRead(urgent=True),)
+    assert r.advance(state, r.NoMemory()) == (State.SPILLED, ())
+
+
 def test_memory_with_a_good_copy_on_disk_is_given_up_without_writing() -> None:
     assert r.advance(State.RELOADED, r.Spill()) == (State.SPILLED, (r.FreeMemory(),))
 
