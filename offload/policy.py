@@ -84,7 +84,7 @@ def _hidden(saved: Sequence[Saved], *, forward_s: float, device_bytes_per_s: flo
 def _fitting(saved: Sequence[Saved], *, limit_bytes: int, in_flight: int) -> Amount:
     total_bytes = sum(storage.size_bytes for storage in saved)
     if total_bytes <= limit_bytes:
-        return _amount(saved, 0, f"all {total_bytes} bytes fit into the limit of {limit_bytes}")
+        return _amount(saved, 0, f"all {_mib(total_bytes)} fit into the limit of {_mib(limit_bytes)}")
     largest_bytes = max(storage.size_bytes for storage in saved)
     room_bytes = max(0, limit_bytes - in_flight * largest_bytes)
     kept_bytes = total_bytes
@@ -92,9 +92,12 @@ def _fitting(saved: Sequence[Saved], *, limit_bytes: int, in_flight: int) -> Amo
     while kept_bytes > room_bytes and count < len(saved):
         kept_bytes -= saved[count].size_bytes
         count += 1
-    return _amount(
-        saved, count, f"{total_bytes} bytes are saved, {limit_bytes} are allowed: the last {kept_bytes} bytes stay"
-    )
+    reason = f"{_mib(total_bytes)} are saved, {_mib(limit_bytes)} are allowed: the last {_mib(kept_bytes)} stay"
+    return _amount(saved, count, reason)
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):.1f} MiB"
 
 
 def _amount(saved: Sequence[Saved], count: int, reason: str) -> Amount:
@@ -107,10 +110,14 @@ def changed(old: Basis, new: Basis) -> str | None:
     """Why an amount made from `old` no longer holds, in words; None while it holds."""
     if new.count != old.count:
         return f"{new.count} storages were saved, {old.count} before"
-    for name in ("total_bytes", "forward_s", "device_bytes_per_s"):
-        before, after = float(getattr(old, name)), float(getattr(new, name))
+    values = (
+        ("what is saved", old.total_bytes / (1 << 20), new.total_bytes / (1 << 20), "MiB"),
+        ("the time of a forward", old.forward_s, new.forward_s, "s"),
+        ("what the devices move", old.device_bytes_per_s / 1e9, new.device_bytes_per_s / 1e9, "GB/s"),
+    )
+    for what, before, after, unit in values:
         if abs(after - before) > CHANGE_WORTH_A_NEW_PLAN * max(before, 1e-9):
-            return f"{name} went from {before:.4g} to {after:.4g}"
+            return f"{what} went from {before:.3g} to {after:.3g} {unit}"
     return None
 
 

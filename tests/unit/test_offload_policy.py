@@ -81,7 +81,7 @@ def test_a_plan_holds_while_the_measurements_stay_within_a_tenth() -> None:
     basis = Basis(forward_s=1.0, total_bytes=100, count=3, device_bytes_per_s=1e9)
     assert changed(basis, Basis(forward_s=1.09, total_bytes=100, count=3, device_bytes_per_s=0.92e9)) is None
     slower = Basis(forward_s=1.0, total_bytes=100, count=3, device_bytes_per_s=0.5e9)
-    assert changed(basis, slower) == "device_bytes_per_s went from 1e+09 to 5e+08"
+    assert changed(basis, slower) == "what the devices move went from 1 to 0.5 GB/s"
     other = Basis(forward_s=1.0, total_bytes=100, count=4, device_bytes_per_s=1e9)
     assert changed(basis, other) == "4 storages were saved, 3 before"
 
