@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -19,6 +18,7 @@ from elastrain.offload import ActivationOffload, OffloadConfig, save_on_disk
 from elastrain.offload import Path as Way
 from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.faults import ThrottledEngine
+from elastrain.offload.queue import RequestQueue
 from elastrain.offload.records import Record
 
 MIN_BYTES = 1024
@@ -358,15 +358,20 @@ def test_parts_of_a_storage_that_change_apart_keep_their_bits(tmp_path: Path) ->
     offload = save_on_disk([tmp_path], min_bytes=MIN_BYTES)
     x = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)).requires_grad_()
 
-    def loss() -> Tensor:
+    def all_written() -> None:
+        for device in offload._open().devices:
+            device.queue.close()
+            device.queue = RequestQueue("again", threads=1)
+
+    def loss(between: Callable[[], None]) -> Tensor:
         first, second = (x @ x.t()).unsafe_chunk(2, dim=1)
         opened = first.sigmoid_()
-        time.sleep(0.2)  # whatever was saved is on disk by now
+        between()
         return (opened * second.tanh_()).sum()
 
-    expected = torch.autograd.grad(loss(), x)[0]
+    expected = torch.autograd.grad(loss(lambda: None), x)[0]
     with offload:
-        value = loss()
+        value = loss(all_written)
     assert torch.equal(torch.autograd.grad(value, x)[0], expected)
     offload.close()
 
