@@ -58,10 +58,10 @@ QUICK = Size(
     layers={"gpt": 4, "bert": 4, "t5": 4},
     rounds=3,
     bits_shape=Shape(width=128, layers=2, tokens=128, batch=2),
-    gain_shape=Shape(width=256, layers=4, tokens=256, batch=1),
-    gain_batches=(1, 2, 3, 4, 6, 8),
+    gain_shape=Shape(width=256, layers=5, tokens=256, batch=1),
+    gain_batches=(2, 4),  # no more than a minute and a half for all
     gain_rounds=3,
-    disk_bytes=256 << 20,
+    disk_bytes=128 << 20,
 )
 CUDA = Size(
     shape=Shape(width=2048, layers=16, tokens=1024, batch=16, heads=32),

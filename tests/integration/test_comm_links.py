@@ -17,6 +17,7 @@ from elastrain.comm.communicator import Communicator
 from elastrain.comm.errors import CommError
 from elastrain.comm.liveness import Beacon
 from elastrain.comm.mesh import Mesh, MeshConfig, Peer
+from elastrain.comm.values import How
 from elastrain.comm.work import Work
 from tests.contract.comm_tools import SECRET, Transport
 from tests.integration.comm_processes import Child, Wire
@@ -94,6 +95,13 @@ class _Member:
         while not (set(self.comm.lost) >= set(members) and self.comm.error) and time.monotonic() < deadline_s:
             time.sleep(0.001)
         return {member: how.value for member, how in self.comm.lost.items()} if self.comm.error else {}
+
+    def await_proof(self, members: str) -> dict[str, str]:
+        """Who saw a link break hears of the proof from whoever has it."""
+        deadline_s = time.monotonic() + PROMPT_S
+        while not {self.comm.lost[each] for each in members} <= {How.DEAD, How.LEFT} and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        return {member: how.value for member, how in self.comm.lost.items()}
 
     def await_links(self, count: int) -> None:
         deadline_s = time.monotonic() + PROMPT_S
@@ -197,7 +205,8 @@ def test_all_learn_of_every_loss_whether_they_have_a_link_to_the_dead_or_not(
         found = made.each(rest, "await_lost", victims)
         assert [set(lost) for lost in found] == [set(victims)] * len(rest), found
         if transport == "unix":  # every one is proven, so that any number of survivors may go on
-            assert {how for lost in found for how in lost.values()} <= {"dead", "left"}, found
+            proven = made.each(rest, "await_proof", victims)
+            assert {how for lost in proven for how in lost.values()} <= {"dead", "left"}, proven
         made.edit(rest)
         made.pass_on(rest)
 
