@@ -54,11 +54,11 @@ class Size:
 
 
 QUICK = Size(
-    shape=Shape(width=512, layers=4, tokens=256, batch=2),
+    shape=Shape(width=512, layers=4, tokens=224, batch=2),
     layers={"gpt": 4, "bert": 4, "t5": 4},
     rounds=3,
     bits_shape=Shape(width=128, layers=2, tokens=128, batch=2),
-    gain_shape=Shape(width=256, layers=5, tokens=256, batch=1),
+    gain_shape=Shape(width=256, layers=5, tokens=224, batch=1),
     gain_batches=(2, 4),  # no more than a minute and a half for all
     gain_rounds=3,
     disk_bytes=128 << 20,
