@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from elastrain.offload import show
 from elastrain.offload.profile import Profile
-from elastrain.offload.stats import Lifetime, PassProfile
+from elastrain.offload.stats import Lifetime, PassProfile, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,7 +74,7 @@ def _pass(axes: Axes, name: str, profile: Profile) -> None:
 
 def _title(name: str, last: PassProfile) -> str:
     return (
-        f"{name}, pass {last.number}: {show.size(last.saved_bytes)} saved, {show.size(last.peak_bytes)} in memory at "
+        f"{name}, pass {last.number}: {size(last.saved_bytes)} saved, {size(last.peak_bytes)} in memory at "
         f"the peak; stalls {last.save_stall_s:.3f} s forward, {last.need_stall_s:.3f} s backward"
     )
 
@@ -113,7 +113,7 @@ def _wear(axes: Axes, drives: Sequence[show.Drive]) -> None:
     axes.axhspan(low, high, color=RATED, alpha=0.3, linewidth=0, label=f"usual ratings, {low:g} to {high:g}")
     axes.bar([each.name for each in drives], [each.writes_per_day for each in drives], color=MEMORY, width=0.5)
     for place, each in enumerate(drives):
-        written = f"{each.writes_per_day:.2f}\n{show.size(each.written_bytes)} written"
+        written = f"{each.writes_per_day:.2f}\n{size(each.written_bytes)} written"
         axes.annotate(written, (place, each.writes_per_day), ha="center", va="bottom", fontsize="small")
     axes.set_xlim(-0.8, max(0.8, len(drives) - 0.2))
     axes.set_ylim(0, 1.3 * max(high, *(each.writes_per_day for each in drives), 0.0))

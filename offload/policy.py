@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from elastrain.offload.stats import size
+
 CHANGE_WORTH_A_NEW_PLAN = 0.10
 # A step is forward plus backward, and backward takes about twice the forward: SSDTrain's 3.
 FORWARDS_PER_STEP = 3
@@ -84,7 +86,7 @@ def _hidden(saved: Sequence[Saved], *, forward_s: float, device_bytes_per_s: flo
 def _fitting(saved: Sequence[Saved], *, limit_bytes: int, in_flight: int) -> Amount:
     total_bytes = sum(storage.size_bytes for storage in saved)
     if total_bytes <= limit_bytes:
-        return _amount(saved, 0, f"all {_mib(total_bytes)} fit into the limit of {_mib(limit_bytes)}")
+        return _amount(saved, 0, f"all {size(total_bytes)} fit into the limit of {size(limit_bytes)}")
     largest_bytes = max(storage.size_bytes for storage in saved)
     room_bytes = max(0, limit_bytes - in_flight * largest_bytes)
     kept_bytes = total_bytes
@@ -92,12 +94,8 @@ def _fitting(saved: Sequence[Saved], *, limit_bytes: int, in_flight: int) -> Amo
     while kept_bytes > room_bytes and count < len(saved):
         kept_bytes -= saved[count].size_bytes
         count += 1
-    reason = f"{_mib(total_bytes)} are saved, {_mib(limit_bytes)} are allowed: the last {_mib(kept_bytes)} stay"
+    reason = f"{size(total_bytes)} are saved, {size(limit_bytes)} are allowed: the last {size(kept_bytes)} stay"
     return _amount(saved, count, reason)
-
-
-def _mib(size_bytes: int) -> str:
-    return f"{size_bytes / (1 << 20):.1f} MiB"
 
 
 def _amount(saved: Sequence[Saved], count: int, reason: str) -> Amount:

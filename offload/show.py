@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elastrain.offload.profile import Place, Profile
-from elastrain.offload.stats import DeviceStats, Lifetime, PassProfile, Path, drive_writes_per_day
+from elastrain.offload.stats import DeviceStats, Lifetime, PassProfile, Path, drive_writes_per_day, size
 
 COLUMNS = 60
 BARS = " ▁▂▃▄▅▆▇█"
@@ -105,15 +105,6 @@ def drive_row(drive: Drive) -> tuple[str, ...]:
         size(drive.read_bytes),
         f"{drive.writes_per_day:.2f}",
     )
-
-
-def size(size_bytes: float) -> str:
-    """Bytes for people: three digits and a binary unit."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size_bytes) < 1000:
-            return f"{size_bytes:.3g} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:.3g} TiB"
 
 
 def _device(device: DeviceStats, elapsed_s: float) -> str:

@@ -102,3 +102,12 @@ class OffloadStats:
     faults: tuple[str, ...] = ()
     devices: tuple[DeviceStats, ...] = ()
     last: PassProfile | None = field(default=None, repr=False)
+
+
+def size(size_bytes: float) -> str:
+    """Bytes for people: three digits and a binary unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size_bytes) < 1000:
+            return f"{size_bytes:.3g} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.3g} TiB"

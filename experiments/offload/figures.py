@@ -305,7 +305,7 @@ def _has_cuda() -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.offload.run", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m experiments.offload.run", description=__doc__, allow_abbrev=False)
     parser.add_argument("--quick", action="store_true", help="small models, about a minute and a half")
     parser.add_argument("--dir", default=None, help="a directory on the SSD (default: the temporary directory)")
     parser.add_argument("--only", choices=(*PARTS, "coarse", "memory"), default=None)
@@ -316,6 +316,8 @@ def main() -> None:
     )
     parser.add_argument(USUAL_ALLOCATOR, action="store_true", help="the C library's defaults, for all variants")
     given = parser.parse_args()
+    if not 0 <= given.dropout < 1:
+        parser.error(f"--dropout must be at least 0 and less than 1; got {given.dropout:g}")
     if given.device == "cuda" and not _has_cuda():
         parser.error("--device cuda: this machine has no CUDA device that torch can use")
     parts = (QUICK_PARTS if given.quick else PARTS) if given.only is None else (given.only,)

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
@@ -150,11 +151,15 @@ def _steps(model: nn.Module, loss: Loss, offload: ActivationOffload, *, autocast
 
 
 def main() -> None:
-    argparse.ArgumentParser(prog="python -m experiments.offload.zoo", description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(prog="python -m experiments.offload.zoo", description=__doc__)
+    parser.add_argument("--dir", default=None, help="a directory on the SSD (default: the temporary directory)")
+    given = parser.parse_args()
+    if find_spec("transformers") is None:
+        parser.error("it needs Hugging Face's models: pip install transformers")
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     tried: dict[str, bool] = {}
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(dir=given.dir) as directory:
         for (name, make, loss), recomputes, autocast in product(cases(), (False, True), (False, True)):
             torch.manual_seed(0)
             model = make().train()

@@ -10,8 +10,8 @@ import pytest
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.plot import draw, saved_in_all
 from elastrain.offload.profile import WRITE_EVERY_S, Place, Profile, ProfileFile, read
-from elastrain.offload.show import COLUMNS, Drive, curve, drives, render, size
-from elastrain.offload.stats import DeviceStats, Lifetime, OffloadStats, PassProfile, Path
+from elastrain.offload.show import COLUMNS, Drive, curve, drives, render
+from elastrain.offload.stats import DeviceStats, Lifetime, OffloadStats, PassProfile, Path, size
 
 MIB = 1 << 20
 
