@@ -293,6 +293,8 @@ class Agent:
         self._log.write("end", exit_code=end.code, reason=end.sentence)
         if end.job_is_over:
             self._registry.put_end(Over(code=end.code, sentence=end.sentence, detail=end.detail))
+        elif end.code == 0:
+            self._registry.put_left(self._job.incarnation)
         running = self._seats.running
         for member in running:
             self._seats.tell(Tell(member=member, message={"type": "stop", "reason": end.sentence}))

@@ -74,13 +74,17 @@ class Core(Losing):
             case Ended():
                 return self._on_ended()
             case Left():
-                if node in self.nodes:
-                    self.nodes[node].left = True
-                return []
+                return self.on_left(node)
             case Over():
                 return self._on_over(notice)
             case Ask():
                 return self._on_ask(notice)
+
+    def on_left(self, node: str) -> list[Command]:
+        """The notice says so, or the store: a node may go before its agent and this one have met."""
+        if node in self.nodes:
+            self.nodes[node].left = True
+        return []
 
     def on_tick(self, now: float) -> list[Command]:
         """Some deadline may have passed."""

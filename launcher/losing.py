@@ -98,7 +98,6 @@ class Losing(Joining):
         if self.end is not None or node is None or node.linked == up:
             return []
         node.linked, node.suspected = up, closed and not up
-        node.met = node.met or up
         log = Log(event="link", fields={"node": name, "up": up, "reason": reason})
         if not up and not node.leased:
             return [log, *self._on_node_dead(node, f"its lease is gone, and {reason}", now)]

@@ -125,6 +125,8 @@ class Others:
             self._do(self._core.on_roster(news.roster, now))
         if news.end is not None:
             self._do(self._core.on_job_over(news.end))
+        for other in [other for other, record in {**self._seen, **others}.items() if record.incarnation in news.left]:
+            self._do(self._core.on_left(other))
         self._links.follow(others)
         for other in gone:
             # What it said before its key went comes first.

@@ -43,6 +43,8 @@ class Registry(Protocol):
 
     def put_end(self, over: Over) -> None: ...
 
+    def put_left(self, incarnation: int) -> None: ...
+
     def next_deadline_s(self) -> float | None: ...
 
     def on_tick(self, now: float) -> None: ...
@@ -72,6 +74,8 @@ class LoneRegistry:
 
     def put_end(self, over: Over) -> None: ...
 
+    def put_left(self, incarnation: int) -> None: ...
+
     def next_deadline_s(self) -> float | None:
         return None
 
@@ -91,6 +95,8 @@ class News:
     spec: Mapping[str, Any] | None
     view: View | None
     end: Over | None
+    left: frozenset[int]
+    """The incarnations of nodes that have gone in good order."""
     removed: bool
     """There was a view, and somebody has taken it away: a store that has merely lost its data begins anew."""
     absence_counts: bool
@@ -154,6 +160,9 @@ class SharedRegistry:
     def put_end(self, over: Over) -> None:
         self._thread.call(lambda _: self._keys.put_once("end", vars(over)), lambda _: None)
 
+    def put_left(self, incarnation: int) -> None:
+        self._thread.call(lambda _: self._keys.put_left(incarnation), lambda _: None)
+
     def next_deadline_s(self) -> float | None:
         dues = [due_s for due_s, _ in self._again]
         return min(dues + ([self._distrust_until_s] if self._distrust_until_s is not None else []), default=None)
@@ -170,8 +179,11 @@ class SharedRegistry:
 
     def close(self, answering: Collection[str] = ()) -> None:
         """Leave the store; who is the last takes the job's keys along. `answering`: nodes whose agents live."""
+        # How this node ended is there before its own key goes: else the others would take it for dead.
+        deadline_s = time.monotonic() + _CLOSE_S
+        self._thread.settle(_CLOSE_S)
         if self._presence is not None:
-            self._presence.close(_CLOSE_S)
+            self._presence.close(max(deadline_s - time.monotonic(), 0.0))
         self._followed.close()
         self._thread.call(lambda _: self._keys.remove_all(answering, 2 * LEASE_S), lambda _: None)
         self._thread.close(_CLOSE_S + 2 * LEASE_S)
@@ -215,6 +227,7 @@ class SharedRegistry:
             spec=self._keys.read(spec) if spec is not None else None,
             view=decode_view(view.value) if view is not None else None,
             end=Over(**over) if over is not None else None,
+            left=self._keys.left(items),
             removed=view is None and self._view is not None and not lost_its_data,
             absence_counts=self._distrust_until_s is None,
         )

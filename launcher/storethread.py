@@ -76,6 +76,12 @@ class StoreThread:
 
         self._work.put(carry_out)
 
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until all that was asked for so far is carried out, for `timeout_s` at most. False if it is not."""
+        settled = threading.Event()
+        self._work.put(settled.set)
+        return settled.wait(timeout_s)
+
     def close(self, timeout_s: float) -> bool:
         """Carry out what was asked for, for `timeout_s` at most. False if a call still waits: close the store then."""
         self._work.put(None)

@@ -100,8 +100,6 @@ class Node:
     record: NodeRecord
     linked: bool = False
     """Its agent answers."""
-    met: bool = False
-    """Its agent has answered at least once: what it says when it leaves is heard."""
     suspected: bool = False
     """It has not answered for long enough: its members may be removed by a majority."""
     left: bool = False

@@ -6,6 +6,7 @@
     /elastrain/<job>/spec            immutable: what every member must have in common
     /elastrain/<job>/view            the newest view
     /elastrain/<job>/end             how the job ended, until its last node has left
+    /elastrain/<job>/left/<start>    the node of this incarnation has gone in good order while others go on
     /elastrain/<job>/members         how many member ids are used up; /incarnations likewise for starts of nodes
     /elastrain/<job>/lease           the job's own lease, under which this and all of the above but `nodes` lie
     /elastrain/.secrets/<job>        where the job's secret lies; a hint for people, the only value that is not sealed
@@ -80,6 +81,9 @@ class JobKeys:
             there = self._store.get(key)
             if there is not None:
                 return self.read(there)
+
+    def put_left(self, incarnation: int) -> None:
+        self.put_once(f"left/{incarnation}", {})
 
     def take_number(self, counter: str, *, at_least: int = 0) -> int:
         """The next number that nobody has taken. `at_least`: what is known to be used up, should the store forget."""
@@ -159,6 +163,11 @@ class JobKeys:
         """Node name -> what it says of itself."""
         found = [decode_record(item.value) for key, item in items.items() if key.startswith(self.node(""))]
         return {record.name: record for record in found}
+
+    def left(self, items: Mapping[str, Item]) -> frozenset[int]:
+        """The incarnations that have gone in good order."""
+        prefix = self.prefix + "left/"
+        return frozenset(int(key.removeprefix(prefix)) for key in items if key.startswith(prefix))
 
 
 def hint_key(job: str) -> str:

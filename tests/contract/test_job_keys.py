@@ -39,6 +39,7 @@ def write_all(keys: JobKeys) -> None:
     keys.put_spec({"seed": 0})
     keys.put_view(view(1))
     keys.put_once("end", {"code": 0})
+    keys.put_left(1)
 
 
 def names(store: Store) -> list[str]:
@@ -48,7 +49,7 @@ def names(store: Store) -> list[str]:
 def test_all_keys_of_a_job_go_with_its_lease(store: Store) -> None:
     keys = JobKeys(store, "j", TTL_S)
     write_all(keys)
-    assert names(store) == ["end", "incarnations", "job", "lease", "members", "roster", "spec", "view"]
+    assert names(store) == ["end", "incarnations", "job", "lease", "left/1", "members", "roster", "spec", "view"]
     lease = keys.lease()
     assert lease is not None
     store.revoke(lease)

@@ -343,3 +343,16 @@ def test_what_scripts_are_told_about_several_nodes(tmp_path: Path) -> None:
     assert {(t["WORLD_SIZE"], t["GROUP_WORLD_SIZE"], t["MASTER_ADDR"], t["MASTER_PORT"]) for t in told} == {
         ("4", "2", "127.0.0.1", told[0]["MASTER_PORT"])
     }
+
+
+def test_node_whose_script_ends_before_the_agents_have_met_is_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "from elastrain.launcher.links import Links\nLinks._dial = lambda self, link: None  # they never meet\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text("import os, time\ntime.sleep(2.0 * int(os.environ['GROUP_RANK']))\n")
+    command = [*ELASTRAIN, "run", "--local-nodes", "2", "--nproc-per-node", "1", "--run-dir", str(tmp_path / "run")]
+    paths = {**environment(), "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([*command, str(script)], env=paths, capture_output=True, text=True, timeout=40)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("every worker's script has ended") == 2

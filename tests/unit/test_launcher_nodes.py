@@ -298,6 +298,19 @@ def test_node_lost_before_the_first_commit_ends_the_job() -> None:
     assert end.sentence.startswith("node node1 was lost before the first commit")
 
 
+def test_node_whose_script_ended_well_before_the_first_commit_is_not_lost() -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1", "node2"):
+        cluster.add(name)
+    cluster.cut.add(frozenset(("node0", "node1")))  # node0 hears nothing of it but what the store says
+    cluster.die("m1", exit_code=0)
+    assert cluster.agents["node1"].end is not None
+    cluster.do(cluster.agents["node0"], cluster.agents["node0"].core.on_left("node1"))
+    cluster.kill_node("node1")
+    cluster.lease_goes("node1")
+    assert [agent.end for agent in cluster.living] == [None, None]
+
+
 # ---- losses
 
 

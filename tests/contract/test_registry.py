@@ -1,0 +1,91 @@
+"""How an agent leaves the store: what it says last is there before its own key goes."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from elastrain.launcher.notices import Over
+from elastrain.launcher.registry import News, SharedRegistry
+from elastrain.launcher.store import Store
+from elastrain.launcher.storethread import Inbox
+from elastrain.launcher.values import NodeRecord
+from tests.contract.test_store import IMPLEMENTATIONS
+
+WAIT_S = 10.0
+
+
+class Slow:
+    """A store whose commits under one key take their time."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store, self._key = store, key
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def close(self) -> None:
+        """The watcher goes on with it."""
+
+    def commit(self, **transaction: object) -> int | None:
+        if self._key in str(transaction.get("put")):
+            time.sleep(0.3)
+        return self._store.commit(**transaction)  # type: ignore[arg-type]
+
+
+class Agent:
+    """A registry, and the news that it has brought."""
+
+    def __init__(self, store: Store, name: str, incarnation: int) -> None:
+        self.inbox, self.news = Inbox(), list[News]()
+        ignore: Callable[[object], None] = lambda _: None  # noqa: E731
+        self.registry = SharedRegistry(
+            store, "j", self.inbox, key_ttl_s=60.0, on_news=self.news.append, on_trouble=ignore, on_away=ignore
+        )
+        self.registry.put_record(NodeRecord(name=name, incarnation=incarnation, workers=1))
+
+    def until(self, true: Callable[[News], bool]) -> None:
+        deadline_s = time.monotonic() + WAIT_S
+        while not any(true(news) for news in self.news):
+            assert time.monotonic() < deadline_s
+            select.select([self.inbox.fd], [], [], 0.1)
+            self.inbox.deliver()
+
+
+@pytest.fixture(params=["memory", "etcd"])
+def store(request: pytest.FixtureRequest) -> Store:
+    return IMPLEMENTATIONS[request.param](request)
+
+
+@pytest.fixture
+def watcher(store: Store) -> Iterator[Agent]:
+    made = Agent(store, "watcher", 1)
+    yield made
+    made.registry.close()
+    made.inbox.close()
+
+
+SAYS: list[tuple[str, Callable[[SharedRegistry], None], Callable[[News], bool]]] = [
+    ("left", lambda leaver: leaver.put_left(2), lambda news: news.left == {2}),
+    ("end", lambda leaver: leaver.put_end(Over(code=0, sentence="done")), lambda news: news.end is not None),
+]
+
+
+@pytest.mark.parametrize(("key", "say", "known"), SAYS, ids=[key for key, _, _ in SAYS])
+def test_how_a_node_ended_is_known_when_its_key_goes(
+    store: Store,
+    watcher: Agent,
+    key: str,
+    say: Callable[[SharedRegistry], None],
+    known: Callable[[News], bool],
+) -> None:
+    leaver = Agent(Slow(store, f"/j/{key}"), "leaver", 2)  # type: ignore[arg-type]
+    watcher.until(lambda news: "leaver" in news.nodes)
+    watcher.news.clear()
+    say(leaver.registry)
+    leaver.registry.close(answering=["watcher"])
+    watcher.until(lambda news: "leaver" not in news.nodes)
+    assert all(known(news) for news in watcher.news if "leaver" not in news.nodes)
