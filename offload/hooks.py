@@ -27,7 +27,7 @@ from elastrain.offload.engines.gds import GdsEngine
 from elastrain.offload.engines.port import Engine
 from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.errors import OffloadConfigError
-from elastrain.offload.identity import Handle, Kept, VersionWatch, record_of, remember, stays_because, view_of
+from elastrain.offload.identity import Handle, Kept, VersionWatch, is_part, record_of, remember, stays_because, view_of
 from elastrain.offload.keeper import Keeper
 from elastrain.offload.modules import COMPILER, ModuleTrail, TrailHooks, untraced
 from elastrain.offload.planner import Planner
@@ -220,13 +220,12 @@ class ActivationOffload:
         if torch._C._current_graph_task_id() != -1 or stays_because(tensor, min_bytes=self.config.min_bytes):
             return Kept(tensor, module)
         keeper = self._open()
-        view, watch = view_of(tensor), VersionWatch(tensor, module)
+        view, watch, pinned = view_of(tensor), VersionWatch(tensor, module), is_part(tensor)
         # Saving wakes a thread that wants the interpreter: no call of torch, which would give it away, comes after it.
-        record = record_of(tensor)
+        record = record_of(tensor, pinned=pinned)
         if record is None or not keeper.share(record):
-            record = keeper.save(
-                tensor.untyped_storage(), version=tensor._version, dtype=str(tensor.dtype), module=module
-            )
+            storage, version, dtype = tensor.untyped_storage(), tensor._version, str(tensor.dtype)
+            record = keeper.save(storage, version=version, dtype=dtype, module=module, pinned=pinned)
             remember(tensor, record)
         return Handle(record, view, watch, keeper.release)
 

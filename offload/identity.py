@@ -106,8 +106,8 @@ class Handle:
 
 
 def stays_because(tensor: torch.Tensor, *, min_bytes: int) -> str | None:
-    """Why a tensor is left in memory; None if it may leave."""
-    whole = tensor if tensor._base is None else tensor._base
+    """Why a tensor is left in memory, and not counted; None if it is the keeper's."""
+    whole = _whole(tensor)
     if type(whole) is torch.nn.Parameter or (whole.is_leaf and whole.requires_grad):
         return "it is a parameter or a view of one"
     if not _has_plain_memory(tensor):
@@ -117,10 +117,22 @@ def stays_because(tensor: torch.Tensor, *, min_bytes: int) -> str | None:
         return "it is small"
     if hasattr(storage, _STAYS):
         return "it shares the memory of a parameter"
-    if whole.numel() * whole.element_size() != storage.nbytes():
-        # What torch's recurrent cells do (`unsafe_chunk`): the other parts change later, and no version tells.
-        return "it is a part of memory whose other parts change on their own"
+    if is_part(tensor) and not tensor.requires_grad:
+        return "it is a part of memory that no forward computed: of a data set, say, which is there anyway"
     return None
+
+
+def is_part(tensor: torch.Tensor) -> bool:
+    """Whether other parts of its memory change on their own, and no version tells: it can not leave.
+
+    What torch's recurrent cells do (`unsafe_chunk`).
+    """
+    whole = _whole(tensor)
+    return whole.numel() * whole.element_size() != tensor.untyped_storage().nbytes()
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor._base is None else tensor._base
 
 
 def _has_plain_memory(tensor: torch.Tensor) -> bool:
@@ -139,11 +151,13 @@ def mark_as_staying(tensor: torch.Tensor) -> None:
         setattr(tensor.untyped_storage(), _STAYS, True)
 
 
-def record_of(tensor: torch.Tensor) -> Record | None:
-    """The record under which this storage was saved before, at this very version."""
+def record_of(tensor: torch.Tensor, *, pinned: bool) -> Record | None:
+    """The record under which this storage was saved before: at this very version, or it is pinned as is asked for."""
     reference: weakref.ref[Record] | None = getattr(tensor.untyped_storage(), _RECORD, None)
     record = reference() if reference is not None else None
-    return record if record is not None and record.version == tensor._version else None
+    if record is None or record.pinned != pinned:
+        return None
+    return record if pinned or record.version == tensor._version else None
 
 
 def remember(tensor: torch.Tensor, record: Record) -> None:

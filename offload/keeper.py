@@ -81,9 +81,11 @@ class Keeper:
             if not quietly:
                 self._mover.raise_write_fault()
 
-    def save(self, storage: torch.UntypedStorage, *, version: int, dtype: str, module: str) -> Record:
-        """Take a storage. Waits while there is no room for it within the limit."""
-        record = Record(storage, version=version, dtype=dtype, module=module)
+    def save(
+        self, storage: torch.UntypedStorage, *, version: int, dtype: str, module: str, pinned: bool = False
+    ) -> Record:
+        """Take a storage, which never leaves if `pinned`. Waits while there is no room for it within the limit."""
+        record = Record(storage, version=version, dtype=dtype, module=module, pinned=pinned)
         with self._lock:
             current = self._current_pass()
             self._enter(record, current)
@@ -426,6 +428,7 @@ class Keeper:
 
 _PATHS = {
     State.RESIDENT: Path.KEPT,
+    State.PINNED: Path.KEPT,
     State.WRITING: Path.FORWARDED,
     State.FORWARDED: Path.FORWARDED,
     State.RELOADED: Path.READ_AHEAD,

@@ -19,14 +19,15 @@ from elastrain.offload.transfer import ready_event
 class Record:
     """One saved storage of one pass. Everything but the constants belongs to the keeper's lock."""
 
-    def __init__(self, storage: torch.UntypedStorage, *, version: int, dtype: str, module: str) -> None:
+    def __init__(self, storage: torch.UntypedStorage, *, version: int, dtype: str, module: str, pinned: bool) -> None:
         self.size_bytes = storage.nbytes()
         self.place = storage.device
         self.ready = ready_event(storage)
         self.version = version
         self.dtype = dtype
         self.module = module
-        self.state = State.RESIDENT
+        self.pinned = pinned
+        self.state = State.PINNED if pinned else State.RESIDENT
         self.storage: torch.UntypedStorage | None = storage
         self.original = weakref.ref(storage)
         self.copy: Copy | None = None

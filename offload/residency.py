@@ -14,6 +14,7 @@ class State(Enum):
     """Where the bytes are. `holds_memory` and `holds_slot` say what must be given back in the end."""
 
     RESIDENT = "resident"  # in memory only
+    PINNED = "pinned"  # in memory only, to the end: parts of it change on their own, so no copy would be good
     WRITING = "writing"  # in memory, on its way to disk
     FORWARDED = "forwarded"  # wanted back while being written: in memory; the cancelled write is still ending
     SPILLED = "spilled"  # on disk only
@@ -26,7 +27,9 @@ class State(Enum):
     __hash__ = object.__hash__  # a member is one object; Enum's own hash is a call into Python at every look-up
 
 
-MEMORY = frozenset({State.RESIDENT, State.WRITING, State.FORWARDED, State.READING, State.RELOADED, State.LEAVING})
+MEMORY = frozenset(
+    {State.RESIDENT, State.PINNED, State.WRITING, State.FORWARDED, State.READING, State.RELOADED, State.LEAVING}
+)
 SLOT = frozenset(
     {State.WRITING, State.FORWARDED, State.SPILLED, State.READING, State.RELOADED, State.FAILED, State.LEAVING}
 )
@@ -159,6 +162,8 @@ TABLE: dict[tuple[State, type[Event]], Step] = {
     (_S.RESIDENT, Spill): (_S.WRITING, (StartWrite(),)),
     (_S.RESIDENT, Need): (_S.RESIDENT, (HAND_BACK,)),
     (_S.RESIDENT, Release): (_S.DROPPED, (FreeMemory(),)),
+    (_S.PINNED, Need): (_S.PINNED, (HAND_BACK,)),
+    (_S.PINNED, Release): (_S.DROPPED, (FreeMemory(),)),
     # Forwarding: what is still in memory is handed back from there, and its write is given up.
     (_S.WRITING, Need): (_S.FORWARDED, (CancelWrite(), HAND_BACK)),
     (_S.WRITING, WriteDone): (_S.SPILLED, (FreeMemory(),)),

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from elastrain.offload import ActivationOffload, OffloadConfig, save_on_disk
+from elastrain.offload import ActivationOffload, LimitTooSmallError, OffloadConfig, save_on_disk
 from elastrain.offload import Path as Way
 from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.faults import ThrottledEngine
@@ -373,6 +373,37 @@ def test_parts_of_a_storage_that_change_apart_keep_their_bits(tmp_path: Path) ->
     with offload:
         value = loss(all_written)
     assert torch.equal(torch.autograd.grad(value, x)[0], expected)
+    offload.close()
+
+
+def test_parts_that_stay_count_and_a_limit_below_them_is_refused(tmp_path: Path) -> None:
+    x = torch.randn(32, 64).requires_grad_()
+
+    def loss() -> Tensor:
+        parts = [(x @ x.t()).unsafe_chunk(2, dim=1) for _ in range(8)]  # 4 KiB each, of which both halves are saved
+        return torch.stack([(first.sigmoid_() * second.tanh_()).sum() for first, second in parts]).sum()
+
+    def train(limit_bytes: int) -> ActivationOffload:
+        offload = save_on_disk([tmp_path], memory_limit=limit_bytes, min_bytes=MIN_BYTES)
+        with offload:
+            value = loss()
+        value.backward()
+        return offload
+
+    with pytest.raises(LimitTooSmallError) as refused:
+        train(16 << 10).close()
+    offload = train(refused.value.smallest_bytes)
+    assert 8 * 4096 <= offload.stats().peak_bytes <= refused.value.smallest_bytes
+    offload.close()
+
+
+def test_a_slice_of_a_data_set_does_not_count(tmp_path: Path) -> None:
+    data, weight = torch.randn(1 << 10, 64), nn.Parameter(torch.randn(64, 64))
+    offload = save_on_disk([tmp_path], min_bytes=MIN_BYTES)
+    with offload:
+        loss = F.linear(data[:32].detach(), weight).sum()
+    assert offload.stats().saved_bytes == 0
+    loss.backward()
     offload.close()
 
 

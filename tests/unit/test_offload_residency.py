@@ -23,6 +23,13 @@ def test_a_storage_that_is_never_disturbed_goes_round_once() -> None:
     ]
 
 
+def test_what_is_pinned_never_leaves_its_memory() -> None:
+    for wish in (r.Spill(), r.Prefetch(), r.Found()):
+        assert r.advance(State.PINNED, wish) == (State.PINNED, ())
+    assert r.advance(State.PINNED, r.Need()) == (State.PINNED, (r.HandBack(),))
+    assert r.advance(State.PINNED, r.Release()) == (State.DROPPED, (r.FreeMemory(),))
+
+
 def test_what_is_needed_while_it_is_written_is_handed_back_from_memory() -> None:
     state, commands = r.advance(State.WRITING, r.Need())
     assert state is State.FORWARDED
