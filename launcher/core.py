@@ -107,6 +107,8 @@ class Core(Losing):
                 return self._end_a_suspect()
             case "silence":
                 return self._on_silence(now)
+            case "meet":
+                return self._on_never_met(now)
             case "ask again":
                 return self._settle(now)
             case "parked":

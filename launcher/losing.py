@@ -98,6 +98,7 @@ class Losing(Joining):
         if self.end is not None or node is None or node.linked == up:
             return []
         node.linked, node.suspected = up, closed and not up
+        node.met = node.met or up
         log = Log(event="link", fields={"node": name, "up": up, "reason": reason})
         if not up and not node.leased:
             return [log, *self._on_node_dead(node, f"its lease is gone, and {reason}", now)]
@@ -125,7 +126,19 @@ class Losing(Joining):
             return []
         node.leased = False
         log = Log(event="lease_gone", fields={"node": name, "linked": node.linked})
-        return [log, *([] if node.linked else self._on_node_dead(node, "its lease is gone", now))]
+        if node.linked:
+            return [log]
+        if not node.met:
+            self._deadlines_s.setdefault("meet", now + self.config.meet_s)
+            return [log]
+        return [log, *self._on_node_dead(node, "its lease is gone", now)]
+
+    def _on_never_met(self, now: float) -> list[Command]:
+        """Those whose lease has ended had time to answer."""
+        commands: list[Command] = []
+        for node in [node for node in self.nodes.values() if not (node.leased or node.met)]:
+            commands += self._on_node_dead(node, "its lease is gone, and its agent was never reached", now)
+        return commands
 
     def _on_node_dead(self, node: Node, why: str, now: float) -> list[Command]:
         name = node.record.name

@@ -56,8 +56,8 @@ class Roll:
         """Slots for which a number is on its way, and of whom."""
         self._unchecked: list[tuple[Worker, Hello]] = []
         self._deadlines_s: dict[str, float] = {}
-        """"rendezvous", "last call", "join", "suspicion", "silence", "ask again", "parked", "warm-up MEMBER", or a
-        member that must leave by itself -> monotonic time."""
+        """"rendezvous", "last call", "join", "suspicion", "silence", "meet", "ask again", "parked",
+        "warm-up MEMBER", or a member that must leave by itself -> monotonic time."""
 
     @property
     def late(self) -> bool:

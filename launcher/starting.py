@@ -20,7 +20,7 @@ from elastrain.launcher.faults import Fault
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
 from elastrain.launcher.values import End, JobConfig
-from elastrain.launcher.workers import Logs, Script
+from elastrain.launcher.workers import Logs, Script, import_torch
 
 if TYPE_CHECKING:
     from elastrain.launcher.agent import AgentConfig
@@ -106,6 +106,7 @@ def run_node(order: Order, node: NodeOrder, run: RunDir | None = None) -> End:
     plain = _etcd_store(node.etcd)
     try:
         plain.check()
+        import_torch()
         terms = Terms(nodes=f"{order.nodes_min}:{order.nodes_max}", script=order.target)
         place = enter(plain, order.job, node.name, terms, file=node.secret_file, key_ttl_s=order.key_ttl_s)
         if run is None:

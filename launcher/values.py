@@ -39,6 +39,8 @@ class JobConfig:
     """Likewise after its work is finished."""
     silence_grace_s: float = 0.5
     """From the first silent node to the judgement: who is cut off itself hears one after the other fall silent."""
+    meet_s: float = 2.0
+    """How long a node whose lease ends before it was ever met may take to answer: it may only have been slow."""
     ask_again_s: float = 0.5
     """When a store that did not answer is asked again."""
     park_timeout_s: float = 3600.0
@@ -100,6 +102,8 @@ class Node:
     record: NodeRecord
     linked: bool = False
     """Its agent answers."""
+    met: bool = False
+    """It has answered at least once."""
     suspected: bool = False
     """It has not answered for long enough: its members may be removed by a majority."""
     left: bool = False

@@ -51,10 +51,11 @@ class Logs:
 
 def import_torch_early() -> None:
     """Begin the import (a second or more) while the agent sets up the rest. `start` waits for it."""
-    threading.Thread(target=_import_torch, name="elastrain-import-torch", daemon=True).start()
+    threading.Thread(target=import_torch, name="elastrain-import-torch", daemon=True).start()
 
 
-def _import_torch() -> None:
+def import_torch() -> None:
+    """Returns when it is imported. Meanwhile no other thread runs for long: none must have anything to keep alive."""
     import torch.distributed.elastic.multiprocessing  # noqa: F401
 
 

@@ -79,7 +79,8 @@ class Cluster:
         for other in self.living:
             if other is not agent:
                 self.do(agent, agent.core.on_record(self.records[other.name], self.now))
-                self.link(agent, other)
+                if frozenset((name, other.name)) not in self.cut:
+                    self.link(agent, other)
         self.do(agent, agent.core.begin(agent.core.record, self.now))
         self.answer()
         roster, view = self.store.get(agent.keys.prefix + "roster"), self.newest
@@ -296,6 +297,24 @@ def test_node_lost_before_the_first_commit_ends_the_job() -> None:
     end = cluster.agents["node0"].end
     assert end is not None
     assert end.sentence.startswith("node node1 was lost before the first commit")
+
+
+@pytest.mark.parametrize("comes", ["record", "link", "nothing"])
+def test_node_whose_lease_ends_before_it_was_met_has_time_to_answer(comes: str) -> None:
+    cluster = Cluster()
+    cluster.cut.add(frozenset(("node0", "node1")))
+    for name in ("node0", "node1", "node2"):
+        cluster.add(name)
+    cluster.lease_goes("node1")
+    cluster.tick(1.0)
+    if comes == "record":
+        cluster.put_record(cluster.agents["node1"], cluster.records["node1"])
+    if comes == "link":
+        cluster.link(cluster.agents["node0"], cluster.agents["node1"])
+    cluster.tick(1.5)
+    ends = [agent.end.sentence for agent in cluster.living if agent.end]
+    sentence = "node node1 was lost before the first commit: its lease is gone, and its agent was never reached"
+    assert ends == ([sentence] * 2 if comes == "nothing" else [])
 
 
 def test_node_whose_script_ended_well_before_the_first_commit_is_not_lost() -> None:
