@@ -26,7 +26,7 @@ from elastrain.launcher.messages import (
     Suspect,
 )
 from elastrain.launcher.notices import Ask, Beat, Ended, Exited, Left, Notice, Over, Raised, Suspected
-from elastrain.launcher.roll import WARM_UP
+from elastrain.launcher.roll import MEET, WARM_UP
 from elastrain.launcher.values import Command, FullPriority, Kill, KillNode, Log, Worker
 
 
@@ -107,12 +107,12 @@ class Core(Losing):
                 return self._end_a_suspect()
             case "silence":
                 return self._on_silence(now)
-            case "meet":
-                return self._on_never_met(now)
             case "ask again":
                 return self._settle(now)
             case "parked":
                 return self._on_parked_too_long()
+        if name.startswith(MEET):
+            return self._on_never_met(name.removeprefix(MEET), now)
         if name.startswith(WARM_UP):
             return [FullPriority(member=name.removeprefix(WARM_UP))]
         self.workers[name].ended_by_us = True

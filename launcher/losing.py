@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from elastrain.launcher.joining import Joining
 from elastrain.launcher.messages import Failed, Suspect
 from elastrain.launcher.notices import Ended, Exited, Raised, Suspected
-from elastrain.launcher.roll import WARM_UP
+from elastrain.launcher.roll import MEET, WARM_UP
 from elastrain.launcher.values import Command, Kill, Log, Node, Stage, TakeNumber, TellNodes, Worker
 from elastrain.membership import Failure, ends_job, may_restart, most_suspected
 
@@ -129,16 +129,16 @@ class Losing(Joining):
         if node.linked:
             return [log]
         if not node.met:
-            self._deadlines_s.setdefault("meet", now + self.config.meet_s)
+            self._deadlines_s[MEET + name] = now + self.config.meet_s
             return [log]
         return [log, *self._on_node_dead(node, "its lease is gone", now)]
 
-    def _on_never_met(self, now: float) -> list[Command]:
-        """Those whose lease has ended had time to answer."""
-        commands: list[Command] = []
-        for node in [node for node in self.nodes.values() if not (node.leased or node.met)]:
-            commands += self._on_node_dead(node, "its lease is gone, and its agent was never reached", now)
-        return commands
+    def _on_never_met(self, name: str, now: float) -> list[Command]:
+        """Its lease ended, and it had time to answer."""
+        node = self.nodes.get(name)
+        if node is None or node.leased or node.met:
+            return []
+        return self._on_node_dead(node, "its lease is gone, and its agent was never reached", now)
 
     def _on_node_dead(self, node: Node, why: str, now: float) -> list[Command]:
         name = node.record.name

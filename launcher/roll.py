@@ -16,6 +16,7 @@ from elastrain.membership import Failure
 from elastrain.world import Member, View
 
 WARM_UP = "warm-up "
+MEET = "meet "
 
 
 class Roll:
@@ -56,7 +57,7 @@ class Roll:
         """Slots for which a number is on its way, and of whom."""
         self._unchecked: list[tuple[Worker, Hello]] = []
         self._deadlines_s: dict[str, float] = {}
-        """"rendezvous", "last call", "join", "suspicion", "silence", "meet", "ask again", "parked",
+        """"rendezvous", "last call", "join", "suspicion", "silence", "ask again", "parked", "meet NODE",
         "warm-up MEMBER", or a member that must leave by itself -> monotonic time."""
 
     @property

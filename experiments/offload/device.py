@@ -1,18 +1,32 @@
-"""What the drive itself does: rates by the engine that is measured, in pieces of the size that it is given."""
+"""The drive: where it is, and what it does by itself: rates of the engine that is measured, in pieces of its size."""
 
 from __future__ import annotations
 
+import argparse
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from elastrain.offload import OffloadConfigError
 from elastrain.offload.buffers import lease
+from elastrain.offload.directories import try_directory
 from elastrain.offload.engines.posix import PosixEngine
 
 PIECE_BYTES = 8 << 20
 THREADS = 2
+
+
+def spill_directory(parser: argparse.ArgumentParser, given: str | None) -> str:
+    """`--dir`, by default the temporary directory. Ends the program in one sentence where nothing can be spilled."""
+    directory = given or tempfile.gettempdir()
+    try:
+        try_directory(directory)
+    except OffloadConfigError as unfit:
+        parser.error(f"--dir: {unfit}")
+    return directory
 
 
 def measure_disk(directory: Path, size_bytes: int) -> dict[str, float]:

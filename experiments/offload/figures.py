@@ -16,7 +16,7 @@ import torch
 
 from experiments.harness import Reach, interleave, ratio, record, report
 from experiments.offload.allocator import USUAL_ALLOCATOR
-from experiments.offload.device import measure_disk
+from experiments.offload.device import measure_disk, spill_directory
 from experiments.offload.gain import measure_gain
 from experiments.offload.models import KINDS, Shape
 from experiments.offload.processes import Process, apart, side_by_side
@@ -324,7 +324,7 @@ def main() -> None:
     size = QUICK if given.quick else CUDA if given.device == "cuda" else FULL
     size = replace(size, shape=replace(size.shape, dropout=given.dropout))
     kinds = KINDS if given.model is None else (given.model,)
-    with tempfile.TemporaryDirectory(dir=given.dir) as name:
+    with tempfile.TemporaryDirectory(dir=spill_directory(parser, given.dir)) as name:
         figures = measure(parts, kinds, size, Path(name), given.device, quick=given.quick)
         figures["disk"] = apart(measure_disk, Path(name), size.disk_bytes)
     settings = {

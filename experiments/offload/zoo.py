@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from elastrain.offload import ActivationOffload, LimitTooSmallError, save_on_disk
 from experiments.harness import Reach, record, report
+from experiments.offload.device import spill_directory
 
 MIN_BYTES = 2 << 10
 LIMIT_SHARE = 1 / 3
@@ -159,7 +160,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     tried: dict[str, bool] = {}
-    with tempfile.TemporaryDirectory(dir=given.dir) as directory:
+    with tempfile.TemporaryDirectory(dir=spill_directory(parser, given.dir)) as directory:
         for (name, make, loss), recomputes, autocast in product(cases(), (False, True), (False, True)):
             torch.manual_seed(0)
             model = make().train()

@@ -21,6 +21,7 @@ from elastrain.offload.engines.port import Engine
 from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.sharing import DriveTurns, SharedEngine
 from experiments.harness import record
+from experiments.offload.device import spill_directory
 
 PIECE_BYTES = 8 << 20
 PIECES_PER_THREAD = 4
@@ -80,15 +81,15 @@ def measured(directory: Path, turns: Path | None, seconds: float) -> dict[str, f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dir", type=Path, default=Path("/var/tmp"), help="on the SSD")
+    parser.add_argument("--dir", default="/var/tmp", help="on the SSD")
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--threads", type=int, help="be one of the ranks")
     parser.add_argument("--turns", default="")
     args = parser.parse_args()
     if args.threads is not None:
-        write_for(str(args.dir), args.turns, args.threads, args.seconds)
+        write_for(args.dir, args.turns, args.threads, args.seconds)
         return
-    with tempfile.TemporaryDirectory(dir=args.dir) as name:
+    with tempfile.TemporaryDirectory(dir=spill_directory(parser, args.dir)) as name:
         folder = Path(name)
         figures: dict[str, float] = {}
         for kind, turns in (("turns", folder / "turns"), ("free", None)):

@@ -317,6 +317,23 @@ def test_node_whose_lease_ends_before_it_was_met_has_time_to_answer(comes: str) 
     assert ends == ([sentence] * 2 if comes == "nothing" else [])
 
 
+def test_each_node_that_was_never_met_has_its_own_time_to_answer() -> None:
+    cluster = Cluster()
+    cluster.cut |= {frozenset(("node0", other)) for other in ("node1", "node2")}
+    for name in ("node0", "node1", "node2"):
+        cluster.add(name)
+    agent = cluster.agents["node0"]
+    cluster.do(agent, agent.core.on_record_gone("node1", cluster.now))
+    cluster.tick(1.5)
+    cluster.do(agent, agent.core.on_record_gone("node2", cluster.now))
+    cluster.do(agent, agent.core.on_record(cluster.records["node1"], cluster.now))
+    cluster.tick(1.0)
+    assert agent.end is None
+    cluster.tick(1.5)
+    assert agent.end is not None
+    assert agent.end.sentence.startswith("node node2 was lost before the first commit")
+
+
 def test_node_whose_script_ended_well_before_the_first_commit_is_not_lost() -> None:
     cluster = Cluster()
     for name in ("node0", "node1", "node2"):
