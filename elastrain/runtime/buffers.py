@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from elastrain.runtime.model import Allocate
+from elastrain.runtime.model import Allocate, allocated
 
 
 class Buffers:
@@ -25,7 +25,7 @@ class Buffers:
 
     def _make(self, like: Tensor) -> Tensor:
         self.made_bytes += like.nbytes
-        return self._allocate(like.numel(), like.dtype)
+        return allocated(self._allocate, like.numel(), like.dtype)
 
     def give_back(self, buffer: Tensor) -> None:
         """A tensor that was not taken here is left alone."""

@@ -22,6 +22,11 @@ Allocate = Callable[[int, torch.dtype], Tensor]
 """`(numel, dtype)` -> a zeroed 1-D tensor, in shared memory where peers read it."""
 
 
+def allocated(allocate: Allocate, numel: int, dtype: torch.dtype) -> Tensor:
+    """As `allocate`, which has no memory to give for nothing: a frozen shard's gradient, parameters of 0 elements."""
+    return allocate(numel, dtype) if numel else torch.empty(0, dtype=dtype)
+
+
 class _Buffers:
     """Flats, given as index -> (elements, name of the dtype), as slices of one allocation per dtype."""
 
@@ -30,7 +35,7 @@ class _Buffers:
         self.flats: dict[int, Tensor] = {}
         for dtype in dict.fromkeys(dtype for _, dtype in flats.values()):
             same = {index: numel for index, (numel, its) in flats.items() if its == dtype}
-            buffer = self.whole[dtype] = allocate(sum(same.values()), getattr(torch, dtype))
+            buffer = self.whole[dtype] = allocated(allocate, sum(same.values()), getattr(torch, dtype))
             self.flats.update(zip(same, torch.split(buffer, list(same.values())), strict=True))
 
 

@@ -23,6 +23,8 @@ from elastrain.scaling import Scaler
 
 
 def _allocate(numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """Shared memory has no tensors of nothing: see `Mesh.empty`."""
+    assert numel > 0
     return torch.zeros(numel, dtype=dtype)
 
 
@@ -36,9 +38,10 @@ def executor() -> Executor:
     return _executor()
 
 
-def _executor() -> Executor:
+def _executor(*, frozen: bool = False) -> Executor:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    model[0].requires_grad_(not frozen)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     layout = describe(model, optimizer)
     pieces = PieceOptimizer(optimizer, layout)
@@ -137,6 +140,18 @@ def _finish(executor: Executor, value: float, step: int = 0) -> None:
             p.Keep(step=step, shard=shard.index, lane=0, node=(0, 1), payload=[tensor], index=0, block=shard.block)
         )
     executor.carry_out(p.Finish(step=step, shards=tuple(s.index for s in executor.layout.shards)))
+
+
+def test_a_frozen_block_is_folded_and_backed_up_with_nothing() -> None:
+    executor = _executor(frozen=True)
+    nothing = torch.empty(0)
+    for run in range(2):
+        executor.carry_out(p.Keep(step=0, shard=0, lane=0, node=(run, run + 1), payload=[nothing], index=0, block=0))
+    combine = Combine(left=(0, 1), right=(1, 2), parent=(0, 2))
+    executor.carry_out(p.CombineShard(step=0, shard=0, lane=0, combine=combine))
+    result = executor.carry_out(p.Finish(step=0, shards=(0,)))
+    executor.carry_out(p.StoreGradient(step=0, shard=0, payload=[nothing], index=0))
+    assert result == p.Finished(step=0, square_norms={0: 0.0})
 
 
 def _everything(executor: Executor) -> dict[int, tuple[int, ...]]:
@@ -251,3 +266,11 @@ def test_buffers_come_back_once_and_strangers_never() -> None:
     buffers.give_back(like)
     assert buffers.take(like) is first
     assert buffers.take(like) is not first
+
+
+def test_a_parameter_without_elements_of_its_own_dtype_needs_no_memory() -> None:
+    model = nn.Linear(4, 4)
+    model.none = nn.Parameter(torch.empty(0, 4, dtype=torch.float64))
+    layout = describe(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    state = ModelState(model, layout, _allocate)
+    assert state.new_slot().nbytes == model.weight.nbytes + model.bias.nbytes
