@@ -181,6 +181,8 @@ def environment(common: Surroundings, worker: Start) -> dict[str, str]:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         # As torchrun does; and the bits depend on it. A value that the user has set stays.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        # A set of words has one order in every worker, on every node and in every run: a vocabulary made of it too.
+        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
         "ELASTRAIN_AGENT": common.agent,
         "ELASTRAIN_JOB": common.job,
         "ELASTRAIN_MEMBER": worker.member,

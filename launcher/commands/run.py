@@ -155,8 +155,8 @@ def run(
 ) -> int:
     """Run SCRIPT in as many workers as asked for; start again what dies; end when the work is done.
 
-    RUN OPTIONS come before the script; all that follows it belongs to the script. OMP_NUM_THREADS is 1 in the workers
-    unless it is set.
+    RUN OPTIONS come before the script; all that follows it belongs to the script. In the workers OMP_NUM_THREADS is 1
+    and PYTHONHASHSEED is 0 unless they are set.
     """
     refuse_unknown(script)
     refuse_backend(rdzv_backend)

@@ -46,6 +46,26 @@ def test_scripts_get_their_arguments_and_the_environment_of_torchrun_and_ours(tm
     assert env["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
+def test_a_vocabulary_made_of_a_set_of_words_is_the_same_in_every_worker(tmp_path: Path) -> None:
+    """Python's hashes are salted per process: without a common salt a word has another number in each worker."""
+    text = (
+        "import os, sys\n"
+        "order = ' '.join({f'word{n}' for n in range(50)})\n"
+        "open(os.path.join(sys.argv[1], os.environ['RANK']), 'w').write(order)\n"
+    )
+    command = [*ELASTRAIN, "run", "--nproc-per-node", "3"]
+    unset = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    orders = []
+    for number, seed in enumerate(({}, {}, {"PYTHONHASHSEED": "7"})):
+        folder = ["--run-dir", str(tmp_path / f"run{number}")]
+        started = [*command, *folder, str(script(tmp_path, text)), str(tmp_path)]
+        subprocess.run(started, env={**unset, **seed}, check=True, timeout=60)
+        orders.append({(tmp_path / str(rank)).read_text() for rank in range(3)})
+    assert [len(order) for order in orders] == [1, 1, 1]
+    assert orders[0] == orders[1], "another run of the script"
+    assert orders[0] != orders[2], "what the user has set stays"
+
+
 def test_output_goes_to_files_or_to_both_as_asked_for_per_rank(tmp_path: Path) -> None:
     text = "import os, sys; print('out of', os.environ['RANK']); print('err', file=sys.stderr)\n"
     flags = ("--nproc-per-node", "3", "--redirects", "0:3", "--tee", "1:1")
