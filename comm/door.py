@@ -73,7 +73,7 @@ class Door:
         self.generation = 0  # told to whoever greets us
         self._greetings: set[_Greeting] = set()
         self._dial_later: list[tuple[float, _Call]] = []
-        self._accept_again_s: float | None = None
+        self._accept_again_s: float | None = None  # until then nobody is let in
         self._listeners = [self._listen_unix()]
         if config.transport == "tcp":
             self._listeners.append(self._listen_tcp())
@@ -99,13 +99,17 @@ class Door:
             self._loop.register(listener.fileno(), READ, partial(self._accept, listener))
 
     def _shut(self) -> None:
-        """This process may open no more descriptors: without a pause the waiting caller would wake us without end."""
+        """Who comes waits in the kernel's queue. Without a pause it would wake us without end."""
         self._accept_again_s = time.monotonic() + _ACCEPT_AGAIN_S
         for listener in self._listeners:
             self._loop.unregister(listener.fileno())
 
     def _accept(self, listener: socket.socket, _events: int) -> None:
         for _ in range(16):
+            if len(self._greetings) >= _GREETINGS_MAX:
+                # Not hung up on: many members may come at once, and who is hung up on does not come again.
+                self._shut()
+                return
             try:
                 sock, _ = listener.accept()
             except OSError as error:
@@ -114,7 +118,7 @@ class Door:
                 return  # else nobody is waiting any more, or the caller hung up
             sock.setblocking(False)
             self._tune(sock)
-            if len(self._greetings) >= _GREETINGS_MAX or not _same_user(sock):
+            if not _same_user(sock):
                 sock.close()
                 continue
             self._greet(sock, Role.ACCEPT)

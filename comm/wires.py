@@ -28,7 +28,6 @@ from elastrain.comm.stream import Stream
 from elastrain.comm.values import Frame, How, Lost, MeshConfig, Newer
 
 Event = Frame | Lost | Newer
-_ASIDE_MAX = 64
 _RUMOURS_MAX = 4096
 _KNOCKS_MAX = 3
 # What one learns later replaces what says less.
@@ -71,7 +70,8 @@ class Wires:
         self._tending = False
         self._words: list[tuple[int, bytes]] = []  # said to all in this generation
         self._rumours: dict[str, tuple[How, int]] = {}  # losses of who is in no view of ours yet; generation
-        # Authenticated members that no view of ours names yet; their newest generation beside.
+        # Authenticated members that no view of ours names yet; their newest generation beside. As many as there are:
+        # who is turned away here does not come again, and is lost to us in the view that names it.
         self._aside: dict[str, tuple[socket.socket, int]] = {}
         self._ready: collections.deque[Event] = collections.deque()
         self._deaths: collections.deque[tuple[Link, float]] = collections.deque()
@@ -133,7 +133,7 @@ class Wires:
             self._let_in(link, generation, sock)
         elif generation < self.generation:
             _turn_away(sock, self.generation)
-        elif dialled or member in self._aside or len(self._aside) >= _ASIDE_MAX:
+        elif dialled or member in self._aside:
             sock.close()
         else:
             self._aside[member] = (sock, generation)

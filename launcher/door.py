@@ -46,6 +46,7 @@ class Door:
         self._admit = admit
         self._log_refusal = log_refusal
         self._by_fd: dict[int, _Greeting] = {}
+        self._crowded = False
         loop.serve(listener, self._on_connection)
 
     def next_deadline_s(self) -> float | None:
@@ -64,12 +65,16 @@ class Door:
         sock = accept(self._listener)
         if sock is None:
             return
-        if (sock.family == socket.AF_UNIX and peer_uid(sock) != os.getuid()) or len(self._by_fd) >= _GREETINGS_MAX:
+        if sock.family == socket.AF_UNIX and peer_uid(sock) != os.getuid():
             sock.close()
             return
         greeting = _Greeting(sock=sock, handshake=self._new_handshake(), due_s=time.monotonic() + _GREETING_S)
         self._by_fd[sock.fileno()] = greeting
         self._loop.serve(sock, lambda: self._on_bytes(greeting))
+        if len(self._by_fd) >= _GREETINGS_MAX:
+            # The next wait in the kernel's queue: a worker on which the door is closed does not come again.
+            self._crowded = True
+            self._loop.drop(self._listener)
 
     def _on_bytes(self, greeting: _Greeting) -> None:
         try:
@@ -104,6 +109,9 @@ class Door:
     def _forget(self, greeting: _Greeting) -> None:
         del self._by_fd[greeting.sock.fileno()]
         self._loop.drop(greeting.sock)
+        if self._crowded:
+            self._crowded = False
+            self._loop.serve(self._listener, self._on_connection)
 
 
 def workers_handshake(secret: bytes, job: str) -> Handshake:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import get_args
@@ -206,6 +207,49 @@ def test_who_is_called_before_it_knows_the_caller_answers_when_it_does(
         assert made.frames(late) == [] and made.lost(early) == {}
         made.meshes[late].edit(2, made.peers(EIGHT))
         made.until(lambda: made.count(late, body=b"soon", generation=2) == 1)
+
+
+def test_a_member_that_takes_over_a_view_last_loses_nobody_however_many_have_called_before(
+    transport: Transport,
+) -> None:
+    """Of 80 callers, those from the 65th on were hung up on, and lost for good in the view that named them."""
+    guests = [f"m{number}" for number in range(1, 81)]
+    with cast(transport) as made:
+        for name in ("m0", *guests):
+            made.add(name)
+        for name in guests:
+            made.meshes[name].edit(1, made.peers(("m0", name)), links="all")
+        made.until(lambda: set(made.meshes["m0"]._aside) == set(guests) or any(made.lost(name) for name in guests))
+        made.meshes["m0"].edit(1, made.peers(("m0", *guests)), links="all")
+        for name in guests:
+            made.meshes["m0"].send(name, 1, b"welcome")
+        made.until(lambda: all(made.count(name, body=b"welcome", generation=1) for name in guests))
+        assert {name: made.lost(name) for name in made.meshes if made.lost(name)} == {}
+
+
+def test_members_that_call_while_the_door_is_crowded_wait_for_their_turn(
+    transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is hung up on in the middle of a rush is lost: the door lets in a few at a time, and closes on none."""
+    monkeypatch.setattr("elastrain.comm.door._GREETINGS_MAX", 2)
+    with cast(transport, "ab") as made:
+        strangers = [_call(made.meshes["a"]) for _ in range(2)]
+        made.until(lambda: len(made.meshes["a"]._door._greetings) == 2)
+        made.add("c")
+        made.edit(2, "abc")
+        _settle_for(made, 0.3)
+        for stranger in strangers:
+            stranger.close()
+        made.meshes["c"].send("a", 1, b"late")
+        made.until(lambda: made.count("a", body=b"late", generation=2) == 1)
+        assert made.lost("a") == made.lost("c") == {}
+
+
+def _settle_for(made: Cast, seconds: float) -> None:
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        for name, mesh in made.meshes.items():
+            made.events[name] += mesh.poll(0.001)
 
 
 @pytest.mark.parametrize(("one", "other"), ["ae", "ea"])

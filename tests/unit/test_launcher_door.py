@@ -1,0 +1,67 @@
+"""The agent's door: who comes in a rush waits for its turn."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from elastrain.comm.handshake import dial
+from elastrain.launcher import door
+from elastrain.launcher.door import Door, listen_abstract, workers_handshake
+from elastrain.launcher.loop import Loop
+
+SECRET = b"s" * 32
+
+
+@contextmanager
+def _open_door() -> Iterator[tuple[Loop, str, list[str]]]:
+    loop, name, admitted, kept = Loop(), f"elastrain-test/{os.getpid()}/{time.monotonic_ns()}", [], []
+
+    def admit(member: str, sock: socket.socket) -> None:
+        admitted.append(member)
+        kept.append(sock)
+
+    made = Door(loop, listen_abstract(name), lambda: workers_handshake(SECRET, "job"), admit, lambda reason: None)
+    try:
+        yield loop, name, admitted
+    finally:
+        made.close()
+        loop.close()
+        for sock in kept:
+            sock.close()
+
+
+def _call(name: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect("\0" + name)
+    return sock
+
+
+def test_workers_that_come_while_the_door_is_crowded_are_all_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The door was closed on whoever came when it was full; a worker greets once, and ended."""
+    monkeypatch.setattr(door, "_GREETINGS_MAX", 2)
+    with _open_door() as (loop, name, admitted), ThreadPoolExecutor(5) as threads:
+        silent = [_call(name) for _ in range(2)]
+        loop.turn(time.monotonic() + 5)
+        loop.turn(time.monotonic() + 5)
+        callers = [_call(name) for _ in range(5)]
+        greetings = [
+            threads.submit(dial, sock, secret=SECRET, job="job", me=f"m{number}", timeout_s=20)
+            for number, sock in enumerate(callers)
+        ]
+        for sock in silent:
+            sock.close()
+        until_s = time.monotonic() + 20
+        while len(admitted) < 5 and time.monotonic() < until_s:
+            loop.turn(time.monotonic() + 0.1)
+        assert sorted(admitted) == [f"m{number}" for number in range(5)]
+        for greeting in greetings:
+            greeting.result(5)
+        for sock in callers:
+            sock.close()
