@@ -198,7 +198,8 @@ def _add(measured: _Measured, slot: dict[int, Tensor]) -> None:
             add.add_(value)
         else:
             keep.mul_(1.0 - measured.momentum)
-            add.mul_(1.0 - measured.momentum).add_(value.mul_(measured.momentum))
+            # Not in place: in float64 the value is what the layer's backward has saved.
+            add.mul_(1.0 - measured.momentum).add_(value * measured.momentum)
 
 
 def is_statistics(layout: Layout, shard: int) -> bool:

@@ -90,6 +90,26 @@ def test_a_step_leaves_what_the_micro_batches_would_one_after_another() -> None:
     assert int(model.norm.num_batches_tracked) == 4
 
 
+@pytest.mark.parametrize("batch_size", [5, 1])
+def test_batch_norm_in_float64_trains(batch_size: int) -> None:
+    """There, what a micro-batch measured is the very tensor that the backward of the layer needs."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(6, 6, 1), nn.BatchNorm1d(6), nn.InstanceNorm1d(6, track_running_stats=True))
+    model = model.double()
+    plain = copy.deepcopy(model)
+    state, batches = _state(model), [torch.randn(batch_size, 6, 4, dtype=torch.float64) for _ in range(3)]
+    slot = state.new_slot()
+    for batch in batches:
+        _micro_batch(model, state, slot, batch)
+        plain(batch).square().sum().backward()
+    _commit(state, slot)
+    for (name, ours), (_, theirs) in zip(model.named_buffers(), plain.named_buffers(), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-12), name
+    gradients = {leaf.index: slot.views[leaf.index] for leaf in state.layout.leaves if leaf.index in slot.views}
+    for gradient, parameter in zip(gradients.values(), plain.parameters(), strict=True):
+        assert torch.allclose(gradient, parameter.grad)
+
+
 def test_micro_batches_of_a_step_do_not_see_each_other() -> None:
     model = Net()
     state, slot = _state(model), None
