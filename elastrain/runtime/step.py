@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from elastrain.errors import ConfigError, DriveFailedError, StoppedError
 from elastrain.messages import Contribution, Record
 from elastrain.offload.errors import SpillReadError
 from elastrain.runtime.executor import grad_norm
+from elastrain.runtime.losses import check_loss, weight_of
 
 if TYPE_CHECKING:
     from elastrain.runtime.engine import Engine, Work
@@ -91,8 +92,9 @@ class Step:
             else:
                 yield from self._compute(work)
 
-    def backward(self, loss: Tensor, *, weight: float = 1.0) -> None:
-        """Backward of one micro-batch; `loss` is its mean, `weight` what it counts (e.g. its number of tokens).
+    def backward(self, loss: Tensor, *, weight: SupportsFloat = 1.0) -> None:
+        """Backward of one micro-batch; `loss` is its mean, `weight` what it counts (e.g. its number of tokens):
+        a number or a tensor of one element, finite and not negative.
 
         The applied gradient is `Σ weight·gradient / Σ weight` over the global batch, whoever computed what. Where a
         drive does not give saved activations back, the iterator yields the micro-batch (and those summed with it)
@@ -100,13 +102,10 @@ class Step:
         """
         if not self._backward_due:
             raise ConfigError("call step.backward(loss) exactly once per micro-batch, inside `for batch in step`")
-        if loss.numel() != 1 or not loss.requires_grad:
-            raise ConfigError(
-                f"step.backward() takes the scalar loss of a model in training; got shape {tuple(loss.shape)}"
-                + ("" if loss.requires_grad else " without a gradient: is everything under torch.no_grad()?")
-            )
+        check_loss(loss)
+        counts = weight_of(weight)
         self._backward_due = False
-        self._contribution += self._told(float(loss.detach()), weight)
+        self._contribution += self._told(float(loss.detach()), counts)
         assert self._slot is not None
         model = self._parts.model
         model.statistics.give(self._slot.statistics)
@@ -115,7 +114,7 @@ class Step:
             if self._last_of_run:
                 model.arm(self._block_done)
             with self._parts.backward():
-                self._scaled(loss, weight * self._loss_scale).backward()  # type: ignore[no-untyped-call]
+                self._scaled(loss, counts * self._loss_scale).backward()  # type: ignore[no-untyped-call]
             if self._last_of_run:
                 model.finish()
         except SpillReadError as fault:
@@ -222,7 +221,7 @@ class Step:
         order = self._parts.loader.order
         return Contribution(
             loss=loss * weight,
-            weight=float(weight),
+            weight=weight,
             samples=len(order.positions(self.number, self.micro_batch)),
             fingerprint=order.fingerprint(self.number, self.micro_batch),
         )

@@ -1,0 +1,72 @@
+"""What a micro-batch counts is a plain number, however it was computed; what cannot count is refused in a sentence."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from elastrain.errors import ConfigError
+from elastrain.runtime.losses import check_loss, weight_of
+
+COUNTS: list[Any] = [
+    7,
+    7.0,
+    np.int64(7),
+    np.float32(7),
+    np.array(7),
+    np.array([7.0]),
+    torch.tensor(7),
+    torch.tensor([7.0]),
+    torch.tensor(7.0, dtype=torch.bfloat16),
+    torch.tensor(7.0, requires_grad=True),
+    Fraction(7),
+]
+
+
+@pytest.mark.parametrize("weight", COUNTS, ids=lambda w: f"{type(w).__name__} {getattr(w, 'dtype', '')}")
+def test_a_count_of_any_kind_becomes_a_plain_number(weight: Any) -> None:
+    counts = weight_of(weight)
+    assert type(counts) is float
+    assert counts == 7.0
+
+
+def test_a_micro_batch_may_count_nothing() -> None:
+    assert weight_of(torch.zeros((), dtype=torch.int64)) == 0.0
+    assert weight_of(True) == 1.0
+
+
+@pytest.mark.parametrize(
+    "weight", [float("nan"), float("inf"), -1, torch.tensor(float("nan")), np.float64(-2), 10**400]
+)
+def test_what_cannot_count_is_refused(weight: Any) -> None:
+    with pytest.raises(ConfigError, match="finite number from 0 on"):
+        weight_of(weight)
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [None, "7", b"7", [7.0], 1j, torch.ones(3), np.ones(2), torch.tensor(1j), np.complex128(1j), np.array(["7"]), {}],
+    ids=repr,
+)
+def test_what_is_not_one_number_is_refused_with_what_came(weight: Any) -> None:
+    with pytest.raises(ConfigError, match=r"one number for the whole micro-batch; got"):
+        weight_of(weight)
+
+
+@pytest.mark.parametrize(
+    ("loss", "sentence"),
+    [
+        (3.0, "got float"),
+        (torch.ones(3, requires_grad=True), r"shape \(3,\)"),
+        (torch.ones(()), "no_grad"),
+        (torch.ones((), dtype=torch.cfloat, requires_grad=True), "complex64"),
+    ],
+    ids=["a number", "a vector", "no graph", "complex"],
+)
+def test_what_is_no_loss_is_refused(loss: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check_loss(loss)
