@@ -9,6 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from elastrain import comm as comm
+    from elastrain import offload as offload
+    from elastrain.errors import ConfigError as ConfigError
+    from elastrain.errors import DivergedError as DivergedError
+    from elastrain.errors import DriveFailedError as DriveFailedError
+    from elastrain.errors import ElastrainError as ElastrainError
+    from elastrain.errors import NoRoomError as NoRoomError
+    from elastrain.errors import RefusedError as RefusedError
+    from elastrain.errors import StateLostError as StateLostError
+    from elastrain.errors import StoppedError as StoppedError
     from elastrain.runtime.job import Job as Job
     from elastrain.runtime.job import init as init
     from elastrain.runtime.loader import DataLoader as DataLoader
@@ -16,18 +26,53 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+_ERRORS = (
+    "ConfigError",
+    "DivergedError",
+    "DriveFailedError",
+    "ElastrainError",
+    "NoRoomError",
+    "RefusedError",
+    "StateLostError",
+    "StoppedError",
+)
 _HOMES = {
     "init": "elastrain.runtime.job",
     "Job": "elastrain.runtime.job",
     "DataLoader": "elastrain.runtime.loader",
     "LossScale": "elastrain.scaling",
+    **dict.fromkeys(_ERRORS, "elastrain.errors"),
 }
+_ROOMS = ("comm", "offload")
+"""Those with names for scripts: `elastrain.offload.save_on_disk` works after `import elastrain`."""
 
-__all__ = ["DataLoader", "Job", "LossScale", "__version__", "init"]
+__all__ = [
+    "ConfigError",
+    "DataLoader",
+    "DivergedError",
+    "DriveFailedError",
+    "ElastrainError",
+    "Job",
+    "LossScale",
+    "NoRoomError",
+    "RefusedError",
+    "StateLostError",
+    "StoppedError",
+    "__version__",
+    "comm",
+    "init",
+    "offload",
+]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"elastrain.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'elastrain' has no attribute {name!r}")
     return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

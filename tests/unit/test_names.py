@@ -1,0 +1,43 @@
+"""After `import elastrain` every name that README uses is there, and torch comes when it is used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import elastrain
+from elastrain import errors
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _alone(code: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    "name", ["offload.save_on_disk", "offload.SpillWriteError", "comm.surviving", "comm.reconfigure", "comm.handle"]
+)
+def test_rooms_are_there_after_import_elastrain_alone(name: str) -> None:
+    done = _alone(f"import elastrain; print(elastrain.{name}.__name__)")
+    assert done.stdout.strip() == name.split(".")[1], done.stderr
+
+
+def test_errors_are_caught_by_their_names_without_torch() -> None:
+    done = _alone(
+        "import sys, elastrain\nassert issubclass(elastrain.ConfigError, ValueError) and 'torch' not in sys.modules"
+    )
+    assert done.returncode == 0, done.stderr
+    told = {name for name in vars(errors) if name.endswith("Error")}
+    assert told <= set(elastrain.__all__), "each error that users meet has a name there"
+    assert all(getattr(elastrain, name) is getattr(errors, name) for name in told)
+
+
+def test_a_name_that_is_none_is_still_an_attribute_error() -> None:
+    assert not hasattr(elastrain, "nonsense")
+    assert set(elastrain.__all__) <= set(dir(elastrain))
