@@ -37,7 +37,7 @@ from elastrain.runtime.loader import DataLoader
 from elastrain.runtime.loopstate import LoopState, Stateful, settings_digest
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
-from elastrain.runtime.randomness import BlockRandomness
+from elastrain.runtime.randomness import BEFORE, BlockRandomness
 from elastrain.runtime.room import RoomConfig, RoomKeeper
 from elastrain.runtime.settings import Settings
 from elastrain.runtime.step import Parts, Step, compute_device, warm_up
@@ -221,6 +221,7 @@ class Job:
         while True:
             hyper = pieces.hyperparameters()
             parts.engine.begin(number, hyper, settings_digest(hyper), loop.take(hyper))
+            parts.randomness.begin(number, BEFORE)
             if number >= until:
                 break
             self._step = Step(number, parts)

@@ -17,6 +17,8 @@ from torch import nn
 
 from elastrain.keys import block_key
 
+BEFORE, AFTER = -1, -2
+"""In place of a micro-batch: what the training loop draws at the start of a step, and once it is committed."""
 _STEPS_KEPT = 2
 """A backward may come after forwards of the next step; nothing older is ever computed again."""
 
@@ -41,7 +43,10 @@ class BlockRandomness:
         ]
 
     def begin(self, step: int, micro_batch: int) -> None:
-        """Before the forward of a micro-batch. Also seeds everything outside of blocks, Python's and NumPy's too."""
+        """Before the forward of a micro-batch, or of what the loop does `BEFORE` and `AFTER` all of them.
+
+        Also seeds everything outside of blocks, Python's and NumPy's too.
+        """
         if step != self._current[0]:
             oldest = step - _STEPS_KEPT + 1
             self._origins = {key: origin for key, origin in self._origins.items() if oldest <= origin[0] <= step}

@@ -20,6 +20,7 @@ from elastrain.messages import Contribution, Record
 from elastrain.offload.errors import SpillReadError
 from elastrain.runtime.executor import grad_norm
 from elastrain.runtime.losses import check_loss, weight_of
+from elastrain.runtime.randomness import AFTER
 
 if TYPE_CHECKING:
     from elastrain.runtime.engine import Engine, Work
@@ -87,6 +88,7 @@ class Step:
             if isinstance(work, p.Advance):
                 self._record = work.record
                 self._parts.model.statistics.refresh()
+                self._parts.randomness.begin(self.number, AFTER)
             elif isinstance(work, p.Leave):
                 raise StoppedError("the job has ended")
             else:

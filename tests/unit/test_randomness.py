@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from elastrain.runtime.randomness import BlockRandomness
+from elastrain.runtime.randomness import AFTER, BEFORE, BlockRandomness
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -216,3 +216,28 @@ def test_closing_leaves_the_generator_alone() -> None:
     before = torch.default_generator.initial_seed()
     model(_input(0))
     assert torch.default_generator.initial_seed() == before
+
+
+@pytest.mark.parametrize("when", [BEFORE, AFTER])
+def test_what_the_loop_draws_between_micro_batches_is_the_same_whichever_this_member_computed(when: int) -> None:
+    drawn = []
+    for last_micro_batch in (0, 5):
+        model = Model()
+        randomness = BlockRandomness(model, [f"blocks.{i}" for i in range(3)], 7, CPU)
+        randomness.begin(3, last_micro_batch)
+        model(torch.ones(2, 16))
+        randomness.begin(3, when)
+        numbers = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+        drawn.append((numbers, model(torch.ones(2, 16)).tolist()))
+        randomness.close()
+    assert drawn[0] == drawn[1]
+
+
+def test_what_the_loop_draws_differs_before_and_after_a_step_and_from_step_to_step() -> None:
+    randomness = BlockRandomness(Model(), [], 7, CPU)
+    drawn = set()
+    for step in range(3):
+        for when in (BEFORE, 0, 1, AFTER):
+            randomness.begin(step, when)
+            drawn.add((random.random(), float(np.random.rand()), float(torch.rand(()))))
+    assert len(drawn) == 12
