@@ -119,10 +119,11 @@ class Backing(Reduction):
         if step not in held.scratch or step not in held.expected:
             return
         if held.scratch.pop(step) != held.expected.pop(step):
+            primary = self.now[shard].primary
             self._fail(
                 "DivergedError",
-                f"the state of shard {shard} after step {step} differs between its primary and its backup {self.me}: "
-                "one of the two devices computes wrongly; restart from a durable checkpoint without them",
+                f"the state of shard {shard} after step {step} differs between its primary {primary} and its backup "
+                f"{self.me}: one of the two devices computes wrongly; start again without them",
             )
             return
         held.version = step

@@ -38,7 +38,7 @@ class StateLostError(ElastrainError):
 
 
 class DivergedError(ElastrainError):
-    """State that must be equal is not. Training on would hide a corruption."""
+    """State that must be equal is not. The job ends on all nodes with this: going on could keep wrong bits."""
 
 
 class StoppedError(ElastrainError):

@@ -13,6 +13,7 @@ from elastrain.errors import ConfigError
 from elastrain.launcher.faults import make_fault
 from elastrain.launcher.losing import Losing
 from elastrain.launcher.messages import (
+    Diverged,
     Failed,
     Finished,
     Hello,
@@ -50,7 +51,7 @@ class Core(Losing):
                 return []
             case Failed():
                 return self._on_failed(worker, message, now)
-            case LostState() | NoRoom():
+            case LostState() | Diverged() | NoRoom():
                 return self._finish(1, message.sentence)
             case Finished():
                 return self._on_finished(worker, message, now)

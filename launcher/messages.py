@@ -67,6 +67,15 @@ class Failed:
 
 @dataclass(frozen=True, kw_only=True)
 class LostState:
+    """No living member holds the state of some shard."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diverged:
+    """What must be equal on two members is not, and no replacement could mend it: going on would keep wrong bits."""
+
     sentence: str
 
 
@@ -95,7 +104,7 @@ class Note:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
-Message = Hello | Suspect | Progress | Phase | Failed | LostState | NoRoom | Finished | Struck | Note
+Message = Hello | Suspect | Progress | Phase | Failed | LostState | Diverged | NoRoom | Finished | Struck | Note
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
@@ -207,6 +216,7 @@ _PARSERS: dict[str, Callable[[_Fields], Message]] = {
     "phase": lambda f: Phase(step=f.whole("step"), phase=f.text("phase")),
     "failed": _failed,
     "lost_state": lambda f: LostState(sentence=f.text("sentence")),
+    "diverged": lambda f: Diverged(sentence=f.text("sentence")),
     "no_room": lambda f: NoRoom(sentence=f.text("sentence")),
     "finished": lambda f: Finished(step=f.whole("step"), digest=f.text("digest")),
     "struck": lambda f: Struck(),

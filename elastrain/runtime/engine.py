@@ -41,6 +41,9 @@ HANDED_OVER_S = 0.003
 RECOVERY_DEADLINE_S = 10.0
 """A report that has not come by then is reported to the agent, who judges its sender."""
 
+_ENDS_THE_JOB = {"StateLostError": "lost_state", "DivergedError": "diverged"}
+"""What no replacement of this member could mend: told to the launcher, which ends the job on all nodes with it."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -392,8 +395,8 @@ class Engine:
         self._outbox.put(outcome)
 
     def _fail(self, command: p.Fail) -> None:
-        if command.kind == "StateLostError":
-            self._say("lost_state", sentence=command.reason)
+        if command.kind in _ENDS_THE_JOB:
+            self._say(_ENDS_THE_JOB[command.kind], sentence=command.reason)
         raise getattr(errors, command.kind)(command.reason)
 
     def _hear(self) -> None:

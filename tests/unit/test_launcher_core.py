@@ -10,6 +10,7 @@ import pytest
 from elastrain.launcher.core import Core
 from elastrain.launcher.faults import Fault
 from elastrain.launcher.messages import (
+    Diverged,
     Failed,
     Finished,
     Hello,
@@ -241,8 +242,8 @@ def test_last_member_killed_ends_the_job() -> None:
     assert (end.code, end.sentence) == (1, "m0 ended by signal 9, and no other member was left: the state is gone")
 
 
-@pytest.mark.parametrize("message", [LostState(sentence="shard 3 is gone"), NoRoom(sentence="12 MiB too small")])
-def test_what_no_replacement_could_mend_ends_the_job_with_its_sentence(message: LostState | NoRoom) -> None:
+@pytest.mark.parametrize("message", [kind(sentence="shard 3 is gone") for kind in (LostState, Diverged, NoRoom)])
+def test_what_no_replacement_could_mend_ends_the_job_with_its_sentence(message: LostState | Diverged | NoRoom) -> None:
     assert of(End, running().say("m0", message)) == [End(code=1, sentence=message.sentence)]
 
 

@@ -23,6 +23,7 @@ from elastrain.launcher.events import EventLog
 from elastrain.launcher.messages import (
     LINE_BYTES_MAX,
     BadMessageError,
+    Diverged,
     Failed,
     Finished,
     Hello,
@@ -63,6 +64,7 @@ from elastrain.world import Member, View
             Failed(step=3, micro_batch=None, signature="E", traceback="TB"),
         ),
         ({"type": "lost_state", "sentence": "gone"}, LostState(sentence="gone")),
+        ({"type": "diverged", "sentence": "differs"}, Diverged(sentence="differs")),
         ({"type": "no_room", "sentence": "12 MiB too small"}, NoRoom(sentence="12 MiB too small")),
         ({"type": "finished", "step": 9, "digest": "d"}, Finished(step=9, digest="d")),
         ({"type": "event", "x": 1}, Note(fields={"x": 1})),

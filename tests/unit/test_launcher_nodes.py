@@ -10,7 +10,7 @@ import pytest
 
 from elastrain.launcher.core import Core
 from elastrain.launcher.faults import Fault
-from elastrain.launcher.messages import Failed, Finished, Hello, LostState, Progress, Struck, Suspect, encode
+from elastrain.launcher.messages import Diverged, Failed, Finished, Hello, LostState, Progress, Struck, Suspect, encode
 from elastrain.launcher.notices import Over, spell
 from elastrain.launcher.state import describe
 from elastrain.launcher.store import MemoryStore
@@ -508,9 +508,12 @@ def test_losing_every_holder_ends_the_job_on_every_node() -> None:
     assert agent.end.sentence.startswith("1 of 3 shards have no living holder (1; held by m1, m2)")
 
 
-def test_lost_state_seen_by_one_member_ends_all_nodes_with_that_sentence() -> None:
+@pytest.mark.parametrize("kind", [LostState, Diverged])
+def test_lost_or_diverged_state_seen_by_one_member_ends_all_nodes_with_that_sentence(
+    kind: type[LostState | Diverged],
+) -> None:
     cluster = running()
-    cluster.say("m0", LostState(sentence="shard 3 is gone"))
+    cluster.say("m0", kind(sentence="shard 3 is gone"))
     assert {(a.end.code, a.end.sentence) for a in cluster.living if a.end} == {(1, "shard 3 is gone")}
     assert all(agent.end is not None for agent in cluster.living)
 

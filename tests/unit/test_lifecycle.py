@@ -78,7 +78,7 @@ def test_a_backup_that_computes_otherwise_ends_the_job_and_says_what_to_do() -> 
     pair.tell("a", p.Digested(step=0, digests={0: 1}))
     commands = pair.b.handle(p.AppliedBehind(step=0, shard=0, digest=2))
     assert [c.kind for c in commands if isinstance(c, p.Fail)] == ["DivergedError"]
-    assert "shard 0 after step 0 differs between its primary and its backup b" in str(commands)
+    assert "shard 0 after step 0 differs between its primary a and its backup b" in str(commands)
     assert pair.b.handle(p.Ready()) == []  # it has ended
 
 
