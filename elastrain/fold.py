@@ -39,6 +39,11 @@ def covers(outer: Node, inner: Node) -> bool:
     return outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
+def overlap(one: Node, other: Node) -> bool:
+    """Whether they have a run in common: then one covers the other."""
+    return one[0] < other[1] and other[0] < one[1]
+
+
 def is_covered(node: Node, nodes: Iterable[Node]) -> bool:
     return any(covers(have, node) for have in nodes)
 

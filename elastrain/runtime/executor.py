@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from elastrain import protocol as p
-from elastrain.fold import Node
+from elastrain.fold import Node, is_covered, overlap
 from elastrain.layout import Layout
 from elastrain.messages import Copy, Gradient, Message, Partial, Publish, Record
 from elastrain.offload.device import Device
@@ -30,14 +30,12 @@ BEHIND_BYTES = 4 << 20
 """State that is updated in one go behind the scenes: it keeps the engine from its messages for that long."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Slot:
-    """A gradient slot and the blocks whose partial it still holds."""
+    """A gradient slot, the blocks whose partial it holds, and whether the training loop accumulates into it."""
 
     slot: GradientSlot
     blocks: set[int] = field(default_factory=set)
-    reported: set[int] = field(default_factory=set)
-    """Blocks of the run being computed whose partial others may have taken already."""
     running: bool = True
 
 
@@ -46,6 +44,7 @@ class Executor:
         self,
         *,
         layout: Layout,
+        runs: int,
         model: ModelState,
         optimizer: PieceOptimizer,
         allocate: Allocate,
@@ -55,14 +54,17 @@ class Executor:
         self.model = model
         self.optimizer = optimizer
         self.max_grad_norm = max_grad_norm
+        self._root: Node = (0, runs)
         self.hyper: dict[int, Hyper] = {}
         self.states: Shelf[int] = Shelf(self._home)
         self.behind: deque[p.ApplyBehind | p.ComputeDigests] = deque()
         self._buffers = Buffers(allocate)
         self._free_slots: list[GradientSlot] = []
         self._own: dict[tuple[int, int, Node], Slot] = {}
+        self._ended = -1
+        """Newest step whose attempt has ended: what is computed for it from then on serves nobody."""
         self._running: Slot | None = None
-        self._folds: dict[tuple[int, int, Node], Tensor] = {}
+        self._folds: dict[tuple[int, int], dict[Node, Tensor]] = {}
         self._finished: dict[tuple[int, int], Tensor] = {}
         self._kept: dict[tuple[int, int], Tensor] = {}
         self._scratch: Shelf[tuple[int, int]] = Shelf(self._home)
@@ -80,7 +82,7 @@ class Executor:
     def start_run(self) -> GradientSlot:
         """A slot for the next run; the training loop zeroes it and accumulates into it."""
         slot = self._free_slots.pop() if self._free_slots else self._new_slot()
-        self._running = Slot(slot, set(range(len(self.layout.blocks))))
+        self._running = Slot(slot)
         return slot
 
     def _new_slot(self) -> GradientSlot:
@@ -90,31 +92,35 @@ class Executor:
         return slot
 
     def block_done(self, event: p.RunDone) -> None:
+        """The block's part of the run is a partial of this member, unless it has it already or the step has ended."""
         assert self._running is not None
-        self._own[event.step, event.block, (event.run, event.run + 1)] = self._running
-        self._running.reported.add(event.block)
+        node = (event.run, event.run + 1)
+        mine = (have for step, block, have in self._own if (step, block) == (event.step, event.block))
+        if event.step > self._ended and not is_covered(node, mine):
+            self._own[event.step, event.block, node] = self._running
+            self._running.blocks.add(event.block)
 
     def change_slot(self) -> GradientSlot:
         """Another slot for the run being computed: what it has reported stays where it is, the rest is void."""
         before = self._running
         assert before is not None
         slot = self.start_run()
-        assert self._running is not None
-        self._running.blocks -= before.reported
-        self._running.reported |= before.reported
-        before.blocks &= before.reported
-        before.running = False
-        self._recycle(before)
+        self._stop(before)
         return slot
 
     def end_run(self) -> None:
         if self._running is not None:
-            self._running.running = False
-            self._recycle(self._running)
+            self._stop(self._running)
             self._running = None
 
+    def _stop(self, slot: Slot) -> None:
+        slot.running = False
+        self._recycle(slot)
+
     def _recycle(self, slot: Slot) -> None:
+        """A slot is free when it holds no partial and nobody computes into it: then, and once."""
         if not slot.blocks and not slot.running:
+            assert all(slot.slot is not free for free in self._free_slots), "a gradient slot is free twice"
             self._free_slots.append(slot.slot)
 
     # ----------------------------------------------------------------------------------------------- memory, in bytes
@@ -145,7 +151,7 @@ class Executor:
             case p.CombineOwn():
                 self._combine_own(command)
             case p.Keep():
-                self._folds[command.shard, command.lane, command.node] = self._incoming(command)
+                self._enter_fold((command.shard, command.lane), command.node, self._incoming(command))
             case p.CombineShard():
                 self._combine_shard(command)
             case p.Finish():
@@ -230,9 +236,16 @@ class Executor:
 
     def _combine_shard(self, command: p.CombineShard) -> None:
         key, c = (command.shard, command.lane), command.combine
-        left, right = self._folds.pop((*key, c.left)), self._folds.pop((*key, c.right))
+        left, right = self._folds[key].pop(c.left), self._folds[key].pop(c.right)
         sum_up = self._composed if statistics.is_statistics(self.layout, command.shard) else self._sum
-        self._folds[(*key, c.parent)] = sum_up(left, right)
+        self._enter_fold(key, c.parent, sum_up(left, right))
+
+    def _enter_fold(self, key: tuple[int, int], node: Node, tensor: Tensor) -> None:
+        """In the place of everything that it has in common runs with: a covered partial must not be found again."""
+        partials = self._folds.setdefault(key, {})
+        for other in [other for other in partials if overlap(other, node)]:
+            self._buffers.give_back(partials.pop(other))
+        partials[node] = tensor
 
     def _sum(self, left: Tensor, right: Tensor) -> Tensor:
         """`left + right` in a buffer of ours; what belongs to a member's partial is never written."""
@@ -249,15 +262,18 @@ class Executor:
         return statistics.compose(left, right, out=out)
 
     def _finish(self, command: p.Finish, shard: int) -> float:
-        root = next(node for s, _, node in self._folds if s == shard and node[0] == 0)
         lanes = max(1, len(self.layout.shards[shard].lanes))
-        total = self._folds.pop((shard, 0, root))
-        for lane in range(1, lanes):
-            total = self._sum(total, self._folds.pop((shard, lane, root)))
+        total, *more = (self._folds[shard, lane].pop(self._root) for lane in range(lanes))
+        for tensor in more:
+            total = self._sum(total, tensor)
         self._finished[command.step, shard] = total
         if statistics.is_statistics(self.layout, shard):
             return statistics.square_norm(total)
         return float(torch.linalg.vector_norm(total, dtype=torch.float64)) ** 2
+
+    def _give_back(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            self._buffers.give_back(tensor)
 
     def _store_gradient(self, command: p.StoreGradient) -> None:
         source: Tensor = command.payload[command.index]
@@ -271,14 +287,17 @@ class Executor:
         return finished if finished is not None else self._kept[shard, step]
 
     def _end_attempt(self, step: int) -> None:
-        for tensor in (*self._folds.values(), *self._finished.values()):
-            self._buffers.give_back(tensor)
+        for partials in self._folds.values():
+            self._give_back(partials.values())
+        self._give_back(self._finished.values())
         self._folds.clear()
         self._finished.clear()
-        for slot in {id(slot): slot for slot in self._own.values()}.values():
+        slots = set(self._own.values())
+        self._own.clear()
+        self._ended = step
+        for slot in slots:
             slot.blocks.clear()
             self._recycle(slot)
-        self._own.clear()
         self.hyper = {at: hyper for at, hyper in self.hyper.items() if at >= step}
 
     # ---------------------------------------------------------------------------------------------------------- states

@@ -160,7 +160,12 @@ class Job:
         state = ModelState(model, layout, mesh.empty)
         shape = self._settings.shape(layout, loader.micro_batches)
         executor = Executor(
-            layout=layout, model=state, optimizer=pieces, allocate=mesh.empty, max_grad_norm=max_grad_norm
+            layout=layout,
+            runs=shape.runs,
+            model=state,
+            optimizer=pieces,
+            allocate=mesh.empty,
+            max_grad_norm=max_grad_norm,
         )
         if self._room_config is not None:
             self._room = RoomKeeper(

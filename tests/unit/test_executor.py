@@ -38,7 +38,7 @@ def executor() -> Executor:
     return _executor()
 
 
-def _executor(*, frozen: bool = False) -> Executor:
+def _executor(runs: int = 1, *, frozen: bool = False) -> Executor:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
     model[0].requires_grad_(not frozen)
@@ -47,6 +47,7 @@ def _executor(*, frozen: bool = False) -> Executor:
     pieces = PieceOptimizer(optimizer, layout)
     made = Executor(
         layout=layout,
+        runs=runs,
         model=ModelState(model, layout, _allocate),
         optimizer=pieces,
         allocate=_allocate,
@@ -77,15 +78,64 @@ def test_combining_adds_in_the_left_slot_and_frees_the_right_one(executor: Execu
     assert all(float(f.max()) == 2.0 for b in range(2) for f in slot.block_flats(b)), "the right one came back"
 
 
-def test_a_slot_in_use_by_the_training_loop_is_not_given_out_again(executor: Executor) -> None:
+def _done(executor: Executor, block: int, run: int = 0, step: int = 0) -> None:
+    executor.block_done(p.RunDone(step=step, run=run, block=block, contribution=Contribution(), touched=0))
+
+
+def test_a_step_that_ends_within_a_backward_frees_its_slot_once_and_not_before_the_run_ends(
+    executor: Executor,
+) -> None:
+    """Its later blocks are done when nobody needs them any more. Two runs that shared a slot would wipe each other."""
     running = executor.start_run()
+    _done(executor, 1)
     executor.carry_out(p.EndAttempt(step=0))
+    assert executor.change_slot() is not running, "it was still written"
     executor.end_run()
-    assert executor.start_run() is not running, "its blocks were never let go"
+    second = executor.start_run()
+    _done(executor, 1)
+    executor.carry_out(p.EndAttempt(step=1))
+    _done(executor, 0)
+    executor.end_run()
+    executor.carry_out(p.EndAttempt(step=2))
+    slots = [executor.start_run() for _ in range(4)]
+    assert len({id(slot) for slot in slots}) == 4
+    assert {id(running), id(second)} < {id(slot) for slot in slots}
 
 
-def _done(executor: Executor, block: int) -> None:
-    executor.block_done(p.RunDone(step=0, run=0, block=block, contribution=Contribution(), touched=0))
+@pytest.mark.parametrize("before", [(), (1,), (1, 0)])
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("after", [(), (1,), (0, 1)])
+def test_a_run_computed_again_around_the_end_of_its_step_leaves_every_slot_free_once(
+    executor: Executor, before: tuple[int, ...], ended: bool, after: tuple[int, ...]
+) -> None:
+    slots = [executor.start_run()]
+    for block in before:
+        _done(executor, block)
+    if ended:
+        executor.carry_out(p.EndAttempt(step=0))
+    slots.append(executor.change_slot())
+    for block in after:
+        _done(executor, block)
+    executor.carry_out(p.EndAttempt(step=1 if ended else 0))
+    executor.end_run()
+    executor.carry_out(p.EndAttempt(step=2))
+    again = [executor.start_run() for _ in range(3)]
+    assert {id(slot) for slot in slots} == {id(slot) for slot in again[:2]}, "each came back"
+    assert again[2] not in slots, "and once"
+
+
+def test_a_run_that_is_here_already_is_not_taken_twice(executor: Executor) -> None:
+    """Others may be reading the first one."""
+    first = executor.start_run()
+    first.block_flats(0)[0].fill_(1.0)
+    _done(executor, 0)
+    executor.end_run()
+    second = executor.start_run()
+    second.block_flats(0)[0].fill_(2.0)
+    _done(executor, 0)
+    executor.end_run()
+    assert float(_partial(executor, 0).max()) == 1.0
+    assert executor.start_run() is second
 
 
 def _partial(executor: Executor, block: int) -> torch.Tensor:
@@ -119,7 +169,8 @@ def _keep(executor: Executor, node: tuple[int, int], tensor: torch.Tensor) -> No
     executor.carry_out(p.Keep(step=0, shard=0, lane=0, node=node, payload=[tensor], index=0, block=0))
 
 
-def test_a_fold_never_writes_what_belongs_to_another_member(executor: Executor) -> None:
+def test_a_fold_never_writes_what_belongs_to_another_member() -> None:
+    executor = _executor(runs=4)
     numel = executor.layout.shards[0].numel
     parts = [torch.full((numel,), float(i)) for i in range(4)]
     for i, part in enumerate(parts):
@@ -133,6 +184,35 @@ def test_a_fold_never_writes_what_belongs_to_another_member(executor: Executor) 
     assert [float(part[0]) for part in parts] == [0.0, 1.0, 2.0, 3.0]
 
 
+def test_a_partial_that_covers_others_takes_their_place_and_gives_their_buffers_back() -> None:
+    """A survivor that computes runs 0 to 3 in one piece covers what the dead had delivered of them."""
+    executor = _executor(runs=6)
+    like = torch.zeros(executor.layout.shards[0].numel)
+
+    def combine(left: tuple[int, int], right: tuple[int, int], parent: tuple[int, int]) -> None:
+        told = Combine(left=left, right=right, parent=parent)
+        executor.carry_out(p.CombineShard(step=0, shard=0, lane=0, combine=told))
+
+    _keep(executor, (0, 1), torch.full_like(like, 1.0))
+    _keep(executor, (1, 2), torch.full_like(like, 1.0))
+    combine((0, 1), (1, 2), (0, 2))
+    made_bytes = executor.gradients_bytes()
+    _keep(executor, (0, 4), torch.full_like(like, 4.0))
+    _keep(executor, (4, 6), torch.full_like(like, 2.0))
+    combine((0, 4), (4, 6), (0, 6))
+    assert executor.gradients_bytes() == made_bytes, "the buffer of the covered sum is used again"
+    result = executor.carry_out(p.Finish(step=0, shards=(0,)))
+    assert isinstance(result, p.Finished)
+    assert math.isclose(result.square_norms[0], 36.0 * like.numel())
+
+
+def test_a_finished_gradient_is_the_sum_over_all_runs_and_nothing_less() -> None:
+    executor = _executor(runs=4)
+    _keep(executor, (0, 2), torch.zeros(executor.layout.shards[0].numel))
+    with pytest.raises(KeyError):
+        executor.carry_out(p.Finish(step=0, shards=(0,)))
+
+
 def _finish(executor: Executor, value: float, step: int = 0) -> None:
     for shard in executor.layout.shards:
         tensor = torch.full((shard.numel,), value)
@@ -143,7 +223,7 @@ def _finish(executor: Executor, value: float, step: int = 0) -> None:
 
 
 def test_a_frozen_block_is_folded_and_backed_up_with_nothing() -> None:
-    executor = _executor(frozen=True)
+    executor = _executor(runs=2, frozen=True)
     nothing = torch.empty(0)
     for run in range(2):
         executor.carry_out(p.Keep(step=0, shard=0, lane=0, node=(run, run + 1), payload=[nothing], index=0, block=0))

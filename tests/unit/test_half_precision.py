@@ -39,6 +39,7 @@ def _executor(model: nn.Module, lr: float = 1e-5) -> Executor:
     pieces = PieceOptimizer(optimizer, layout)
     made = Executor(
         layout=layout,
+        runs=1,
         model=ModelState(model, layout, _zeros),
         optimizer=pieces,
         allocate=_zeros,

@@ -265,7 +265,7 @@ def test_the_executor_folds_and_applies_them_unless_the_step_is_skipped(skipped:
     layout = describe(model, optimizer)
     state = ModelState(model, layout, _zeros)
     pieces = PieceOptimizer(optimizer, layout)
-    executor = Executor(layout=layout, model=state, optimizer=pieces, allocate=_zeros, max_grad_norm=None)
+    executor = Executor(layout=layout, runs=2, model=state, optimizer=pieces, allocate=_zeros, max_grad_norm=None)
     executor.hyper[0] = pieces.hyperparameters()
     every = tuple(range(len(layout.shards)))
     executor.carry_out(p.Create(shards=every, bound=every))
