@@ -152,8 +152,28 @@ def spec_difference(expected: Mapping[str, object], came: Mapping[str, object]) 
     for key in sorted({*expected, *came}):
         ours, theirs = expected.get(key, "(unset)"), came.get(key, "(unset)")
         if ours != theirs:
-            return f"its {key} is {theirs}, the job's is {ours}: start every worker with the same {key}"
+            return f"its {key} is {theirs}, the job's is {ours}: {_what_to_do(key)}"
     return ""
+
+
+_SAME_MACHINES = (
+    "start every worker on the same kind of processor, with the same libraries and the same ATEN_CPU_CAPABILITY, "
+    "ONEDNN_MAX_CPU_ISA and MKL_CBWR in its environment (elastrain.init(deterministic=False) lets such workers in)"
+)
+_ADVICE = {
+    "CPU model": _SAME_MACHINES,
+    "result of a fixed": _SAME_MACHINES,
+    "hash of a word": "start every worker with the same PYTHONHASHSEED, which decides the order of sets",
+}
+"""How a setting's name begins -> what to do where its own name does not say it."""
+
+
+def _what_to_do(key: str) -> str:
+    return next((advice for start, advice in _ADVICE.items() if key.startswith(start)), _same(key))
+
+
+def _same(key: str) -> str:
+    return f"start every worker with the same {key}"
 
 
 def most_suspected(view: View, suspicions: Mapping[str, Collection[str]]) -> str | None:

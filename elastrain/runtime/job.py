@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
@@ -196,7 +197,9 @@ class Job:
             computing=nullcontext if self._room is None else self._room.computing,
             backward=nullcontext if self._room is None else self._room.named_errors,
         )
-        self._spec = self._settings.describe(layout, loader, optimizer, max_grad_norm, compute_device(model))
+        self._describe = partial(
+            self._settings.describe, layout, loader, optimizer, max_grad_norm, compute_device(model)
+        )
         return model, optimizer, loader
 
     def register(self, name: str, thing: Stateful) -> None:
@@ -215,7 +218,8 @@ class Job:
         # Whatever takes time comes before this member says that it is ready: others wait for it from then on.
         loader.start(0, self._expected_micro_batches)
         warm_up(compute_device(self._model))
-        parts.engine.start(self._spec)
+        parts.engine.start(self._describe())
+        threads = torch.get_num_threads()
         entered = parts.engine.enter()
         if isinstance(entered, p.Leave):
             raise StoppedError("the job ended before this worker had joined: there is nothing left to do")
@@ -229,6 +233,7 @@ class Job:
             parts.randomness.begin(number, BEFORE)
             if number >= until:
                 break
+            self._settings.check_threads(threads)
             self._step = Step(number, parts)
             try:
                 yield self._step

@@ -5,15 +5,19 @@ No state, no I/O.
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import elastrain
 from elastrain.errors import ConfigError
 from elastrain.layout import Layout
 from elastrain.recovery import Shape, ShardShape
+from elastrain.runtime.kernels import kernel_digests
 from elastrain.runtime.loader import DataLoader
 from elastrain.scaling import UNSCALED, LossScale
 
@@ -47,6 +51,16 @@ class Settings:
                 "use elastrain.init(loss_scale='dynamic'), or bfloat16"
             )
 
+    def check_threads(self, started_with: int) -> None:
+        """Raises ConfigError where the bits depend on the thread count and the script has changed it in its loop."""
+        threads = torch.get_num_threads()
+        if self.deterministic and threads != started_with:
+            raise ConfigError(
+                f"the job began with {started_with} intra-op threads and this step begins with {threads}, but the bits "
+                "of gradients depend on their number: call torch.set_num_threads() before job.steps(), or use "
+                "elastrain.init(deterministic=False)"
+            )
+
     def shape(self, layout: Layout, micro_batches: int) -> Shape:
         """A frozen shard has no gradient; in the protocol it takes part in its block's fold with nothing."""
         shards = tuple(
@@ -75,16 +89,23 @@ class Settings:
     ) -> dict[str, Any]:
         """Everything that decides the bits: must be equal on all members, and is checked when they join.
 
-        Where gradients may differ, the thread count may too: an elementwise update gives the same bits with any.
+        Where gradients may differ, thread count and processor may too: an elementwise update gives the same bits with
+        any.
         """
         order = loader.order
         exact = {
             "intra-op threads": torch.get_num_threads(),
             "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+            "CPU model": _cpu_model(),
+            # Named so that they are compared after what may explain them.
+            **{f"result of a fixed {name}": value for name, value in kernel_digests(device).items()},
         }
         return {
             "elastrain": elastrain.__version__,
             "torch": torch.__version__,
+            "Python": platform.python_version(),
+            "NumPy": np.__version__,
+            "hash of a word": hash("elastrain"),
             **(exact if self.deterministic else {}),
             "deterministic": self.deterministic,
             "device": device.type,
@@ -101,6 +122,12 @@ class Settings:
             "micro-batch size": order.micro_batch_size,
             "shuffle": order.shuffle,
         }
+
+
+def _cpu_model() -> str:
+    """As the kernel names it; empty where it does not."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def _is_whole(value: object, least: int) -> bool:
