@@ -49,6 +49,7 @@ class Committing(Backing):
         return (
             not self.recovering
             and self.begun == attempt.step
+            and self._asked == attempt.step  # a script may still read what the commit of this step overwrites
             and not self._digesting
             and not self._copying
             and self._parameters_are_here()

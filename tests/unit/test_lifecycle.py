@@ -71,6 +71,17 @@ def test_two_members_commit_a_step() -> None:
     assert records[0][0].square_norm == 4.0
 
 
+def test_parameters_that_the_script_may_still_read_are_not_overwritten() -> None:
+    """A member that has nothing to compute is needed for the commit, but its loop has not yet asked for work."""
+    pair = Pair()
+    pair.start(ready=False)
+    pair.tell("a", p.Ready())
+    pair.one_step()
+    assert pair.a.committed == pair.b.committed == -1
+    pair.tell("b", p.Ready())
+    assert pair.a.committed == pair.b.committed == 0
+
+
 def test_a_backup_that_computes_otherwise_ends_the_job_and_says_what_to_do() -> None:
     pair = Pair()
     pair.start()
