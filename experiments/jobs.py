@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,11 +42,13 @@ def elastic(
     options: Sequence[str] = (),
     temporary: Path | None = None,
     inside: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A job under `elastrain run` in `folder`, spread evenly over simulated `nodes` if they are given.
 
     Its output goes to `output.log` there. Ended when the block is left. `temporary`: where its temporary files go.
-    `inside`: what to write before the command, so that it runs on another host.
+    `inside`: what to write before the command, so that it runs on another host. `environment`: what its processes find
+    in theirs besides.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = [
@@ -58,7 +60,7 @@ def elastic(
     ]
     command += ["--local-nodes", str(nodes)] if nodes is not None else []
     command += ["--run-dir", str(folder), *options, str(script.path), *script.args]
-    extra = {} if temporary is None else {"TMPDIR": str(temporary)}
+    extra = {**(environment or {}), **({} if temporary is None else {"TMPDIR": str(temporary)})}
     with _started(command, folder / "output.log", extra) as process:
         yield process
 
