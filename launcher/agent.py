@@ -24,6 +24,7 @@ from elastrain.launcher.desk import OperatorDesk
 from elastrain.launcher.door import Door, listen_abstract, workers_handshake
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.faults import Fault, make_fault
+from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.loop import Loop
 from elastrain.launcher.notices import Over
 from elastrain.launcher.others import Meeting, Others
@@ -86,12 +87,19 @@ class Agent:
     """`run` runs the node's part of the job to its end. For the main thread of a process: it takes over the signals."""
 
     def __init__(
-        self, config: AgentConfig, job: JobConfig, run: RunDir, store: Store, faults: Sequence[Fault] = ()
+        self,
+        config: AgentConfig,
+        job: JobConfig,
+        run: RunDir,
+        store: Store,
+        guardian: Guardian,
+        faults: Sequence[Fault] = (),
     ) -> None:
         self._config = config
         self._job = job
         self._run = run
         self._store = store
+        self._guardian = guardian
         self._secret = run.secret.read_bytes()
         self._core = Core(job, faults, random.choice)
         self._log = EventLog(run.events, f"agent:{job.node}")
@@ -116,6 +124,7 @@ class Agent:
             if not self._job.alone:
                 self._registry.put_record(self._record)
             self._do(self._core.begin(self._record, time.monotonic()))
+            self._write_state(time.monotonic())  # plain scripts may say nothing for ever
             while not self._over():
                 self._turn()
         assert self._end is not None
@@ -140,11 +149,12 @@ class Agent:
         refused = lambda reason: self._log.write("connection_refused", reason=reason)  # noqa: E731
         listener = listen_abstract(address)
         handshake = lambda: workers_handshake(self._secret, job)  # noqa: E731
-        self._seats = Seats(self._loop, self._core, self._log, self._outfit(address), self._do)
+        self._seats = Seats(self._loop, self._core, self._log, self._outfit(address), self._guardian, self._do)
         self._door = Door(self._loop, listener, handshake, self._seats.admit, refused)
         self._open.callback(self._door.close)
         desk = OperatorDesk(self._loop, rundir.listen(self._run), self._answer)
         self._open.callback(desk.close)
+        self._guardian.remove(self._run.control)
         self._registry: Registry = LoneRegistry(self._store, job)
         if not self._job.alone:
             meeting = Meeting(
@@ -180,6 +190,7 @@ class Agent:
             armed=self._job.armed,
             host=None if self._config.one_host else self._config.host,
             master=self._master,
+            mark=self._guardian.mark,
         )
         return Outfit(script=self._config.script, common=common, logs=self._config.logs)
 

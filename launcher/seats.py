@@ -15,6 +15,7 @@ from elastrain.launcher import priority, workers
 from elastrain.launcher.channel import Channel, Received
 from elastrain.launcher.core import Core
 from elastrain.launcher.events import EventLog
+from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.loop import Loop
 from elastrain.launcher.messages import BadMessageError, Hello, parse
 from elastrain.launcher.values import Command, Start, Tell
@@ -46,9 +47,16 @@ class Seats:
     """One seat per worker ever started. `do` carries the core's commands out."""
 
     def __init__(
-        self, loop: Loop, core: Core, log: EventLog, outfit: Outfit, do: Callable[[Sequence[Command]], None]
+        self,
+        loop: Loop,
+        core: Core,
+        log: EventLog,
+        outfit: Outfit,
+        guardian: Guardian,
+        do: Callable[[Sequence[Command]], None],
     ) -> None:
         self._loop, self._core, self._log, self._outfit, self._do = loop, core, log, outfit, do
+        self._guardian = guardian
         self._seats: dict[str, _Seat] = {}
         self._restore_due_s: dict[str, float] = {}
         # Filled by watcher threads; the eventfd wakes the loop.
@@ -75,6 +83,7 @@ class Seats:
         except OSError as error:
             self._do(self._core.on_start_failed(command.member, str(error)))
             return
+        self._guardian.watch(process.pid)
         self._seats[command.member] = _Seat(process=process)
         self._core.workers[command.member].pid = process.pid
         self._log.write("worker_start", member=command.member, pid=process.pid, slot=command.slot)
@@ -150,6 +159,7 @@ class Seats:
         seat = self._seats[member]
         self._died(member, "pidfd", time.monotonic())
         self._loop.drop(seat.process.pidfd)
+        self._guardian.unwatch(seat.process.pid)
         exit_code = seat.process.reap()
         seat.running = False
         self._drop_channel(member)

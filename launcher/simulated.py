@@ -7,6 +7,7 @@ would start a machine again, and joins as a new node. Processes only; nothing is
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.util
 import os
 import selectors
 import signal
@@ -14,11 +15,13 @@ import socket
 import sys
 from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 from elastrain.errors import ConfigError, ElastrainError
 from elastrain.launcher import control, rundir
 from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.etcd_config import EtcdConfig
+from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
 from elastrain.launcher.starting import NodeOrder, Order, count, run_node, say_last
@@ -33,9 +36,14 @@ def run_local_nodes(order: Order) -> int:
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload(["torch.distributed.elastic.multiprocessing", "elastrain.launcher.agent"])
     order = order.with_own_log_dir()
-    run = rundir.create(order.run_dir, order.job)
     with ExitStack() as stack:
+        guardian = stack.enter_context(Guardian("LAUNCHER"))
+        os.environ.update(guardian.mark)  # etcd, the fork server, agents and their workers inherit it
+        run = rundir.create(order.run_dir, order.job)
         stack.callback(run.secret.unlink, missing_ok=True)
+        guardian.remove(run.secret)
+        guardian.remove(run.path / "etcd")
+        guardian.remove(Path(multiprocessing.util.get_temp_dir()))  # where the fork server listens
         nodes = _Nodes(order, run, forks)
         stack.callback(nodes.close)
         nodes.warm_up()
@@ -181,7 +189,7 @@ def _node(order: Order, node: NodeOrder, whole: RunDir) -> None:
 
 
 def _die_with_parent() -> None:
-    """The fork server ends with the launcher; a node whose launcher is gone would have no etcd."""
+    """With the fork server, should that be ended alone. The end of the launcher is its guardian's affair."""
     import ctypes
 
     ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)

@@ -17,6 +17,7 @@ from elastrain.errors import ConfigError
 from elastrain.launcher import rundir
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.faults import Fault
+from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
 from elastrain.launcher.values import End, JobConfig
@@ -93,9 +94,11 @@ def run_alone(order: Order) -> End:
     from elastrain.launcher.store import MemoryStore
 
     order = order.with_own_log_dir()
-    run = rundir.create(order.run_dir, order.job)
-    say(f"job {order.job}, {count(order.workers, 'worker')}; run folder {run.path}")
-    return Agent(_agent_config(order, run), order.config(), run, MemoryStore(), order.faults).run()
+    with Guardian("AGENT") as guardian:
+        run = rundir.create(order.run_dir, order.job)
+        guardian.remove(run.secret)
+        say(f"job {order.job}, {count(order.workers, 'worker')}; run folder {run.path}")
+        return Agent(_agent_config(order, run), order.config(), run, MemoryStore(), guardian, order.faults).run()
 
 
 def run_node(order: Order, node: NodeOrder, run: RunDir | None = None) -> End:
@@ -116,11 +119,11 @@ def run_node(order: Order, node: NodeOrder, run: RunDir | None = None) -> End:
         config = order.config(
             node=node.name, incarnation=place.incarnation, nodes_min=order.nodes_min, nodes_max=order.nodes_max
         )
-        agent = Agent(_agent_config(order, run, node), config, run, place.store, order.faults)
     except BaseException:
         plain.close()
         raise
-    return agent.run()
+    with Guardian("AGENT") as guardian:
+        return Agent(_agent_config(order, run, node), config, run, place.store, guardian, order.faults).run()
 
 
 def _etcd_store(config: EtcdConfig) -> EtcdStore:

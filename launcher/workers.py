@@ -157,6 +157,8 @@ class Surroundings:
     """The address at which members on other machines reach this node's; None if all are on this one."""
     master: Callable[[], tuple[str, int]]
     """Host and port where scripts that call init_process_group themselves meet."""
+    mark: Mapping[str, str]
+    """By which the agent's guardian knows them, and what they have started."""
 
 
 def environment(common: Surroundings, worker: Start) -> dict[str, str]:
@@ -192,6 +194,7 @@ def environment(common: Surroundings, worker: Start) -> dict[str, str]:
         # Said either way: an armed run must not arm the runs that its scripts start.
         "ELASTRAIN_INJECT": int(common.armed),
         "ELASTRAIN_HOST": common.host or "",
+        **common.mark,
     }
     return {name: str(value) for name, value in env.items()}
 

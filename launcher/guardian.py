@@ -1,0 +1,144 @@
+"""What survives a launcher that is killed, for as long as it takes to clear up: its processes, its files.
+
+A process that gets SIGKILL can not end what it has started: its workers would train on, or sleep for ever. So each
+launcher and each agent has a guardian, a process of a few megabytes in a session of its own, which waits for the end
+of a pipe that only its owner can write to. This file is also what that process runs, by its path and with the standard
+library alone: nothing of elastrain may be imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+_LOOK_AT_LEAST_S = 0.5
+"""Who was being started when the owner died shows its mark only when it has become its program."""
+_LOOK_AT_MOST_S = 10.0
+_LOOK_AGAIN_S = 0.02
+
+
+class Guardian:
+    """The owner's side. `kind` tells the marks of an agent from those of the launcher that has several agents here.
+
+    Everything that is started with `mark` in its environment, and every session that is watched, ends with the owner.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.mark = {f"ELASTRAIN_{kind}_MARK": secrets.token_hex(16)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # It must not bear a mark itself, nor hold the owner's folder.
+            env={name: value for name, value in os.environ.items() if not name.startswith("ELASTRAIN_")},
+            cwd="/",
+            start_new_session=True,
+        )
+        [[name, value]] = self.mark.items()
+        self._tell("mark", f"{name}={value}")
+
+    def __enter__(self) -> Guardian:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """The owner has cleared up itself."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass  # somebody had killed it before
+
+    def watch(self, session: int) -> None:
+        """Of a process that may overwrite its environment, as some do to set their title."""
+        self._tell("watch", session)
+
+    def unwatch(self, session: int) -> None:
+        """Before its leader is reaped: the number may be used again."""
+        self._tell("unwatch", session)
+
+    def remove(self, path: Path) -> None:
+        """A file that is there now, this one only; or a folder, whether it is there or will be."""
+        identity = _identity(path)
+        self._tell("remove", [str(path), identity])
+
+    def _tell(self, what: str, value: object) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps([what, value]).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # without a guardian, the owner still clears up unless it is killed, too
+
+
+def _identity(path: Path) -> list[int] | None:
+    """Of a file under this name; another one may take the name when this one is gone."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return None if path.is_dir() else [found.st_dev, found.st_ino, found.st_ctime_ns]
+
+
+# ---------------------------------------------------------------------------------------------------- in the guardian
+
+
+def _guard() -> None:
+    """Listen until the owner has ended without a farewell (it kills the guardian as one), then clear up."""
+    mark, sessions, paths = b"", set[int](), list[tuple[Path, list[int] | None]]()
+    for line in sys.stdin.buffer:
+        what, value = json.loads(line)
+        if what == "mark":
+            mark = value.encode()
+        elif what == "watch":
+            sessions.add(value)
+        elif what == "unwatch":
+            sessions.discard(value)
+        else:
+            paths.append((Path(value[0]), value[1]))
+    _end_all(mark, sessions)
+    for path, identity in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif identity is not None and _identity(path) == identity:
+            path.unlink(missing_ok=True)
+
+
+def _end_all(mark: bytes, sessions: Collection[int]) -> None:
+    began_s = time.monotonic()
+    left = True
+    while time.monotonic() < began_s + (_LOOK_AT_MOST_S if left else _LOOK_AT_LEAST_S):
+        left = False
+        for pid in _living(mark, sessions):
+            left = True
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _living(mark: bytes, sessions: Collection[int]) -> Iterator[int]:
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        try:
+            state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            if state != "Z" and (int(session) in sessions or mark in (folder / "environ").read_bytes().split(b"\0")):
+                yield int(folder.name)
+        except OSError:
+            continue  # it has just ended, or is another user's
+
+
+if __name__ == "__main__":
+    _guard()
