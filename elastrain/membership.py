@@ -15,6 +15,9 @@ HoldersByShard = Mapping[str, Sequence[str]]
 """Shard name -> ids of its verified holders, primary first."""
 
 
+NOBODY_LEFT = "every member of the view is gone, and with them the state"
+
+
 class Outcome(StrEnum):
     """What may be done about the wish to change a view."""
 
@@ -64,33 +67,35 @@ def first_view(members: Sequence[Member]) -> View:
 def propose(
     view: View,
     *,
-    holders: HoldersByShard,
+    holders: HoldersByShard | None,
     dead: Collection[str] = (),
     suspected: Collection[str] = (),
     joining: Sequence[Member] = (),
 ) -> Proposal:
     """The next view, if one is wanted and allowed.
 
-    `dead` are proven dead, `suspected` only silent; `joining` are ready. Members may go only if those who remain hold
-    every shard, and are a strict majority of the old view or all who go are proven dead. Where a suspicion stands in
-    the way, the proven dead go alone. While a removal waits nobody joins: joiners must not turn a minority into a
-    majority. Before the first commit there is no state yet: `holders` is empty, and any set is complete.
+    `dead` are proven dead, `suspected` only silent; `joining` are ready. The dead go, whatever is believed about
+    holders: those who remain compare what they have, and it is they who say so if state is lost. Where none remain, it
+    is. The silent go only if a strict majority of the old view remains which, by `holders` (the word of a living member
+    of this view; None: nobody here has one), has every shard. Where a suspicion stands in the way, the dead go alone.
+    While a removal waits nobody joins: joiners must not turn a minority into a majority.
     """
     proven = tuple(m for m in view.ids if m in dead)
     silent = tuple(m for m in view.ids if m in suspected and m not in dead)
     newcomers = tuple(m for m in joining if m.id not in view and m.id not in dead)
     if silent:
-        whole = _without(view, (*proven, *silent), newcomers, holders)
+        whole = _without(view, (*proven, *silent), newcomers)
+        unfit = _unfit(view, (*proven, *silent), holders)
         # The strict majority of the rule: silence is not proof.
         majority = 2 * (len(view.members) - len(proven) - len(silent)) > len(view.members)
-        if whole.outcome is Outcome.CHANGE and majority:
+        if majority and not unfit:
             return whole
         if not proven:
-            return Proposal(outcome=Outcome.WAIT, reason=_why_wait(silent, majority, whole))
+            return Proposal(outcome=Outcome.WAIT, reason=_why_wait(silent, majority, unfit))
         newcomers = ()
     if not proven and not newcomers:
         return Proposal(outcome=Outcome.KEEP, reason="nobody goes and nobody comes")
-    return _without(view, proven, newcomers, holders)
+    return _without(view, proven, newcomers)
 
 
 def missing_state(holders: HoldersByShard, members: Collection[str]) -> str:
@@ -183,13 +188,10 @@ def most_suspected(view: View, suspicions: Mapping[str, Collection[str]]) -> str
     return member if votes else None
 
 
-def _without(view: View, gone: Sequence[str], newcomers: Sequence[Member], holders: HoldersByShard) -> Proposal:
+def _without(view: View, gone: Sequence[str], newcomers: Sequence[Member]) -> Proposal:
     rest = tuple(m for m in view.members if m.id not in gone)
     if not rest:
-        return Proposal(outcome=Outcome.LOST, reason="every member of the view is gone, and with them the state")
-    lacking = missing_state(holders, {m.id for m in rest})
-    if lacking:
-        return Proposal(outcome=Outcome.LOST, reason=lacking)
+        return Proposal(outcome=Outcome.LOST, reason=NOBODY_LEFT)
     reason = "; ".join(_clause(word, ids) for word, ids in (("lost", gone), ("joined", _ids(newcomers))) if ids)
     return Proposal(
         outcome=Outcome.CHANGE,
@@ -198,8 +200,15 @@ def _without(view: View, gone: Sequence[str], newcomers: Sequence[Member], holde
     )
 
 
-def _why_wait(silent: Sequence[str], majority: bool, whole: Proposal) -> str:
-    obstacle = "the others are no strict majority" if not majority else whole.reason
+def _unfit(view: View, gone: Sequence[str], holders: HoldersByShard | None) -> str:
+    """Why those who remain may not go on alone; empty if they may."""
+    if holders is None:
+        return "no member of this node can tell what the others hold"
+    return missing_state(holders, {m for m in view.ids if m not in gone})
+
+
+def _why_wait(silent: Sequence[str], majority: bool, unfit: str) -> str:
+    obstacle = "the others are no strict majority" if not majority else unfit
     return f"{_some(silent)} suspected but not proven dead, and {obstacle}"
 
 

@@ -31,6 +31,8 @@ class Member:
     node: str
     address: str = ""
     """Where its mesh listens, e.g. `unix:elastrain/job/m0` or `tcp:10.0.0.1:4711`."""
+    incarnation: int = 0
+    """Of its node: the start of the agent that started it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,6 +51,8 @@ class Core(Losing):
                 return []
             case Failed():
                 return self._on_failed(worker, message, now)
+            case LostState() if self.view is None or member not in self.view:
+                return [Log(event="note", fields={"member": member, "reason": message.sentence})]
             case LostState() | Diverged() | NoRoom():
                 return self._finish(1, message.sentence)
             case Finished():
@@ -84,7 +86,7 @@ class Core(Losing):
     def on_left(self, node: str) -> list[Command]:
         """The notice says so, or the store: a node may go before its agent and this one have met."""
         if node in self.nodes:
-            self.nodes[node].left = True
+            self._left.add((node, self.nodes[node].record.incarnation))
         return []
 
     def on_tick(self, now: float) -> list[Command]:
@@ -126,8 +128,7 @@ class Core(Losing):
         worker.step, worker.phase = message.step, ""
         if self.step is None or message.step > self.step:
             self.step, self.loss, self.samples = message.step, message.loss, message.samples
-        if message.holders is not None and message.step >= self._holders_step:
-            self.holders, self._holders_step = message.holders, message.step
+        worker.holders = message.holders if message.holders is not None else worker.holders
         slower: list[Command] = [FullPriority(member=worker.id)] if worker.goes_ahead else []
         worker.goes_ahead = False
         # From now on this agent knows who holds what: a loss may have waited for that.

@@ -79,12 +79,13 @@ class Ending(Requests):
         return commands
 
     def _on_nobody_left(self, worker: Worker, how: str) -> list[Command]:
-        """The last living member of the view ended without having finished."""
+        """The last living member of the view ended without having finished; the next look at the view ends the job."""
         if worker.exit_code == 0:
             return self._end_late_joiners() + self._end_if_all_left()
         if self._failures and self._failures[-1].member == worker.id:
             how = f"the script raised on {worker.id} at {self._failures[-1].place}"
-        return self._finish(1, f"{how}, and no other member was left: the state is gone", self._last_traceback())
+        self._last_words = f"{how}, and no other member was left: the state is gone"
+        return []
 
     def _end_if_all_left(self) -> list[Command]:
         if self.living or self._vacancies:

@@ -51,7 +51,7 @@ class Losing(Joining):
         if exit_code != 0 and not self.committed:
             return log + self._finish(1, f"{how} before the first commit", self._last_traceback())
         if self.view is not None and not self._alive_in_view() and not self._finishing():
-            return log + self._on_nobody_left(worker, how)
+            return log + self._on_nobody_left(worker, how) + self._settle(now)
         return log + self._replace(worker, how, now) + self._end_if_all_left()
 
     def _replace(self, worker: Worker, how: str, now: float) -> list[Command]:
@@ -89,8 +89,7 @@ class Losing(Joining):
         if not in_view or self.end is not None:
             return []
         commands: list[Command] = [_death(m, source, at_s, now) for m in in_view]
-        commands += self._settle(now) if self.committed else []
-        return commands + self._end_if_nobody_is_left_to_join()
+        return commands + (self._settle(now) if self.committed else [])
 
     def on_link(self, name: str, *, up: bool, reason: str, now: float, closed: bool = False) -> list[Command]:
         """The agent of another node answers, or no longer does. `closed`: its machine says that it is gone."""
@@ -136,9 +135,19 @@ class Losing(Joining):
     def _on_never_met(self, name: str, now: float) -> list[Command]:
         """Its lease ended, and it had time to answer."""
         node = self.nodes.get(name)
-        if node is None or node.leased or node.met:
+        if node is None:
+            return self._on_absent(name, now)
+        if node.leased or node.met:
             return []
         return self._on_node_dead(node, "its lease is gone, and its agent was never reached", now)
+
+    def _on_absent(self, name: str, now: float) -> list[Command]:
+        """A node of the view that has no key and does not answer: it was gone before this one came."""
+        if self.store_away_since_s is not None:
+            self._deadlines_s[MEET + name] = now + self.config.absent_s
+            return []
+        members = [member.id for member in (self.view.members if self.view else ()) if member.node == name]
+        return self._lost_elsewhere(members, "no key, no answer", now, now)
 
     def _on_node_dead(self, node: Node, why: str, now: float) -> list[Command]:
         name = node.record.name
@@ -146,8 +155,9 @@ class Losing(Joining):
         if self.end is not None:
             return []
         commands: list[Command] = [Log(event="node_dead", fields={"node": name, "reason": why})]
+        left = (name, node.record.incarnation) in self._left
         on_roster = self.roster is not None and self.roster.first_rank(name, node.record.incarnation) is not None
-        if on_roster and not self.committed and not self._finishing() and not node.left:
+        if on_roster and not self.committed and not self._finishing() and not left:
             return commands + self._finish(1, f"node {name} was lost before the first commit: {why}")
         members = [member.id for member in (self.view.members if self.view else ()) if member.node == name]
         return commands + self._lost_elsewhere(members, "lease", now, now)

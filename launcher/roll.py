@@ -33,7 +33,6 @@ class Roll:
         self.roster: Roster | None = None
         self.view: View | None = None
         self.spec: Mapping[str, Any] | None = None
-        self.holders: Mapping[str, Sequence[str]] = {}
         self.step: int | None = None
         self.loss: float | None = None
         self.samples: int | None = None
@@ -44,12 +43,15 @@ class Roll:
         """Why a change of the view waits, if one does."""
         self.store_away_since_s: float | None = None
         """Monotonic time since which the store has not answered; None while it does."""
-        self._holders_step = -1
         self._choose = choose
         self._faults = list(faults)
         self._failures: list[Failure] = []
         self._suspicions: dict[str, set[str]] = {}
         self._dead_elsewhere: set[str] = set()
+        self._left: set[tuple[str, int]] = set()
+        """Nodes (name, incarnation) that have gone in good order."""
+        self._last_words = ""
+        """How the last member of the view ended, if it was one of this node's."""
         self._roster_is_put = False
         self._proposing = False
         self._work_is_done = False
@@ -92,7 +94,17 @@ class Roll:
     def is_alive(self, member: str) -> bool:
         """Not proven dead."""
         worker = self.workers.get(member)
-        return worker.alive if worker is not None else member not in self._dead_elsewhere
+        if worker is not None:
+            return worker.alive
+        return member not in self._dead_elsewhere and not self._is_of_a_former_start(member)
+
+    def _is_of_a_former_start(self, member: str) -> bool:
+        """Its node's agent has been started again since, and no worker outlives its agent."""
+        known = next((m for m in (self.view.members if self.view else ()) if m.id == member), None)
+        if known is None:
+            return False
+        there = self.nodes.get(known.node)
+        return known.node == self.config.node or (there is not None and there.record.incarnation > known.incarnation)
 
     def first_answering_node(self) -> str:
         """Of the nodes with members in the view; this one if there are none."""
@@ -113,9 +125,14 @@ class Roll:
     def _finishing(self) -> bool:
         return self._work_is_done or any(worker.finished for worker in self.workers.values())
 
-    def _knows_holders(self) -> bool:
-        """A member of this node reports who holds what: words of members that are gone may be out of date."""
-        return any(worker.step is not None for worker in self._mine_in_view())
+    @property
+    def holders(self) -> Mapping[str, Sequence[str]] | None:
+        """Who holds what, by the newest word of this node's living members of the view; None if none has said it.
+
+        Words of members that are gone are out of date: they count for nothing.
+        """
+        told = [worker for worker in self._mine_in_view() if worker.holders is not None]
+        return max(told, key=lambda worker: worker.step or 0).holders if told else None
 
     def _unlinked_nodes(self) -> set[str]:
         """Nodes with members in the view whose agents do not answer."""
@@ -123,7 +140,8 @@ class Roll:
         return {name for name in names if name not in self.nodes or not self.nodes[name].linked}
 
     def _as_member(self, worker: Worker) -> Member:
-        return Member(id=worker.id, node=self.config.node, address=worker.address)
+        here = self.config
+        return Member(id=worker.id, node=here.node, address=worker.address, incarnation=here.incarnation)
 
     def _initial(self) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.initial]

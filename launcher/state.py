@@ -46,7 +46,7 @@ def _redundancy(core: Core) -> str:
     backups = (core.spec or {}).get("backups", 0)
     alive = [member for member in (core.view.ids if core.view else ()) if core.is_alive(member)]
     # A word, not a number, means everywhere.
-    return redundancy(core.holders, alive, backups if isinstance(backups, int) else len(alive))
+    return redundancy(core.holders or {}, alive, backups if isinstance(backups, int) else len(alive))
 
 
 def _state(core: Core) -> str:

@@ -5,7 +5,7 @@ Plain values; no decision and no I/O may come in here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -37,6 +37,8 @@ class JobConfig:
     """How long a joiner warms up at low priority at most: until it is a member, the state has fewer copies."""
     exit_timeout_s: float = 30.0
     """Likewise after its work is finished."""
+    absent_s: float = 6.0
+    """How long a node with members in the view may have neither key nor link before they are taken for dead."""
     silence_grace_s: float = 0.5
     """From the first silent node to the judgement: who is cut off itself hears one after the other fall silent."""
     meet_s: float = 2.0
@@ -106,8 +108,6 @@ class Node:
     """It has answered at least once."""
     suspected: bool = False
     """It has not answered for long enough: its members may be removed by a majority."""
-    left: bool = False
-    """It has gone in good order."""
     leased: bool = True
     """Its lease is alive, as far as the store says."""
 
@@ -134,6 +134,8 @@ class Worker:
     pid: int | None = None
     step: int | None = None
     """The newest step that it has committed."""
+    holders: Mapping[str, Sequence[str]] | None = None
+    """Who holds what, as it said last: it says so with its first commit, and whenever that changes."""
     phase: str = ""
     redone_steps: int = 0
     goes_ahead: bool = False

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from elastrain.launcher.faults import RANDOM
 from elastrain.launcher.parking import Parking
-from elastrain.launcher.roll import WARM_UP
+from elastrain.launcher.roll import MEET, WARM_UP
 from elastrain.launcher.values import (
     Command,
     FullPriority,
@@ -20,7 +19,7 @@ from elastrain.launcher.values import (
     Stage,
     Tell,
 )
-from elastrain.membership import Outcome, first_view, propose
+from elastrain.membership import NOBODY_LEFT, Outcome, first_view, propose
 from elastrain.world import Member, View
 
 
@@ -31,7 +30,11 @@ class Viewing(Parking):
         """The store holds this view now: ours, or one that was faster."""
         if self.end is not None or (self.view is not None and view.generation <= self.view.generation):
             return []
+        if not view.members:
+            return self._finish(1, view.reason, self._last_traceback())
         first, self.view = self.view is None, view
+        for name in {member.node for member in view.members} - {self.config.node, *self.nodes}:
+            self._deadlines_s.setdefault(MEET + name, now + self.config.absent_s)
         self._deadlines_s.pop("join", None)
         self._reason(f"generation {view.generation}: {view.reason}")
         commands: list[Command] = []
@@ -42,7 +45,7 @@ class Viewing(Parking):
                 if not worker.initial:
                     worker.goes_ahead = True
                     commands.append(FullPriority(member=worker.id, ahead=True))
-        message = view_message(view, holders_known=bool(self.holders))
+        message = view_message(view)
         # Members that the view leaves out hear of it too: that is how they learn that they are to end.
         for worker in [w for w in self.workers.values() if w.stage in (Stage.MEMBER, Stage.FINISHED)]:
             commands.append(Tell(member=worker.id, message=message))
@@ -147,52 +150,56 @@ class Viewing(Parking):
         assert self.view is not None
         if self._proposing:
             return []
-        if self._finishing() or not self._alive_in_view():
+        if not self._alive_in_view():
+            return self._on_nobody_alive(now)
+        if self._finishing():
             return self._unpark(now)
         unlinked = self._unlinked_nodes()
         suspected = {name for name in unlinked if name in self.nodes and self.nodes[name].suspected}
-        gone = [m for m in self.view.ids if not self.is_alive(m) and self._may_remove(m)]
-        if not self._may_judge() and not gone and (unlinked or len(self._alive_in_view()) < len(self.view.members)):
-            # Others know who holds what: they remove first, and only then may somebody join.
-            return self._leave_it_to_others(sorted(suspected), now)
-        silent = [m.id for m in self.view.members if m.node in suspected and self.is_alive(m.id)]
         proposal = propose(
             self.view,
             holders=self.holders,
-            dead=gone,
-            suspected=silent if self._may_judge() else (),
+            dead=[m for m in self.view.ids if not self.is_alive(m) and self._may_remove(m)],
+            suspected=[m.id for m in self.view.members if m.node in suspected and self.is_alive(m.id)],
             # Nobody joins while a node does not answer: joiners must not turn a minority into a majority.
             joining=[self._as_member(w) for w in self.workers.values() if w.stage is Stage.READY and not unlinked],
         )
         if proposal.view is not None:
             self._proposing = True
             return [Propose(view=proposal.view)]
-        if proposal.outcome is Outcome.LOST:
-            return self._finish(1, proposal.reason, self._last_traceback())
         if proposal.outcome is Outcome.WAIT:
             return self._park(
                 f"{proposal.reason}; it waits for an answer of theirs, or for the end of their leases", now
             )
         return self._unpark(now)
 
-    def _leave_it_to_others(self, suspected: Sequence[str], now: float) -> list[Command]:
-        """Said only where they may not be able to, either."""
-        if self.store_away_since_s is not None and self._gone():
-            return self._park(self._without_store(), now)
-        if suspected:
-            who = ", ".join(suspected)
-            return self._park(f"node {who} does not answer, and no member of this node may judge about the others", now)
-        return []
-
     def _may_remove(self, member: str) -> bool:
-        """After the first commit by who knows the holders; before it only where a script has ended by itself."""
+        """Before the first commit only where a script has ended by itself."""
         worker = self.workers.get(member)
-        if worker is not None and worker.exit_code == 0 and not self.committed:
-            return True
-        return self.committed and self._may_judge()
+        return self.committed or (worker is not None and worker.exit_code == 0)
 
-    def _may_judge(self) -> bool:
-        return self.config.alone or self._knows_holders()
+    def _on_nobody_alive(self, now: float) -> list[Command]:
+        """Every member of the view is proven dead or has left: the job is done, or its state is gone.
+
+        The end is put as a view without members: a view that stands in the store and is not known here comes first.
+        """
+        assert self.view is not None
+        if self._finishing() or any((m.node, m.incarnation) in self._left for m in self.view.members):
+            return self._unpark(now) + self._end_if_nobody_is_left_to_join()
+        if not self._speaks_for_the_dead():
+            return self._unpark(now)
+        self._proposing = True
+        reason = self._last_words or NOBODY_LEFT
+        return [Propose(view=View(generation=self.view.generation + 1, members=(), reason=reason))]
+
+    def _speaks_for_the_dead(self) -> bool:
+        """Their own agents know best how they ended; others speak only where none of those answers."""
+        assert self.view is not None
+        mine = [self.workers[m] for m in self.view.ids if m in self.workers]
+        if mine:
+            return None not in [w.exit_code for w in mine] and any(w.exit_code for w in mine)
+        there = {(node.record.name, node.record.incarnation) for node in self.nodes.values() if node.linked}
+        return not any((m.node, m.incarnation) in there for m in self.view.members)
 
     # ---- faults that wait for the first view
 
@@ -209,14 +216,13 @@ class Viewing(Parking):
         return commands
 
 
-def view_message(view: View, *, holders_known: bool) -> dict[str, Any]:
+def view_message(view: View) -> dict[str, Any]:
     """What workers are told of a view."""
     return {
         "type": "view",
         "generation": view.generation,
         "members": [{"id": m.id, "node": m.node, "address": m.address} for m in view.members],
         "reason": view.reason,
-        "holders_known": holders_known,
     }
 
 

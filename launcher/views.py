@@ -202,8 +202,8 @@ def decode_roster(value: bytes) -> Roster:
     return Roster(nodes=tuple(_as_record(node) for node in json.loads(value)["nodes"]))
 
 
-def _member(member: Member) -> dict[str, str]:
-    return {"id": member.id, "node": member.node, "address": member.address}
+def _member(member: Member) -> dict[str, Any]:
+    return vars(member)
 
 
 def _record(record: NodeRecord) -> dict[str, Any]:

@@ -186,21 +186,18 @@ def test_a_view_that_is_not_newer_changes_nothing() -> None:
     assert job.core.on_view(job.core.view, NOW) == []
 
 
-def test_losing_every_holder_of_a_shard_ends_the_job() -> None:
+def test_whether_a_shard_is_lost_with_its_holders_is_said_by_the_members_that_remain() -> None:
     job = running()
     job.die("m0")
-    end = of(End, job.die("m1"))[0]
-    assert end.code == 1
-    assert end.sentence.startswith("1 of 3 shards have no living holder (0; held by m0, m1)")
-
-
-def test_holders_that_a_commit_has_moved_count() -> None:
-    job = running()
-    job.die("m0")
-    job.commit(1, "m1", holders={"0": ("m1", "m2"), "1": ("m1", "m2"), "2": ("m2", "m1")})
-    job.say("m2", Progress(step=0, generation=1, holders=RING))
     assert not of(End, job.die("m1"))
     assert job.ids == ("m2",)
+    assert of(End, job.say("m2", LostState(sentence="shard 0 is gone"))) == [End(code=1, sentence="shard 0 is gone")]
+
+
+def test_what_a_member_says_of_lost_state_that_is_no_longer_in_the_view_ends_nothing() -> None:
+    job = running()
+    job.die("m0")
+    assert not of(End, job.say("m0", LostState(sentence="shard 0 is gone")))
 
 
 def test_restarts_end_with_the_budget_and_the_job_goes_on() -> None:

@@ -11,7 +11,7 @@ import pytest
 from elastrain.launcher.core import Core
 from elastrain.launcher.faults import Fault
 from elastrain.launcher.messages import Diverged, Failed, Finished, Hello, LostState, Progress, Struck, Suspect, encode
-from elastrain.launcher.notices import Over, spell
+from elastrain.launcher.notices import Exited, Over, spell
 from elastrain.launcher.state import describe
 from elastrain.launcher.store import MemoryStore
 from elastrain.launcher.values import (
@@ -32,6 +32,7 @@ from elastrain.launcher.values import (
     TellNodes,
 )
 from elastrain.launcher.views import JobKeys
+from elastrain.membership import NOBODY_LEFT
 
 NOW = 1000.0
 
@@ -68,6 +69,8 @@ class Cluster:
         self.records: dict[str, NodeRecord] = {}
         self.cut: set[frozenset[str]] = set()
         self.store_answers = True
+        self.deaf: set[str] = set()
+        """Agents that hear nothing of the others, neither by links nor from the store."""
         self.now = NOW
         self._asked: deque[tuple[Agent, Command]] = deque()
         self._starts = 0
@@ -118,7 +121,8 @@ class Cluster:
                     self.put_record(agent, command.record)
                 case TellNodes():
                     for other in self.living:
-                        reached = frozenset((agent.name, other.name)) not in self.cut
+                        cut_off = frozenset((agent.name, other.name)) in self.cut
+                        reached = not cut_off and other.name not in self.deaf
                         if other is not agent and command.node in (None, other.name) and reached:
                             self.do(other, other.core.on_notice(agent.name, command.message, self.now))
                 case Propose() | PutSpec() | PutRoster() | TakeNumber():
@@ -136,7 +140,7 @@ class Cluster:
                 case Propose():
                     stands = agent.keys.put_view(command.view)
                     self.do(agent, agent.core.on_answer(stands, self.now))
-                    for other in self.living:
+                    for other in [other for other in self.living if other.name not in self.deaf]:
                         self.do(other, other.core.on_view(stands, self.now))
                 case PutSpec():
                     self.do(agent, agent.core.on_spec(agent.keys.put_spec(command.spec), self.now))
@@ -430,7 +434,8 @@ def test_node_that_may_not_judge_is_parked_too_when_the_others_are_silent() -> N
     isolated = cluster.agents["node2"]
     cluster.cut_off("node2")
     assert [log.say for log in isolated.logged("parked")] == [
-        "parked: node node0, node1 does not answer, and no member of this node may judge about the others"
+        "parked: m0, m1 suspected but not proven dead, and the others are no strict majority; it waits for an answer "
+        "of theirs, or for the end of their leases"
     ]
 
 
@@ -497,15 +502,78 @@ def test_members_that_a_view_leaves_out_are_told_and_ended_if_they_stay() -> Non
     assert [c.member for c in cluster.agents["node2"].done if isinstance(c, Kill)] == ["m2"]
 
 
-def test_losing_every_holder_ends_the_job_on_every_node() -> None:
+def test_agent_that_lost_its_only_member_does_not_judge_by_what_that_had_said_when_its_replacement_is_ready() -> None:
     cluster = running()
-    cluster.agents["node1"].alive = cluster.agents["node2"].alive = False
-    agent = cluster.agents["node0"]
-    for member in ("m1", "m2"):
-        cluster.do(agent, agent.core.on_message("m0", Suspect(member=member, reason="ended", dead=True), NOW))
-        cluster.answer()
-    assert agent.end is not None
-    assert agent.end.sentence.startswith("1 of 3 shards have no living holder (1; held by m1, m2)")
+    cluster.die("m0")
+    for step in range(1, 17):
+        cluster.commit(step, "m1", "m2", holders=dict.fromkeys("012", ("m1", "m2")))
+    cluster.die("m1")
+    cluster.commit(17, "m2", holders=dict.fromkeys("012", ("m2",)))
+    cluster.hello("m3", "m4")
+    assert [agent.end for agent in cluster.living] == [None, None, None]
+    assert views_of(cluster) == {("m2", "m3", "m4")}
+
+
+def test_newcomer_that_has_said_nothing_yet_lets_its_agent_remove_the_dead_and_says_itself_that_state_is_lost() -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1"):
+        cluster.add(name, nodes_min=2, nodes_max=2)
+    cluster.hello("m0", "m1")
+    cluster.commit(0, "m0", "m1", holders={"0": ("m0", "m1")})
+    cluster.die("m1")
+    cluster.hello("m2")
+    assert views_of(cluster) == {("m0", "m2")}
+    cluster.kill_node("node0")
+    (survivor,) = cluster.living
+    assert survivor.core.parked is not None
+    cluster.lease_goes("node0")
+    assert survivor.members == ("m2",)
+    cluster.say("m2", LostState(sentence="nobody of the job is left"))
+    assert survivor.end is not None
+    assert (survivor.end.code, survivor.end.everywhere) == (1, True)
+
+
+def test_last_member_dies_with_its_node_while_no_other_is_in_the_view() -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1"):
+        cluster.add(name, nodes_min=2, nodes_max=2)
+    cluster.hello("m0", "m1")
+    cluster.commit(0, "m0", "m1", holders={"0": ("m0", "m1")})
+    cluster.die("m1")
+    assert views_of(cluster) == {("m0",)}
+    cluster.kill_node("node0")
+    cluster.lease_goes("node0")
+    (survivor,) = cluster.living
+    assert survivor.end is not None
+    assert (survivor.end.code, survivor.end.sentence) == (1, NOBODY_LEFT)
+
+
+def test_last_member_killed_ends_the_job_on_every_node_with_one_sentence() -> None:
+    cluster = running()
+    cluster.die("m1")
+    cluster.die("m2")
+    cluster.die("m0")
+    sentence = "m0 ended by signal 9, and no other member was left: the state is gone"
+    assert [(a.end.code, a.end.sentence) for a in cluster.living if a.end] == [(1, sentence)] * 3
+
+
+def test_agent_that_has_missed_a_view_does_not_end_the_job_for_the_members_of_the_old_one() -> None:
+    cluster = running()
+    late = cluster.agents["node2"]
+    cluster.die("m2")  # its agent has no member left
+    cluster.deaf.add("node2")
+    cluster.die("m1")
+    cluster.hello("m4")
+    cluster.die("m0")
+    cluster.deaf.clear()
+    for node in ("node0", "node1"):
+        late.core.nodes[node].linked = False
+    late.core._dead_elsewhere.add("m0")  # links are quicker than the store
+    cluster.do(late, late.core.on_notice("node1", Exited(member="m1"), cluster.now))
+    assert isinstance(late.done[-1], Propose) and not late.done[-1].view.members
+    cluster.answer()
+    assert late.members == ("m4",)
+    assert [agent.end for agent in cluster.living] == [None, None, None]
 
 
 @pytest.mark.parametrize("kind", [LostState, Diverged])
@@ -527,12 +595,16 @@ def test_suspicion_of_a_member_elsewhere_is_judged_by_its_own_agent() -> None:
     assert killed == {"node0": [], "node1": ["m1"], "node2": []}
 
 
-def test_agent_whose_members_are_all_gone_does_not_judge_who_holds_what() -> None:
+def test_agent_whose_members_are_all_gone_removes_nobody_who_is_only_silent() -> None:
     cluster = running(max_restarts=0, workers=1)
-    agent = cluster.agents["node1"]
-    before = len([c for c in agent.done if isinstance(c, Propose)])
-    cluster.do(agent, agent.core.on_death("m1", "mutex", NOW, NOW))
-    assert len([c for c in agent.done if isinstance(c, Propose)]) == before
+    cluster.die("m1")
+    before = views_of(cluster)
+    agent = cluster.agents["node0"]
+    cluster.die("m0")
+    cluster.do(agent, agent.core.on_link("node2", up=False, closed=True, reason="port closed", now=cluster.now))
+    cluster.answer()
+    assert before == {("m0", "m2")}
+    assert agent.members == ("m2",)
 
 
 def test_agent_that_was_out_of_reach_hears_of_a_death_when_it_is_linked_again() -> None:
@@ -540,12 +612,14 @@ def test_agent_that_was_out_of_reach_hears_of_a_death_when_it_is_linked_again() 
     one, other = cluster.agents["node0"], cluster.agents["node1"]
     for agent in (one, cluster.agents["node2"]):
         cluster.cut.add(frozenset((agent.name, "node1")))
+    cluster.store_answers = False
     cluster.die("m1")
     assert views_of(cluster) == {ALL}
     cluster.cut.clear()
     other.core.nodes["node0"].linked = False
     cluster.do(other, other.core.on_link("node0", up=True, reason="again", now=NOW))
-    cluster.answer()
+    cluster.store_answers = True
+    cluster.tick(1.0)
     assert one.members == ("m0", "m2")
 
 

@@ -70,14 +70,19 @@ def test_joiner_that_has_died_meanwhile_is_left_out() -> None:
     assert propose(view("a"), holders={}, dead=["b"], joining=members("b")).outcome is Outcome.KEEP
 
 
-def test_shard_without_living_holder_makes_the_state_lost_and_says_which() -> None:
-    proposal = propose(view("a", "b", "c", "d"), holders=RING, dead=["a", "b"])
-    assert (proposal.outcome, proposal.view) == (Outcome.LOST, None)
-    assert proposal.reason.startswith("1 of 4 shards have no living holder (0; held by a, b)")
+@pytest.mark.parametrize("holders", [RING, None])
+def test_dead_go_whatever_is_believed_about_holders_for_those_who_remain_know_better(
+    holders: dict[str, tuple[str, ...]] | None,
+) -> None:
+    assert propose(view("a", "b", "c", "d"), holders=holders, dead=["a", "b"]).view == view("c", "d", generation=5)
 
 
-def test_joiner_does_not_count_as_a_holder_of_what_died() -> None:
-    assert propose(view("a", "b"), holders={"0": ("b",)}, dead=["b"], joining=members("c")).outcome is Outcome.LOST
+def test_silent_are_not_removed_by_who_knows_of_no_holders() -> None:
+    proposal = propose(view("a", "b", "c"), holders=None, suspected=["c"], joining=members("d"))
+    assert proposal.outcome is Outcome.WAIT
+    assert proposal.reason == (
+        "c suspected but not proven dead, and no member of this node can tell what the others hold"
+    )
 
 
 def test_nobody_left_is_lost_even_before_the_first_commit() -> None:
