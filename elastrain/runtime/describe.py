@@ -18,6 +18,8 @@ from elastrain.runtime.statistics import buffers_of, tracking
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 """Of parameters."""
+DEVICES = ("cpu", "meta")
+"""Of a model; what has no data is refused as such."""
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
@@ -91,6 +93,7 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Sequenc
 
     Raises ConfigError, with one sentence, for models and optimizers that can not be cut.
     """
+    _check_layers(model)
     names = default_blocks(model) if blocks is None else _completed(model, tuple(blocks))
     groups = _groups(optimizer)
     places = registrations_of(model, names)
@@ -121,6 +124,26 @@ def describe(model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Sequenc
     if len(devices) > 1:
         raise ConfigError(f"all parameters must be on one device; got {sorted(devices)}")
     return cut(specs, blocks=names, ties=ties)
+
+
+def _check_layers(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise ConfigError(
+                f"{type(module).__name__} {path!r} has max_norm={module.max_norm}: it changes its weight in the "
+                "forward, outside of the optimizer. Leave max_norm out and scale the rows that the forward looks up"
+            )
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            check_device(f"{path}.{name}" if path else name, tensor.device)
+
+
+def check_device(name: str, device: torch.device) -> None:
+    """Raises ConfigError for a device on which this version does not train."""
+    if device.type not in DEVICES:
+        raise ConfigError(
+            f"{name!r} is on {device}, and this version trains on CPUs only: leave .to({device.type!r}) out, or call "
+            "model.cpu() before the optimizer is made and before prepare"
+        )
 
 
 def _statistics(model: nn.Module, blocks: Sequence[str]) -> list[ParameterSpec]:
@@ -174,6 +197,8 @@ def _check_parameter(name: str, parameter: nn.Parameter, *, trained: bool) -> No
         problem = f"is {parameter.dtype}; parameters are {', '.join(DTYPES)}: convert the model first"
     elif parameter.is_meta:
         problem = "has no data (meta device): initialise the model first"
+    elif parameter.is_inference():
+        problem = "was made under torch.inference_mode and cannot be trained: make the model outside of it"
     elif parameter.requires_grad and not trained:
         problem = "requires a gradient but is not in the optimizer: add it, or call requires_grad_(False) on it"
     if problem:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from elastrain.errors import ConfigError
 from elastrain.layout import FROZEN
-from elastrain.runtime.describe import default_blocks, describe
+from elastrain.runtime.describe import check_device, default_blocks, describe
 from elastrain.runtime.model import GradientSlot, ModelState
 
 torch.set_num_threads(1)
@@ -506,3 +506,18 @@ def test_the_parameters_digest_tells_bits_and_names() -> None:
         nn.init.ones_(model[0].weight)
         nn.init.ones_(model[0].bias)
     assert len({_state(model).parameters_digest() for model in named}) == 2
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps", "privateuseone"])
+def test_a_model_on_an_accelerator_is_refused_and_not_moved_without_a_word(kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"'head.weight' is on {kind}:0, and this version trains on CPUs only"):
+        check_device("head.weight", torch.device(kind, 0))
+
+
+@pytest.mark.parametrize("what", ["weight", "running_mean"])
+def test_devices_of_parameters_and_buffers_are_looked_at(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.BatchNorm1d(4, affine=what == "weight", track_running_stats=what != "weight")
+    model = nn.Sequential(nn.Identity(), layer)
+    monkeypatch.setattr("elastrain.runtime.describe.DEVICES", ("cuda",))
+    with pytest.raises(ConfigError, match=f"'1.{what}' is on cpu"):
+        describe(model, torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
