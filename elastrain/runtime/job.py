@@ -32,6 +32,7 @@ from elastrain.runtime.describe import describe
 from elastrain.runtime.engine import Engine
 from elastrain.runtime.environment import Environment, read_environment
 from elastrain.runtime.executor import Executor
+from elastrain.runtime.facade import Facade
 from elastrain.runtime.faults import Faults
 from elastrain.runtime.journal import Journal
 from elastrain.runtime.loader import DataLoader
@@ -42,6 +43,7 @@ from elastrain.runtime.randomness import BEFORE, BlockRandomness
 from elastrain.runtime.room import RoomConfig, RoomKeeper
 from elastrain.runtime.settings import Settings
 from elastrain.runtime.step import Parts, Step, compute_device, warm_up
+from elastrain.runtime.untouched import Untouched
 from elastrain.scaling import LossScale, rule_of
 
 LEAVE_TIMEOUT_S = 60.0
@@ -109,7 +111,7 @@ class Job:
         self._registered: dict[str, Stateful] = {}
         self._parts: Parts | None = None
         self._optimizer: PieceOptimizer | None = None
-        self._facade: torch.optim.Optimizer | None = None
+        self._facade: Facade | None = None
         self._model: nn.Module = nn.Identity()
         self._step: Step | None = None
         self._failed = False
@@ -134,10 +136,10 @@ class Job:
     ) -> tuple[Model, Optimizer, DataLoader]:
         """Take the three over and join the job; returns the same objects.
 
-        The optimizer keeps its groups and is what schedulers drive; its class does the sharded update. Do not call its
-        `step` or `zero_grad`. `max_grad_norm` clips by the global norm; `blocks` names the submodules that are reduced
-        as one (default: the model's direct children, containers expanded); `elementwise=True` vouches for an optimizer
-        class that is not torch's own.
+        The optimizer keeps its groups and is what schedulers drive; its class does the sharded update. Its `step`,
+        `state_dict` and `load_state_dict` are refused from now on; `zero_grad` does nothing. `max_grad_norm` clips by
+        the global norm; `blocks` names the submodules that are reduced as one (default: the model's direct children,
+        containers expanded); `elementwise=True` vouches for an optimizer class that is not torch's own.
 
         Raises ConfigError, in one sentence, for what cannot be prepared.
         """
@@ -184,13 +186,14 @@ class Job:
             room=self._room,
             report=self._report,
         )
-        self._optimizer, self._facade, self._model = pieces, optimizer, model
+        self._optimizer, self._facade, self._model = pieces, Facade(optimizer), model
         executor.warm_up()
         self._parts = Parts(
             engine=engine,
             model=state,
             loader=loader,
             randomness=BlockRandomness(model, layout.blocks, self._settings.seed, compute_device(model)),
+            untouched=Untouched(model, state.memory, [spec.name for spec in layout.parameters if not spec.trained]),
             run_length=self._settings.run_length,
             reach=self._faults.reach,
             log=self._journal.write,
@@ -214,7 +217,7 @@ class Job:
         if loader is not parts.loader:
             raise ConfigError("steps() takes the loader that prepare() returned")
         assert self._facade is not None
-        loop = LoopState(self._facade, self._registered)
+        loop = LoopState(self._facade.optimizer, self._registered)
         # Whatever takes time comes before this member says that it is ready: others wait for it from then on.
         loader.start(0, self._expected_micro_batches)
         warm_up(compute_device(self._model))
@@ -226,8 +229,11 @@ class Job:
         if entered.state is not None:
             loop.load(entered.state)
         parts.model.statistics.refresh()
+        parts.untouched.begin()
         number = entered.step
         while True:
+            parts.untouched.check_settled()
+            self._facade.check()
             hyper = pieces.hyperparameters()
             parts.engine.begin(number, hyper, settings_digest(hyper), loop.take(hyper))
             parts.randomness.begin(number, BEFORE)

@@ -164,6 +164,11 @@ class ModelState:
         return sum(buffer.nbytes for buffer in self._buffers.whole.values())
 
     @property
+    def memory(self) -> dict[str, Tensor]:
+        """Name of a dtype -> the tensor of which the parameters of that dtype are slices."""
+        return self._buffers.whole
+
+    @property
     def has_masters(self) -> bool:
         """Whether some parameters have less precision than what the optimizer works on."""
         return any(shard.master_dtype != shard.dtype for shard in self.layout.shards)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from elastrain.runtime.loader import DataLoader
     from elastrain.runtime.model import GradientSlot, ModelState
     from elastrain.runtime.randomness import BlockRandomness
+    from elastrain.runtime.untouched import Untouched
 
 READ_TRIES = 3
 """So often a run is computed whose saved activations a drive does not give back; then the member ends."""
@@ -42,6 +43,7 @@ class Parts:
         model: ModelState,
         loader: DataLoader,
         randomness: BlockRandomness,
+        untouched: Untouched,
         run_length: int,
         reach: Callable[[int, str], None],
         log: Callable[..., None],
@@ -52,6 +54,7 @@ class Parts:
         self.model = model
         self.loader = loader
         self.randomness = randomness
+        self.untouched = untouched
         self.run_length = run_length
         self.reach = reach
         self.log = log
@@ -83,12 +86,15 @@ class Step:
     def __iter__(self) -> Iterator[Any]:
         if self._record is not None:
             raise ConfigError(f"step {self.number} is committed already: iterate over each step once")
+        self._parts.untouched.check_settled()
         while self._record is None:
+            self._parts.untouched.check()
             work = self._parts.engine.next_work()
             if isinstance(work, p.Advance):
                 self._record = work.record
                 self._parts.model.statistics.refresh()
                 self._parts.randomness.begin(self.number, AFTER)
+                self._parts.untouched.settle()
             elif isinstance(work, p.Leave):
                 raise StoppedError("the job has ended")
             else:
@@ -106,6 +112,7 @@ class Step:
             raise ConfigError("call step.backward(loss) exactly once per micro-batch, inside `for batch in step`")
         check_loss(loss)
         counts = weight_of(weight)
+        self._parts.untouched.check_gradients()
         self._backward_due = False
         self._contribution += self._told(float(loss.detach()), counts)
         assert self._slot is not None

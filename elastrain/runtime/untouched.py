@@ -1,0 +1,121 @@
+"""Notices what a script does to the model behind the runtime's back, and refuses it by name. Changes nothing itself.
+
+The runtime writes parameters through memory of its own, which leaves the version counters of the nn.Parameters alone:
+whoever moves those is somebody else. Writes through `.data` leave no trace there; a few values per parameter show them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from elastrain.errors import ConfigError
+
+_SAMPLED = 4
+"""Values looked at in every parameter."""
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WAY_OUT = (
+    "and members would come to differ in it. Parameters are moved by the optimizer alone; for what a script moves "
+    "itself, such as the average of a mean teacher, make a module of its own, job.register('teacher', module) before "
+    "the loop, and move it after `for batch in step`"
+)
+
+
+class Untouched:
+    """Watches the parameters of a prepared model. `memory`: per name of a dtype, the tensor that they are slices of.
+
+    `begin` when the training loop starts: what was changed before goes to all members with the first parameters.
+    """
+
+    def __init__(self, model: nn.Module, memory: Mapping[str, Tensor], frozen: Iterable[str]) -> None:
+        self._places = [
+            (f"{path}.{attribute}" if path else attribute, module, attribute, parameter)
+            for path, module in model.named_modules()
+            for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+        ]
+        self._parameters = [parameter for _, _, _, parameter in self._places]
+        self._versions: list[int] = []
+        frozen_names = set(frozen)
+        self._frozen = [(name, q) for name, _, _, q in self._places if name in frozen_names]
+        self._memory = dict(memory)
+        self._samples = {dtype: self._sample(dtype, whole) for dtype, whole in self._memory.items()}
+        self._values: dict[str, Tensor] = {}
+
+    def begin(self) -> None:
+        """The loop begins: what was done to the parameters so far does not count."""
+        self._versions = self._present_versions()
+        for parameter in self._parameters:
+            parameter.grad = None
+        self.settle()
+
+    def settle(self) -> None:
+        """The parameters are now as the runtime left them: a step has ended, or the loop begins."""
+        self._values = {dtype: self._look(dtype) for dtype in self._memory}
+
+    def check_settled(self) -> None:
+        """Since `settle`, nobody has written; nobody has put others in a parameter's place or thawed what is frozen.
+
+        Raises ConfigError; may be called until the next run is asked for.
+        """
+        self.check()
+        for name, module, attribute, parameter in self._places:
+            if module._parameters.get(attribute) is not parameter:
+                raise ConfigError(f"parameter {name!r} was replaced by another after prepare: change layers before it")
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise ConfigError(
+                    f"parameter {name!r} was frozen, or in no group of the optimizer, when the model was prepared and "
+                    "cannot be trained later: let it require a gradient and give it to the optimizer before prepare, "
+                    "and freeze it in the loop until its step comes"
+                )
+        for dtype, before in self._values.items():
+            now = self._look(dtype)
+            if not torch.equal(before, now):
+                where = int((before != now).nonzero()[0])
+                self._refuse(self._samples[dtype][1][where // _SAMPLED], "through .data or a view")
+
+    def check(self) -> None:
+        """Nobody has changed parameters in place or left gradients. Raises ConfigError.
+
+        May be called at any time between two backwards.
+        """
+        versions = self._present_versions()
+        if versions != self._versions:
+            places = zip(self._places, versions, self._versions, strict=True)
+            self._refuse(next(place[0] for place, now, before in places if now != before), "in place")
+        self.check_gradients()
+
+    def check_gradients(self) -> None:
+        """Nobody has called a backward of his own. Raises ConfigError; not while a step's backward is under way."""
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                name = next(name for name, _, _, q in self._places if q is parameter)
+                raise ConfigError(
+                    f"parameter {name!r} has a gradient from outside of step.backward(loss), and nobody would apply "
+                    "it: add up the losses of a micro-batch and call step.backward(loss) once; for gradients that are "
+                    "not to be applied use torch.autograd.grad"
+                )
+
+    def _present_versions(self) -> list[int]:
+        return [q._version for q in self._parameters]
+
+    def _sample(self, dtype: str, whole: Tensor) -> tuple[Tensor, list[str]]:
+        """Where to look in the memory of a dtype, and whose values these are."""
+        positions, names = [], []
+        for name, _, _, parameter in self._places:
+            if str(parameter.dtype) == f"torch.{dtype}" and parameter.numel():
+                start = (parameter.data_ptr() - whole.data_ptr()) // whole.element_size()
+                last = parameter.numel() - 1
+                positions += [start + last * part // (_SAMPLED - 1) for part in range(_SAMPLED)]
+                names.append(name)
+        return torch.tensor(positions, dtype=torch.int64), names
+
+    def _look(self, dtype: str) -> Tensor:
+        whole = self._memory[dtype]
+        return whole.index_select(0, self._samples[dtype][0]).view(_BITS[whole.element_size()])
+
+    @staticmethod
+    def _refuse(name: str, how: str) -> None:
+        raise ConfigError(f"parameter {name!r} was changed outside of the optimizer ({how}), {_WAY_OUT}")

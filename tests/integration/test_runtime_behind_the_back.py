@@ -1,0 +1,71 @@
+"""What would silently do nothing, or make members differ, is refused by name; what does no harm is let through."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+
+import pytest
+
+from tests.integration.training import ROOT, SCRIPT, environment
+
+pytestmark = pytest.mark.slow
+
+CASES = SCRIPT.parent / "behind_the_back.py"
+
+
+@functools.cache
+def _told() -> dict[str, str]:
+    done = subprocess.run(
+        [sys.executable, str(CASES)], env=environment(), capture_output=True, text=True, timeout=250, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    return {name.strip(): told.strip() for name, _, told in (line.partition("|") for line in done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["evaluation after the step", "evaluation before the step", "evaluation within it", "backward before the loop"],
+)
+def test_what_does_no_harm_changes_no_bit(case: str) -> None:
+    told = _told()
+    assert len(told["nothing"]) == 16
+    assert told[case] == told["nothing"]
+
+
+@pytest.mark.parametrize("case", ["load before the loop", "frozen and thawed"])
+def test_what_the_job_can_do_has_its_effect(case: str) -> None:
+    told = _told()
+    assert len(told[case]) == 16
+    assert told[case] != told["nothing"]
+
+
+@pytest.mark.parametrize(
+    ("case", "sentence"),
+    [
+        ("load after a step", "'entry.weight' was changed outside of the optimizer (in place)"),
+        ("frozen teacher in place", "'teacher.weight' was changed outside of the optimizer (in place)"),
+        ("frozen teacher through data", "'teacher.weight' was changed outside of the optimizer (through .data"),
+        ("frozen teacher at the start", "job.register('teacher', module)"),
+        ("frozen teacher within", "'teacher.weight' was changed"),
+        ("clamped", "'head.weight' was changed"),
+        ("clamped after the backward", "'head.weight' was changed"),
+        ("another layer", "'entry.weight' was replaced"),
+        ("a second backward", "'entry.weight' has a gradient from outside of step.backward"),
+        ("a backward after it", "call step.backward(loss) once"),
+        ("a backward between steps", "torch.autograd.grad"),
+        ("thawed", "'teacher.weight' was frozen"),
+        ("a group more", "call add_param_group before prepare"),
+        ("optimizer.step", "Leave the call out"),
+        ("optimizer.state_dict", "the state is sharded"),
+        ("optimizer.load_state_dict", "starts with fresh state"),
+        ("a hook after prepare", "register_step_post_hook"),
+        ("a hook before prepare", "register_step_post_hook"),
+        ("an embedding with max_norm", "Embedding '1' has max_norm=1.0"),
+    ],
+)
+def test_what_would_do_nothing_or_make_members_differ_is_refused_by_name(case: str, sentence: str) -> None:
+    told = _told()[case]
+    assert told.startswith("ConfigError: ")
+    assert sentence in told
