@@ -26,7 +26,7 @@ from elastrain.launcher.messages import (
     Struck,
     Suspect,
 )
-from elastrain.launcher.notices import Ask, Beat, Ended, Exited, Left, Notice, Over, Raised, Suspected
+from elastrain.launcher.notices import Ask, Beat, Digested, Ended, Exited, Left, Notice, Over, Raised, Suspected
 from elastrain.launcher.roll import MEET, WARM_UP
 from elastrain.launcher.values import Command, FullPriority, Kill, KillNode, Log, Worker
 
@@ -76,6 +76,8 @@ class Core(Losing):
                 return self._suspect(notice.member, notice.by, notice.reason, now)
             case Ended():
                 return self._on_ended()
+            case Digested():
+                return self._compare(notice.member, notice.digest)
             case Left():
                 return self.on_left(node)
             case Over():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastrain.launcher.messages import Finished
-from elastrain.launcher.notices import Ended, Left, Over
+from elastrain.launcher.notices import Digested, Ended, Left, Over
 from elastrain.launcher.requests import Requests
 from elastrain.launcher.values import Command, End, Kill, Log, Stage, Tell, TellNodes, Worker
 
@@ -44,10 +44,27 @@ class Ending(Requests):
         if first:  # it leaves in peace, so all have the last step: nobody needs to wait for anybody any more
             commands += self._free_all()
             commands += [] if self.config.alone else [TellNodes(message=Ended())]
+        commands += [] if self.config.alone else [TellNodes(message=Digested(member=worker.id, digest=message.digest))]
+        commands += self._compare(worker.id, message.digest)
+        if self.end is not None:
+            return commands
         if self.view is not None and not self._unfinished():
             for other in self._mine_in_view():
                 self._must_leave(other, now + self.config.exit_timeout_s)
         return commands
+
+    def _compare(self, member: str, digest: str) -> list[Command]:
+        """The last net: whatever has parted two members, a job whose results differ has none."""
+        self._digests[member] = digest
+        other = next((known for known, its in self._digests.items() if its != digest), None)
+        if other is None:
+            return []
+        return self._finish(
+            1,
+            f"the parameters at the end differ: {other} has the digest {self._digests[other]}, {member} has {digest}; "
+            "neither can be trusted: something outside of the optimizer has changed them on one member, or a device "
+            "computes wrongly",
+        )
 
     def _on_ended(self) -> list[Command]:
         """A member on another node has passed the end."""

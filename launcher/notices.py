@@ -50,6 +50,14 @@ class Ended:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Digested:
+    """A worker of the sender's node has passed the end of the job, with these parameters."""
+
+    member: str
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Left:
     """The sender's workers have ended well, and its agent goes: nothing is lost with it."""
 
@@ -72,9 +80,9 @@ class Ask:
     at: str = ""
 
 
-Notice = Beat | Exited | Suspected | Raised | Ended | Left | Over | Ask
+Notice = Beat | Exited | Suspected | Raised | Ended | Digested | Left | Over | Ask
 _KINDS: dict[str, type[Notice]] = {
-    kind.__name__.lower(): kind for kind in (Beat, Exited, Suspected, Raised, Ended, Left, Over, Ask)
+    kind.__name__.lower(): kind for kind in (Beat, Exited, Suspected, Raised, Ended, Digested, Left, Over, Ask)
 }
 
 

@@ -46,6 +46,8 @@ class Roll:
         self._choose = choose
         self._faults = list(faults)
         self._failures: list[Failure] = []
+        self._digests: dict[str, str] = {}
+        """Of the parameters with which members have passed the end, on all nodes."""
         self._suspicions: dict[str, set[str]] = {}
         self._dead_elsewhere: set[str] = set()
         self._left: set[tuple[str, int]] = set()

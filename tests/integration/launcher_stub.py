@@ -84,7 +84,7 @@ class Worker:
             self._maybe_fail(step)
             self._step(step)
             if self.options.finish.exists():
-                self.agent.say("finished", step=step, digest="d")
+                self.agent.say("finished", step=step, digest="other" if self.me in self.options.other_digest else "d")
                 sys.exit(0)
 
     def _step(self, step: int) -> None:
@@ -135,7 +135,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--holders", action="store_true")
     parser.add_argument("--bug-file", type=Path)
-    for name in ("raise-at-import", "other-spec", "never-ready", "garbage", "bug", "child-of"):
+    for name in ("other-digest", "raise-at-import", "other-spec", "never-ready", "garbage", "bug", "child-of"):
         parser.add_argument(f"--{name}", action="append", default=[])
     return parser.parse_args()
 

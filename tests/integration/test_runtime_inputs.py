@@ -105,6 +105,35 @@ def test_leaving_the_loop_early_on_all_members_ends_the_job_in_peace(tmp_path: P
     assert set(run.digests) == {"m0", "m1"}
 
 
+CHANGES_ONE_MEMBER = """
+import os
+import torch, elastrain
+torch.set_num_threads(1)
+job = elastrain.init(seed=0)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = elastrain.DataLoader(torch.randn(64, 4), global_batch_size=8, micro_batch_size=2, num_workers=0)
+model, optimizer, loader = job.prepare(model, optimizer, loader)
+for step in job.steps(loader, until=100):
+    for batch in step:
+        step.backward(model(batch).square().mean())
+    if step.number == 5:
+        if os.environ["ELASTRAIN_MEMBER"] == "m1":
+            model.weight.data.mul_(2)  # autograd counts no version here
+        break
+"""
+
+
+def test_a_job_whose_members_end_with_different_parameters_fails_and_names_them(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(CHANGES_ONE_MEMBER)
+    run = run_job(tmp_path, workers=2, arguments=(), script=script)
+    assert run.exit_code == 1, run.output
+    assert "the parameters at the end differ" in run.output
+    assert all(f"{member} has " in run.output and digest in run.output for member, digest in run.digests.items())
+    assert len(set(run.digests.values())) == 2
+
+
 def test_a_users_bug_ends_the_job_with_its_traceback(tmp_path: Path) -> None:
     run = run_job(tmp_path, workers=3, arguments=("--steps", "30", "--raise-at", "6"))
     assert run.exit_code == 1

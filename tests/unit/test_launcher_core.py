@@ -429,6 +429,15 @@ def test_late_joiner_is_ended_and_does_not_spoil_the_exit_code() -> None:
     assert of(End, job.die("m3")) == [FINISHED]
 
 
+def test_members_that_end_with_different_parameters_fail_the_job() -> None:
+    """Each digest was shown by `status`, and nobody compared them: exit code 0, with two results."""
+    job = running()
+    finish(job, "m0")
+    [end] = of(End, finish(job, "m2") + job.say("m1", Finished(step=9, digest="other")))
+    assert end.code == 1
+    assert "m0 has the digest d, m1 has other" in end.sentence
+
+
 def test_first_to_finish_frees_the_others_from_waiting() -> None:
     job = running()
     assert told(job.say("m0", Finished(step=9, digest="d")), "ended") == ["m0", "m1", "m2"]

@@ -791,6 +791,15 @@ def test_every_node_ends_well_when_its_own_members_have_left() -> None:
     assert cluster.agents["node2"].core.view.generation == 1  # type: ignore[union-attr]
 
 
+def test_members_of_two_nodes_that_end_with_different_parameters_fail_the_job_on_all_nodes() -> None:
+    cluster = running()
+    cluster.say("m1", Finished(step=9, digest="d"))
+    cluster.say("m2", Finished(step=9, digest="other"))
+    ends = [agent.end for agent in cluster.living]
+    assert [end.code for end in ends if end is not None] == [1, 1, 1]
+    assert all("m1 has the digest d, m2 has other" in end.sentence for end in ends if end is not None)
+
+
 def test_node_that_came_too_late_ends_well_when_the_others_have_finished() -> None:
     cluster = running()
     cluster.kill_node("node2")
