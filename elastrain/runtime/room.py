@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from elastrain import room
 from elastrain.errors import ConfigError, NoRoomError
 from elastrain.fold import Node, leaves
+from elastrain.ledger import BEHIND_BYTES
 from elastrain.offload.device import Device
 from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.errors import LimitTooSmallError, OffloadConfigError
@@ -24,7 +25,7 @@ from elastrain.offload.profile import Place, Profile
 from elastrain.offload.sharing import shared
 from elastrain.plan import plan
 from elastrain.recovery import Recovery
-from elastrain.runtime.executor import BEHIND_BYTES, Executor
+from elastrain.runtime.executor import Executor
 from elastrain.runtime.memory import PeakMeter, give_freed_memory_back
 from elastrain.standing import COPY_BUDGET_BYTES
 from elastrain.world import View

@@ -18,7 +18,7 @@ from elastrain import protocol as p
 from elastrain.errors import ConfigError, DriveFailedError, StoppedError
 from elastrain.messages import Contribution, Record
 from elastrain.offload.errors import SpillReadError
-from elastrain.runtime.executor import grad_norm
+from elastrain.runtime.arithmetic import grad_norm
 from elastrain.runtime.losses import check_loss, weight_of
 from elastrain.runtime.randomness import AFTER
 

@@ -11,12 +11,13 @@ from torch import nn
 
 from elastrain import protocol as p
 from elastrain.fold import Combine
+from elastrain.lending import Buffers
 from elastrain.messages import Contribution, Gradient, Partial, Record
 from elastrain.offload.device import Device
 from elastrain.offload.engines.memory import MemoryEngine
-from elastrain.runtime.buffers import Buffers
+from elastrain.runtime.arithmetic import grad_norm, scale_and_clip
 from elastrain.runtime.describe import describe
-from elastrain.runtime.executor import Executor, grad_norm, scale_and_clip
+from elastrain.runtime.executor import Executor
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.scaling import Scaler
@@ -338,7 +339,7 @@ def test_the_loss_scale_is_taken_out_of_norm_and_gradient_at_once() -> None:
 
 
 def test_buffers_come_back_once_and_strangers_never() -> None:
-    buffers = Buffers(_allocate)
+    buffers: Buffers[torch.Tensor] = Buffers(torch.zeros_like, torch.Tensor.numel)
     like = torch.zeros(4)
     first = buffers.take(like)
     buffers.give_back(first)

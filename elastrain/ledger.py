@@ -1,0 +1,402 @@
+"""The books of one member: which slot holds which partial, what is folded, finished, kept, in scratch and left behind.
+
+Carries out the work that the protocol commands, over a port that does the arithmetic: with tensors in a worker
+(`runtime/arithmetic.py`), with symbols in the simulator. Called by one thread only. Decides nothing, sends nothing,
+waits for nothing; slots, tensors and states are whatever the port gives out, and are never looked into.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from elastrain import protocol as p
+from elastrain.fold import Node, is_covered, overlap
+from elastrain.lending import Buffers
+from elastrain.messages import Copy, Gradient, Message, Partial, Publish, Record
+
+BEHIND_BYTES = 4 << 20
+"""State that is updated in one go behind the scenes: it keeps the engine from its messages for that long."""
+EVER = 1 << 62
+"""Later than any step."""
+
+Tensor: TypeAlias = Any
+"""A place with numbers in it: a buffer, or a part of a slot, of the model or of another member's memory."""
+GradientSlot: TypeAlias = Any
+"""One copy of all gradients, into which the training loop accumulates."""
+State: TypeAlias = Any
+"""A shard's parameters and what the optimizer keeps beside them; `state.shard` says which shard's."""
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Arithmetic(Protocol):
+    """What is done to numbers. Nothing here remembers which step or member they belong to."""
+
+    def new_slot(self) -> GradientSlot: ...
+
+    def add_block(self, slot: GradientSlot, later: GradientSlot, block: int) -> None:
+        """Add a later run's part in one block to the slot, in place."""
+
+    def lane(self, slot: GradientSlot, shard: int, lane: int) -> Tensor:
+        """A shard's part of the slot, as it lies there."""
+
+    def new_buffer(self, like: Tensor) -> Tensor: ...
+
+    def kind(self, tensor: Tensor) -> Hashable:
+        """Buffers of one kind may stand for one another."""
+
+    def add(self, shard: int, left: Tensor, right: Tensor, out: Tensor) -> None:
+        """`left + right`, in this order; `out` may be one of them."""
+
+    def copy(self, source: Tensor, out: Tensor) -> None: ...
+
+    def square_norm(self, shard: int, total: Tensor) -> float: ...
+
+    def create(self, shard: int, *, bound: bool) -> State:
+        """The initial state, from the model's parameters; bound, it works on the model's own memory."""
+
+    def update(self, items: Sequence[tuple[State, Tensor, tuple[int, ...]]], record: Record) -> None:
+        """Bring states to after the step, in place: (state, gradient, bit masks of the leaves that got one)."""
+
+    def bind(self, state: State) -> None:
+        """The model gets the state's parameters, and they share memory from then on where they can."""
+
+    def unbind(self, state: State) -> bool:
+        """Give the state memory of its own; False if it has that already."""
+
+    def digest(self, state: State) -> int: ...
+
+    def parameters(self, shard: int) -> Tensor:
+        """What the model computes with, as it lies there."""
+
+    def pack(self, state: State) -> list[Tensor]: ...
+
+    def unpack(self, payload: Sequence[Tensor]) -> tuple[State, bool]:
+        """A state with memory of its own, and whether it is what was packed."""
+
+
+class Shelf(Protocol[Key]):
+    """States by key. What was taken out and changed has to be put back."""
+
+    @property
+    def outside(self) -> frozenset[int]:
+        """Shards whose states are read before they are used, and written after they were changed."""
+
+    def __getitem__(self, key: Key) -> State: ...
+
+    def __setitem__(self, key: Key, state: State) -> None: ...
+
+    def __contains__(self, key: object) -> bool: ...
+
+    def __iter__(self) -> Iterator[Key]: ...
+
+    def __delitem__(self, key: Key) -> None: ...
+
+    def pop(self, key: Key, /) -> State: ...
+
+    def copy(self, key: Key) -> State:
+        """A state that shares no memory with anything here."""
+
+    def adopt(self, key: Key, other: Any, theirs: Any) -> None:
+        """Move a state over from another shelf."""
+
+    def size_bytes(self, key: Key) -> int: ...
+
+
+@dataclass(eq=False)
+class Slot:
+    """A gradient slot, the blocks whose partial it holds, and whether the training loop accumulates into it."""
+
+    slot: GradientSlot
+    blocks: set[int] = field(default_factory=set)
+    running: bool = True
+
+
+class Ledger:
+    """`runs` and `lanes` (their number, per shard) are the logical job's."""
+
+    def __init__(
+        self,
+        *,
+        runs: int,
+        lanes: Sequence[int],
+        arithmetic: Arithmetic,
+        states: Shelf[int],
+        scratch: Shelf[tuple[int, int]],
+    ) -> None:
+        self.behind: deque[p.ApplyBehind | p.ComputeDigests] = deque()
+        self._root: Node = (0, runs)
+        self._lanes = lanes
+        self._arithmetic = arithmetic
+        self._buffers: Buffers[Tensor] = Buffers(arithmetic.new_buffer, arithmetic.kind)
+        self._free_slots: list[GradientSlot] = []
+        self._running: Slot | None = None
+        self._own: dict[tuple[int, int], dict[Node, Slot]] = {}
+        """(step, block) -> this member's partials."""
+        self._ended = -1
+        """Newest step whose attempt has ended: what is computed for it from then on serves nobody."""
+        self._folds: dict[tuple[int, int], dict[Node, Tensor]] = {}
+        """(shard, lane) -> what this primary has."""
+        self._finished: dict[tuple[int, int], Tensor] = {}
+        """(step, shard) -> gradient over all runs."""
+        self._kept: dict[tuple[int, int], Tensor] = {}
+        """(shard, step) -> the same at a backup, until its update is verified."""
+        self._states = states
+        self._scratch = scratch
+        """(shard, step) -> what a backup has made of its state, until it is verified."""
+
+    # ----------------------------------------------------------------------------------------- the training loop's side
+
+    def start_run(self) -> GradientSlot:
+        """A slot for the next run; the training loop zeroes it and accumulates into it."""
+        slot = self._free_slots.pop() if self._free_slots else self._arithmetic.new_slot()
+        self._running = Slot(slot)
+        return slot
+
+    def block_done(self, event: p.RunDone) -> None:
+        """The block's part of the run is a partial of this member, unless it has it already or the step has ended."""
+        assert self._running is not None
+        node, mine = (event.run, event.run + 1), self._own.setdefault((event.step, event.block), {})
+        if event.step > self._ended and not is_covered(node, mine):
+            mine[node] = self._running
+            self._running.blocks.add(event.block)
+
+    def change_slot(self) -> GradientSlot:
+        """Another slot for the run being computed: what it has reported stays where it is, the rest is void."""
+        before = self._running
+        assert before is not None
+        slot = self.start_run()
+        self._stop(before)
+        return slot
+
+    def end_run(self) -> None:
+        if self._running is not None:
+            self._stop(self._running)
+            self._running = None
+
+    def _stop(self, slot: Slot) -> None:
+        slot.running = False
+        self._recycle(slot)
+
+    def _recycle(self, slot: Slot) -> None:
+        """A slot is free when it holds no partial and nobody computes into it: then, and once."""
+        if not slot.blocks and not slot.running:
+            assert all(slot.slot is not free for free in self._free_slots), "a gradient slot is free twice"
+            self._free_slots.append(slot.slot)
+
+    # ------------------------------------------------------------------------------------------------------ commands
+
+    def carry_out(self, command: p.Command) -> p.Event | None:
+        """Do the work of one command. Commands that are no work of this class are ignored."""
+        match command:
+            case p.CombineOwn():
+                self._combine_own(command)
+            case p.Keep():
+                self._enter_fold((command.shard, command.lane), command.node, self._incoming(command))
+            case p.CombineShard():
+                self._combine_shard(command)
+            case p.Finish():
+                return p.Finished(step=command.step, square_norms={s: self._finish(command, s) for s in command.shards})
+            case p.StoreGradient():
+                self._store_gradient(command)
+            case p.Create():
+                for shard in command.shards:
+                    self._states[shard] = self._arithmetic.create(shard, bound=shard in command.bound)
+            case p.Apply():
+                self._apply(command)
+            case p.ApplyBehind() | p.ComputeDigests():
+                self.behind.append(command)
+            case p.Swap():
+                self._states.adopt(command.shard, self._scratch, (command.shard, command.step))
+                self._let_go(command.shard, command.step)
+            case p.Bind():
+                self._bind(self._states[command.shard])
+                self._let_go(command.shard, command.step)
+            case p.Unbind():
+                self._unbind(command.shard)
+            case p.TakeParameters():
+                self._arithmetic.copy(command.payload[command.index], self._arithmetic.parameters(command.shard))
+            case p.TakeCopy():
+                return self._take_copy(command)
+            case p.Drop():
+                if command.shard in self._states:
+                    del self._states[command.shard]
+                self._let_go(command.shard, EVER)
+            case p.EndAttempt():
+                self._end_attempt(command.step)
+        return None
+
+    def work_behind(self) -> list[p.Event]:
+        """Some work that nobody waits for at once, a few milliseconds at most; nothing when there is none."""
+        if not self.behind:
+            return []
+        task = self.behind.popleft()
+        if isinstance(task, p.ComputeDigests):
+            digests = {s: self._arithmetic.digest(self._states[s]) for s in task.shards if s in self._states}
+            return [p.Digested(step=task.step, digests=digests)]
+        tasks = [task, *self._more_like(task)]
+        scratch = [self._states.copy(t.shard) for t in tasks]
+        step = task.record.step
+        items = [(s, self._kept[t.shard, step], t.touched) for s, t in zip(scratch, tasks, strict=True)]
+        self._arithmetic.update(items, task.record)
+        for state in scratch:
+            self._scratch[state.shard, step] = state
+        digests = {state.shard: self._arithmetic.digest(state) for state in scratch}
+        return [p.AppliedBehind(step=step, shard=shard, digest=digest) for shard, digest in digests.items()]
+
+    def _more_like(self, task: p.ApplyBehind) -> list[p.ApplyBehind]:
+        """The next updates of the same step: one call of the optimizer serves several shards."""
+        found: list[p.ApplyBehind] = []
+        size_bytes = self._states.size_bytes(task.shard)
+        while self.behind and size_bytes < BEHIND_BYTES:
+            following = self.behind[0]
+            if not isinstance(following, p.ApplyBehind) or following.record is not task.record:
+                break
+            self.behind.popleft()
+            found.append(following)
+            size_bytes += self._states.size_bytes(following.shard)
+        return found
+
+    # ----------------------------------------------------------------------------------------------------------- folds
+
+    def _combine_own(self, command: p.CombineOwn) -> None:
+        mine, c = self._own[command.step, command.block], command.combine
+        left, right = mine.pop(c.left), mine.pop(c.right)
+        self._arithmetic.add_block(left.slot, right.slot, command.block)
+        mine[c.parent] = left
+        right.blocks.discard(command.block)
+        self._recycle(right)
+
+    def _own_lane(self, step: int, block: int, node: Node, shard: int, lane: int) -> Tensor:
+        return self._arithmetic.lane(self._own[step, block][node].slot, shard, lane)
+
+    def _incoming(self, command: p.Keep) -> Tensor:
+        if command.payload is None:
+            return self._own_lane(command.step, command.block, command.node, command.shard, command.lane)
+        return command.payload[command.index]
+
+    def _combine_shard(self, command: p.CombineShard) -> None:
+        key, c = (command.shard, command.lane), command.combine
+        left, right = self._folds[key].pop(c.left), self._folds[key].pop(c.right)
+        self._enter_fold(key, c.parent, self._sum(command.shard, left, right))
+
+    def _enter_fold(self, key: tuple[int, int], node: Node, tensor: Tensor) -> None:
+        """In the place of everything that it has in common runs with: a covered partial must not be found again."""
+        partials = self._folds.setdefault(key, {})
+        for other in [other for other in partials if overlap(other, node)]:
+            self._buffers.give_back(partials.pop(other))
+        partials[node] = tensor
+
+    def _sum(self, shard: int, left: Tensor, right: Tensor) -> Tensor:
+        """`left + right` in a buffer of ours; what belongs to a member's partial is never written."""
+        if self._buffers.owns(left):
+            out = left
+        else:
+            out = right if self._buffers.owns(right) else self._buffers.take(left)
+        self._arithmetic.add(shard, left, right, out)
+        if out is not right:
+            self._buffers.give_back(right)
+        return out
+
+    def _finish(self, command: p.Finish, shard: int) -> float:
+        """The sum over all runs of each lane, and nothing less, added in block order."""
+        total, *more = (self._folds[shard, lane].pop(self._root) for lane in range(self._lanes[shard]))
+        for tensor in more:
+            total = self._sum(shard, total, tensor)
+        self._finished[command.step, shard] = total
+        return self._arithmetic.square_norm(shard, total)
+
+    def _store_gradient(self, command: p.StoreGradient) -> None:
+        source: Tensor = command.payload[command.index]
+        kept = self._kept.get((command.shard, command.step))
+        if kept is None:
+            kept = self._kept[command.shard, command.step] = self._buffers.take(source)
+        self._arithmetic.copy(source, kept)
+
+    def _gradient_of(self, step: int, shard: int) -> Tensor:
+        finished = self._finished.get((step, shard))
+        return finished if finished is not None else self._kept[shard, step]
+
+    def _end_attempt(self, step: int) -> None:
+        for partials in self._folds.values():
+            self._give_back(partials.values())
+        self._give_back(self._finished.values())
+        self._folds.clear()
+        self._finished.clear()
+        slots = dict.fromkeys(slot for mine in self._own.values() for slot in mine.values())
+        self._own.clear()
+        self._ended = step
+        for slot in slots:
+            slot.blocks.clear()
+            self._recycle(slot)
+
+    def _give_back(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            self._buffers.give_back(tensor)
+
+    # ---------------------------------------------------------------------------------------------------------- states
+
+    def _apply(self, command: p.Apply) -> None:
+        """Together what is in memory, then one after another what has to be read for it."""
+        outside = [(shard,) for shard in command.shards if shard in self._states.outside]
+        inside = tuple(shard for shard in command.shards if shard not in self._states.outside)
+        for shards in (inside, *outside):
+            self._apply_together(command, shards)
+
+    def _apply_together(self, command: p.Apply, shards: tuple[int, ...]) -> None:
+        step = command.record.step
+        fresh = {s: self._states[s] for s in shards if (s, step) not in self._scratch}
+        items = [(state, self._gradient_of(step, s), command.touched[s]) for s, state in fresh.items()]
+        self._arithmetic.update(items, command.record)
+        for shard in shards:
+            self._bind(fresh[shard] if shard in fresh else self._scratch.pop((shard, step)))
+            self._let_go(shard, step)
+
+    def _bind(self, state: State) -> None:
+        """The state, changed or not, is put back."""
+        self._arithmetic.bind(state)
+        self._states[state.shard] = state
+
+    def _unbind(self, shard: int) -> None:
+        state = self._states[shard]
+        if self._arithmetic.unbind(state):
+            self._states[shard] = state
+
+    def _let_go(self, shard: int, step: int) -> None:
+        """Nothing that belongs to this shard's steps up to `step` is needed any more."""
+        self.behind = deque(
+            t for t in self.behind if not (isinstance(t, p.ApplyBehind) and t.shard == shard and t.record.step <= step)
+        )
+        for key in [key for key in self._kept if key[0] == shard and key[1] <= step]:
+            self._buffers.give_back(self._kept.pop(key))
+        for key in [key for key in self._scratch if key[0] == shard and key[1] <= step]:
+            del self._scratch[key]
+
+    def _take_copy(self, command: p.TakeCopy) -> p.Event:
+        state, intact = self._arithmetic.unpack(command.payload)
+        self._let_go(command.shard, EVER)
+        self._states[command.shard] = state
+        return p.TookCopy(
+            step=command.step,
+            shard=command.shard,
+            intact=intact and state.shard == command.shard,
+            source=command.source,
+        )
+
+    # -------------------------------------------------------------------------------------------------------- payloads
+
+    def payload(self, message: Message) -> list[Tensor]:
+        """The tensors that travel with a message, in the order in which it names them."""
+        match message:
+            case Partial():
+                at = (message.step, message.block, message.node)
+                return [self._own_lane(*at, shard, lane) for shard, lane in message.lanes]
+            case Gradient():
+                return [self._gradient_of(message.step, shard) for shard in message.shards]
+            case Publish():
+                return [self._arithmetic.parameters(shard) for shard in message.shards]
+            case Copy():
+                return self._arithmetic.pack(self._states[message.shard])
+        return []

@@ -1,0 +1,152 @@
+"""The ledger's arithmetic with tensors: slots, sums, norms, updates, digests, and what they take of memory.
+
+What belongs to the bits stands here: orders of operations, where masters are rounded, how gradients are scaled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from elastrain.layout import Layout
+from elastrain.messages import Record
+from elastrain.runtime import statistics
+from elastrain.runtime.model import Allocate, GradientSlot, ModelState, allocated
+from elastrain.runtime.optimizer import Hyper, PieceOptimizer
+from elastrain.snapshot.state import ShardState
+
+
+class TensorArithmetic:
+    """Slots and buffers are made with `allocate`, in shared memory where peers read them."""
+
+    def __init__(
+        self,
+        *,
+        layout: Layout,
+        model: ModelState,
+        optimizer: PieceOptimizer,
+        allocate: Allocate,
+        max_grad_norm: float | None,
+    ) -> None:
+        self.hyper: dict[int, Hyper] = {}
+        """Step -> the optimizer's settings in it."""
+        self.slot_bytes = self.slots_bytes = self.buffers_bytes = 0
+        self._layout = layout
+        self._model = model
+        self._optimizer = optimizer
+        self._allocate = allocate
+        self._max_grad_norm = max_grad_norm
+        self._nothing = torch.empty(0)
+
+    # ----------------------------------------------------------------------------------------------- slots and buffers
+
+    def new_slot(self) -> GradientSlot:
+        slot = self._model.new_slot()
+        self.slot_bytes = slot.nbytes
+        self.slots_bytes += slot.nbytes
+        return slot
+
+    def add_block(self, slot: GradientSlot, later: GradientSlot, block: int) -> None:
+        slot.add(later, block)
+
+    def lane(self, slot: GradientSlot, shard: int, lane: int) -> Tensor:
+        """A frozen shard has no gradient; it takes part so that it is published like the others."""
+        its = self._layout.shards[shard]
+        return slot.lane(its, lane) if its.lanes else self._nothing
+
+    def new_buffer(self, like: Tensor) -> Tensor:
+        self.buffers_bytes += like.nbytes
+        return allocated(self._allocate, like.numel(), like.dtype)
+
+    def kind(self, tensor: Tensor) -> tuple[int, torch.dtype]:
+        return tensor.numel(), tensor.dtype
+
+    # ------------------------------------------------------------------------------------------------------- gradients
+
+    def add(self, shard: int, left: Tensor, right: Tensor, out: Tensor) -> None:
+        if statistics.is_statistics(self._layout, shard):
+            statistics.compose(left, right, out=out)
+        else:
+            torch.add(left, right, out=out)
+
+    def copy(self, source: Tensor, out: Tensor) -> None:
+        out.copy_(source)
+
+    def square_norm(self, shard: int, total: Tensor) -> float:
+        if statistics.is_statistics(self._layout, shard):
+            return statistics.square_norm(total)
+        return float(torch.linalg.vector_norm(total, dtype=torch.float64)) ** 2
+
+    # ---------------------------------------------------------------------------------------------------------- states
+
+    def create(self, shard: int, *, bound: bool) -> ShardState:
+        master = getattr(torch, self._layout.shards[shard].master_dtype)
+        parameters = self.parameters(shard).to(master, copy=not bound)
+        return self._optimizer.create(self._layout.shards[shard], parameters)
+
+    def update(self, items: Sequence[tuple[ShardState, Tensor, tuple[int, ...]]], record: Record) -> None:
+        """Scale, clip, update, in this order; a skipped step moves nothing but the version."""
+        for state, _, _ in items:
+            state.version = record.step
+        todo = [(s, g, self._touched(masks)) for s, g, masks in items if self._layout.pieces[s.shard]]
+        if todo and not record.skipped:
+            factors = scale_and_clip(record, self._max_grad_norm)
+            self._optimizer.apply(todo, hyper=self.hyper[record.step], factors=factors)
+        for state, maps, _ in items:
+            if statistics.is_statistics(self._layout, state.shard) and not record.skipped:
+                statistics.apply(maps, state.parameters)
+
+    def _touched(self, masks: Iterable[int]) -> frozenset[int]:
+        leaves = [leaf for mask in masks for leaf in range(mask.bit_length()) if mask >> leaf & 1]
+        return self._layout.touched_parameters(leaves)
+
+    def bind(self, state: ShardState) -> None:
+        """Rounded where the model has less precision; else they share memory."""
+        view = self.parameters(state.shard)
+        if state.parameters.data_ptr() != view.data_ptr():
+            view.copy_(state.parameters)
+            if view.dtype == state.parameters.dtype:
+                state.parameters = view
+
+    def unbind(self, state: ShardState) -> bool:
+        if state.parameters.data_ptr() != self.parameters(state.shard).data_ptr():
+            return False
+        state.parameters = state.parameters.clone()
+        return True
+
+    def digest(self, state: ShardState) -> int:
+        return state.digest()
+
+    def parameters(self, shard: int) -> Tensor:
+        return self._model.parameters_of(self._layout.shards[shard])
+
+    def pack(self, state: ShardState) -> list[Tensor]:
+        text, tensors = state.pack()
+        head = state.digest().to_bytes(8, "little") + text
+        return [torch.frombuffer(bytearray(head), dtype=torch.uint8), *tensors]
+
+    def unpack(self, payload: Sequence[Tensor]) -> tuple[ShardState, bool]:
+        meta, *tensors = payload
+        digest, text = bytes(meta[:8].tolist()), bytes(meta[8:].tolist())
+        state = ShardState.unpack(text, [tensor.clone() for tensor in tensors])
+        return state, state.digest() == int.from_bytes(digest, "little")
+
+
+def scale_and_clip(record: Record, max_grad_norm: float | None) -> tuple[float, ...]:
+    """Factors of the summed gradient, to be applied one after another: one over weight and loss scale, then clipping.
+
+    Clipping is that of torch.nn.utils.clip_grad_norm_: `max_norm / (norm + 1e-6)`, never above 1.
+    """
+    scale = 1.0 / (record.contribution.weight * record.scaler.scale)
+    if max_grad_norm is None:
+        return (scale,)
+    return (scale, min(1.0, max_grad_norm / (grad_norm(record) + 1e-6)))
+
+
+def grad_norm(record: Record) -> float:
+    """Global norm of the averaged gradient."""
+    weight = record.contribution.weight * record.scaler.scale
+    return math.sqrt(record.square_norm) / weight if weight else math.nan
