@@ -4,15 +4,15 @@ Compute, fold, reduce, commit, apply, publish; and after any change of view: rep
 step, resume. ARCHITECTURE.md follows one failure through it. A driver carries the commands out in order and feeds the
 results back; the simulator and the worker's engine are two drivers of the same class.
 
-The layers below (standing, reduction, backing, committing) do the step; here are views, messages, recovery and the
-training loop's side. The methods named `_may_…` and `_is_…` are the rules that keep the bits; each has a planted bug in
-tests/sim.
+The layers below (standing, reduction, backing, committing, leaving) do the step and the end; here are views, messages,
+recovery and the training loop's side. The methods named `_may_…` and `_is_…` are the rules that keep the bits; each has
+a planted bug in tests/sim.
 """
 
 from __future__ import annotations
 
 from elastrain import protocol as p
-from elastrain.committing import Committing
+from elastrain.leaving import Leaving
 from elastrain.messages import (
     Ack,
     Copied,
@@ -34,7 +34,7 @@ from elastrain.standing import NEVER
 from elastrain.world import View
 
 
-class Lifecycle(Committing):
+class Lifecycle(Leaving):
     """One member's part in the job."""
 
     # --------------------------------------------------------------------------------------------------- the one entry
@@ -69,8 +69,7 @@ class Lifecycle(Committing):
                 self._finishing = event.step
                 self._say_done()
             case p.Ended():
-                self._over = True
-                self._do(p.Leave())
+                self._let_go()
         self._progress()
         out, self._out = self._out, []
         return out
@@ -115,6 +114,7 @@ class Lifecycle(Committing):
         for held in self.held.values():
             held.owed.clear()
         self._done.clear()
+        self._going.clear()
         self._later = [a for a in self._later if not self._is_stale(a)]
         self._do(p.Edit(view=self.view))
         report = self._report()
@@ -214,7 +214,7 @@ class Lifecycle(Committing):
                 self._done[source] = message.step
                 self._go_on()
             case GoesOn():
-                self._on_goes_on(source, message)
+                self._going[source] = message.step
 
     # -------------------------------------------------------------------------------------------------------- recovery
 
@@ -230,8 +230,7 @@ class Lifecycle(Committing):
             return
         assert self.view is not None
         if self._finishing is not None and self._may_leave_without_state():
-            self._over = True
-            self._do(p.Leave())
+            self._let_go()
             return
         decision = decide(self.view, self._reports, self.shape)
         if isinstance(decision, Lost):
@@ -357,6 +356,7 @@ class Lifecycle(Committing):
             self._rebalance()
             self._enter()
             self._feed()
+            self._judge_end()
             self._leave()
 
     def _create(self) -> None:
@@ -401,28 +401,3 @@ class Lifecycle(Committing):
             self._ready = False
             self.attempt.running = todo[0]
             self._do(p.Compute(step=self.attempt.step, run=todo[0], loss_scale=self._scaler().scale))
-
-    def _say_done(self) -> None:
-        if self._finishing is not None and not self.recovering:
-            self._done[self.me] = self._finishing
-            for member in self._others:
-                self._send(member, Done(step=self._finishing))
-
-    def _go_on(self) -> None:
-        """Tell those whose loops have ended before the step in which this one asks for work: they wait in vain."""
-        for member, step in self._done.items():
-            if self._asked >= step:
-                self._send(member, GoesOn(step=self._asked))
-
-    def _on_goes_on(self, source: str, message: GoesOn) -> None:
-        if self._finishing is not None and message.step >= self._finishing:
-            self._fail(
-                "StoppedError",
-                f"the training loop was left here before step {self._finishing}, but {source} went on: leave it on all "
-                "members after the same step",
-            )
-
-    def _leave(self) -> None:
-        if self._finishing is not None and self.view is not None and self._done.keys() >= set(self.view.ids):
-            self._over = True
-            self._do(p.Leave())

@@ -178,7 +178,7 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True)
 class GoesOn:
-    """To a member whose training loop has ended before `step`: that of this member is in it."""
+    """The training loop of this member is in `step`, before which others have ended."""
 
     step: int
 

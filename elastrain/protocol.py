@@ -320,6 +320,8 @@ class Leave:
     """All members are done, or this one was removed: let the process end."""
 
     evicted: bool = False
+    overruled: bool = False
+    """The loop is in a step before which most members have ended: nothing of that step counts."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,6 +84,10 @@ class Standing:
         """Step in which the training loop asked for work last."""
         self._done: dict[str, int] = {}
         """Member -> step before which its training loop ended."""
+        self._going: dict[str, int] = {}
+        """Member -> step that its training loop is in, while others have ended before it."""
+        self._overruled = False
+        """This member's loop would have gone on: the majority has ended before it."""
         self._over = False
 
     def _do(self, command: p.Command) -> None:

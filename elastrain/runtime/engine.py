@@ -6,7 +6,6 @@ main thread never sends; forward and backward go on while the engine folds, comm
 
 from __future__ import annotations
 
-import math
 import os
 import queue
 import threading
@@ -154,11 +153,11 @@ class Engine:
     def block_done(self, event: p.RunDone) -> None:
         self._tell(event)
 
-    def finish(self, step: int, *, timeout_s: float = math.inf) -> None:
-        """Wait until every member is at the end. Raises StoppedError if that takes longer than `timeout_s`."""
+    def finish(self, step: int) -> None:
+        """Wait until every member is at the end. Raises StoppedError if most members go on."""
         self._faults.reach(step, "shutdown")
         self._tell(p.Finishing(step=step))
-        self._next(timeout_s)
+        self._next()
 
     def close(self) -> None:
         """End the engine; nothing is waited for."""
@@ -175,9 +174,8 @@ class Engine:
         self._inbox.append(event)
         self._mesh.wake()
 
-    def _next(self, timeout_s: float = math.inf) -> Outcome:
-        deadline_s = time.monotonic() + timeout_s
-        while time.monotonic() < deadline_s:
+    def _next(self) -> Outcome:
+        while True:
             try:
                 outcome = self._outbox.get(timeout=POLL_S)
             except queue.Empty:
@@ -188,10 +186,6 @@ class Engine:
                 raise self._failure
             if not self._thread.is_alive():
                 raise errors.StoppedError("the engine has ended")
-        raise errors.StoppedError(
-            f"the training loop was left here, but others went on for {timeout_s:.0f} s: leave it on all members "
-            "after the same step"
-        )
 
     # --------------------------------------------------------------------------------------------------- the engine
 

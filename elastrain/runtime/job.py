@@ -46,8 +46,6 @@ from elastrain.runtime.step import Parts, Step, compute_device, warm_up
 from elastrain.runtime.untouched import Untouched
 from elastrain.scaling import LossScale, rule_of
 
-LEAVE_TIMEOUT_S = 60.0
-"""How long a member that left its loop early waits for the others to do the same."""
 _LAST_WORDS = (RefusedError, StoppedError, DriveFailedError, SpillWriteError)
 """What ends a member without being the script's fault."""
 
@@ -213,7 +211,7 @@ class Job:
 
     def steps(self, loader: DataLoader, *, until: int) -> Iterator[Step]:
         """The steps of the job, up to `until` (exclusive). A member that joined late begins where the others are."""
-        parts, pieces = self._prepared()
+        parts, _ = self._prepared()
         if loader is not parts.loader:
             raise ConfigError("steps() takes the loader that prepare() returned")
         assert self._facade is not None
@@ -234,8 +232,7 @@ class Job:
         while True:
             parts.untouched.check_settled()
             self._facade.check()
-            hyper = pieces.hyperparameters()
-            parts.engine.begin(number, hyper, settings_digest(hyper), loop.take(hyper))
+            self._begin(number, loop)
             parts.randomness.begin(number, BEFORE)
             if number >= until:
                 break
@@ -244,8 +241,11 @@ class Job:
             try:
                 yield self._step
             except GeneratorExit:
-                self._left_early(self._step)
+                self._left_early(self._step, loop)
                 raise
+            if self._step.is_overruled:
+                self._end(number)
+                return
             if not self._step.is_committed:
                 raise ConfigError(
                     f"step {number} was left before it was committed: iterate over it to its end, `for batch in step`"
@@ -254,12 +254,22 @@ class Job:
         parts.engine.finish(number)
         self._end(number)
 
-    def _left_early(self, step: Step) -> None:
-        """The loop was left by `break`: fine when all members do so after the same step."""
+    def _begin(self, number: int, loop: LoopState) -> None:
+        """What the optimizer is to do in this step, and what a newcomer needs to know that begins with it."""
+        parts, pieces = self._prepared()
+        hyper = pieces.hyperparameters()
+        parts.engine.begin(number, hyper, settings_digest(hyper), loop.take(hyper))
+
+    def _left_early(self, step: Step, loop: LoopState) -> None:
+        """The loop was left by `break`: fine when most members do so after the same step."""
+        if step.is_overruled:
+            self._end(step.number)
+            return
         if self._failed or not step.is_committed:
             return
         try:
-            self._prepared()[0].engine.finish(step.number + 1, timeout_s=LEAVE_TIMEOUT_S)
+            self._begin(step.number + 1, loop)  # else a newcomer that others wait for could never begin
+            self._prepared()[0].engine.finish(step.number + 1)
         except StoppedError as error:  # not raised: the script's own exception may be on its way out of the loop
             self._report(error)
             self._go()

@@ -71,6 +71,9 @@ class Step:
         """The one being computed, for error reports."""
         self._parts = parts
         self._record: Record | None = None
+        self.is_overruled = False
+        """Most members have left their loops before this step: nothing of it counts, and the job has ended."""
+        self._last_record: Record | None = None
         self._contribution = Contribution()
         self._last_of_run = False
         self._run = -1
@@ -96,7 +99,10 @@ class Step:
                 self._parts.randomness.begin(self.number, AFTER)
                 self._parts.untouched.settle()
             elif isinstance(work, p.Leave):
-                raise StoppedError("the job has ended")
+                if not work.overruled:
+                    raise StoppedError("the job has ended")
+                self._end_uncommitted()
+                return
             else:
                 yield from self._compute(work)
 
@@ -135,6 +141,13 @@ class Step:
             model.detach()
             model.statistics.end()
 
+    def _end_uncommitted(self) -> None:
+        """Most members have left their loops before this step: the one before was the last."""
+        self.is_overruled = True
+        self._last_record = self._parts.engine.core.record
+        self._parts.model.statistics.refresh()
+        self._parts.untouched.settle()
+
     @property
     def is_committed(self) -> bool:
         return self._record is not None
@@ -166,9 +179,11 @@ class Step:
 
     @property
     def _committed(self) -> Record:
-        if self._record is None:
+        """Of the step itself; where it is overruled, of the last one that counts."""
+        record = self._last_record if self.is_overruled else self._record
+        if record is None:
             raise ConfigError(f"step {self.number} is not committed yet: this is known after `for batch in step`")
-        return self._record
+        return record
 
     # --------------------------------------------------------------------------------------------------------- inside
 

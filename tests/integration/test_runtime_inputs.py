@@ -105,6 +105,18 @@ def test_leaving_the_loop_early_on_all_members_ends_the_job_in_peace(tmp_path: P
     assert set(run.digests) == {"m0", "m1"}
 
 
+def test_early_stopping_by_a_local_counter_ends_the_job_though_a_newcomer_counts_otherwise(tmp_path: Path) -> None:
+    """Those who rightly stopped were failed, and the newcomer went on alone until the state was gone."""
+    arguments = ("--steps", "300", "--patience", "150")
+    kill = "kill --target member:m1 --at step=3,phase=backward"
+    run = run_job(tmp_path, workers=3, arguments=arguments, faults=[kill], slow_until="m3")
+    assert_equal_to_undisturbed(run, *arguments)
+    assert set(run.digests) == {"m0", "m2", "m3"}
+    ended = {m: max(e["step"] for e in events if e["event"] == "passed") for m, events in run.journals.items()}
+    assert [ended[m] for m in ("m0", "m2", "m3")] == [149, 149, 149]
+    assert len([e for e in run.events if e["event"] == "restart"]) == 1
+
+
 CHANGES_ONE_MEMBER = """
 import os
 import torch, elastrain

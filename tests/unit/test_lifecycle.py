@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastrain import protocol as p
+from elastrain.leaving import job_ends
 from elastrain.lifecycle import Lifecycle
 from elastrain.messages import Ack, Contribution, Copied, Copy, Digests, Done, Gradient, Message, Partial, Report, Vote
 from elastrain.recovery import Shape, ShardShape
@@ -203,15 +204,49 @@ def test_members_that_are_done_wait_for_each_other_and_leave() -> None:
 
 @pytest.mark.parametrize("first", ["leaves", "asks"])
 def test_a_member_that_leaves_its_loop_alone_is_told_at_once_that_others_go_on(first: str) -> None:
+    """Of two, the lower rank decides."""
+    pair = Pair()
+    pair.start(ready=False)
+    events = [("b", p.Finishing(step=0)), ("a", p.Ready())]
+    for name, event in events if first == "leaves" else reversed(events):
+        pair.tell(name, event)
+    failures = [command for command in pair.done["b"] if isinstance(command, p.Fail)]
+    assert [failure.kind for failure in failures] == ["StoppedError"]
+    assert "left here before step 0, but a went on" in failures[0].reason
+    assert not [command for command in pair.done["a"] if isinstance(command, p.Fail)]
+
+
+@pytest.mark.parametrize("first", ["leaves", "asks"])
+def test_a_member_that_would_go_on_alone_ends_with_those_who_have_left(first: str) -> None:
     pair = Pair()
     pair.start(ready=False)
     events = [("a", p.Finishing(step=0)), ("b", p.Ready())]
     for name, event in events if first == "leaves" else reversed(events):
         pair.tell(name, event)
-    failures = [command for command in pair.done["a"] if isinstance(command, p.Fail)]
-    assert [failure.kind for failure in failures] == ["StoppedError"]
-    assert "left here before step 0, but b went on" in failures[0].reason
-    assert not [command for command in pair.done["b"] if isinstance(command, p.Fail)]
+    assert p.Leave() in pair.done["a"]
+    assert p.Leave(overruled=True) in pair.done["b"]
+    assert not [command for done in pair.done.values() for command in done if isinstance(command, p.Fail)]
+
+
+@pytest.mark.parametrize(
+    ("left", "going", "ends"),
+    [
+        ("", "abc", False),
+        ("ab", "", True),  # whatever the third will do
+        ("b", "", None),
+        ("b", "c", None),
+        ("c", "ab", False),
+        ("abc", "", True),
+    ],
+)
+def test_more_than_half_of_the_members_decide_whether_the_job_ends(left: str, going: str, ends: bool | None) -> None:
+    assert job_ends("abc", left, going) is ends
+
+
+def test_of_two_halves_the_one_with_the_lowest_rank_decides() -> None:
+    assert job_ends("abcd", "bc", "a") is None
+    assert job_ends("abcd", "bc", "ad") is False
+    assert job_ends("abcd", "ad", "bc") is True
 
 
 def test_when_one_has_left_in_peace_the_others_do_not_wait() -> None:

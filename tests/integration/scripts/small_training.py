@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--nan-at", type=int, default=-1, help="step whose loss is NaN")
     parser.add_argument("--raise-at", type=int, default=-1, help="step in which the fifth micro-batch raises")
     parser.add_argument("--break-at", type=int, default=-1, help="step after which the loop is left")
+    parser.add_argument("--patience", type=int, default=-1, help="steps that a process waits for a better loss")
     parser.add_argument("--slow-while", type=Path, help="micro-batches wait a little while this file exists")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -60,6 +61,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
     loader = elastrain.DataLoader(Samples(), global_batch_size=40, micro_batch_size=4)
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=0.5)
+    waited = 0  # of this process alone: nothing carries it over to a newcomer
     for step in job.steps(loader, until=args.steps):
         for number, (inputs, labels) in enumerate(step):
             loss = nn.functional.cross_entropy(model(inputs, labels), labels)
@@ -71,7 +73,8 @@ def main() -> None:
                 time.sleep(0.15)
             step.backward(loss, weight=float(len(labels)))
         scheduler.step()
-        if step.number == args.break_at:
+        waited += step.loss > 0.0  # never good enough
+        if step.number == args.break_at or waited == args.patience:
             break
     sys.stderr.write(f"digest {job.digest()} lr {optimizer.param_groups[0]['lr']:.6f}\n")
 
