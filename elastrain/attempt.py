@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from elastrain.fold import Combine, Fold, Node, absorb, covers, is_covered, leaves
-from elastrain.messages import Contribution, Vote
+from elastrain.messages import Check, Contribution, Vote
 
 Weight = tuple[Contribution, int]
 """What travels with a partial: its contribution, and the bit mask of leaves that got a gradient."""
@@ -72,6 +72,14 @@ class Attempt:
     acks: dict[int, set[str]] = field(default_factory=dict)
     votes: dict[str, Vote] = field(default_factory=dict)
     voted: bool = False
+    probes: dict[str, int] = field(default_factory=dict)
+    """Member -> its run whose first micro-batch a neighbour computes, too."""
+    recomputes: int = 0
+    """How often this member still has to compute a neighbour's."""
+    awaited: set[int] = field(default_factory=set)
+    """Runs of such micro-batches that the training loop is at."""
+    checks: dict[int, Check] = field(default_factory=dict)
+    """Run -> what came out here of its first micro-batch."""
 
     def __post_init__(self) -> None:
         self.own = [PartialSet(self.fold) for _ in range(self.blocks)]

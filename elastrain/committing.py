@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from elastrain import protocol as p
-from elastrain.backing import Backing
+from elastrain.checking import Checking
 from elastrain.messages import Publish, Record, Vote
 from elastrain.placement import Holders, next_roles
 from elastrain.plan import plan
 from elastrain.voting import Disagreement, combine_votes
 
 
-class Committing(Backing):
+class Committing(Checking):
     """The part of the protocol that commits."""
 
     def _switch(self) -> None:
@@ -38,6 +38,7 @@ class Committing(Backing):
             square_norms=tuple((s, attempt.finished[s].square_norm) for s in mine),
             roles=tuple(self._proposed_roles(mine)),
             settings=self._settings,
+            checks=tuple(check for _, check in sorted(attempt.checks.items())),
         )
         attempt.voted = True
         attempt.votes[self.me] = vote
@@ -53,6 +54,7 @@ class Committing(Backing):
             and not self._digesting
             and not self._copying
             and self._parameters_are_here()
+            and self._is_checked()
             and all(self._is_safe(shard) for shard in self._mine())
         )
 
@@ -86,6 +88,7 @@ class Committing(Backing):
             rule=self.shape.loss_scale,
             scaler=self._scaler(),
             deterministic=self.shape.deterministic,
+            blocks=self.shape.block_names,
         )
         if isinstance(record, Disagreement):
             self._fail("DivergedError", record.reason)
@@ -112,7 +115,9 @@ class Committing(Backing):
             self._switch()
         elif not self.recovering:
             assert self.view is not None
-            self.attempt.hand(plan(self.view.ids, self.shape.runs)[self.me])
+            runs = plan(self.view.ids, self.shape.runs)
+            self.attempt.hand(runs[self.me])
+            self._plan_checks(runs)
             self._publish(dict.fromkeys(self._others, tuple(mine)), record)
             self._compute_digests(mine, before)
             self._replay_later()

@@ -4,9 +4,9 @@ Compute, fold, reduce, commit, apply, publish; and after any change of view: rep
 step, resume. ARCHITECTURE.md follows one failure through it. A driver carries the commands out in order and feeds the
 results back; the simulator and the worker's engine are two drivers of the same class.
 
-The layers below (standing, reduction, backing, committing, leaving) do the step and the end; here are views, messages,
-recovery and the training loop's side. The methods named `_may_…` and `_is_…` are the rules that keep the bits; each has
-a planted bug in tests/sim.
+The layers below (standing, reduction, backing, checking, committing, leaving) do the step and the end; here are views,
+messages, recovery and the training loop's side. The methods named `_may_…` and `_is_…` are the rules that keep the
+bits; each has a planted bug in tests/sim.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ class Lifecycle(Leaving):
                 self._end_run()
             case p.RunDone():
                 self._on_run_done(event)
+            case p.Checked():
+                self._on_checked(event)
             case p.Finished():
                 self._on_finished(event)
             case p.AppliedBehind():
@@ -309,6 +311,8 @@ class Lifecycle(Leaving):
         assert self.view is not None
         attempt = self.attempt
         attempt.hand(decision.runs[self.me])
+        if decision.redone == self.shape.runs:  # nobody has begun
+            self._plan_checks(decision.runs, decision.newcomers)
         mine = set(self._mine())
         for key in [key for key in attempt.folds if key[0] not in mine]:
             del attempt.folds[key]
@@ -399,5 +403,15 @@ class Lifecycle(Leaving):
         todo = [r for r in self.attempt.pending if not self.recovering or r in self._allowed]
         if self.begun == self.attempt.step and todo:
             self._ready = False
-            self.attempt.running = todo[0]
-            self._do(p.Compute(step=self.attempt.step, run=todo[0], loss_scale=self._scaler().scale))
+            self._compute(todo[0])
+        elif self.begun == self.attempt.step and not self.recovering and (run := self._to_check()) is not None:
+            self._ready = False
+            self._recompute(run)
+
+    def _compute(self, run: int) -> None:
+        attempt = self.attempt
+        attempt.running = run
+        is_probe = attempt.probes.get(self.me) == run
+        if is_probe:
+            attempt.awaited.add(run)
+        self._do(p.Compute(step=attempt.step, run=run, loss_scale=self._scaler().scale, probed=is_probe))

@@ -36,6 +36,17 @@ class Contribution:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Check:
+    """One micro-batch as one member has computed it, to be compared with what another one says of it."""
+
+    micro_batch: int
+    loss: float
+    weight: float
+    digests: tuple[int, ...]
+    """Per block, of its gradients (and running statistics) of this micro-batch alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """The commit record: who holds it has passed the commit of `step`."""
 
@@ -52,6 +63,8 @@ class Record:
     """The loss scaling of this step: its gradients carry it until they are applied."""
     next_scaler: Scaler = NO_SCALE
     """That of the next step, for everyone alike."""
+    warning: str = ""
+    """Where members that need not be deterministic differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +138,8 @@ class Vote:
     roles: tuple[tuple[int, Holders], ...]
     settings: str
     """Digest of the hyperparameters: members that were set up differently must not go on together."""
+    checks: tuple[Check, ...]
+    """Micro-batches that this member and another one compute, if any in this step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +234,8 @@ def _rebuild(name: str, value: Any) -> Any:
         return Record(**{key: _rebuild(key, item) for key, item in value.items()})
     if name in ("scaler", "next_scaler"):
         return Scaler(**value)
+    if name == "checks":
+        return tuple(Check(**{key: _rebuild(key, item) for key, item in check.items()}) for check in value)
     if name == "roles":
         return tuple((shard, _holders(holders)) for shard, holders in value)
     if name == "base":

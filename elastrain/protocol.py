@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from elastrain.fold import Combine
 from elastrain.fold import Node as Node
-from elastrain.messages import Contribution, Message, Record
+from elastrain.messages import Check, Contribution, Message, Record
 from elastrain.recovery import Recovery
 from elastrain.world import View
 
@@ -58,6 +58,15 @@ class RunDone:
     block: int
     contribution: Contribution
     touched: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What came of a run's first micro-batch alone: of a probed `Compute`, or of `Recompute`. None: it was given up."""
+
+    step: int
+    run: int
+    check: Check | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +117,18 @@ class Ended:
 
 
 Event: TypeAlias = (
-    Ended | Viewed | Arrived | Began | Ready | RunDone | Finished | AppliedBehind | Digested | TookCopy | Finishing
+    Ended
+    | Viewed
+    | Arrived
+    | Began
+    | Ready
+    | RunDone
+    | Checked
+    | Finished
+    | AppliedBehind
+    | Digested
+    | TookCopy
+    | Finishing
 )
 
 # ----------------------------------------------------------------------------------------------------------- commands
@@ -138,7 +158,20 @@ class ReadView:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """Let the training loop compute this run, with losses times `loss_scale`."""
+    """Let the training loop compute this run, with losses times `loss_scale`. Answer if `probed`: `Checked`."""
+
+    step: int
+    run: int
+    loss_scale: float = 1.0
+    probed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recompute:
+    """Let the training loop compute the first micro-batch of another member's run: it counts for nothing.
+
+    Answer: `Checked`.
+    """
 
     step: int
     run: int
@@ -337,6 +370,7 @@ Command: TypeAlias = (
     | Send
     | ReadView
     | Compute
+    | Recompute
     | Advance
     | Enter
     | CombineOwn

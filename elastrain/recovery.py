@@ -35,6 +35,10 @@ class Shape:
     loss_scale: LossScale = UNSCALED
     deterministic: bool = True
     """Whether a run that is computed again gives the same bits."""
+    cross_check_every: int = 0
+    """Members check each other in every so many steps, beside the first one; 0: in that one only."""
+    block_names: tuple[str, ...] = ()
+    """For people."""
 
     @property
     def sizes(self) -> tuple[int, ...]:

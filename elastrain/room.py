@@ -159,18 +159,19 @@ def _mib(size_bytes: int) -> str:
     return f"{-(-size_bytes // (1 << 20))} MiB"
 
 
-def slots_needed(runs: int, own: Iterable[Node], todo: Sequence[int]) -> int:
+def slots_needed(runs: int, own: Iterable[Node], todo: Sequence[int], *, is_checked: bool = False) -> int:
     """Copies of the gradient that a member holds at the peak of a step of `runs` runs.
 
     `own` are the partials that it has, `todo` the runs that it is going to compute, in order: siblings are added in
-    place, so that one copy remains of both; the run being computed has one of its own.
+    place, so that one copy remains of both; the run being computed has one of its own. So has a micro-batch of another
+    member's that is computed after them (`is_checked`).
     """
     fold, held = Fold(runs), frozenset(own)
     most = len(held)
     for run in todo:
         most = max(most, len(held) + 1)
         held, _ = absorb(fold, held, (run, run + 1))
-    return most
+    return max(most, len(held) + is_checked)
 
 
 def copy_budget(

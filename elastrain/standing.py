@@ -1,7 +1,7 @@
 """What one member knows of the job, and the few ways in which that is read; the layers of the protocol stand on it.
 
-`Standing` → `Reduction` → `Backing` → `Committing` → `Lifecycle`, each in its own file: one machine, cut so that each
-part can be read by itself. No decision lives here.
+`Standing` → `Reduction` → `Backing` → `Checking` → `Committing` → `Lifecycle`, each in its own file: one machine, cut
+so that each part can be read by itself. No decision lives here.
 """
 
 from __future__ import annotations

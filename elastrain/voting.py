@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from elastrain.checks import difference
 from elastrain.messages import Record, Vote
 from elastrain.scaling import NO_SCALE, UNSCALED, LossScale, Scaler, advance
 from elastrain.world import View
@@ -26,12 +27,14 @@ def combine_votes(
     rule: LossScale = UNSCALED,
     scaler: Scaler = NO_SCALE,
     deterministic: bool = True,
+    blocks: Sequence[str] = (),
 ) -> Record | Disagreement:
     """`votes` in rank order, one per member. Squared norms are added in shard order, whoever measured them.
 
     An overflow of any micro-batch stays in the sums, so the norm or the loss tells it. `scaler`: that of this step.
     Not deterministic, a run computed again has another loss: then shards agree on which samples are in, and the first
-    member's loss counts.
+    member's loss counts, and micro-batches that came out differently on two members are worth a warning. `blocks` are
+    the names of the model's.
     """
     settings = {vote.settings for vote in votes}
     if len(settings) > 1:
@@ -40,6 +43,9 @@ def combine_votes(
             reason=f"members entered step {step} with different hyperparameters ({names}): every member has to run the "
             "same script with the same arguments, and schedulers have to be stepped alike on all"
         )
+    differing = difference(step, {m: v.checks for m, v in zip(view.ids, votes, strict=False)}, blocks)
+    if differing and deterministic:
+        return Disagreement(reason=differing)
     contributions = [vote.contribution for vote in votes if vote.contribution is not None]
     compared = contributions if deterministic else [replace(told, loss=0.0) for told in contributions]
     if len({repr(contribution) for contribution in compared}) != 1:  # repr: a NaN loss is the same NaN to all
@@ -57,4 +63,5 @@ def combine_votes(
         roles=tuple(sorted((pair for vote in votes for pair in vote.roles), key=lambda pair: pair[0])),
         scaler=scaler,
         next_scaler=advance(rule, scaler, overflow=not finite),
+        warning=differing,
     )

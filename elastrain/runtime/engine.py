@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 import time
 from collections import deque
@@ -22,7 +23,7 @@ from elastrain.comm.liveness import Beacon
 from elastrain.comm.mesh import Mesh
 from elastrain.comm.values import Frame, How, Lost, Newer, Peer
 from elastrain.lifecycle import Lifecycle
-from elastrain.messages import Copied, Copy, Partial, Publish, Report, Vote, decode, encode
+from elastrain.messages import Copied, Copy, Partial, Publish, Record, Report, Vote, decode, encode
 from elastrain.runtime.channel import Channel, ChannelClosedError
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.faults import ArmedFault, Faults
@@ -48,7 +49,7 @@ _ENDS_THE_JOB = {"StateLostError": "lost_state", "DivergedError": "diverged"}
 class Work:
     """A run to compute, with the slot for its gradients."""
 
-    compute: p.Compute
+    compute: p.Compute | p.Recompute
     slot: GradientSlot
 
 
@@ -56,7 +57,7 @@ class Work:
 class _Again:
     """From the training loop: what this run has accumulated is void. The protocol waits for the run as before."""
 
-    compute: p.Compute
+    compute: p.Compute | p.Recompute
 
 
 Outcome = Work | p.Advance | p.Enter | p.Leave
@@ -101,6 +102,7 @@ class Engine:
         self._stopped = threading.Event()
         self._recovering_since_s: float | None = None
         self._holders_told: object = None
+        self._warned = False
         self._loop_goes_first_until_s = 0.0
         self._thread = threading.Thread(target=self._run, name="elastrain-engine", daemon=True)
 
@@ -151,6 +153,9 @@ class Engine:
         return outcome
 
     def block_done(self, event: p.RunDone) -> None:
+        self._tell(event)
+
+    def checked(self, event: p.Checked) -> None:
         self._tell(event)
 
     def finish(self, step: int) -> None:
@@ -272,6 +277,8 @@ class Engine:
             case p.Compute():
                 self._let_loop_go_first(HANDED_OVER_S)
                 self._outbox.put(Work(command, self._executor.start_run()))
+            case p.Recompute():
+                self._outbox.put(Work(command, self._executor.check_slot()))
             case p.Advance() | p.Enter() | p.Leave():
                 self._release(command)
             case p.Edit():
@@ -365,8 +372,19 @@ class Engine:
             at_s=time.monotonic(),
             **self._holders_news(),
         )
+        if record.warning:
+            self._warn(record)
         if self._room is not None:
             self._room.passed()
+        self._executor.check_is_over()
+
+    def _warn(self, record: Record) -> None:
+        """On the screen once, by one member."""
+        self._journal.write("warning", step=record.step, reason=record.warning)
+        if not self._warned and self.view is not None and self.view.ids[0] == self.me:
+            sys.stderr.write(f"elastrain: warning: {record.warning}\n")
+            sys.stderr.flush()
+        self._warned = True
 
     def _holders_news(self) -> dict[str, Any]:
         """Who holds what, when it changed: the launcher judges by it whether a view keeps the state."""

@@ -14,7 +14,7 @@ from elastrain.layout import Layout
 from elastrain.ledger import Ledger
 from elastrain.offload.device import Device
 from elastrain.runtime.arithmetic import TensorArithmetic
-from elastrain.runtime.model import Allocate, ModelState
+from elastrain.runtime.model import Allocate, GradientSlot, ModelState
 from elastrain.runtime.optimizer import Hyper, PieceOptimizer
 from elastrain.runtime.shelf import Shelf
 
@@ -48,6 +48,18 @@ class Executor(Ledger):
             scratch=self._shelves[1],
         )
 
+        self._check_bytes = 0
+
+    def check_slot(self) -> GradientSlot:
+        """For a micro-batch of another member's, which counts for nothing: it lasts as long as the check."""
+        slot = self.model.private_slot()
+        self._check_bytes = slot.nbytes
+        return slot
+
+    def check_is_over(self) -> None:
+        """The memory of the check's slot counts until its step is committed."""
+        self._check_bytes = 0
+
     @property
     def hyper(self) -> dict[int, Hyper]:
         """Step -> the optimizer's settings in it, from when the training loop enters it until later ones are over."""
@@ -72,7 +84,9 @@ class Executor(Ledger):
 
     def gradients_bytes(self) -> int:
         """Slots, sums, kept gradients, and scratch of updates."""
-        return self._tensors.slots_bytes + self._tensors.buffers_bytes + self.optimizer.scratch_bytes
+        return (
+            self._tensors.slots_bytes + self._check_bytes + self._tensors.buffers_bytes + self.optimizer.scratch_bytes
+        )
 
     def states_bytes(self) -> tuple[int, int]:
         """Shard states in memory, beside the model's own parameters, and on disk."""

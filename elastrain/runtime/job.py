@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from elastrain import protocol as p
+from elastrain.checks import is_due, neighbour, probes
 from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.liveness import Beacon
 from elastrain.comm.mesh import Mesh
@@ -60,6 +61,7 @@ def init(
     backups: int | str = 1,
     loss_scale: LossScale | float | str | None = None,
     deterministic: bool = True,
+    cross_check_every: int = 0,
     memory_limit: int | None = None,
     offload_dirs: Sequence[str] = (),
 ) -> Job:
@@ -73,6 +75,9 @@ def init(
         with other values; a number is a fixed scale; None scales nothing. Gradients are scaled back when applied.
     deterministic: False where kernels give other bits each time. A disturbed step may then differ by rounding from an
         undisturbed one; every sample still counts once, and all members agree to the bit.
+    cross_check_every: in step 0, and in every so many steps unless it is 0, each member also computes one micro-batch
+        of a neighbour's: the loop sees it like any other, it counts for nothing, and gradients that differ end the job
+        with a sentence (or are a warning, not deterministic). So does a newcomer in its first step.
     memory_limit: bytes that this member may hold in memory; without it, what `elastrain run --memory-limit` said. What
         does not fit goes to `offload_dirs` (`--offload-dir`), directories on SSDs: activations first, then optimizer
         shards. No bit changes.
@@ -90,6 +95,7 @@ def init(
         backups=backups,
         loss_scale=rule_of(loss_scale),
         deterministic=deterministic,
+        cross_check_every=cross_check_every,
     )
     return Job(environment, settings, room=room)
 
@@ -306,8 +312,13 @@ class Job:
         if view is None or me not in view:
             return ()
         length, total = self._settings.run_length, parts.loader.micro_batches
-        runs = plan(view.ids, -(-total // length))[me]
-        return [m for run in runs for m in range(run * length, min(total, (run + 1) * length))]
+        runs = plan(view.ids, -(-total // length))
+        mine = [m for run in runs[me] for m in range(run * length, min(total, (run + 1) * length))]
+        if is_due(step, self._settings.cross_check_every):
+            firsts = probes(runs)
+            owner = neighbour(me, view.ids, firsts)
+            mine += [] if owner is None else [firsts[owner] * length]
+        return mine
 
     def _end(self, step: int) -> None:
         """The loop is over: say so, let the engine go; the rest of the script is the user's."""

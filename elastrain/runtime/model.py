@@ -5,6 +5,7 @@ Here torch modules meet the fixed cutting of `elastrain.layout`. No messages, no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 
@@ -16,7 +17,7 @@ from elastrain.layout import STATISTICS, Layout, Shard
 from elastrain.runtime import statistics
 from elastrain.runtime.completion import Completion, OnBlockDone
 from elastrain.runtime.describe import Registration, parameter_at, registrations_of
-from elastrain.snapshot.digest import digest
+from elastrain.snapshot.digest import combine, digest
 
 Allocate = Callable[[int, torch.dtype], Tensor]
 """`(numel, dtype)` -> a zeroed 1-D tensor, in shared memory where peers read it."""
@@ -25,6 +26,10 @@ Allocate = Callable[[int, torch.dtype], Tensor]
 def allocated(allocate: Allocate, numel: int, dtype: torch.dtype) -> Tensor:
     """As `allocate`, which has no memory to give for nothing: a frozen shard's gradient, parameters of 0 elements."""
     return allocate(numel, dtype) if numel else torch.empty(0, dtype=dtype)
+
+
+def _in_private_memory(numel: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(numel, dtype=dtype)
 
 
 class _Buffers:
@@ -83,6 +88,15 @@ class GradientSlot:
         """The block's whole gradients, 1-D views."""
         return [self._buffers.flats[f.index] for f in self._layout.flats if f.block == block and f.trained]
 
+    def digests(self) -> tuple[int, ...]:
+        """Per block, over all that a backward has left in it and which leaves it touched. A NaN is a NaN."""
+        return tuple(self._digest(block) for block in range(len(self._layout.blocks)))
+
+    def _digest(self, block: int) -> int:
+        touched = (leaf.index for leaf in self._layout.leaves_of(block) if leaf.index in self.touched)
+        flats = (self._buffers.flats[f.index] for f in self._layout.flats if f.block == block and f.folded)
+        return combine((*touched, *(digest(_one_nan(flat)) for flat in flats)))
+
     def add(self, later: GradientSlot, block: int) -> None:
         """Add a later run's part in one block, in place."""
         for flat in self._layout.flats:
@@ -96,6 +110,12 @@ class GradientSlot:
     @property
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in self._buffers.whole.values())
+
+
+def _one_nan(flat: Tensor) -> Tensor:
+    """With the same bits for every NaN: which of them arithmetic gives is nobody's promise."""
+    isnan = flat.isnan()
+    return flat.masked_fill(isnan, math.nan) if bool(isnan.any()) else flat
 
 
 def _view(flat: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
@@ -184,6 +204,10 @@ class ModelState:
     def new_slot(self) -> GradientSlot:
         """A zeroed copy of all gradients, one allocation per dtype."""
         return GradientSlot(self.layout, self._allocate)
+
+    def private_slot(self) -> GradientSlot:
+        """One that no other member can read, and that is gone when it is let go."""
+        return GradientSlot(self.layout, _in_private_memory)
 
     def attach(self, slot: GradientSlot) -> None:
         """From now on backward accumulates into `slot`: call it before each backward, whatever user code did to .grad.

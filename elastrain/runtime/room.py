@@ -137,8 +137,9 @@ class RoomKeeper:
             self._meter.look()  # what starting took for a moment is no step's
         shape = core.shape
         own = frozenset(node for partials in core.attempt.own for node in partials.nodes)
+        is_checked = core.attempt.recomputes > 0 or shape.cross_check_every > 0
         slots = max(
-            room.slots_needed(shape.runs, (), plan(view.ids, shape.runs)[self._me]),
+            room.slots_needed(shape.runs, (), plan(view.ids, shape.runs)[self._me], is_checked=is_checked),
             room.slots_needed(shape.runs, own, _left_to_do(recovery.runs[self._me], own)),
         )
         moments = self._executor.states.moments() or ASSUMED_MOMENTS

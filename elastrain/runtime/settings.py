@@ -31,6 +31,7 @@ class Settings:
     backups: int | str
     loss_scale: LossScale
     deterministic: bool
+    cross_check_every: int = 0
 
     def __post_init__(self) -> None:
         if not _is_whole(self.seed, 0):
@@ -41,6 +42,8 @@ class Settings:
             raise ConfigError(f"backups must be a whole number from 0 on, or 'all'; got {self.backups!r}")
         if not isinstance(self.deterministic, bool):
             raise ConfigError(f"deterministic must be True or False; got {self.deterministic!r}")
+        if not _is_whole(self.cross_check_every, 0):
+            raise ConfigError(f"cross_check_every must be a whole number from 0 on; got {self.cross_check_every!r}")
 
     def check(self, layout: Layout) -> None:
         """Raises ConfigError when these settings do not suit the model."""
@@ -77,6 +80,8 @@ class Settings:
             backups=1 << 20 if self.backups == "all" else int(self.backups),
             loss_scale=self.loss_scale,
             deterministic=self.deterministic,
+            cross_check_every=self.cross_check_every,
+            block_names=tuple(layout.blocks),
         )
 
     def describe(
@@ -108,6 +113,7 @@ class Settings:
             "hash of a word": hash("elastrain"),
             **(exact if self.deterministic else {}),
             "deterministic": self.deterministic,
+            "cross_check_every": self.cross_check_every,
             "device": device.type,
             "CPU capability": torch.backends.cpu.get_cpu_capability(),
             "model": layout.digest(),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from elastrain import protocol as p
 from elastrain.errors import ConfigError, DriveFailedError, StoppedError
-from elastrain.messages import Contribution, Record
+from elastrain.messages import Check, Contribution, Record
 from elastrain.offload.errors import SpillReadError
 from elastrain.runtime.arithmetic import grad_norm
 from elastrain.runtime.losses import check_loss, weight_of
@@ -83,6 +83,9 @@ class Step:
         self._reported: set[int] = set()
         self._tries_left = 0
         self._unread: SpillReadError | None = None
+        self._probed = False
+        """Whether what the next backward leaves is compared with what another member has."""
+        self._is_check = False
 
     # --------------------------------------------------------------------------------------------- for the user's loop
 
@@ -120,7 +123,8 @@ class Step:
         counts = weight_of(weight)
         self._parts.untouched.check_gradients()
         self._backward_due = False
-        self._contribution += self._told(float(loss.detach()), counts)
+        value = float(loss.detach())
+        self._contribution += self._told(value, counts)
         assert self._slot is not None
         model = self._parts.model
         model.statistics.give(self._slot.statistics)
@@ -132,8 +136,10 @@ class Step:
                 self._scaled(loss, counts * self._loss_scale).backward()  # type: ignore[no-untyped-call]
             if self._last_of_run:
                 model.finish()
+            if self._probed:
+                self._tell_check(value, counts)
         except SpillReadError as fault:
-            if not self._tries_left:
+            if not self._tries_left and not self._is_check:
                 raise DriveFailedError(f"after {READ_TRIES} tries: {fault}") from fault
             self._unread = fault.with_traceback(None)  # a traceback would hold the graph
         finally:
@@ -188,8 +194,13 @@ class Step:
     # --------------------------------------------------------------------------------------------------------- inside
 
     def _compute(self, work: Work) -> Iterator[Any]:
-        self._run = work.compute.run
-        self._loss_scale = work.compute.loss_scale
+        compute = work.compute
+        self._run = compute.run
+        self._loss_scale = compute.loss_scale
+        if isinstance(compute, p.Recompute):
+            yield from self._check(work)
+            return
+        self._probed = compute.probed
         self._reported.clear()
         for self._tries_left in reversed(range(READ_TRIES)):
             yield from self._try(work)
@@ -200,16 +211,36 @@ class Step:
             work = self._parts.engine.compute_again(work)
         self.micro_batch = None
 
+    def _check(self, work: Work) -> Iterator[Any]:
+        """The first micro-batch of another member's run, once more: what comes out is compared, and counts nowhere."""
+        self._is_check = True
+        for self._tries_left in reversed(range(READ_TRIES)):
+            self._probed = True
+            yield from self._try(work)
+            if self._unread is None:
+                break
+            self._tell_unread(self._unread)
+            self._unread = None
+        if self._probed:  # the drive did not give it back: nothing is compared
+            self._probed = False
+            self._parts.engine.checked(p.Checked(step=self.number, run=self._run, check=None))
+        self._is_check = False
+        self._slot = self.micro_batch = None
+
+    def _micro_batches(self) -> range:
+        first = self._run * self._parts.run_length
+        length = 1 if self._is_check else self._parts.run_length
+        return range(first, min(first + length, self._parts.loader.micro_batches))
+
     def _try(self, work: Work) -> Iterator[Any]:
         """Its micro-batches one after another, up to one whose activations did not come back."""
         parts = self._parts
-        first = self._run * parts.run_length
-        last = min(first + parts.run_length, parts.loader.micro_batches)
         work.slot.zero()
         self._slot = work.slot
         self._contribution = Contribution()
-        for micro_batch in range(first, last):
-            self._last_of_run = micro_batch == last - 1
+        micro_batches = self._micro_batches()
+        for micro_batch in micro_batches:
+            self._last_of_run = micro_batch == micro_batches[-1] and not self._is_check
             self.micro_batch = micro_batch
             data = parts.loader.get(self.number, micro_batch)
             started_s = parts.engine.now_s()
@@ -217,7 +248,8 @@ class Step:
             torch.clear_autocast_cache()  # else an autocast around the loop computes with the last step's weights
             parts.model.statistics.begin()
             self._backward_due = True
-            parts.reach(self.number, "forward")
+            if not self._is_check:
+                parts.reach(self.number, "forward")
             with parts.computing():
                 yield data
             if self._backward_due:
@@ -227,7 +259,15 @@ class Step:
                 )
             if self._unread is not None:
                 return
-            parts.log("micro_batch", step=self.number, micro_batch=micro_batch, run=self._run, started_s=started_s)
+            what = "cross_check" if self._is_check else "micro_batch"
+            parts.log(what, step=self.number, micro_batch=micro_batch, run=self._run, started_s=started_s)
+
+    def _tell_check(self, loss: float, weight: float) -> None:
+        assert self.micro_batch is not None
+        assert self._slot is not None
+        self._probed = False
+        check = Check(micro_batch=self.micro_batch, loss=loss, weight=weight, digests=self._slot.digests())
+        self._parts.engine.checked(p.Checked(step=self.number, run=self._run, check=check))
 
     def _tell_unread(self, fault: SpillReadError) -> None:
         self._parts.log("computed_again", step=self.number, micro_batch=self.micro_batch, reason=str(fault))

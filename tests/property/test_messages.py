@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from elastrain.messages import (
     KINDS,
     Ack,
+    Check,
     Contribution,
     Copied,
     Copy,
@@ -89,6 +90,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         square_norms=tuples(st.tuples(ints, floats)),
         roles=roles,
         settings=names,
+        checks=tuples(st.builds(Check, micro_batch=ints, loss=floats, weight=floats, digests=tuples(ints))),
     ),
     Publish: st.builds(Publish, step=ints, record=st.none() | records, shards=tuples(ints)),
     Digests: st.builds(Digests, step=ints, digests=tuples(nodes)),

@@ -48,6 +48,10 @@ class Scenario:
     """Crashes hit whoever publishes next: mostly the first to pass a step, while nobody else has."""
     budget_bytes: int = 1 << 20
     """How much may be copied at a time; the shards have 8 to 13 bytes."""
+    check_every: int = 0
+    """Members check each other in every so many steps, and in the first one."""
+    carries: bool = False
+    """Forwards depend on how many there were before: members have to notice that they differ."""
     noisy: bool = False
     """Whoever computes a run again gets other bits."""
     slow: float = 0.0
@@ -66,6 +70,7 @@ def shape_of(scenario: Scenario) -> Shape:
         backups=scenario.backups,
         loss_scale=scaling,
         deterministic=not scenario.noisy,
+        cross_check_every=scenario.check_every,
     )
 
 
@@ -118,6 +123,7 @@ class Cluster:
         self.members[name] = SimMember(name, self.shape, self.core, self.scenario.budget_bytes)
         self.members[name].watch = self.checks.command
         self.members[name].noise = name if self.scenario.noisy else ""
+        self.members[name].carries = self.scenario.carries
         return member
 
     def _draw_faults(self) -> list[tuple[int, str]]:
@@ -272,13 +278,33 @@ class Cluster:
             for other in self.members:
                 self.loops[other].appendleft(p.Ended)
 
-    def _compute(self, name: str, command: p.Compute) -> None:
+    def _compute(self, name: str, command: p.Compute | p.Recompute) -> None:
         member, step, run = self.members[name], command.step, command.run
+        member.forwards += 1
+        if isinstance(command, p.Recompute):
+            self._say(f"    {name} checks run {run} of step {step}")
+            self._check(name, command)
+            self.loops[name].append(p.Ready)
+            return
         self._say(f"    {name} computes run {run} of step {step}")
         grads, told = member.gradient_of_run(step, run, command.loss_scale), member.contribution_of_run(step, run)
         for block in reversed(range(self.shape.blocks)):
             self.loops[name].append(lambda b=block: member.finish_block(step, run, b, grads, told))  # type: ignore[misc]
+        if command.probed:
+            self._check(name, command)
         self.loops[name].append(p.Ready)
+
+    def _check(self, name: str, command: p.Compute | p.Recompute) -> None:
+        """What its first micro-batch comes to: the parameters are read until it is told."""
+        member, step, run = self.members[name], command.step, command.run
+        weights, check = member.digest(), member.check_of_run(step, run, command.loss_scale)
+
+        def checked() -> p.Event:
+            if member.digest() != weights and name in self.view:
+                raise Violation(f"the parameters of {name} changed while it computed run {run} of step {step}")
+            return p.Checked(step=step, run=run, check=check)
+
+        self.loops[name].append(checked)
 
     def _enter(self, name: str, step: int) -> None:
         member = self.members[name]
@@ -306,7 +332,9 @@ class Cluster:
         self._say(f"    {name} fails: {failure.kind}: {failure.reason}")
         if name not in self.view:  # a member that was removed says what it likes
             self.finished.add(name)
-        elif failure.kind == "DivergedError" and self.scenario.flips:
+        elif "came out differently" in failure.reason and not self.scenario.carries:
+            raise Violation(f"a false alarm of {name}: {failure.reason}")
+        elif failure.kind == "DivergedError" and (self.scenario.flips or self.scenario.carries):
             self.diverged = failure.reason
         elif failure.kind != "StateLostError":
             raise Violation(f"{name}: {failure.reason}")

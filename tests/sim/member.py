@@ -15,7 +15,7 @@ from typing import Any
 
 from elastrain import protocol as p
 from elastrain.lifecycle import Lifecycle
-from elastrain.messages import Contribution, Copy, Gradient, Message, Partial, Publish
+from elastrain.messages import Check, Contribution, Copy, Gradient, Message, Partial, Publish
 from elastrain.recovery import Shape
 
 OVERFLOWS = 32
@@ -50,7 +50,7 @@ class Outbox:
 
     frames: list[tuple[str, int, Message, list[Ref]]] = field(default_factory=list)
     read_view: bool = False
-    compute: list[p.Compute] = field(default_factory=list)
+    compute: list[p.Compute | p.Recompute] = field(default_factory=list)
     advanced: list[p.Advance] = field(default_factory=list)
     entered: list[p.Enter] = field(default_factory=list)
     failed: list[p.Fail] = field(default_factory=list)
@@ -81,6 +81,9 @@ class SimMember:
         """How many of the next updates behind, or copies taken, come out with a wrong bit."""
         self.noise = ""
         """What its own rounding adds to what it computes."""
+        self.carries = False
+        """Whether its forward depends on how many there were before."""
+        self.forwards = 0
         self.watch: Callable[[SimMember, p.Command], None] = lambda member, command: None
         """Told of every command after it was carried out."""
 
@@ -105,6 +108,16 @@ class SimMember:
         seed = symbol("loss", step, run, self.digest())
         noise = symbol(self.noise) % 100 / 1e6 if self.noise else 0.0
         return Contribution((seed % 1000) / 7.0 + noise, 2.0, 2, seed)
+
+    def check_of_run(self, step: int, run: int, loss_scale: float) -> Check:
+        """Of its first micro-batch; the number of the run stands for that of the micro-batch."""
+        grads, told = self.gradient_of_run(step, run, loss_scale), self.contribution_of_run(step, run)
+        carried = self.forwards if self.carries else 0
+        digests = tuple(
+            symbol(carried, *(value for (its, _, _), value in grads.items() if its == block))
+            for block in range(self.shape.blocks)
+        )
+        return Check(micro_batch=run, loss=told.loss, weight=told.weight, digests=digests)
 
     def begin(self, step: int) -> p.Began:
         self.step = step
@@ -169,7 +182,7 @@ class SimMember:
                 self.generation = command.view.generation
             case p.ReadView():
                 out.read_view = True
-            case p.Compute():
+            case p.Compute() | p.Recompute():
                 out.compute.append(command)
             case p.Advance():
                 out.advanced.append(command)

@@ -115,6 +115,41 @@ class SkipsTheDigest(Lifecycle):
 
 
 @_core(60)
+class VotesBeforeItsCheck(Lifecycle):
+    """A member votes when the micro-batch that it checks is computed: the parameters are read until then."""
+
+    def _is_checked(self) -> bool:
+        return True
+
+
+@_core(60, only=lambda scenario: scenario.members > 1)
+class CountsWhatItChecks(Lifecycle):
+    """What a member computes to check another counts for nothing."""
+
+    def _on_checked(self, event: p.Checked) -> None:
+        if event.run not in self.attempt.ended and event.run != self.attempt.running and event.check is not None:
+            told = Contribution(event.check.loss, event.check.weight)
+            self._on_run_done(p.RunDone(step=event.step, run=event.run, block=0, contribution=told, touched=0))
+        super()._on_checked(event)
+
+
+@_core(60, only=lambda scenario: scenario.members > 1 and scenario.runs > 1)
+class ChecksAnotherMicroBatch(Lifecycle):
+    """Compared is what two members say of the same micro-batch."""
+
+    def _recompute(self, run: int) -> None:
+        super()._recompute(run)
+        self._out[-1] = replace(self._out[-1], run=(run + 1) % self.shape.runs)
+
+    def _on_checked(self, event: p.Checked) -> None:
+        wanted = {*self.attempt.awaited} - {event.run}
+        if event.run not in self.attempt.awaited and wanted and event.check is not None:
+            (run,) = wanted
+            event = replace(event, run=run, check=replace(event.check, micro_batch=run))
+        super()._on_checked(event)
+
+
+@_core(60)
 class VotesWithoutBackups(Lifecycle):
     """A primary votes when it has its backups' acknowledgements."""
 

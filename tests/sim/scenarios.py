@@ -11,8 +11,13 @@ from tests.sim.cluster import Cluster, Scenario, truth_of
 
 
 def draw(seed: int) -> Scenario:
-    """Mixed faults mostly; one in eight hunts holders, one in eight first committers, one in 16 computes wrongly."""
+    """Faults, and how often members check each other."""
     rng = random.Random(seed)
+    return _with(_draw_faults(rng), check_every=rng.choice([0, 0, 1, 2]))
+
+
+def _draw_faults(rng: random.Random) -> Scenario:
+    """Mixed faults mostly; one in eight hunts holders, one in eight first committers, one in 16 computes wrongly."""
     size = Scenario(
         members=rng.choice([1, 2, 3, 4, 5]),
         nodes=rng.choice([0, 0, 2]),

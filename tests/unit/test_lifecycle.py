@@ -9,7 +9,20 @@ import pytest
 from elastrain import protocol as p
 from elastrain.leaving import job_ends
 from elastrain.lifecycle import Lifecycle
-from elastrain.messages import Ack, Contribution, Copied, Copy, Digests, Done, Gradient, Message, Partial, Report, Vote
+from elastrain.messages import (
+    Ack,
+    Check,
+    Contribution,
+    Copied,
+    Copy,
+    Digests,
+    Done,
+    Gradient,
+    Message,
+    Partial,
+    Report,
+    Vote,
+)
 from elastrain.recovery import Shape, ShardShape
 from elastrain.world import Member, View
 
@@ -28,11 +41,13 @@ def sent(commands: list[p.Command], kind: type[Message]) -> list[p.Send]:
 class Pair:
     """`a` is the primary of the only shard and does the only run; `b` is its backup. Both are driven by hand."""
 
-    def __init__(self) -> None:
-        self.a = Lifecycle(me="a", shape=SHAPE)
-        self.b = Lifecycle(me="b", shape=SHAPE)
+    def __init__(self, shape: Shape = SHAPE) -> None:
+        self.a = Lifecycle(me="a", shape=shape)
+        self.b = Lifecycle(me="b", shape=shape)
         self.generation = 1
         self.done: dict[str, list[p.Command]] = {"a": [], "b": []}
+        self.digests = {"a": 7, "b": 7}
+        """What the gradient of a micro-batch comes to on each."""
 
     def tell(self, name: str, event: p.Event) -> list[p.Command]:
         """Handle the event, carry out what follows in both members, and say what `name` was told to do."""
@@ -46,6 +61,11 @@ class Pair:
                 self.tell(other, p.Arrived(source=name, generation=self.generation, message=command.message))
             if isinstance(command, p.Finish):
                 self.tell(name, p.Finished(step=command.step, square_norms=dict.fromkeys(command.shards, 4.0)))
+            if isinstance(command, p.Recompute) or (isinstance(command, p.Compute) and command.probed):
+                check = Check(micro_batch=command.run, loss=0.5, weight=1.0, digests=(self.digests[name],))
+                self.tell(name, p.Checked(step=command.step, run=command.run, check=check))
+            if isinstance(command, p.Recompute):
+                self.tell(name, p.Ready())
         return commands
 
     def start(self, *, ready: bool = True) -> None:
@@ -64,7 +84,7 @@ class Pair:
 def test_two_members_commit_a_step() -> None:
     pair = Pair()
     pair.start()
-    assert p.Compute(step=0, run=0) in pair.done["a"]
+    assert p.Compute(step=0, run=0, probed=True) in pair.done["a"]
     pair.one_step()
     records = [[c.record for c in pair.done[name] if isinstance(c, p.Passed)] for name in ("a", "b")]
     assert records[0] == records[1]
@@ -135,7 +155,7 @@ def test_a_frame_of_a_newer_generation_is_held_and_makes_it_read_the_view() -> N
 def test_a_frame_of_an_older_generation_is_void() -> None:
     core = Lifecycle(me="a", shape=SHAPE)
     core.handle(p.Viewed(view=view(4, "a", "b")))
-    old = Vote(step=0, seen=3, contribution=TOLD, square_norms=(), roles=(), settings="")
+    old = Vote(step=0, seen=3, contribution=TOLD, square_norms=(), roles=(), settings="", checks=())
     assert core.handle(p.Arrived(source="b", generation=3, message=old)) == []
     assert core.attempt.votes == {}
 
@@ -148,7 +168,7 @@ def test_what_belongs_to_a_step_that_is_over_is_ignored() -> None:
         Partial(step=0, block=0, node=(0, 1), contribution=TOLD, touched=1, lanes=((0, 0),)),
         Gradient(step=0, shards=(0,), contribution=TOLD, touched=((1,),), square_norms=(1.0,)),
         Ack(step=0, shards=(0,)),
-        Vote(step=0, seen=1, contribution=TOLD, square_norms=(), roles=(), settings=""),
+        Vote(step=0, seen=1, contribution=TOLD, square_norms=(), roles=(), settings="", checks=()),
         Copied(step=0, shard=0, intact=True),
     ]
     for message in stale:

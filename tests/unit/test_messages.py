@@ -29,7 +29,9 @@ def test_a_commit_record_travels_whole_with_infinite_and_missing_numbers() -> No
 
 def test_the_smallest_difference_of_a_float_survives() -> None:
     loss = math.nextafter(0.1, 1.0)
-    vote = Vote(step=0, seen=1, contribution=Contribution(loss), square_norms=((0, 5e-324),), roles=(), settings="")
+    vote = Vote(
+        step=0, seen=1, contribution=Contribution(loss), square_norms=((0, 5e-324),), roles=(), settings="", checks=()
+    )
     assert decode(*encode(vote)) == vote
 
 

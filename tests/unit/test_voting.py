@@ -18,7 +18,7 @@ TOLD = Contribution(3.0, 8.0, 8, 77)
 
 
 def vote(**changes: object) -> Vote:
-    plain = Vote(step=2, seen=5, contribution=TOLD, square_norms=(), roles=(), settings="lr=1")
+    plain = Vote(step=2, seen=5, contribution=TOLD, square_norms=(), roles=(), settings="lr=1", checks=())
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
