@@ -69,6 +69,8 @@ class MeshConfig:
     `bind_host` is the interface's address, and what peers connect to. A TCP peer that does not acknowledge for
     `tcp_silence_s` is lost. `max_held_frames` counts per link; a link that has so many of a newer generation is not
     read until the next edit. A link whose unsent bytes exceed `max_send_queue_bytes` is lost: its reader is stuck.
+    `holds_newer`: False gives frames of newer generations to the reader at once, who keeps them for later and learns by
+    them who has gone on.
     `huge_pages`: for large tensors in shared memory. They make collectives faster, and a process larger: they count as
     held as soon as they are there.
     """
@@ -81,6 +83,7 @@ class MeshConfig:
     max_body_bytes: int = 16 << 20
     max_tensor_bytes: int = 8 << 30
     max_held_frames: int = 4096
+    holds_newer: bool = True
     max_send_queue_bytes: int = 16 << 30
     segment_bytes: int = 64 << 20
     huge_pages: bool = True

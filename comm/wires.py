@@ -226,11 +226,13 @@ class Wires:
             self._set_events(link)
 
     def _sort_in(self, link: Link, frame: Frame) -> None:
-        if frame.generation == self.generation:
-            self._ready.append(frame)
-        elif frame.generation > self.generation:
-            link.held.append(frame)
+        if frame.generation > self.generation:
             self._heard_of(frame.generation)
+            if self._config.holds_newer:
+                link.held.append(frame)
+                return
+        if frame.generation >= self.generation:
+            self._ready.append(frame)
 
     def _heard_of(self, generation: int) -> None:
         if generation > self._newest_told:

@@ -394,10 +394,13 @@ def _connect(environment: Environment) -> Channel | None:
 
 
 def _mesh_config(environment: Environment) -> MeshConfig:
-    """No huge pages: a worker holds what its state and messages need, and its memory limit counts every byte."""
+    """No huge pages: a worker holds what its state and messages need, and its memory limit counts every byte.
+
+    What comes from newer views is kept by the protocol: whoever does not hear that another has gone on waits for it.
+    """
     if environment.host:
-        return MeshConfig(transport="tcp", bind_host=environment.host, huge_pages=False)
-    return MeshConfig(huge_pages=False)
+        return MeshConfig(transport="tcp", bind_host=environment.host, huge_pages=False, holds_newer=False)
+    return MeshConfig(huge_pages=False, holds_newer=False)
 
 
 def _seed_generators(seed: int) -> None:

@@ -77,7 +77,7 @@ class Cast:
 
 
 @contextmanager
-def cast(transport: Transport, names: str = "", **config: float) -> Iterator[Cast]:
+def cast(transport: Transport, names: str = "", **config: float | bool) -> Iterator[Cast]:
     made = Cast(transport, config)
     try:
         for name in names:

@@ -115,6 +115,21 @@ def test_frames_of_newer_generations_are_held_and_announced_once(transport: Tran
         assert [event.body for event in b.poll(0) if isinstance(event, Frame)] == [b"five"]
 
 
+def test_frames_of_newer_generations_come_at_once_to_a_reader_that_keeps_them_itself(transport: Transport) -> None:
+    with cast(transport, "ab", holds_newer=False) as made:
+        a, b = made.meshes["a"], made.meshes["b"]
+        a.edit(2, made.peers("ab"))
+        a.send("b", 1, b"two")
+        a.edit(5, made.peers("ab"))
+        a.send("b", 1, b"five", [torch.ones(3)])
+        made.until(lambda: len(made.frames("b")) == 2)
+        assert [(frame.generation, frame.body) for frame in made.frames("b")] == [(2, b"two"), (5, b"five")]
+        b.edit(5, made.peers("ab"))
+        assert b.poll(0) == [], "nothing comes twice"
+        a.send("b", 1, b"five again")
+        made.until(lambda: made.count("b", body=b"five again", generation=5) == 1)
+
+
 def test_held_frames_that_an_edit_skips_are_dropped(transport: Transport) -> None:
     with cast(transport, "ab") as made:
         made.meshes["a"].edit(2, made.peers("ab"))
