@@ -265,6 +265,9 @@ class Lifecycle(Leaving):
         for shard in sorted(set(self.held)):
             if self.me not in self.now[shard].all:
                 self._drop(shard)
+        for shard in sorted(self.bound - set(self._mine())):  # before the first commit, holders may change places
+            self.bound.discard(shard)
+            self._do(p.Unbind(shard=shard))
         for shard in self._mine():
             self._take_over(shard, decision)
         self._publish_lacking(decision)
@@ -277,9 +280,11 @@ class Lifecycle(Leaving):
 
     def _take_over(self, shard: int, decision: Recovery) -> None:
         """Make the state of the highest committed step in the model's own memory, as the shard's primary."""
-        if self.committed < 0 or (shard in self.bound and self.held[shard].version == self.committed):
+        held = self._held(shard)
+        if held.version == NEVER and self.committed < 0:  # it is created when the initial parameters are here
             return
-        held = self.held[shard]
+        if shard in self.bound and held.version == self.committed:
+            return
         if held.version == self.committed:
             self._bind(shard)
         else:
@@ -291,7 +296,7 @@ class Lifecycle(Leaving):
     def _publish_lacking(self, decision: Recovery) -> None:
         assert self.view is not None
         if self.committed < 0:
-            if self.me == self.view.ids[0]:
+            if self.me == decision.source:
                 self.parameters = [-1] * len(self.parameters)
                 self._missing = None
                 self._publish(dict(decision.lacking), None)

@@ -71,6 +71,7 @@ def propose(
     dead: Collection[str] = (),
     suspected: Collection[str] = (),
     joining: Sequence[Member] = (),
+    begun: bool = True,
 ) -> Proposal:
     """The next view, if one is wanted and allowed.
 
@@ -78,13 +79,16 @@ def propose(
     holders: those who remain compare what they have, and it is they who say so if state is lost. Where none remain, it
     is. The silent go only if a strict majority of the old view remains which, by `holders` (the word of a living member
     of this view; None: nobody here has one), has every shard. Where a suspicion stands in the way, the dead go alone.
-    While a removal waits nobody joins: joiners must not turn a minority into a majority.
+    While a removal waits nobody joins: joiners must not turn a minority into a majority. Until a job has `begun` (a
+    step was committed), the initial state is as good with anybody, also with newcomers alone.
     """
+    holders = holders if begun else {}
+    begun = begun or view.begun
     proven = tuple(m for m in view.ids if m in dead)
     silent = tuple(m for m in view.ids if m in suspected and m not in dead)
     newcomers = tuple(m for m in joining if m.id not in view and m.id not in dead)
     if silent:
-        whole = _without(view, (*proven, *silent), newcomers)
+        whole = _without(view, (*proven, *silent), newcomers, begun=begun)
         unfit = _unfit(view, (*proven, *silent), holders)
         # The strict majority of the rule: silence is not proof.
         majority = 2 * (len(view.members) - len(proven) - len(silent)) > len(view.members)
@@ -95,7 +99,7 @@ def propose(
         newcomers = ()
     if not proven and not newcomers:
         return Proposal(outcome=Outcome.KEEP, reason="nobody goes and nobody comes")
-    return _without(view, proven, newcomers)
+    return _without(view, proven, newcomers, begun=begun)
 
 
 def missing_state(holders: HoldersByShard, members: Collection[str]) -> str:
@@ -125,7 +129,7 @@ def redundancy(holders: HoldersByShard, alive: Collection[str], backups: int) ->
 
 
 def may_restart(*, exit_code: int, finishing: bool, refused: bool, used: int, allowed: int) -> Verdict:
-    """Whether a worker that ended after the first commit is started again. `exit_code` < 0 is minus the signal."""
+    """Whether a worker that ended is started again. `exit_code` < 0 is minus the signal."""
     if refused:
         return Verdict(yes=False, reason="it was refused; the same worker would be refused again")
     if exit_code == 0:
@@ -188,15 +192,15 @@ def most_suspected(view: View, suspicions: Mapping[str, Collection[str]]) -> str
     return member if votes else None
 
 
-def _without(view: View, gone: Sequence[str], newcomers: Sequence[Member]) -> Proposal:
+def _without(view: View, gone: Sequence[str], newcomers: Sequence[Member], *, begun: bool) -> Proposal:
     rest = tuple(m for m in view.members if m.id not in gone)
-    if not rest:
+    if not rest and not (newcomers and not begun):
         return Proposal(outcome=Outcome.LOST, reason=NOBODY_LEFT)
     reason = "; ".join(_clause(word, ids) for word, ids in (("lost", gone), ("joined", _ids(newcomers))) if ids)
     return Proposal(
         outcome=Outcome.CHANGE,
         reason=reason,
-        view=View(generation=view.generation + 1, members=(*rest, *newcomers), reason=reason),
+        view=View(generation=view.generation + 1, members=(*rest, *newcomers), reason=reason, begun=begun),
     )
 
 

@@ -5,7 +5,7 @@ Every member gets the same reports and so comes to the same decision; nobody lea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elastrain.fold import Node, leaves
@@ -53,6 +53,8 @@ class Recovery:
     record: Record | None
     base: Placement
     now: tuple[Holders, ...]
+    source: str | None
+    """Before the first commit: the member whose initial parameters are everybody's."""
     lacking: Mapping[str, tuple[int, ...]]
     """Per member, the shards whose parameters of `committed` it does not have."""
     unverified: Mapping[str, frozenset[int]]
@@ -87,11 +89,12 @@ def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery 
     """The same for all members of `view`. `reports` must have an entry for each of them."""
     members = view.ids
     committed = max(reports[m].committed for m in members)
-    if view.generation > 1 and not any(reports[m].base for m in members):
-        # Only the first view begins the job; newcomers by themselves would begin it anew.
+    if view.begun and not any(reports[m].base for m in members):
+        # Newcomers by themselves would begin the job anew.
         return Lost(shards=tuple(range(len(shape.shards))), reason=_NEWCOMERS_ONLY)
-    leader = next(m for m in members if reports[m].committed == committed and (reports[m].base or committed < 0))
-    base = reports[leader].base or target([None] * len(shape.shards), shape.sizes, view.nodes, shape.backups)
+    leader = next((m for m in members if reports[m].committed == committed and reports[m].base), members[0])
+    base = _initial(view, reports[leader].base, shape) if committed < 0 else reports[leader].base
+    assert base is not None
     able, lost = _able_holders(view, reports, base, committed)
     if lost:
         return Lost(shards=lost, reason=_lost_sentence(lost, base, committed))
@@ -101,13 +104,14 @@ def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery 
     missing = _missing(reports, shape, folded, pending, committed)
     extra = assign(missing, {m: len(pending[m]) for m in members})
     runs = level({m: (*pending[m], *extra[m]) for m in members}, fixed)
-    source = members[0] if committed < 0 else None
+    source = _source(members, reports) if committed < 0 else None
     newcomers = tuple(m for m in members if committed >= 0 and reports[m].begun < 0)
     return Recovery(
         committed=committed,
         record=reports[leader].record,
         base=base,
         now=able,
+        source=source,
         lacking={m: _lacking(reports[m], committed, is_source=m == source) for m in members},
         unverified={m: _unverified(m, reports[m], able, committed) for m in members},
         newcomers=newcomers,
@@ -119,12 +123,24 @@ def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery 
     )
 
 
+def _initial(view: View, base: Placement | None, shape: Shape) -> Placement:
+    """Before the first commit anybody can make the initial state of a shard from its parameters: none is lost."""
+    now = effective(base, view.ids)[0] if base is not None else (None,) * len(shape.shards)
+    fresh = target(now, shape.sizes, view.nodes, shape.backups)
+    return tuple(left or new for left, new in zip(now, fresh, strict=True))
+
+
+def _source(members: Sequence[str], reports: Mapping[str, Report]) -> str:
+    """Who has the initial parameters of an earlier source passes them on; else the first member's count."""
+    return next((m for m in members if set(reports[m].parameters) == {-1}), members[0])
+
+
 def _able_holders(
     view: View, reports: Mapping[str, Report], base: Placement, committed: int
 ) -> tuple[tuple[Holders, ...], tuple[int, ...]]:
     """Living holders per shard, the first that has or can make the state of `committed` as primary."""
     if committed < 0:
-        return tuple(holders for holders in effective(base, view.ids)[0] if holders), ()
+        return base, ()
     held = {m: {shard: (version, kept) for shard, version, kept in reports[m].held} for m in view.ids}
     able: list[Holders] = []
     lost: list[int] = []
@@ -195,8 +211,8 @@ def _missing(
 
 
 def _lacking(report: Report, committed: int, *, is_source: bool) -> tuple[int, ...]:
-    if committed < 0:  # the job starts: everybody takes the parameters of rank 0
-        return () if is_source else tuple(range(len(report.parameters)))
+    if is_source:
+        return ()
     return tuple(shard for shard, version in enumerate(report.parameters) if version != committed)
 
 

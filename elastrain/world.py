@@ -42,6 +42,8 @@ class View:
     generation: int
     members: tuple[Member, ...]
     reason: str = field(default="", compare=False)
+    begun: bool = field(default=False, compare=False)
+    """A step may have been committed: members that all come new to the job do not begin it, its state is gone."""
 
     def __post_init__(self) -> None:
         if len(set(self.ids)) != len(self.members):

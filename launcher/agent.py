@@ -43,6 +43,7 @@ from elastrain.launcher.values import (
     KillNode,
     Log,
     Propose,
+    PutBegun,
     PutRecord,
     PutRoster,
     PutSpec,
@@ -284,7 +285,7 @@ class Agent:
         takes_part = core.view is None or any(member.node == me for member in core.view.members)
         return not takes_part or core.first_answering_node() != me
 
-    def _ask_store(self, command: Propose | PutSpec | PutRoster | PutRecord | TakeNumber) -> None:
+    def _ask_store(self, command: Propose | PutSpec | PutRoster | PutBegun | PutRecord | TakeNumber) -> None:
         core, now_s = self._core, time.monotonic
         match command:
             case Propose():
@@ -293,6 +294,8 @@ class Agent:
                 self._registry.put_spec(command.spec, lambda spec: self._do_next(core.on_spec(spec, now_s())))
             case PutRoster():
                 self._registry.put_roster(command.roster, lambda roster: self._do_next(core.on_roster(roster, now_s())))
+            case PutBegun():
+                self._registry.put_begun()
             case PutRecord():
                 self._registry.put_record(command.record)
             case TakeNumber():

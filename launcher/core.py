@@ -27,8 +27,8 @@ from elastrain.launcher.messages import (
     Suspect,
 )
 from elastrain.launcher.notices import Ask, Beat, Digested, Ended, Exited, Left, Notice, Over, Raised, Suspected
-from elastrain.launcher.roll import MEET, WARM_UP
-from elastrain.launcher.values import Command, FullPriority, Kill, KillNode, Log, Worker
+from elastrain.launcher.roll import MEET, RESTART, WARM_UP
+from elastrain.launcher.values import Command, FullPriority, Kill, KillNode, Log, PutBegun, Worker
 
 
 class Core(Losing):
@@ -91,6 +91,11 @@ class Core(Losing):
             self._left.add((node, self.nodes[node].record.incarnation))
         return []
 
+    def on_begun(self) -> list[Command]:
+        """The store says that a step has been committed."""
+        self.begun = True
+        return []
+
     def on_tick(self, now: float) -> list[Command]:
         """Some deadline may have passed."""
         due = [name for name, deadline_s in self._deadlines_s.items() if deadline_s <= now]
@@ -118,6 +123,9 @@ class Core(Losing):
                 return self._on_parked_too_long()
         if name.startswith(MEET):
             return self._on_never_met(name.removeprefix(MEET), now)
+        if name.startswith(RESTART):
+            self.restarts_used -= 1
+            return []
         if name.startswith(WARM_UP):
             return [FullPriority(member=name.removeprefix(WARM_UP))]
         self.workers[name].ended_by_us = True
@@ -131,10 +139,14 @@ class Core(Losing):
         if self.step is None or message.step > self.step:
             self.step, self.loss, self.samples = message.step, message.loss, message.samples
         worker.holders = message.holders if message.holders is not None else worker.holders
+        if first and worker.replaces:
+            self._deadlines_s[RESTART + worker.replaces] = now + self.config.restart_counts_s
+        begins: list[Command] = [] if self.begun else [PutBegun()]
+        self.begun = True
         slower: list[Command] = [FullPriority(member=worker.id)] if worker.goes_ahead else []
         worker.goes_ahead = False
         # From now on this agent knows who holds what: a loss may have waited for that.
-        return slower + (self._settle(now) if first else [])
+        return begins + slower + (self._settle(now) if first else [])
 
     def _on_ask(self, ask: Ask) -> list[Command]:
         try:

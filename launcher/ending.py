@@ -104,13 +104,19 @@ class Ending(Requests):
         self._last_words = f"{how}, and no other member was left: the state is gone"
         return []
 
-    def _end_if_all_left(self) -> list[Command]:
-        if self.living or self._vacancies:
+    def _end_if_all_left(self, how: str = "") -> list[Command]:
+        """`how` the last worker of this node ended."""
+        if self.living or self._vacancies or self.end is not None:
             return []
         if self._finishing():
             after = "" if self.step is None else f" after step {self.step}"
             return self._finish(0, f"finished{after}", everywhere=False)
-        if all(worker.exit_code == 0 for worker in self.workers.values()) or not self._alive_in_view():
+        codes = [worker.exit_code for worker in self.workers.values()]
+        if not self.begun and codes[-1] and not self._alive_in_view():
+            return self._finish(
+                1, f"{how} before the first commit, and no worker is left on this node", everywhere=False
+            )
+        if not any(codes) or not self._alive_in_view():
             return self._finish(0, "every worker's script has ended", everywhere=False)
         others = len(self._alive_in_view())
         return self._finish(1, f"no worker is left on this node; {others} elsewhere go on", everywhere=False)

@@ -158,14 +158,16 @@ def _once_the_name_is_free(keys: JobKeys, store: Store, job: str, node: str) -> 
 
 def _clear_what_a_dead_job_left(keys: JobKeys, store: Store) -> None:
     """Its agents were all killed: nobody has taken the keys along. An outage of the store looks the same at first."""
-    if store.get(keys.prefix + "roster") is None:
+    dead = store.list(keys.prefix).items
+    if keys.prefix + "roster" not in {item.key for item in dead}:
         return
     deadline_s = time.monotonic() + 2 * LEASE_S
     while time.monotonic() < deadline_s:
         if store.list(keys.node("")).items:
             return
         time.sleep(_LOOK_AGAIN_S)
-    keys.remove_all()
+    # As it was seen at first: another node that starts now may have cleared it, and begun the job anew.
+    keys.remove(dead)
 
 
 def _wait_for(

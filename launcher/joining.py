@@ -79,20 +79,24 @@ class Joining(Viewing):
         if self.end is not None or not self._vacancies:
             return []
         slot, of = self._vacancies.popleft()
-        start = self._start(slot, number=number, rank=len(self._alive_in_view()) + (0 if of else slot))
+        first = self.roster.first_rank(self.config.node, self.config.incarnation) if self.roster is not None else None
+        beginning = first if self.view is None else None
+        rank = len(self._alive_in_view()) + (0 if of else slot) if beginning is None else beginning + slot
+        start = self._start(slot, number=number, rank=rank)
+        self.workers[start.member].replaces = of
         self._deadlines_s[WARM_UP + start.member] = now + self.config.warm_up_s
         return [start, *([Log(event="restart", fields={"member": start.member, "of": of})] if of else [])]
 
     def _start(self, slot: int, *, number: int, rank: int) -> Start:
         assert self.roster is not None
-        member, initial = f"m{number}", not self.late and len(self._initial()) < self.config.workers
+        member, initial = f"m{number}", not self.late and self.view is None
         self.workers[member] = Worker(id=member, slot=slot, initial=initial)
         names = [record.name for record in self.roster.nodes]
         return Start(
             member=member,
             slot=slot,
             rank=rank,
-            restarts=self.restarts_used,
+            restarts=self.restarts,
             warm_up=not initial,
             world_size=max(self.roster.workers, rank + 1),
             group_rank=names.index(self.config.node) if self.config.node in names else len(names),
@@ -176,10 +180,10 @@ class Joining(Viewing):
 
     def _on_join_timeout(self) -> list[Command]:
         assert self.roster is not None
-        waiting = [w.id for w in self._initial() if w.stage is not Stage.READY]
-        others = [record.name for record in self.roster.nodes if record.name != self.config.node]
-        unready = [n for n in others if n not in self.nodes or not self.nodes[n].record.ready]
-        unlinked = [n for n in others if n in self.nodes and not self.nodes[n].linked]
+        waiting = [w.id for w in self.living if w.stage is not Stage.READY]
+        others = [record for record in self._first_nodes() if record.name != self.config.node]
+        unready = [record.name for record in others if not record.ready]
+        unlinked = [record.name for record in others if not self.nodes[record.name].linked]
         missing = [*waiting, *(f"node {name}" for name in unready)]
         if not missing and unlinked:
             return self._finish(1, f"the agent of {', '.join(unlinked)} can not be reached: see --local-addr")

@@ -32,9 +32,8 @@ class Losing(Joining):
         if not self.config.alone:
             commands.append(TellNodes(message=Exited(member=member)))
         in_view = self.view is not None and member in self.view
-        # Without others to go on, the exit code decides what this means; so it does before the first commit. And once
-        # one has finished, nobody waits for anybody.
-        return commands + (self._settle(now) if in_view and self.committed else [])
+        # Without others to go on, the exit code decides what this means. And once one has finished, nobody waits.
+        return commands + (self._settle(now) if in_view else [])
 
     def on_exit(self, member: str, exit_code: int, now: float) -> list[Command]:
         """The process is reaped; `on_death` came before. `exit_code` < 0 is minus the signal."""
@@ -48,11 +47,12 @@ class Losing(Joining):
         how = f"{member} ended {describe_exit(exit_code)}"
         if worker.finished:
             return log + self._on_peaceful_exit(worker, how)
-        if exit_code != 0 and not self.committed:
+        if exit_code > 0 and self.blames_the_script:
             return log + self._finish(1, f"{how} before the first commit", self._last_traceback())
-        if self.view is not None and not self._alive_in_view() and not self._finishing():
+        gone = self.view is not None and not self._alive_in_view() and not self._finishing()
+        if gone and (self.begun or exit_code == 0):
             return log + self._on_nobody_left(worker, how) + self._settle(now)
-        return log + self._replace(worker, how, now) + self._end_if_all_left()
+        return log + self._replace(worker, how, now) + self._end_if_all_left(how)
 
     def _replace(self, worker: Worker, how: str, now: float) -> list[Command]:
         assert worker.exit_code is not None
@@ -64,6 +64,7 @@ class Losing(Joining):
             allowed=self.config.max_restarts,
         )
         if verdict.yes:
+            self.restarts += 1
             self.restarts_used += 1
             self._vacancies.append((worker.slot, worker.id))
             say = f"{how}; another is started in its place ({verdict.reason})"
@@ -89,7 +90,7 @@ class Losing(Joining):
         if not in_view or self.end is not None:
             return []
         commands: list[Command] = [_death(m, source, at_s, now) for m in in_view]
-        return commands + (self._settle(now) if self.committed else [])
+        return commands + self._settle(now)
 
     def on_link(self, name: str, *, up: bool, reason: str, now: float, closed: bool = False) -> list[Command]:
         """The agent of another node answers, or no longer does. `closed`: its machine says that it is gone."""
@@ -155,11 +156,9 @@ class Losing(Joining):
         if self.end is not None:
             return []
         commands: list[Command] = [Log(event="node_dead", fields={"node": name, "reason": why})]
-        left = (name, node.record.incarnation) in self._left
-        on_roster = self.roster is not None and self.roster.first_rank(name, node.record.incarnation) is not None
-        if on_roster and not self.committed and not self._finishing() and not left:
-            return commands + self._finish(1, f"node {name} was lost before the first commit: {why}")
-        members = [member.id for member in (self.view.members if self.view else ()) if member.node == name]
+        if self.view is None:  # the others begin without it
+            return commands + self._settle(now)
+        members = [member.id for member in self.view.members if member.node == name]
         return commands + self._lost_elsewhere(members, "lease", now, now)
 
     # ---- suspicion
@@ -224,7 +223,7 @@ class Losing(Joining):
         return [] if known else self._judge_failure(failure)
 
     def _judge_failure(self, failure: Failure) -> list[Command]:
-        verdict = ends_job(failure, self._failures, committed=self.committed)
+        verdict = ends_job(failure, self._failures, committed=not self.blames_the_script)
         self._failures.append(failure)
         fields = {"member": failure.member, "place": failure.place, "signature": failure.signature}
         # Its own node says it; only the end concerns every screen.

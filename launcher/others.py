@@ -115,6 +115,8 @@ class Others:
         gone = [other for other in self._seen if other not in others] if news.absence_counts else []
         for record in [record for other, record in others.items() if self._seen.get(other) != record]:
             self._do(self._core.on_record(record, now))
+        if news.begun:
+            self._do(self._core.on_begun())
         if news.spec is not None:
             self._do(self._core.on_spec(dict(news.spec), now))
         if news.view is not None:

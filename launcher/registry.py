@@ -39,6 +39,8 @@ class Registry(Protocol):
 
     def take_number(self, at_least: int, then: Callable[[int], None]) -> None: ...
 
+    def put_begun(self) -> None: ...
+
     def put_record(self, record: NodeRecord) -> None: ...
 
     def put_end(self, over: Over) -> None: ...
@@ -70,6 +72,8 @@ class LoneRegistry:
     def take_number(self, at_least: int, then: Callable[[int], None]) -> None:
         then(self._keys.take_number("members", at_least=at_least))
 
+    def put_begun(self) -> None: ...
+
     def put_record(self, record: NodeRecord) -> None: ...
 
     def put_end(self, over: Over) -> None: ...
@@ -95,6 +99,8 @@ class News:
     spec: Mapping[str, Any] | None
     view: View | None
     end: Over | None
+    begun: bool
+    """A step has been committed."""
     left: frozenset[int]
     """The incarnations of nodes that have gone in good order."""
     removed: bool
@@ -133,6 +139,10 @@ class SharedRegistry:
         self._roster: Roster | None = None
         self._spec: Mapping[str, Any] | None = None
         self._view: View | None = None
+        self._begun = False
+        self._used: dict[str, int] = {}
+        """Counter -> how many of its numbers are used up, by all that this agent has seen."""
+        self._is_away = False
 
     def propose(self, view: View, then: Callable[[View | None], None]) -> None:
         def answered(answer: View | StoreError) -> None:
@@ -147,7 +157,17 @@ class SharedRegistry:
         self._until_answered(lambda: self._keys.put_roster(roster), then)
 
     def take_number(self, at_least: int, then: Callable[[int], None]) -> None:
-        self._until_answered(lambda: self._keys.take_number("members", at_least=at_least), then)
+        at_least = max(at_least, self._used.get("members", 0))
+
+        def taken(number: int) -> None:
+            self._used["members"] = max(self._used.get("members", 0), number + 1)
+            then(number)
+
+        self._until_answered(lambda: self._keys.take_number("members", at_least=at_least), taken)
+
+    def put_begun(self) -> None:
+        self._begun = True
+        self._until_answered(lambda: self._keys.put_once("begun", {}), lambda _: None)
 
     def put_record(self, record: NodeRecord) -> None:
         value = encode_record(record)
@@ -185,7 +205,9 @@ class SharedRegistry:
         if self._presence is not None:
             self._presence.close(max(deadline_s - time.monotonic(), 0.0))
         self._followed.close()
-        self._thread.call(lambda _: self._keys.remove_all(answering, 2 * LEASE_S), lambda _: None)
+        # After an outage the keys of the others may have lapsed with their leases: who answers is there nevertheless.
+        if not answering or not (self._is_away or self._distrust_until_s is not None):
+            self._thread.call(lambda _: self._keys.remove_all(answering, 2 * LEASE_S), lambda _: None)
         self._thread.close(_CLOSE_S + 2 * LEASE_S)
         self._store.close()
 
@@ -208,6 +230,7 @@ class SharedRegistry:
 
     def _on_presence(self, report: Report) -> None:
         # The one call that is made again and again, whatever happens.
+        self._is_away = isinstance(report, Unreachable)
         self._on_away(report.error if isinstance(report, Unreachable) else None)
         if isinstance(report, Lapsed):
             # The store was away, or forgot: everybody's lease may have gone. Give the others time to come back.
@@ -227,13 +250,27 @@ class SharedRegistry:
             spec=self._keys.read(spec) if spec is not None else None,
             view=decode_view(view.value) if view is not None else None,
             end=Over(**over) if over is not None else None,
+            begun=self._keys.prefix + "begun" in items,
             left=self._keys.left(items),
             removed=view is None and self._view is not None and not lost_its_data,
             absence_counts=self._distrust_until_s is None,
         )
         if not news.removed:
             self._remind(news)
+            self._remind_counters(items)
         self._on_news(news)
+
+    def _remind_counters(self, items: Mapping[str, Item]) -> None:
+        """Numbers are never given twice, whatever the store forgets."""
+        for counter in ("members", "incarnations"):
+            there = items.get(self._keys.prefix + counter)
+            number, used = int(there.value) if there is not None else 0, self._used.get(counter, 0)
+            if number < used:
+                self._thread.call(
+                    lambda _, counter=counter, used=used: self._keys.raise_number(counter, used),  # type: ignore[misc]
+                    lambda _: None,
+                )
+            self._used[counter] = max(number, used)
 
     def _remind(self, news: News) -> None:
         """A store that has lost its data is told again what stood."""
@@ -249,6 +286,9 @@ class SharedRegistry:
         if self._terms is not None and news.terms is None:
             terms = self._terms
             self._thread.call(lambda _: self._keys.put_once("job", terms), lambda _: None)
+        if self._begun and not news.begun:
+            self._thread.call(lambda _: self._keys.put_once("begun", {}), lambda _: None)
+        self._begun = self._begun or news.begun
         self._roster, self._spec = news.roster or self._roster, news.spec or self._spec
         self._terms = news.terms or self._terms
         if news.view is not None and (self._view is None or news.view.generation > self._view.generation):

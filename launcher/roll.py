@@ -17,6 +17,7 @@ from elastrain.world import Member, View
 
 WARM_UP = "warm-up "
 MEET = "meet "
+RESTART = "restart of "
 
 
 class Roll:
@@ -33,10 +34,14 @@ class Roll:
         self.roster: Roster | None = None
         self.view: View | None = None
         self.spec: Mapping[str, Any] | None = None
+        self.begun = False
+        """A step has been committed, on this node or another."""
         self.step: int | None = None
         self.loss: float | None = None
         self.samples: int | None = None
+        self.restarts = 0
         self.restarts_used = 0
+        """Those that still count."""
         self.end: End | None = None
         self.reasons: list[str] = []
         self.parked: Parked | None = None
@@ -62,7 +67,7 @@ class Roll:
         self._unchecked: list[tuple[Worker, Hello]] = []
         self._deadlines_s: dict[str, float] = {}
         """"rendezvous", "last call", "join", "suspicion", "silence", "ask again", "parked", "meet NODE",
-        "warm-up MEMBER", or a member that must leave by itself -> monotonic time."""
+        "warm-up MEMBER", "restart of MEMBER", or a member that must leave by itself -> monotonic time."""
 
     @property
     def late(self) -> bool:
@@ -71,9 +76,12 @@ class Roll:
         return self.roster is not None and self.roster.first_rank(me.node, me.incarnation) is None
 
     @property
-    def committed(self) -> bool:
-        """Whether a loss can be made good. A node that came late has not seen the first commit, but there was one."""
-        return self.step is not None or self.late
+    def blames_the_script(self) -> bool:
+        """A worker that ends with an error would do so again: nothing has been committed, as far as this node knows.
+
+        A node that came late knows too little: its own fault must not end a job that runs.
+        """
+        return not self.begun and not self.late
 
     @property
     def steps_lost(self) -> int:
@@ -145,12 +153,9 @@ class Roll:
         here = self.config
         return Member(id=worker.id, node=here.node, address=worker.address, incarnation=here.incarnation)
 
-    def _initial(self) -> list[Worker]:
-        return [worker for worker in self.workers.values() if worker.initial]
-
-    def _all_initial_are_ready(self) -> bool:
-        initial = self._initial()
-        return bool(initial) and all(worker.stage is Stage.READY for worker in initial)
+    def _all_are_ready(self) -> bool:
+        """All workers that this node has left; for the first view."""
+        return bool(self.living) and not self._vacancies and all(worker.stage is Stage.READY for worker in self.living)
 
     def _last_traceback(self) -> str:
         return self._failures[-1].traceback if self._failures else ""

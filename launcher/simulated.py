@@ -13,12 +13,13 @@ import selectors
 import signal
 import socket
 import sys
+import time
 from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from elastrain.errors import ConfigError, ElastrainError
-from elastrain.launcher import control, rundir
+from elastrain.launcher import rundir
 from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.guardian import Guardian
@@ -28,6 +29,8 @@ from elastrain.launcher.starting import NodeOrder, Order, count, run_node, say_l
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _STOP_AGAIN_S = 20.0
+RESTART_COUNTS_S = 3600.0
+"""How long a node's restart counts."""
 
 
 def run_local_nodes(order: Order) -> int:
@@ -61,9 +64,12 @@ class _Nodes:
         self._order, self._run, self._forks = order, run, forks
         self._endpoint = ""
         self._running: dict[str, BaseProcess] = {}
-        self._restarts = 0
+        self._restarted_s: list[float] = []
+        self._started_again: set[str] = set()
+        self._dismissed: set[str] = set()
         self._codes: list[int] = []
         self._stopped_by = 0
+        self._job_is_over = False
         self._told: set[tuple[str, str]] = set()
         self._selector = selectors.DefaultSelector()
         self._signals, self._signals_in = socket.socketpair()
@@ -117,11 +123,14 @@ class _Nodes:
         self._selector.unregister(process.sentinel)
         process.join()
         code = process.exitcode if process.exitcode is not None else 1
+        if name in self._dismissed:
+            return
         if code < 0:
             rundir.of_node(self._run, name).control.unlink(missing_ok=True)
         if code >= 0:
             self._codes.append(code)
             self._tell_end(name)
+            self._dismiss_those_who_come_back(code)
         elif not self._running and not self._codes:
             say("every node was lost, and with them the state")
             self._codes.append(1)
@@ -129,27 +138,16 @@ class _Nodes:
             self._on_loss(name)
 
     def _on_loss(self, name: str) -> None:
-        """Others go on, unless the job has no commit to go on from: then their agents end it."""
-        if self._ends_with_a_node():
-            say(f"{name} was lost before the first commit; it is not started again")
-        elif self._restarts >= self._order.max_restarts:
+        """Others go on."""
+        now_s = time.monotonic()
+        self._restarted_s = [at_s for at_s in self._restarted_s if at_s + RESTART_COUNTS_S > now_s]
+        if len(self._restarted_s) >= self._order.max_restarts:
             say(f"{name} was lost; it is not started again: --max-restarts {self._order.max_restarts}")
         else:
-            self._restarts += 1
-            say(f"{name} was lost; it is started again ({self._restarts} of {self._order.max_restarts})")
+            self._restarted_s.append(now_s)
+            self._started_again.add(name)
+            say(f"{name} was lost; it is started again ({len(self._restarted_s)} of {self._order.max_restarts})")
             self._start(name)
-
-    def _ends_with_a_node(self) -> bool:
-        """The job has begun, and nothing is committed: as far as the nodes know that are left."""
-        states = []
-        for node in rundir.nodes_of(self._run):
-            if node.path.name not in self._running:
-                continue
-            try:
-                states.append(control.ask(node, {"type": "status"})["state"])
-            except ElastrainError:  # it ends just now, or is stuck: the others know as much
-                continue
-        return any(state["roster"] is not None for state in states) and all(state["step"] is None for state in states)
 
     def _tell_end(self, name: str) -> None:
         """The nodes share a screen: what ends the job is said once, what ends only a node with its name."""
@@ -159,10 +157,18 @@ class _Nodes:
             return  # it has said itself why it could not begin
         if end is None:
             return
+        self._job_is_over = self._job_is_over or end["job_is_over"]
         words = (end["sentence"] if end["job_is_over"] else f"{name}: {end['sentence']}", end["detail"])
         if words not in self._told:
             self._told.add(words)
             say_last(*words)
+
+    def _dismiss_those_who_come_back(self, code: int) -> None:
+        """Where the job has failed, nodes on their way into it would wait for others that never come."""
+        if code and self._job_is_over:
+            self._dismissed |= self._started_again & self._running.keys()
+            for name in self._dismissed & self._running.keys():
+                self._running[name].terminate()
 
     def _stop(self, number: int) -> None:
         if number not in _STOP_SIGNALS:

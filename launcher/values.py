@@ -21,6 +21,8 @@ class JobConfig:
     workers: int
     """On this node."""
     max_restarts: int = 10
+    restart_counts_s: float = 3600.0
+    """A restart no longer counts so long after what was started has committed its first step."""
     node: str = "node0"
     incarnation: int = 0
     """Rises with every start of any node of the job; tells a returning node from what it was."""
@@ -129,6 +131,7 @@ class Worker:
     id: str
     slot: int
     initial: bool
+    """It was started before there was a view."""
     stage: Stage = Stage.STARTING
     address: str = ""
     pid: int | None = None
@@ -141,6 +144,8 @@ class Worker:
     goes_ahead: bool = False
     """It has not committed a step of its own yet, and computes at a higher priority than the others."""
     finished: bool = False
+    replaces: str = ""
+    """The member whose place it took."""
     refused: bool = False
     ended_by_us: bool = False
     surplus: bool = False
@@ -179,6 +184,11 @@ class PutRoster:
     """Put the roster if there is none; what the store then holds comes back through `on_roster`."""
 
     roster: Roster
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutBegun:
+    """Say in the store that a step has been committed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,6 +273,7 @@ Command = (
     Start
     | PutSpec
     | PutRoster
+    | PutBegun
     | PutRecord
     | TakeNumber
     | Propose

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from elastrain.launcher.faults import RANDOM
@@ -33,6 +34,7 @@ class Viewing(Parking):
         if not view.members:
             return self._finish(1, view.reason, self._last_traceback())
         first, self.view = self.view is None, view
+        self.begun = self.begun or view.begun
         for name in {member.node for member in view.members} - {self.config.node, *self.nodes}:
             self._deadlines_s.setdefault(MEET + name, now + self.config.absent_s)
         self._deadlines_s.pop("join", None)
@@ -112,37 +114,36 @@ class Viewing(Parking):
         return sorted(present, key=lambda record: record.incarnation)
 
     def _try_first_view(self) -> list[Command]:
-        """All nodes of the roster are ready, and this agent reaches all of their agents."""
-        assert self.roster is not None
-        if self.late or self._proposing or not self._all_initial_are_ready():
-            return []
-        others = [record for record in self.roster.nodes if record.name != self.config.node]
-        seen = [self.nodes.get(record.name) for record in others]
-        if not all(node is not None and node.linked for node in seen):
+        """All nodes that begin the job are ready, and this agent reaches all of their agents."""
+        first = self._first_nodes()
+        others = [self.nodes[record.name] for record in first if record.name != self.config.node]
+        if self._proposing or not self._all_are_ready() or not all(node.linked for node in others):
             return []
         commands: list[Command] = []
-        if not self.record.ready and not self.config.alone:
-            ready = tuple(self._as_member(worker) for worker in self._initial())
+        ready = tuple(self._as_member(worker) for worker in self.living)
+        if self.record.ready != ready and not self.config.alone:
             self.record = NodeRecord(**{**vars(self.record), "ready": ready})
             commands.append(PutRecord(record=self.record))
-        members = self._first_members()
-        if members is not None:
+        members = self._first_members(first)
+        if members:
             self._proposing = True
             commands.append(Propose(view=first_view(members)))
         return commands
 
-    def _first_members(self) -> list[Member] | None:
-        """In rank order; None while somebody is missing."""
+    def _first_nodes(self) -> list[NodeRecord]:
+        """The nodes of the roster that live; where none does, those that came later. Who is not there joins."""
         assert self.roster is not None
-        members: list[Member] = []
-        for record in self.roster.nodes:
-            if record.name == self.config.node:
-                members += [self._as_member(worker) for worker in self._initial()]
-            elif self.nodes[record.name].record.ready:
-                members += self.nodes[record.name].record.ready
-            else:
-                return None
-        return members
+        known = [self.record, *(node.record for node in self.nodes.values())]
+        there = {(record.name, record.incarnation): record for record in known}
+        first = [(record.name, record.incarnation) for record in self.roster.nodes]
+        return [there[key] for key in first if key in there] or self._present()
+
+    def _first_members(self, first: Sequence[NodeRecord]) -> list[Member]:
+        """In rank order; nobody while a node is missing."""
+        ready = [self.record.ready if r.name == self.config.node else r.ready for r in first]
+        if self.config.alone:
+            return [self._as_member(worker) for worker in self.living]
+        return [member for members in ready for member in members] if all(ready) else []
 
     # ---- changes
 
@@ -159,10 +160,11 @@ class Viewing(Parking):
         proposal = propose(
             self.view,
             holders=self.holders,
-            dead=[m for m in self.view.ids if not self.is_alive(m) and self._may_remove(m)],
+            dead=[m for m in self.view.ids if not self.is_alive(m)],
             suspected=[m.id for m in self.view.members if m.node in suspected and self.is_alive(m.id)],
             # Nobody joins while a node does not answer: joiners must not turn a minority into a majority.
-            joining=[self._as_member(w) for w in self.workers.values() if w.stage is Stage.READY and not unlinked],
+            joining=[] if unlinked else self._joiners(),
+            begun=self.begun,
         )
         if proposal.view is not None:
             self._proposing = True
@@ -173,10 +175,8 @@ class Viewing(Parking):
             )
         return self._unpark(now)
 
-    def _may_remove(self, member: str) -> bool:
-        """Before the first commit only where a script has ended by itself."""
-        worker = self.workers.get(member)
-        return self.committed or (worker is not None and worker.exit_code == 0)
+    def _joiners(self) -> list[Member]:
+        return [self._as_member(worker) for worker in self.workers.values() if worker.stage is Stage.READY]
 
     def _on_nobody_alive(self, now: float) -> list[Command]:
         """Every member of the view is proven dead or has left: the job is done, or its state is gone.
@@ -186,11 +186,22 @@ class Viewing(Parking):
         assert self.view is not None
         if self._finishing() or any((m.node, m.incarnation) in self._left for m in self.view.members):
             return self._unpark(now) + self._end_if_nobody_is_left_to_join()
+        if not self.begun:
+            return self._unpark(now) + self._begin_anew()
         if not self._speaks_for_the_dead():
             return self._unpark(now)
         self._proposing = True
         reason = self._last_words or NOBODY_LEFT
-        return [Propose(view=View(generation=self.view.generation + 1, members=(), reason=reason))]
+        return [Propose(view=View(generation=self.view.generation + 1, members=(), reason=reason, begun=True))]
+
+    def _begin_anew(self) -> list[Command]:
+        """Nothing was committed: whoever is ready begins the job from its initial state."""
+        assert self.view is not None
+        view = propose(self.view, holders={}, dead=self.view.ids, joining=self._joiners(), begun=False).view
+        if view is None:
+            return []
+        self._proposing = True
+        return [Propose(view=view)]
 
     def _speaks_for_the_dead(self) -> bool:
         """Their own agents know best how they ended; others speak only where none of those answers."""
@@ -223,6 +234,7 @@ def view_message(view: View) -> dict[str, Any]:
         "generation": view.generation,
         "members": [{"id": m.id, "node": m.node, "address": m.address} for m in view.members],
         "reason": view.reason,
+        "begun": view.begun,
     }
 
 

@@ -5,6 +5,7 @@
     /elastrain/<job>/roster          immutable: the nodes that began the job
     /elastrain/<job>/spec            immutable: what every member must have in common
     /elastrain/<job>/view            the newest view
+    /elastrain/<job>/begun           a step has been committed: there is state to lose
     /elastrain/<job>/end             how the job ended, until its last node has left
     /elastrain/<job>/left/<start>    the node of this incarnation has gone in good order while others go on
     /elastrain/<job>/members         how many member ids are used up; /incarnations likewise for starts of nodes
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from elastrain.launcher.store import Item, LeaseLostError, Store
@@ -85,6 +86,17 @@ class JobKeys:
     def put_left(self, incarnation: int) -> None:
         self.put_once(f"left/{incarnation}", {})
 
+    def raise_number(self, counter: str, at_least: int) -> None:
+        """So many are used up, should the store have forgotten."""
+        key = self.prefix + counter
+        while True:
+            there = self._store.get(key)
+            if there is not None and int(there.value) >= at_least:
+                return
+            revision = there.revision if there is not None else 0
+            if self._commit({key: revision}, {key: str(at_least).encode()}) is not None:
+                return
+
     def take_number(self, counter: str, *, at_least: int = 0) -> int:
         """The next number that nobody has taken. `at_least`: what is known to be used up, should the store forget."""
         key = self.prefix + counter
@@ -134,12 +146,18 @@ class JobKeys:
                     return False
                 time.sleep(_LOOK_AGAIN_S)
                 continue
-            expect = {item.key: item.revision for item in items}
-            if self._store.commit(expect=expect, delete=[*expect, self._hint]) is not None:
-                for item in [item for item in items if item.key == self._lease_key]:
-                    self._store.revoke(int(item.value))
-                self._lease = None
+            if self.remove(items):
                 return True
+
+    def remove(self, items: Sequence[Item]) -> bool:
+        """Delete these of the job's keys, and its lease, if all are still as they were."""
+        expect = {item.key: item.revision for item in items}
+        if self._store.commit(expect=expect, delete=[*expect, self._hint]) is None:
+            return False
+        for item in [item for item in items if item.key == self._lease_key]:
+            self._store.revoke(int(item.value))
+        self._lease = None
+        return True
 
     def _commit(self, expect: Mapping[str, int], put: Mapping[str, bytes]) -> int | None:
         """Under the job's lease. Where that was lost, its keys went with it, and another takes its place."""
@@ -177,13 +195,13 @@ def hint_key(job: str) -> str:
 
 def encode_view(view: View) -> bytes:
     members = [_member(m) for m in view.members]
-    return json.dumps({"generation": view.generation, "members": members, "reason": view.reason}).encode()
+    return json.dumps({**vars(view), "members": members}).encode()
 
 
 def decode_view(value: bytes) -> View:
     raw = json.loads(value)
     members = tuple(Member(**m) for m in raw["members"])
-    return View(generation=raw["generation"], members=members, reason=raw["reason"])
+    return View(**{**raw, "members": members})
 
 
 def encode_record(record: NodeRecord) -> bytes:

@@ -425,7 +425,9 @@ class Engine:
         match message["type"]:
             case "view":
                 members = tuple(Member(id=m["id"], node=m["node"], address=m["address"]) for m in message["members"])
-                view = View(generation=message["generation"], members=members, reason=message.get("reason", ""))
+                view = View(
+                    generation=message["generation"], members=members, reason=message["reason"], begun=message["begun"]
+                )
                 self._journal.write("view", generation=view.generation, members=list(view.ids), reason=view.reason)
                 self._inbox.append(p.Viewed(view=view))
             case "ended":

@@ -47,7 +47,12 @@ def run(
     ] = "1",
     max_restarts: Annotated[
         int,
-        typer.Option("--max-restarts", "--max_restarts", min=0, help="Workers started again within the whole run."),
+        typer.Option(
+            "--max-restarts",
+            "--max_restarts",
+            min=0,
+            help="Workers started again; one no longer counts an hour after it has come in.",
+        ),
     ] = 10,
     rdzv_id: Annotated[
         str | None, typer.Option("--rdzv-id", "--rdzv_id", help="The job's name; default: made from the time.")

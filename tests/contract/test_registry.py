@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from elastrain.launcher import presence
 from elastrain.launcher.notices import Over
 from elastrain.launcher.registry import News, SharedRegistry
 from elastrain.launcher.store import Store
@@ -16,6 +17,7 @@ from elastrain.launcher.values import NodeRecord
 from tests.contract.test_store import IMPLEMENTATIONS
 
 WAIT_S = 10.0
+PREFIX = "/elastrain/j/"
 
 
 class Slow:
@@ -89,3 +91,36 @@ def test_how_a_node_ended_is_known_when_its_key_goes(
     leaver.registry.close(answering=["watcher"])
     watcher.until(lambda news: "leaver" not in news.nodes)
     assert all(known(news) for news in watcher.news if "leaver" not in news.nodes)
+
+
+def test_number_is_not_given_twice_by_a_store_that_has_forgotten(store: Store, watcher: Agent) -> None:
+    taken: list[int] = []
+    watcher.registry.take_number(5, taken.append)
+    watcher.until(lambda news: taken == [5])
+    store.commit(expect={}, delete=[PREFIX + "members"])
+    watcher.until(lambda news: store.get(PREFIX + "members") is not None)
+    other = Agent(Slow(store, "nothing"), "other", 2)  # type: ignore[arg-type]
+    other.registry.take_number(0, taken.append)
+    other.until(lambda news: len(taken) == 2)
+    assert taken == [5, 6]
+    other.registry.close(answering=["watcher"])
+    other.inbox.close()
+
+
+def test_first_commit_is_known_to_all_and_said_again_to_a_store_that_has_forgotten(
+    store: Store, watcher: Agent
+) -> None:
+    watcher.registry.put_begun()
+    watcher.until(lambda news: news.begun)
+    store.commit(expect={}, delete=[PREFIX + "begun"])
+    watcher.until(lambda news: store.get(PREFIX + "begun") is not None)
+
+
+def test_node_that_leaves_right_after_an_outage_does_not_take_the_keys_of_others_that_answer(store: Store) -> None:
+    leaver = Agent(Slow(store, "nothing"), "leaver", 1)  # type: ignore[arg-type]
+    leaver.registry.put_begun()
+    leaver.until(lambda news: news.begun)
+    leaver.registry._on_presence(presence.Lapsed())  # so the keys of the others may have lapsed, too
+    leaver.registry.close(answering=["other"])
+    assert store.get(PREFIX + "begun") is not None
+    leaver.inbox.close()

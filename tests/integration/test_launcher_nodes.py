@@ -82,18 +82,75 @@ def test_worker_and_another_node_killed_at_the_same_time(tmp_path: Path) -> None
         job.assert_nothing_left()
 
 
-def test_a_node_killed_before_the_first_commit_ends_the_job_and_is_not_said_to_come_back(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("import signal\nsignal.pause()\n")
-    with NodesJob(tmp_path, "--local-nodes", "2", arguments=(), script=script) as job:
-        job.wait("worker_start", source="agent:node0")
-        job.wait("worker_start", source="agent:node1")
-        job.kill_node("node1")
-        assert job.process.wait(40) == 1
-        assert "elastrain: node1 was lost before the first commit; it is not started again\n" in job.text()
-        assert "elastrain: node node1 was lost before the first commit: " in job.text()
-        assert not job.events("start", source="agent:node1")[1:]
+@pytest.mark.parametrize("when", ["worker_start", "view"])
+def test_a_node_killed_before_the_first_commit_is_started_again_and_no_bit_differs(tmp_path: Path, when: str) -> None:
+    arguments = ("--steps", "30", "--backups", "1")
+    with NodesJob(tmp_path, "--local-nodes", "3", arguments=arguments) as job:
+        for node in ("node0", "node1", "node2"):
+            job.wait(when, source=f"agent:{node}")
+        job.kill_node("node0")
+        job.wait("node_dead", node="node0")
+        job.wait_step(1)
+        job.wait_members("node0", "node1", "node2", after=1)
+        run = job.finish()
+        assert_equal_to_undisturbed(run, *arguments)
+        assert "node0 was lost; it is started again (1 of 10)" in job.text()
         job.assert_nothing_left()
+
+
+def test_two_nodes_lose_their_only_workers_one_after_the_other_and_the_third_has_everything(tmp_path: Path) -> None:
+    arguments = ("--steps", "80", "--backups", "1")
+    with NodesJob(tmp_path, "--local-nodes", "3", arguments=arguments) as job:
+        job.wait_step(2)
+        for node, member in (("node0", "m0"), ("node1", "m1")):
+            (start,) = job.events("worker_start", member=member)
+            begun = job.status()["step"]
+            os.kill(start["pid"], signal.SIGKILL)
+            job.wait("death", source=f"agent:{node}", member=member)
+            job.wait_step(begun + 4)  # what was held by it has a new holder, if it had not left everything to the third
+        job.wait_members("node0", "node1", "node2", after=2)
+        run = job.finish()
+        assert_equal_to_undisturbed(run, *arguments)
+        job.assert_nothing_left()
+
+
+def test_node_of_the_last_holder_dies_while_newcomers_are_all_that_is_left(tmp_path: Path) -> None:
+    arguments = ("--steps", "80", "--backups", "0")
+    with NodesJob(tmp_path, "--local-nodes", "2", arguments=arguments) as job:
+        job.wait_step(2)
+        for member in ("m0", "m1"):
+            (start,) = job.events("worker_start", member=member)
+            os.kill(start["pid"], signal.SIGKILL)
+        job.kill_node("node0")
+        assert job.process.wait(60) == 1
+        assert "gone" in job.text()
+        job.assert_nothing_left()
+
+
+def test_node_that_is_started_again_when_all_were_lost_ends_with_a_sentence_and_does_not_wait_for_the_dead(
+    tmp_path: Path, etcd: str
+) -> None:
+    def node(name: str, again: str = "") -> NodesJob:
+        options = node_options(etcd, tmp_path, name, nodes="2", job="again")
+        return NodesJob(tmp_path, *options, arguments=ARGUMENTS, name=name + again)
+
+    store = EtcdStore(EtcdConfig(endpoints=(etcd,)))
+    with node("a") as a, node("b") as b:
+        a.wait_step(2)
+        key = f"/elastrain/again-{os.getpid()}/nodes/b"
+        b_was = store.get(key)
+        assert b_was is not None
+        a.kill_node("a")
+        b.kill_node("b")
+        # The first comes back before the key of the other has gone, however slow this machine is.
+        lease = store.grant(60.0)
+        store.commit(expect={}, put={key: b_was.value}, lease=lease)
+        with node("a", "-again") as again:
+            again.wait("start")
+            store.revoke(lease)
+            assert again.process.wait(60) == 1
+            assert "every member of the view is gone, and with them the state" in again.text()
+    store.close()
 
 
 @pytest.mark.timeout(240)  # outages take as long as they take, also where the machine is busy

@@ -50,13 +50,13 @@ def test_several_members_killed_at_once_and_the_others_go_on(tmp_path: Path) -> 
         assert job.finish() == 0
 
 
-def test_state_without_a_living_holder_ends_the_job_with_that_sentence(tmp_path: Path) -> None:
-    with Launched(tmp_path, "--nproc-per-node", "3", args=("--holders",)) as job:
+def test_last_members_killed_end_the_job_with_a_sentence(tmp_path: Path) -> None:
+    with Launched(tmp_path, "--nproc-per-node", "2", args=("--holders",)) as job:
         job.wait_step(1)
         for pid in [job.pid("m0"), job.pid("m1")]:
             os.kill(pid, signal.SIGKILL)
         assert job.exit_code() == 1
-        assert "1 of 3 shards have no living holder (0; held by m0, m1)" in job.text()
+        assert "ended by signal 9, and no other member was left: the state is gone" in job.text()
         job.assert_nothing_left()
 
 
@@ -69,12 +69,14 @@ def test_worker_that_raises_at_import_ends_the_job_without_restarts(tmp_path: Pa
         job.assert_nothing_left()
 
 
-def test_worker_killed_before_the_first_commit_ends_the_job(tmp_path: Path) -> None:
+def test_worker_killed_before_the_first_view_is_replaced(tmp_path: Path) -> None:
     with Launched(tmp_path, "--nproc-per-node", "2", args=("--never-ready", "m1")) as job:
         job.wait_event("ready", member="m0")
         job.kill("m1")
-        assert job.exit_code() == 1
-        assert "m1 ended by signal 9 before the first commit" in job.text()
+        job.wait_event("replace", member="m1")
+        assert job.wait_view(1) == ["m0", "m2"]
+        job.wait_step(1)
+        assert job.finish() == 0
 
 
 def test_first_worker_with_another_spec_is_refused_and_the_job_ends(tmp_path: Path) -> None:

@@ -40,6 +40,42 @@ def test_three_of_four_die_one_after_another(tmp_path: Path, phases: tuple[str, 
     assert set(run.digests) >= {"m3"}
 
 
+@pytest.mark.parametrize(
+    ("phases", "backups"),
+    [
+        (("forward", "commit"), "1"),
+        (("backward", "apply"), "0"),
+        (("reduce", "publish"), "all"),
+    ],
+)
+def test_members_that_die_in_the_very_first_step_are_replaced(
+    tmp_path: Path, phases: tuple[str, str], backups: str
+) -> None:
+    arguments = ("--steps", "12", "--backups", backups)
+    faults = [_kill(member, 0, phase) for member, phase in zip(("m0", "m1"), phases, strict=True)]
+    run = run_job(tmp_path, workers=3, arguments=arguments, faults=faults)
+    if backups == "0" and "apply" in phases and run.exit_code == 1:
+        assert "are gone" in run.output  # step 0 was committed, and its state died with the only holder
+        return
+    assert_equal_to_undisturbed(run, *arguments)
+    assert len(run.phases_struck()) == 2
+
+
+def test_only_member_that_dies_before_the_first_commit_begins_anew(tmp_path: Path) -> None:
+    arguments = ("--steps", "8")
+    run = run_job(tmp_path, workers=1, arguments=arguments, faults=[_kill("m0", 0, "backward")])
+    assert_equal_to_undisturbed(run, *arguments)
+    assert set(run.digests) == {"m1"}
+
+
+def test_state_that_died_with_its_holders_ends_the_job_and_the_member_that_is_left_says_so(tmp_path: Path) -> None:
+    arguments = ("--steps", "30", "--backups", "0")
+    run = run_job(tmp_path, workers=2, arguments=arguments, faults=[_kill("m1", 10, "backward")])
+    assert run.exit_code == 1
+    assert "are gone (m1); the last committed step is" in run.output
+    assert not run.digests
+
+
 def test_a_second_member_dies_while_the_first_loss_is_recovered(tmp_path: Path) -> None:
     arguments = ("--steps", "40", "--backups", "2")
     faults = [_kill("m1", 15, "backward"), "kill --target member:m3 --at step=15,phase=recover"]

@@ -211,6 +211,20 @@ def test_restarts_end_with_the_budget_and_the_job_goes_on() -> None:
     assert job.ids == ("m1", "m2")
 
 
+def test_restart_no_longer_counts_an_hour_after_the_replacement_has_committed() -> None:
+    job = running(max_restarts=1)
+    job.die("m0")
+    job.hello("m3")
+    assert job.do(job.core.on_tick(NOW + 3600)) == []
+    assert job.core.restarts_used == 1  # it has not done anything yet
+    job.say("m3", Progress(step=1, generation=3), NOW + 5000)
+    job.do(job.core.on_tick(NOW + 8599))
+    assert job.core.restarts_used == 1
+    job.do(job.core.on_tick(NOW + 8600))
+    assert describe(job.core, "job", NOW)["restarts_left"] == 1
+    assert of(Start, job.die("m3"))[0].restarts == 2
+
+
 def test_joiner_that_dies_while_warming_up_is_started_again() -> None:
     job = running()
     job.die("m1")
@@ -255,11 +269,52 @@ def test_death_before_the_first_commit_ends_the_job_without_restart() -> None:
     assert of(End, commands) == [End(code=1, sentence="m1 ended with exit code 1 before the first commit")]
 
 
-def test_death_before_the_first_commit_leaves_the_view_as_it_is() -> None:
+def test_worker_killed_before_the_first_commit_leaves_the_view_and_another_takes_its_place() -> None:
     job = Job(2)
     job.hello("m0")
     job.hello("m1")
-    assert not of(Propose, job.die("m1"))
+    commands = job.die("m1")
+    assert not of(End, commands)
+    assert job.ids == ("m0",)
+    assert job.core.view is not None and not job.core.view.begun
+    job.hello("m2")
+    assert job.ids == ("m0", "m2")
+
+
+def test_worker_killed_before_the_first_view_is_replaced_under_its_rank() -> None:
+    job = Job(2)
+    job.hello("m0")
+    (start,) = of(Start, job.die("m1"))
+    assert (start.member, start.slot, start.rank, start.warm_up) == ("m2", 1, 1, False)
+    job.hello("m2")
+    assert (job.ids, job.generation) == (("m0", "m2"), 1)
+
+
+def test_only_worker_killed_before_the_first_commit_begins_the_job_anew() -> None:
+    job = Job(1)
+    job.hello("m0")
+    assert not of(End, job.die("m0"))
+    job.hello("m1")
+    assert (job.ids, job.generation) == (("m1",), 2)
+    assert job.core.view is not None and not job.core.view.begun
+
+
+def test_script_that_ends_by_a_signal_at_every_start_ends_with_the_restarts() -> None:
+    job = Job(1, max_restarts=2)
+    for number in range(2):
+        assert not of(End, job.die(f"m{number}", exit_code=-11))
+    end = of(End, job.die("m2", exit_code=-11))[0]
+    assert (end.code, end.sentence) == (
+        1,
+        "m2 ended by signal 11 before the first commit, and no worker is left on this node",
+    )
+
+
+def test_script_that_exits_with_an_error_before_the_first_commit_ends_the_job_though_others_live() -> None:
+    job = Job(2)
+    job.hello("m0")
+    job.hello("m1")
+    assert of(End, job.die("m1", exit_code=3))[0].sentence == "m1 ended with exit code 3 before the first commit"
 
 
 def test_exception_before_the_first_commit_ends_the_job_with_its_traceback() -> None:

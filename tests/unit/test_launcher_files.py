@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from elastrain.errors import ConfigError
-from elastrain.launcher import priority, rundir
+from elastrain.launcher import enrol, priority, rundir
 from elastrain.launcher.channel import Channel
 from elastrain.launcher.enrol import Place, Terms, enter, secret_of
 from elastrain.launcher.events import EventLog
@@ -38,6 +38,7 @@ from elastrain.launcher.messages import (
 )
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.store import ForgedValueError, MemoryStore, Store
+from elastrain.launcher.values import NodeRecord, Roster
 from elastrain.launcher.views import JobKeys, decode_view, encode_view
 from elastrain.world import Member, View
 
@@ -342,6 +343,38 @@ def test_spec_is_put_once() -> None:
     item = store.get("/elastrain/j/spec")
     assert item is not None
     assert json.loads(item.value) == {"seed": 0}
+
+
+class SkippedTime:
+    """A clock that jumps ahead; what happens meanwhile is done at the first wait."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self.now_s, self.meanwhile = 0.0, [meanwhile]
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        while self.meanwhile:
+            self.meanwhile.pop()()
+
+
+def test_nodes_that_start_together_after_a_dead_job_clear_its_keys_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, terms = MemoryStore(), enrol.Terms(nodes="2:2", script="train.py")
+    dead = JobKeys(store, "j")
+    dead.put_once("job", vars(terms))
+    dead.put_roster(Roster(nodes=(NodeRecord(name="a", incarnation=1, workers=1),)))
+    dead.put_view(View(generation=7, members=(Member(id="m0", node="a", incarnation=1),)))
+    starts: dict[str, int] = {}
+
+    def start(name: str) -> None:
+        starts[name] = enrol.enrol(JobKeys(store, "j"), store, "j", name, terms)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(enrol, "time", SkippedTime(lambda: start("b")))
+    start("a")
+    assert len(set(starts.values())) == 2
+    assert store.get(dead.prefix + "view") is None
 
 
 def test_priority_that_the_kernel_does_not_change_just_now_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

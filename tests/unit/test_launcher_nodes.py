@@ -23,6 +23,7 @@ from elastrain.launcher.values import (
     Log,
     NodeRecord,
     Propose,
+    PutBegun,
     PutRecord,
     PutRoster,
     PutSpec,
@@ -69,6 +70,7 @@ class Cluster:
         self.records: dict[str, NodeRecord] = {}
         self.cut: set[frozenset[str]] = set()
         self.store_answers = True
+        self.begun = False
         self.deaf: set[str] = set()
         """Agents that hear nothing of the others, neither by links nor from the store."""
         self.now = NOW
@@ -86,6 +88,8 @@ class Cluster:
                     self.link(agent, other)
         self.do(agent, agent.core.begin(agent.core.record, self.now))
         self.answer()
+        if self.begun:
+            agent.core.on_begun()
         roster, view = self.store.get(agent.keys.prefix + "roster"), self.newest
         if roster is not None:
             self.do(agent, agent.core.on_roster(agent.keys.put_roster(agent.core.roster or _nobody()), self.now))
@@ -119,6 +123,10 @@ class Cluster:
             match command:
                 case PutRecord():
                     self.put_record(agent, command.record)
+                case PutBegun():
+                    self.begun = True
+                    for other in self.living:
+                        other.core.on_begun()
                 case TellNodes():
                     for other in self.living:
                         cut_off = frozenset((agent.name, other.name)) in self.cut
@@ -291,16 +299,90 @@ def test_spec_of_another_node_counts() -> None:
     assert all(agent.end is not None for agent in cluster.agents.values())
 
 
-def test_node_lost_before_the_first_commit_ends_the_job() -> None:
+@pytest.mark.parametrize("ready", [(), ("m0", "m2"), ("m1",)])
+def test_node_lost_before_the_first_view_is_not_waited_for_and_joins_when_it_is_back(ready: tuple[str, ...]) -> None:
     cluster = Cluster()
     for name in ("node0", "node1", "node2"):
         cluster.add(name)
+    cluster.hello(*ready)
     cluster.kill_node("node1")
-    assert [agent.end for agent in cluster.living] == [None, None]
     cluster.lease_goes("node1")
-    end = cluster.agents["node0"].end
-    assert end is not None
-    assert end.sentence.startswith("node node1 was lost before the first commit")
+    cluster.hello(*({"m0", "m2"} - set(ready)))
+    assert views_of(cluster) == {("m0", "m2")}
+    cluster.add("node1")
+    cluster.hello("m3")
+    assert views_of(cluster) == {("m0", "m2", "m3")}
+    assert [agent.end for agent in cluster.living] == [None, None, None]
+
+
+def test_node_lost_between_the_first_view_and_the_first_commit_leaves_the_view() -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1", "node2"):
+        cluster.add(name)
+    cluster.hello(*ALL)
+    cluster.kill_node("node0")
+    assert views_of(cluster) == {("m1", "m2")}
+    assert [agent.end for agent in cluster.living] == [None, None]
+
+
+def test_all_nodes_lost_before_the_first_view_and_started_again_begin_the_job() -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1"):
+        cluster.add(name, nodes_min=2, nodes_max=2)
+    for name in ("node0", "node1"):
+        cluster.kill_node(name)
+    for name in ("node0", "node1"):
+        cluster.add(name, nodes_min=2, nodes_max=2)
+    cluster.hello("m2", "m3")
+    assert views_of(cluster) == {("m2", "m3")}
+
+
+def test_all_nodes_lost_before_the_first_commit_and_started_again_begin_the_job_anew() -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1"):
+        cluster.add(name, nodes_min=2, nodes_max=2)
+    cluster.hello("m0", "m1")
+    for name in ("node0", "node1"):
+        cluster.kill_node(name)
+    for name in ("node0", "node1"):
+        cluster.add(name, nodes_min=2, nodes_max=2)
+    cluster.hello("m2", "m3")
+    assert views_of(cluster) == {("m2", "m3")}
+    assert not any(agent.core.view.begun for agent in cluster.living)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("old_key_of_the_other", [True, False])
+def test_all_nodes_lost_and_started_again_under_the_same_names_say_that_the_state_is_gone(
+    old_key_of_the_other: bool,
+) -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1"):
+        cluster.add(name, nodes_min=2, nodes_max=2)
+    cluster.hello("m0", "m1")
+    cluster.commit(0, "m0", "m1", holders={"0": ("m0", "m1")})
+    cluster.kill_node("node0")
+    cluster.agents["node1"].alive = False
+    again = cluster.add("node0", nodes_min=2, nodes_max=2)
+    if old_key_of_the_other:
+        cluster.do(again, again.core.on_record(cluster.records["node1"], cluster.now))
+    cluster.add("node1", nodes_min=2, nodes_max=2)
+    cluster.answer()
+    assert [(a.end.code, a.end.sentence) for a in cluster.living if a.end] == [(1, NOBODY_LEFT)] * 2
+
+
+def test_node_of_the_view_that_is_nowhere_to_be_found_is_dead() -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1"):
+        cluster.add(name, nodes_min=2, nodes_max=2)
+    cluster.hello("m0", "m1")
+    cluster.commit(0, "m0", "m1", holders={"0": ("m0", "m1")})
+    for name in ("node0", "node1"):
+        cluster.agents[name].alive = False
+    (again,) = [cluster.add("node0", nodes_min=2, nodes_max=2)]
+    assert again.end is None
+    cluster.tick(6.1)
+    assert again.end is not None
+    assert (again.end.code, again.end.sentence) == (1, NOBODY_LEFT)
 
 
 @pytest.mark.parametrize("comes", ["record", "link", "nothing"])
@@ -316,9 +398,7 @@ def test_node_whose_lease_ends_before_it_was_met_has_time_to_answer(comes: str) 
     if comes == "link":
         cluster.link(cluster.agents["node0"], cluster.agents["node1"])
     cluster.tick(1.5)
-    ends = [agent.end.sentence for agent in cluster.living if agent.end]
-    sentence = "node node1 was lost before the first commit: its lease is gone, and its agent was never reached"
-    assert ends == ([sentence] * 2 if comes == "nothing" else [])
+    assert len(cluster.agents["node0"].logged("node_dead")) == (1 if comes == "nothing" else 0)
 
 
 def test_each_node_that_was_never_met_has_its_own_time_to_answer() -> None:
@@ -332,10 +412,11 @@ def test_each_node_that_was_never_met_has_its_own_time_to_answer() -> None:
     cluster.do(agent, agent.core.on_record_gone("node2", cluster.now))
     cluster.do(agent, agent.core.on_record(cluster.records["node1"], cluster.now))
     cluster.tick(1.0)
-    assert agent.end is None
+    assert not agent.logged("node_dead")
     cluster.tick(1.5)
-    assert agent.end is not None
-    assert agent.end.sentence.startswith("node node2 was lost before the first commit")
+    assert [log.fields for log in agent.logged("node_dead")] == [
+        {"node": "node2", "reason": "its lease is gone, and its agent was never reached"}
+    ]
 
 
 def test_node_whose_script_ended_well_before_the_first_commit_is_not_lost() -> None:

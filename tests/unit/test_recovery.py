@@ -57,9 +57,32 @@ def test_the_job_starts_with_the_parameters_of_rank_0() -> None:
 
 
 def test_newcomers_by_themselves_do_not_begin_the_job_anew() -> None:
-    decision = decide(view("x", "y"), {"x": NEWCOMER, "y": NEWCOMER}, SHAPE)
+    begun = replace(view("x", "y"), begun=True)
+    decision = decide(begun, {"x": NEWCOMER, "y": NEWCOMER}, SHAPE)
     assert isinstance(decision, Lost)
     assert "nobody of the job is left" in decision.reason
+
+
+def test_newcomers_by_themselves_begin_a_job_that_has_not_begun() -> None:
+    decision = recovery(x=NEWCOMER, y=NEWCOMER)
+    assert (decision.committed, decision.source) == (-1, "x")
+    assert {holders.primary for holders in decision.now} == {"x", "y"}
+
+
+INITIAL = replace(NEWCOMER, base=BASE, parameters=(-1, -1), begun=0)
+"""It has the initial parameters of the one that began the job."""
+
+
+def test_initial_parameters_come_from_who_has_them_where_the_first_of_all_is_lost() -> None:
+    decision = recovery(c=NEWCOMER, b=INITIAL)
+    assert decision.source == "b"
+    assert decision.lacking == {"c": (0, 1), "b": ()}
+
+
+def test_loss_of_all_holders_of_a_shard_before_the_first_commit_loses_no_state() -> None:
+    alone = (Holders("a"), Holders("b"))
+    decision = recovery(b=replace(INITIAL, base=alone), c=replace(INITIAL, base=alone))
+    assert [holders.primary for holders in decision.now] == ["c", "b"]  # who lives keeps what it has
 
 
 def test_a_survivor_takes_over_and_the_lost_runs_are_handed_out_again() -> None:
