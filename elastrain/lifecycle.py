@@ -94,6 +94,10 @@ class Lifecycle(Leaving):
         """A view that only adds members waits for the commit whose record names it, for everyone alike."""
         return self.view is None or bool(set(self.view.ids) - set(view.ids))
 
+    def _is_let_in_later(self) -> bool:
+        """Whether this member waits to come in: only in the first view do all begin together."""
+        return not self.entered and self.view is not None and self.view.generation > 1
+
     def _is_left_behind(self) -> bool:
         """One of this view has gone on to a view that this member knows: nothing can be committed here without it.
 
@@ -242,8 +246,11 @@ class Lifecycle(Leaving):
         self._resume(decision)
 
     def unreported(self) -> tuple[str, ...]:
-        """Members of the view whose report has not come."""
-        if not self.recovering or self.view is None:
+        """Members of the view who owe their report: those who are in it answer at once.
+
+        Nobody owes it to a newcomer, in whose view the others are at the end of their step, however long that takes.
+        """
+        if not self.recovering or self.view is None or self._is_let_in_later():
             return ()
         return tuple(m for m in self.view.ids if m not in self._reports)
 

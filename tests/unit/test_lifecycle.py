@@ -145,6 +145,23 @@ def test_a_view_that_is_known_or_older_changes_nothing() -> None:
     assert pair.a.handle(p.Viewed(view=view(1, "a"))) == []
 
 
+def test_a_newcomer_waits_for_reports_however_long_the_others_step_takes_and_they_do_not_wait_for_its() -> None:
+    newcomer, member = Lifecycle(me="c", shape=SHAPE), Pair()
+    newcomer.handle(p.Viewed(view=view(2, "a", "b", "c")))
+    assert newcomer.recovering
+    assert newcomer.unreported() == (), "the others may not have committed yet"
+    member.start()
+    member.one_step()
+    member.tell("b", p.Viewed(view=view(2, "b", "c")))
+    assert member.b.unreported() == ("c",), "who comes in answers at once"
+
+
+def test_in_the_first_view_everybody_owes_a_report() -> None:
+    first = Lifecycle(me="c", shape=SHAPE)
+    first.handle(p.Viewed(view=view(1, "a", "b", "c")))
+    assert first.unreported() == ("a", "b")
+
+
 def test_a_frame_of_a_newer_generation_is_held_and_makes_it_read_the_view() -> None:
     pair = Pair()
     pair.start()

@@ -2,8 +2,10 @@
 
 m1 and m2 die in step `KILL_AT`. m0 does not end the next step before it has been told of two views: the second newcomer
 waits for the view that lets the first one in. So the first newcomer begins in a view that m0 never takes over.
+`--longer-s`: m0's step takes so much longer still.
 """
 
+import argparse
 import json
 import os
 import signal
@@ -33,6 +35,9 @@ def wait_for_view_with(members: set[str]) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--longer-s", type=float, default=0.0)
+    args = parser.parse_args()
     torch.set_num_threads(1)
     if ME == "m4":
         wait_for_view_with({"m3"})
@@ -48,6 +53,8 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             if step.number == KILL_AT + 1 and ME == "m0":
                 wait_for_view_with({"m0", "m3", "m4"})
+                time.sleep(args.longer_s)
+                args.longer_s = 0.0
             step.backward((model(inputs) - inputs).square().mean())
 
 
