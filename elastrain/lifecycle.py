@@ -215,7 +215,7 @@ class Lifecycle(Leaving):
             case Copied():
                 self._on_copied(source, message)
             case LoopState():
-                self._loop_state = (message.step, message.state)
+                self._loop_state = (message.step, message.state, arrival.payload)
             case Done():
                 self._done[source] = message.step
                 self._go_on()
@@ -351,7 +351,7 @@ class Lifecycle(Leaving):
         self.begun = event.step
         self.entered = True
         self._settings = event.settings
-        self._loop_state = (event.step, event.state)
+        self._loop_state = (event.step, event.state, None)
 
     def _end_run(self) -> None:
         attempt = self.attempt
@@ -401,8 +401,8 @@ class Lifecycle(Leaving):
         step = self.committed + 1
         if step == 0 or (self._loop_state is not None and self._loop_state[0] == step):
             self.entered = True
-            state = self._loop_state[1] if self._loop_state else None
-            self._do(p.Enter(step=step, state=state))
+            _, state, payload = self._loop_state or (step, None, None)
+            self._do(p.Enter(step=step, state=state, payload=payload))
 
     def _feed(self) -> None:
         """Give the training loop its next run, or let it leave the step. It goes on computing during a recovery."""

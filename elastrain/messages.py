@@ -137,7 +137,7 @@ class Vote:
     square_norms: tuple[tuple[int, float], ...]
     roles: tuple[tuple[int, Holders], ...]
     settings: str
-    """Digest of the hyperparameters: members that were set up differently must not go on together."""
+    """JSON, name -> digest of hyperparameters, layers, registered state: who differs there must not go on with us."""
     checks: tuple[Check, ...]
     """Micro-batches that this member and another one compute, if any in this step."""
 
@@ -178,7 +178,7 @@ class Copied:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopState:
-    """What a newcomer's training loop needs to enter `step`: schedulers and registered objects."""
+    """What a newcomer's training loop needs to enter `step`: schedulers, registered objects. Tensors travel beside."""
 
     step: int
     state: str

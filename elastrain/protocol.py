@@ -191,6 +191,8 @@ class Enter:
 
     step: int
     state: str | None
+    payload: Any = None
+    """What came beside the state."""
 
 
 @dataclass(frozen=True, kw_only=True)

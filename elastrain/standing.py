@@ -71,7 +71,7 @@ class Standing:
         self._allowed: frozenset[int] = frozenset()
         self._ready = False
         self._settings = ""
-        self._loop_state: tuple[int, str] | None = None
+        self._loop_state: tuple[int, str, object] | None = None
         self._newcomers: tuple[str, ...] = ()
         self._copying: dict[tuple[int, str], int] = {}
         self._copies: list[tuple[int, str]] = []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from elastrain.checks import difference
@@ -40,8 +41,9 @@ def combine_votes(
     if len(settings) > 1:
         names = ", ".join(f"{m}: {v.settings}" for m, v in zip(view.ids, votes, strict=True))
         return Disagreement(
-            reason=f"members entered step {step} with different hyperparameters ({names}): every member has to run the "
-            "same script with the same arguments, and schedulers have to be stepped alike on all"
+            reason=f"members entered step {step} with different {_differing(settings)} ({names}): every member has to "
+            "run the same script with the same arguments; schedulers, layers and what is registered have to be changed "
+            "alike on all, as functions of step.number"
         )
     differing = difference(step, {m: v.checks for m, v in zip(view.ids, votes, strict=False)}, blocks)
     if differing and deterministic:
@@ -65,3 +67,10 @@ def combine_votes(
         next_scaler=advance(rule, scaler, overflow=not finite),
         warning=differing,
     )
+
+
+def _differing(settings: Iterable[str]) -> str:
+    """The names under which members told different digests."""
+    told = [json.loads(text) for text in settings]
+    names = dict.fromkeys(name for one in told for name in one)
+    return ", ".join(name for name in names if len({one.get(name) for one in told}) > 1)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from elastrain import errors
 from elastrain import protocol as p
 from elastrain.comm.errors import CommError
@@ -23,7 +25,7 @@ from elastrain.comm.liveness import Beacon
 from elastrain.comm.mesh import Mesh
 from elastrain.comm.values import Frame, How, Lost, Newer, Peer
 from elastrain.lifecycle import Lifecycle
-from elastrain.messages import Copied, Copy, Partial, Publish, Record, Report, Vote, decode, encode
+from elastrain.messages import Copied, Copy, LoopState, Message, Partial, Publish, Record, Report, Vote, decode, encode
 from elastrain.runtime.channel import Channel, ChannelClosedError
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.faults import ArmedFault, Faults
@@ -60,6 +62,7 @@ class _Again:
     compute: p.Compute | p.Recompute
 
 
+Payload = Callable[[], list[Tensor]]
 Outcome = Work | p.Advance | p.Enter | p.Leave
 
 
@@ -103,6 +106,7 @@ class Engine:
         self._recovering_since_s: float | None = None
         self._holders_told: object = None
         self._warned = False
+        self._loop_payload: Payload = list
         self._loop_goes_first_until_s = 0.0
         self._thread = threading.Thread(target=self._run, name="elastrain-engine", daemon=True)
 
@@ -132,8 +136,10 @@ class Engine:
         assert isinstance(outcome, p.Enter | p.Leave)
         return outcome
 
-    def begin(self, step: int, hyper: Hyper, settings: str, state: str) -> None:
+    def begin(self, step: int, hyper: Hyper, settings: str, state: str, payload: Payload) -> None:
+        """`payload` is called in the engine's thread when a newcomer is to get the state of this step."""
         self._executor.hyper[step] = hyper
+        self._loop_payload = payload
         self._tell(p.Began(step=step, settings=settings, state=state))
 
     def next_work(self) -> Work | p.Advance | p.Leave:
@@ -318,7 +324,7 @@ class Engine:
             case Copy() | Copied():
                 self._faults.reach(message.step + 1, "rebalance")
         try:
-            self._mesh.send(command.to, kind, body, self._executor.payload(message))
+            self._mesh.send(command.to, kind, body, self._payload(message))
         except CommError as error:  # the view will say what became of the receiver
             self._journal.write("unsent", to=command.to, reason=str(error))
         match message:  # after some members have got it and others have not
@@ -326,6 +332,9 @@ class Engine:
                 self._faults.reach(message.step, "commit")
             case Publish():
                 self._faults.reach(message.step, "publish")
+
+    def _payload(self, message: Message) -> list[Tensor]:
+        return self._loop_payload() if isinstance(message, LoopState) else self._executor.payload(message)
 
     def _edit(self, view: View) -> None:
         self.view = view

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -36,11 +36,13 @@ from elastrain.runtime.executor import Executor
 from elastrain.runtime.facade import Facade
 from elastrain.runtime.faults import Faults
 from elastrain.runtime.journal import Journal
+from elastrain.runtime.layers import Layers
 from elastrain.runtime.loader import DataLoader
-from elastrain.runtime.loopstate import LoopState, Stateful, settings_digest
+from elastrain.runtime.loopstate import LoopState, Taken
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.runtime.randomness import BEFORE, BlockRandomness
+from elastrain.runtime.registered import stateful
 from elastrain.runtime.room import RoomConfig, RoomKeeper
 from elastrain.runtime.settings import Settings
 from elastrain.runtime.step import Parts, Step, compute_device, warm_up
@@ -112,7 +114,7 @@ class Job:
         self._beacon = Beacon()
         self._channel = _connect(environment)
         self._faults = Faults(self._journal, self._kill_node)
-        self._registered: dict[str, Stateful] = {}
+        self._registered: dict[str, Any] = {}
         self._parts: Parts | None = None
         self._optimizer: PieceOptimizer | None = None
         self._facade: Facade | None = None
@@ -197,6 +199,7 @@ class Job:
             model=state,
             loader=loader,
             randomness=BlockRandomness(model, layout.blocks, self._settings.seed, compute_device(model)),
+            layers=Layers(model),
             untouched=Untouched(model, state.memory, [spec.name for spec in layout.parameters if not spec.trained]),
             run_length=self._settings.run_length,
             reach=self._faults.reach,
@@ -209,10 +212,17 @@ class Job:
         )
         return model, optimizer, loader
 
-    def register(self, name: str, thing: Stateful) -> None:
-        """Carry `thing.state_dict()` (plain numbers and words) to members that join later. Before `steps`."""
+    def register(self, name: str, thing: Any) -> None:
+        """Carry `thing` to members that join later, bit for bit: before `steps`, and with the same script on all.
+
+        thing: a module that the script moves itself (a mean teacher), a tensor or NumPy array, a dict or list, or an
+        object with `state_dict` and `load_state_dict` of such. Move it after `for batch in step`, alike on every
+        member: what members have is compared. Raises ConfigError for other things; `steps` does for parts that are no
+        data.
+        """
         if name in self._registered:
             raise ConfigError(f"{name!r} is registered already")
+        stateful(name, thing)
         self._registered[name] = thing
 
     def steps(self, loader: DataLoader, *, until: int) -> Iterator[Step]:
@@ -221,29 +231,31 @@ class Job:
         if loader is not parts.loader:
             raise ConfigError("steps() takes the loader that prepare() returned")
         assert self._facade is not None
-        loop = LoopState(self._facade.optimizer, self._registered)
+        parts.layers.settle()
+        loop = LoopState(self._facade.optimizer, self._registered, self._model, parts.layers)
         # Whatever takes time comes before this member says that it is ready: others wait for it from then on.
         loader.start(0, self._expected_micro_batches)
         warm_up(compute_device(self._model))
-        parts.engine.start(self._describe())
+        parts.engine.start({**self._describe(), "layers' switches and numbers": parts.layers.digest()})
         threads = torch.get_num_threads()
         entered = parts.engine.enter()
         if isinstance(entered, p.Leave):
             raise StoppedError("the job ended before this worker had joined: there is nothing left to do")
         if entered.state is not None:
-            loop.load(entered.state)
+            loop.load(entered.state, entered.payload or ())
         parts.model.statistics.refresh()
         parts.untouched.begin()
         number = entered.step
         while True:
             parts.untouched.check_settled()
             self._facade.check()
-            self._begin(number, loop)
+            taken = self._take(loop)
             parts.randomness.begin(number, BEFORE)
             if number >= until:
+                self._enter(number, taken)
                 break
             self._settings.check_threads(threads)
-            self._step = Step(number, parts)
+            self._step = Step(number, parts, taken, partial(self._enter, number, taken))
             try:
                 yield self._step
             except GeneratorExit:
@@ -260,11 +272,19 @@ class Job:
         parts.engine.finish(number)
         self._end(number)
 
-    def _begin(self, number: int, loop: LoopState) -> None:
-        """What the optimizer is to do in this step, and what a newcomer needs to know that begins with it."""
+    def _take(self, loop: LoopState) -> Taken:
+        """What a newcomer needs to know that begins with the next step; before the body of the loop changes it."""
         parts, pieces = self._prepared()
+        parts.layers.note()
+        return loop.take(pieces.hyperparameters())
+
+    def _enter(self, number: int, taken: Taken) -> None:
+        """The body of the loop comes to its micro-batches: what it has set before counts in this step."""
+        parts, pieces = self._prepared()
+        parts.untouched.check_settled()
+        parts.layers.note()
         hyper = pieces.hyperparameters()
-        parts.engine.begin(number, hyper, settings_digest(hyper), loop.take(hyper))
+        parts.engine.begin(number, hyper, taken.settings(number, hyper, parts.layers), taken.text, taken.payload)
 
     def _left_early(self, step: Step, loop: LoopState) -> None:
         """The loop was left by `break`: fine when most members do so after the same step."""
@@ -274,7 +294,7 @@ class Job:
         if self._failed or not step.is_committed:
             return
         try:
-            self._begin(step.number + 1, loop)  # else a newcomer that others wait for could never begin
+            self._enter(step.number + 1, self._take(loop))  # else a newcomer that others wait for could never begin
             self._prepared()[0].engine.finish(step.number + 1)
         except StoppedError as error:  # not raised: the script's own exception may be on its way out of the loop
             self._report(error)

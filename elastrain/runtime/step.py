@@ -24,7 +24,9 @@ from elastrain.runtime.randomness import AFTER
 
 if TYPE_CHECKING:
     from elastrain.runtime.engine import Engine, Work
+    from elastrain.runtime.layers import Layers
     from elastrain.runtime.loader import DataLoader
+    from elastrain.runtime.loopstate import Taken
     from elastrain.runtime.model import GradientSlot, ModelState
     from elastrain.runtime.randomness import BlockRandomness
     from elastrain.runtime.untouched import Untouched
@@ -44,6 +46,7 @@ class Parts:
         loader: DataLoader,
         randomness: BlockRandomness,
         untouched: Untouched,
+        layers: Layers,
         run_length: int,
         reach: Callable[[int, str], None],
         log: Callable[..., None],
@@ -55,6 +58,7 @@ class Parts:
         self.loader = loader
         self.randomness = randomness
         self.untouched = untouched
+        self.layers = layers
         self.run_length = run_length
         self.reach = reach
         self.log = log
@@ -65,8 +69,11 @@ class Parts:
 class Step:
     """`number` counts from 0. `loss`, `samples`, `skipped` and `grad_norm` are known once the step is committed."""
 
-    def __init__(self, number: int, parts: Parts) -> None:
+    def __init__(self, number: int, parts: Parts, taken: Taken, entering: Callable[[], None]) -> None:
         self.number = number
+        self._taken = taken
+        self._entering = entering
+        self._entered = False
         self.micro_batch: int | None = None
         """The one being computed, for error reports."""
         self._parts = parts
@@ -92,15 +99,19 @@ class Step:
     def __iter__(self) -> Iterator[Any]:
         if self._record is not None:
             raise ConfigError(f"step {self.number} is committed already: iterate over each step once")
-        self._parts.untouched.check_settled()
+        if not self._entered:
+            self._entered = True
+            self._entering()
         while self._record is None:
             self._parts.untouched.check()
+            self._taken.check()
             work = self._parts.engine.next_work()
             if isinstance(work, p.Advance):
                 self._record = work.record
                 self._parts.model.statistics.refresh()
                 self._parts.randomness.begin(self.number, AFTER)
                 self._parts.untouched.settle()
+                self._parts.layers.settle()
             elif isinstance(work, p.Leave):
                 if not work.overruled:
                     raise StoppedError("the job has ended")

@@ -222,8 +222,8 @@ def test_different_hyperparameters_end_the_job() -> None:
     pair = Pair()
     for name in ("a", "b"):
         pair.tell(name, p.Viewed(view=view(1, "a", "b")))
-    pair.tell("a", p.Began(step=0, settings="lr=1", state=""))
-    pair.tell("b", p.Began(step=0, settings="lr=2", state=""))
+    pair.tell("a", p.Began(step=0, settings='{"hyperparameters": 1}', state=""))
+    pair.tell("b", p.Began(step=0, settings='{"hyperparameters": 2}', state=""))
     pair.tell("b", p.Ready())
     pair.tell("a", p.Ready())
     pair.one_step()

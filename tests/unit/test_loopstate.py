@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler
 
 from elastrain.errors import ConfigError
+from elastrain.runtime.layers import Layers
 from elastrain.runtime.loopstate import LoopState, schedulers_of, settings_digest
+from elastrain.runtime.registered import stateful
 
 MAKERS: dict[str, Callable[[torch.optim.Optimizer], list[Any]]] = {
     "cosine": lambda o: [lr_scheduler.CosineAnnealingLR(o, 20)],
@@ -24,6 +27,13 @@ MAKERS: dict[str, Callable[[torch.optim.Optimizer], list[Any]]] = {
         )
     ],
 }
+
+
+LAYERS = Layers(torch.nn.Identity())
+
+
+def _loop(optimizer: torch.optim.Optimizer, **registered: Any) -> LoopState:
+    return LoopState(optimizer, registered, torch.nn.Linear(1, 1), Layers(torch.nn.Identity()))
 
 
 def _optimizer() -> torch.optim.Optimizer:
@@ -50,9 +60,11 @@ def _advance(optimizer: torch.optim.Optimizer, schedulers: list[Any], steps: int
 def test_a_newcomers_schedule_goes_on_exactly_where_the_others_are(kind: str) -> None:
     donor, newcomer = _optimizer(), _optimizer()
     donors, newcomers = MAKERS[kind](donor), MAKERS[kind](newcomer)
-    giving, taking = LoopState(donor, {}), LoopState(newcomer, {})
+    giving, taking = _loop(donor), _loop(newcomer)
     _advance(donor, donors, 6)
-    taking.load(giving.take(_hyper(donor)))
+    taking.load(giving.take(_hyper(donor)).text)
+    told = [loop.take(_hyper(donor)).settings(6, [], LAYERS) for loop in (giving, taking)]
+    assert told[0] == told[1], "a newcomer's votes are not those of a member that differs"
     assert newcomer.param_groups[0]["lr"] == donor.param_groups[0]["lr"]
     assert _advance(newcomer, newcomers, 8) == _advance(donor, donors, 8)
 
@@ -82,19 +94,109 @@ def test_registered_objects_travel_with_the_loop() -> None:
     ours, theirs = _Counter(), _Counter()
     ours.seen = 41
     optimizer = _optimizer()
-    text = LoopState(optimizer, {"counter": ours}).take(_hyper(optimizer))
-    LoopState(_optimizer(), {"counter": theirs}).load(text)
+    text = _loop(optimizer, counter=ours).take(_hyper(optimizer)).text
+    _loop(_optimizer(), counter=theirs).load(text)
     assert theirs.seen == 41
 
 
 def test_another_script_is_refused() -> None:
     optimizer = _optimizer()
-    text = LoopState(optimizer, {"counter": _Counter()}).take(_hyper(optimizer))
+    text = _loop(optimizer, counter=_Counter()).take(_hyper(optimizer)).text
     with pytest.raises(ConfigError, match="same script"):
-        LoopState(_optimizer(), {}).load(text)
+        _loop(_optimizer()).load(text)
 
 
 def test_settings_digest_sees_every_bit_of_a_rate() -> None:
     rate = 0.1
     assert settings_digest([{"lr": rate}]) == settings_digest([{"lr": 0.1}])
     assert settings_digest([{"lr": rate}]) != settings_digest([{"lr": rate + 2**-56}])
+
+
+def _moved(state: dict[str, Any], newcomers: dict[str, Any]) -> None:
+    """From one member's registered things to those of a newcomer."""
+    taken = _loop(_optimizer(), **state).take([{}])
+    _loop(_optimizer(), **newcomers).load(taken.text, taken.payload())
+
+
+def _net(seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 2).bfloat16())
+    net.register_buffer("cache", torch.rand(3), persistent=False)
+    return net
+
+
+def test_the_average_of_a_model_travels_bit_for_bit() -> None:
+    teacher, newcomers = _net(1), _net(2)
+    teacher[1].num_batches_tracked.add_(7)
+    _moved({"teacher": teacher}, {"teacher": newcomers})
+    tensors = [*teacher.state_dict().items(), ("cache", teacher.cache)]
+    assert len(tensors) > 8
+    for name, value in tensors:
+        assert torch.equal(value, dict([*newcomers.state_dict().items(), ("cache", newcomers.cache)])[name]), name
+
+
+def test_tensors_arrays_and_plain_containers_are_put_back_in_place() -> None:
+    ours = {
+        "ema": torch.tensor([1.5, -0.0, float("nan")], dtype=torch.bfloat16),
+        "array": np.arange(6, dtype=np.int16).reshape(2, 3),
+        "best": {"loss": np.float32(0.1), "step": 3},
+        "seen": [1, (2, 3), None],
+    }
+    theirs = {
+        "ema": torch.zeros(3, dtype=torch.bfloat16),
+        "array": np.zeros((2, 3), dtype=np.int16),
+        "best": {"other": 1},
+        "seen": [],
+    }
+    places = {name: id(thing) for name, thing in theirs.items()}
+    _moved(ours, theirs)
+    assert {name: id(thing) for name, thing in theirs.items()} == places
+    assert torch.equal(ours["ema"].view(torch.int16), theirs["ema"].view(torch.int16))
+    assert np.array_equal(ours["array"], theirs["array"])
+    assert theirs["best"] == ours["best"]
+    assert type(theirs["best"]["loss"]) is np.float32
+    assert theirs["seen"] == ours["seen"]
+
+
+def test_a_tensor_that_is_changed_while_its_step_is_computed_is_told_by_name() -> None:
+    teacher = _net(1)
+    taken = _loop(_optimizer(), teacher=teacher).take([{}])
+    taken.check()
+    with torch.no_grad():
+        teacher[0].weight.mul_(0.5)
+    for late in (taken.check, taken.payload):
+        with pytest.raises(
+            ConfigError, match=r"teacher\['state'\]\['0.weight'\] was changed before its step was committed"
+        ):
+            late()
+
+
+def test_members_whose_averages_differ_tell_different_settings_within_a_few_steps() -> None:
+    ours, theirs = _net(1), _net(1)
+    with torch.no_grad():
+        theirs[2].bias.add_(1.0)
+    told = [[_loop(_optimizer(), t=net).take([{}]).settings(n, [], LAYERS) for n in range(3)] for net in (ours, theirs)]
+    assert told[0] != told[1]
+    assert told[0] == [_loop(_optimizer(), t=_net(1)).take([{}]).settings(n, [], LAYERS) for n in range(3)]
+
+
+def test_the_models_own_parameters_are_refused() -> None:
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match=r"got parameter 'weight' of the model"):
+        LoopState(_optimizer(), {"teacher": torch.nn.Sequential(model)}, model, LAYERS)
+
+
+@pytest.mark.parametrize("thing", [3, 0.5, "word", None, (1, 2), object()])
+def test_what_cannot_be_changed_in_place_cannot_be_registered(thing: Any) -> None:
+    with pytest.raises(ConfigError, match=r"job.register\('x', …\) takes"):
+        stateful("x", thing)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [object(), torch.nn.Linear(1, 1), torch.eye(2).to_sparse(), torch.zeros(1, device="meta"), np.array([object()])],
+    ids=lambda part: type(part).__name__,
+)
+def test_a_part_that_is_no_data_is_refused_with_its_place(part: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^book\['value'\]\['page'\]\[1\] is "):
+        _loop(_optimizer(), book={"page": [1, part]}).take([{}])

@@ -18,7 +18,15 @@ TOLD = Contribution(3.0, 8.0, 8, 77)
 
 
 def vote(**changes: object) -> Vote:
-    plain = Vote(step=2, seen=5, contribution=TOLD, square_norms=(), roles=(), settings="lr=1", checks=())
+    plain = Vote(
+        step=2,
+        seen=5,
+        contribution=TOLD,
+        square_norms=(),
+        roles=(),
+        checks=(),
+        settings='{"hyperparameters": 1, "teacher": 3}',
+    )
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
@@ -74,10 +82,11 @@ def test_a_step_with_an_infinite_norm_is_skipped() -> None:
     assert record_of(vote(square_norms=((0, math.inf),))).skipped
 
 
-def test_different_hyperparameters_are_named_with_their_members() -> None:
-    answer = combine_votes(2, VIEW, [vote(), vote(settings="lr=2"), vote()])
+def test_what_differs_between_members_is_named_with_them() -> None:
+    answer = combine_votes(2, VIEW, [vote(), vote(settings='{"hyperparameters": 1, "teacher": 4}'), vote()])
     assert isinstance(answer, Disagreement)
-    assert "a: lr=1, b: lr=2, c: lr=1" in answer.reason
+    assert "members entered step 2 with different teacher (a: {" in answer.reason
+    assert '"teacher": 4' in answer.reason
 
 
 def test_different_contributions_are_a_disagreement() -> None:

@@ -1,0 +1,199 @@
+"""State that travels to a newcomer: plain data as a tree of JSON, numbers in bulk as bytes beside it, never as code.
+
+The tree is made in every step, in the training loop's thread. The bytes of tensors are copied only when a newcomer is
+there, and are then still those that the tree was made with: whoever changed them meanwhile is told.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from elastrain.errors import ConfigError
+
+Tree = Any
+"""What JSON takes."""
+_CODE = (FunctionType, BuiltinFunctionType, MethodType, partial, type)
+_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
+_ALIGN = 16
+_LOOKED_AT = 32
+"""Tensors of which some values enter the digest of a step; others have their turn in the next."""
+
+
+@dataclass(frozen=True)
+class _Bulk:
+    """Numbers that travel as bytes. `version` counts the in-place changes of a tensor."""
+
+    name: str
+    tensor: Tensor
+    start: int
+    version: int
+
+    @property
+    def is_unchanged(self) -> bool:
+        return self.tensor.is_inference() or self.tensor._version == self.version
+
+
+class Packer:
+    """Turns values into trees, and remembers what goes beside them."""
+
+    def __init__(self) -> None:
+        self._bulk: list[_Bulk] = []
+        self.size_bytes = 0
+
+    def pack(self, name: str, value: Any) -> Tree:
+        """The tree of `value`. Raises ConfigError, with `name` and the place in it, for what is no data."""
+        if isinstance(value, np.generic | np.ndarray):
+            return self._array(name, value)
+        kind = type(value)
+        if value is None or kind in (bool, int, float, str):
+            return value
+        if isinstance(value, Tensor):
+            return self._tensor(name, value)
+        if isinstance(value, Mapping):
+            pairs = [[self.pack(f"{name} key", k), self.pack(f"{name}[{k!r}]", v)] for k, v in value.items()]
+            return {"dict": pairs}
+        if isinstance(value, list | tuple | deque):
+            items = [self.pack(f"{name}[{i}]", item) for i, item in enumerate(value)]
+            if isinstance(value, deque):
+                return {"deque": items, "maxlen": value.maxlen}
+            return {"tuple": items} if isinstance(value, tuple) else items
+        if isinstance(value, set | frozenset):
+            return {kind.__name__: sorted((self.pack(name, item) for item in value), key=repr)}
+        if isinstance(value, bytes):
+            return {"bytes": value.hex()}
+        if isinstance(value, complex):
+            return {"complex": [value.real, value.imag]}
+        if isinstance(value, _CODE):
+            return {"code": None}  # every member has it from the script
+        raise ConfigError(
+            f"{name} is a {kind.__module__}.{kind.__qualname__}, which cannot be carried to members that join later: "
+            "tensors, NumPy arrays, numbers, words, and lists, tuples, sets and dicts of them can"
+        )
+
+    def _tensor(self, name: str, value: Tensor) -> Tree:
+        problem = None
+        if type(value) not in _TENSORS:
+            problem = f"a {type(value).__name__}"
+        elif value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_nested:
+            problem = f"a tensor of layout {value.layout} on {value.device}"
+        if problem:
+            raise ConfigError(
+                f"{name} is {problem}, which cannot be carried to members that join later: use dense ones"
+            )
+        what = {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+        return {"tensor": self._beside(name, value.detach()), **what}
+
+    def _array(self, name: str, value: np.ndarray[Any, Any] | np.generic) -> Tree:
+        array = np.array(value, order="C")
+        if array.dtype.kind not in "biufcSUmM":
+            raise ConfigError(
+                f"{name} is a NumPy array of {array.dtype}, which cannot be carried to others: use numbers"
+            )
+        raw = torch.from_numpy(np.frombuffer(array.tobytes(), dtype=np.uint8).copy())
+        what = {"dtype": array.dtype.str, "shape": list(array.shape), "scalar": isinstance(value, np.generic)}
+        return {"array": self._beside(name, raw), **what}
+
+    def _beside(self, name: str, tensor: Tensor) -> int:
+        start = -(-self.size_bytes // _ALIGN) * _ALIGN
+        self.size_bytes = start + tensor.nbytes
+        version = 0 if tensor.is_inference() else tensor._version
+        self._bulk.append(_Bulk(name=name, tensor=tensor, start=start, version=version))
+        return start
+
+    def check(self) -> None:
+        """Raises ConfigError if a tensor was changed in place since it was packed."""
+        for bulk in self._bulk:
+            if not bulk.is_unchanged:
+                raise ConfigError(
+                    f"{bulk.name} was changed before its step was committed: a member that joins in this step could "
+                    "not get what it was at the start. Change what is registered after `for batch in step`"
+                )
+
+    @torch.no_grad()
+    def payload(self) -> list[Tensor]:
+        """All bytes in one tensor, for `unpack` on another member. Raises ConfigError as `check` does."""
+        self.check()
+        whole = torch.zeros(self.size_bytes, dtype=torch.uint8)
+        for bulk in self._bulk:
+            if bulk.tensor.nbytes:
+                whole[bulk.start : bulk.start + bulk.tensor.nbytes] = _bytes_of(bulk.tensor)
+        return [whole] if self.size_bytes else []
+
+    @torch.no_grad()
+    def look(self, step: int) -> str:
+        """A short digest of some of the bulk, another part in each step: members that differ in it notice soon."""
+        rounds = max(1, -(-len(self._bulk) // _LOOKED_AT))
+        hasher = blake2b(digest_size=4)
+        for bulk in self._bulk[step % rounds :: rounds]:
+            flat = bulk.tensor.reshape(-1)
+            if flat.numel():
+                hasher.update(_bytes_of(flat[:: max(1, flat.numel() // 7)]).numpy().tobytes())
+        return hasher.hexdigest()
+
+
+def unpack(tree: Tree, whole: Tensor | None, own: Any = None) -> Any:
+    """What was packed, with the bits and types that it had. `own`: this member's value, from which functions are taken.
+
+    Raises ConfigError where the two do not fit.
+    """
+    if isinstance(tree, list):
+        return [unpack(item, whole, _at(own, i)) for i, item in enumerate(tree)]
+    if not isinstance(tree, dict):
+        return tree
+    match tree:
+        case {"dict": pairs}:
+            keys = [unpack(key, whole) for key, _ in pairs]
+            return {key: unpack(item, whole, _of(own, key)) for key, (_, item) in zip(keys, pairs, strict=True)}
+        case {"tuple": items}:
+            return tuple(unpack(item, whole, _at(own, i)) for i, item in enumerate(items))
+        case {"deque": items, "maxlen": maxlen}:
+            return deque((unpack(item, whole, _at(own, i)) for i, item in enumerate(items)), maxlen)
+        case {"set": items}:
+            return {unpack(item, whole) for item in items}
+        case {"frozenset": items}:
+            return frozenset(unpack(item, whole) for item in items)
+        case {"bytes": text}:
+            return bytes.fromhex(text)
+        case {"complex": [real, imaginary]}:
+            return complex(real, imaginary)
+        case {"tensor": start, "dtype": dtype, "shape": shape}:
+            kind = getattr(torch, dtype)
+            return _cut(whole, start, torch.Size(shape).numel() * kind.itemsize).view(kind).reshape(shape)
+        case {"array": start, "dtype": dtype, "shape": shape, "scalar": scalar}:
+            size_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+            array = _cut(whole, start, size_bytes).numpy().view(dtype).reshape(shape)
+            return array[()] if scalar else array
+        case {"code": None} if isinstance(own, _CODE):
+            return own
+    raise ConfigError("the state that came for this member is of another kind than its own: run the same script on all")
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+    return plain.reshape(-1).view(torch.uint8)
+
+
+def _cut(whole: Tensor | None, start: int, size_bytes: int) -> Tensor:
+    if not size_bytes:
+        return torch.empty(0, dtype=torch.uint8)
+    if whole is None or start + size_bytes > whole.numel():
+        raise ConfigError("the state that came for this member lacks bytes: run the same script on all members")
+    return whole[start : start + size_bytes].clone()
+
+
+def _at(own: Any, index: int) -> Any:
+    return own[index] if isinstance(own, list | tuple | deque) and index < len(own) else None
+
+
+def _of(own: Any, key: Any) -> Any:
+    return own.get(key) if isinstance(own, Mapping) else None
