@@ -186,6 +186,10 @@ class Ledger:
             assert all(slot.slot is not free for free in self._free_slots), "a gradient slot is free twice"
             self._free_slots.append(slot.slot)
 
+    def free_buffers(self) -> Iterable[Tensor]:
+        """Those whose content nobody needs."""
+        return self._buffers.free()
+
     # ------------------------------------------------------------------------------------------------------ commands
 
     def carry_out(self, command: p.Command) -> p.Event | None:

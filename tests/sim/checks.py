@@ -6,6 +6,7 @@ here drives the job.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +17,9 @@ from elastrain.placement import Placement
 from elastrain.recovery import Recovery, Shape
 from elastrain.world import View
 from tests.sim.member import SimMember, Violation, symbol
+
+REGAIN_STEPS = 3
+"""Copies are made in one step, followed up in the next, and count from its commit on."""
 
 
 @dataclass
@@ -45,6 +49,10 @@ class Checks:
         self.decisions: dict[int, Recovery] = {}
         self.roles: dict[tuple[int, int], Placement] = {}
         self.checked_roles: dict[str, object] = {}
+        self.due: dict[int, int] = {}
+        """Generation -> step that is not committed with fewer copies than there should be."""
+        self.is_slow = False
+        """Some do hardly anything: then nothing has to be done by a certain step."""
 
     # ------------------------------------------------------------------------------------------------ after a command
 
@@ -56,11 +64,11 @@ class Checks:
                 self._resumed(member.me, command.view, command.recovery)
             case p.Apply():
                 for shard in command.shards:
-                    self._value(member, shard, command.record.step, member.states[shard], "applied state")
+                    self._value(member, shard, command.record.step, member.state(shard), "applied state")
             case p.Swap():
-                self._value(member, command.shard, command.step, member.states[command.shard], "verified copy")
+                self._value(member, command.shard, command.step, member.state(command.shard), "verified copy")
             case p.Bind() | p.TakeParameters():
-                self._value(member, command.shard, command.step, member.memory["par", command.shard], "parameters")
+                self._value(member, command.shard, command.step, member.parameters()[command.shard], "parameters")
             case p.Send() if isinstance(command.message, Report):
                 self._reported(member, command.message)
 
@@ -79,9 +87,19 @@ class Checks:
             raise Violation(f"{me} holds another record of step {record.step} than others of its view")
         if self.truth is not None and content(record) != self.truth.told[record.step]:
             raise Violation(f"{me}: the record of step {record.step} differs from the undisturbed job")
+        self._same_settings(me, record)
         if first is record:
             self.fresh = record
             self._no_fewer_holders(record)
+
+    def _same_settings(self, me: str, record: Record) -> None:
+        view = self.members[me].core.view
+        assert view is not None
+        settings = {self.members[m].settings.get(record.step) for m in view.ids} - {None}
+        if len(settings) > 1 and record.generation == view.generation:
+            raise Violation(
+                f"{me} commits step {record.step}, which members entered with different settings: {settings}"
+            )
 
     def _no_fewer_holders(self, record: Record) -> None:
         before = self.roles.get((record.generation, record.step - 1))
@@ -107,15 +125,34 @@ class Checks:
         finished = shard in member.core.attempt.finished and member.core.attempt.step == step
         if held.version != step and not (held.version == step - 1 and (step in held.kept or finished)):
             raise Violation(f"step {step} is committed, but holder {member.me} can not make shard {shard} of it")
-        self._value(member, shard, held.version, member.states[shard], "a holder's state")
+        self._value(member, shard, held.version, member.state(shard), "a holder's state")
 
     def _resumed(self, me: str, view: View, recovery: Recovery) -> None:
         """All members come to one decision, and every run is done by somebody, and by nobody twice."""
         first = self.decisions.setdefault(view.generation, recovery)
         if first is recovery:
             self._each_run_once(view, recovery)
+            self.due[view.generation] = recovery.committed + self._copies_to_make(me, recovery) + REGAIN_STEPS
         elif first != recovery:
             raise Violation(f"{me} decided otherwise than another member of generation {view.generation}")
+
+    def _copies_to_make(self, me: str, recovery: Recovery) -> int:
+        """How many the busiest primary has before it: at least one of them is made per step."""
+        copies: Counter[str] = Counter()
+        for now, goal in zip(recovery.now, self.members[me].core.goal, strict=True):
+            copies[now.primary] += len(set(goal.all) - set(now.all))
+        return max(copies.values(), default=0)
+
+    def _redundant_again(self, member: SimMember, record: Record) -> None:
+        core = member.core
+        assert core.view is not None
+        if self.is_slow or record.switch or record.step < self.due.get(core.view.generation, record.step + 1):
+            return
+        for shard, (holders, goal) in enumerate(zip(core.base or (), core.goal, strict=True)):
+            if set(holders.all) != set(goal.all):
+                raise Violation(
+                    f"after step {record.step} shard {shard} is still held by {holders.all}, not by {goal.all}"
+                )
 
     def _each_run_once(self, view: View, recovery: Recovery) -> None:
         if len(view.members) == 1:
@@ -146,7 +183,8 @@ class Checks:
         assert member.core.view is not None
         generation = member.core.view.generation
         self.reports[generation, member.me] = report
-        ended = [leaves(nodes) for nodes in report.own]
+        reduced = {block for shard in self.shape.shards for block in shard.lanes}
+        ended = [leaves(report.own[block]) for block in reduced]  # no step waits for a block without shards
         if self.only_joins and any(ended) and any(set(report.pending) - runs for runs in ended):
             raise Violation(f"{member.me} lets joiners in in the middle of step {report.committed + 1}")
         for nodes in (*report.own, *(nodes for _, _, nodes in report.folded)):
@@ -163,6 +201,7 @@ class Checks:
         if self.fresh is not None:
             fresh, self.fresh = self.fresh, None
             self._all_holders_can_make(member.me, fresh)
+            self._redundant_again(member, fresh)
         if core.view is None or core.recovering or self.checked_roles.get(member.me) is core.now:
             return
         self.checked_roles[member.me] = core.now

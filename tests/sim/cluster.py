@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastrain import protocol as p
+from elastrain.ledger import Ledger
 from elastrain.lifecycle import Lifecycle
 from elastrain.membership import HoldersByShard, Outcome, propose
 from elastrain.messages import Ack, Copy, Digests, Gradient, Partial, Publish, Report, Vote
@@ -21,7 +22,7 @@ from elastrain.recovery import Shape, ShardShape
 from elastrain.scaling import LossScale
 from elastrain.world import Member, View
 from tests.sim.checks import Checks, Truth, content
-from tests.sim.member import Outbox, SimMember, Violation
+from tests.sim.member import Outbox, Run, SimMember, Violation
 
 DEATHS = (object, Report, Partial, Gradient, Ack, Vote, Publish, Publish, Digests, Copy)
 Choice = tuple[Any, Callable[[Any], None], Any]
@@ -42,6 +43,14 @@ class Scenario:
     isolated: bool = False
     hunts: int = 0
     """Times that all but one holder of some shard die at once, as soon as the job is redundant: never a loss."""
+    pairs: int = 0
+    """Times that two members die in one step while they hand over what they have summed."""
+    stalls: int = 0
+    """Times that somebody's training loop stands still in the middle of a run, while all else goes on."""
+    unread: int = 0
+    """Times that a backward begins anew, in another slot, because a drive did not give back activations."""
+    drifts: int = 0
+    """Times that somebody's scheduler is stepped otherwise than the others': never a commit."""
     flips: int = 0
     """Updates behind or copies that come out wrong: noticed, or never used."""
     trapped: bool = False
@@ -58,14 +67,18 @@ class Scenario:
     """Share of links, loops and background workers that nearly stand still."""
 
 
+FROZEN = frozenset([7])
+"""Shards without a gradient."""
+
+
 def shape_of(scenario: Scenario) -> Shape:
-    """Three blocks of two shards, and a weight shared by the first and the last block."""
-    shards = [ShardShape(size_bytes=8 + s, lanes=(s // 2,)) for s in range(6)]
-    shards.append(ShardShape(size_bytes=8, lanes=(0, 2)))
+    """A block without shards, three of two; a weight shared by the first and the last of them; a frozen shard."""
+    shards = [ShardShape(size_bytes=8 + s, lanes=(1 + s // 2,)) for s in range(6)]
+    shards += [ShardShape(size_bytes=8, lanes=(1, 3)), ShardShape(size_bytes=8, lanes=(2,))]
     scaling = LossScale(initial=16.0, growth_interval=1)  # it moves in every step
     return Shape(
         runs=scenario.runs,
-        blocks=3,
+        blocks=4,
         shards=tuple(shards),
         backups=scenario.backups,
         loss_scale=scaling,
@@ -74,7 +87,21 @@ def shape_of(scenario: Scenario) -> Shape:
     )
 
 
+@dataclass(eq=False)
+class Part:
+    """A part of a run in some training loop; parts differ in speed."""
+
+    run: Run
+    name: str
+    act: Callable[[], p.Event | None]
+
+    def __call__(self) -> p.Event | None:
+        return self.act()
+
+
 class Cluster:
+    ledger: type[Ledger] = Ledger
+
     def __init__(self, scenario: Scenario, seed: int, truth: Truth | None, core: type[Lifecycle] = Lifecycle) -> None:
         self.scenario = scenario
         self.rng = random.Random(seed)
@@ -102,12 +129,21 @@ class Cluster:
         self.struck = 0
         self.links: dict[tuple[str, str], deque[p.Arrived]] = defaultdict(deque)
         self.views: dict[str, deque[View]] = defaultdict(deque)
-        self.loops: dict[str, deque[Callable[[], p.Event]]] = defaultdict(deque)
+        self.loops: dict[str, deque[Callable[[], p.Event | None]]] = defaultdict(deque)
+        self.stalling: set[str] = set()
+        """Members whose training loop will stand still in the middle of a run."""
+        self.stalled: dict[str, int] = {}
+        """Those that do -> the tick at which it goes on."""
+        self.unread: set[str] = set()
+        """Members whose next backward does not get back what was saved for it."""
         self.agent_todo: deque[Callable[[], None]] = deque()
         self.joining: list[Member] = []
         self.slowness: dict[Any, bool] = {}
         self.checks = Checks(self.shape, truth, self.members, self.dead)
-        self.checks.only_joins = not (scenario.crashes + scenario.zombies + scenario.isolated + scenario.hunts)
+        self.checks.is_slow = scenario.slow > 0
+        self.checks.only_joins = not (
+            scenario.crashes + scenario.zombies + scenario.isolated + scenario.hunts + scenario.pairs
+        )
         self.ticks = 0
         self.committed = -1
         self.view = View(generation=1, members=tuple(self._start() for _ in range(scenario.members)), reason="start")
@@ -120,7 +156,9 @@ class Cluster:
         name = f"m{len(self.members)}"
         nodes = self.scenario.nodes or 10**9
         member = Member(id=name, node=f"n{len(self.members) % nodes}")
-        self.members[name] = SimMember(name, self.shape, self.core, self.scenario.budget_bytes)
+        self.members[name] = SimMember(
+            name, self.shape, self.core, self.scenario.budget_bytes, ledger=self.ledger, frozen=FROZEN
+        )
         self.members[name].watch = self.checks.command
         self.members[name].noise = name if self.scenario.noisy else ""
         self.members[name].carries = self.scenario.carries
@@ -131,6 +169,8 @@ class Cluster:
         drawn = self.scenario
         kinds = ["crash"] * drawn.crashes + ["zombie"] * drawn.zombies + ["join"] * drawn.joins
         kinds += ["isolate"] * drawn.isolated + ["hunt"] * drawn.hunts + ["flip"] * drawn.flips
+        kinds += ["stall"] * drawn.stalls + ["unread"] * drawn.unread + ["drift"] * drawn.drifts
+        kinds += ["pair"] * drawn.pairs
         self.rng.shuffle(kinds)
         horizon = 22 * drawn.members * drawn.steps + 21  # about as long as the job takes undisturbed
         times: list[int] = []
@@ -174,9 +214,9 @@ class Cluster:
                 continue
             if self.views[name]:
                 found.append((("view", name), self._view, name))
-            if self.loops[name]:
-                found.append((("loop", name), self._loop, name))
-            if member.behind:
+            if self.loops[name] and name not in self.stalled:
+                found.append((("loop", name, getattr(self.loops[name][0], "name", "")), self._loop, name))
+            if member.has_work_behind:
                 found.append((("behind", name), self._behind, name))
         if self.agent_todo:
             found.append(("agent", lambda _: self.agent_todo.popleft()(), None))
@@ -201,7 +241,7 @@ class Cluster:
 
     def _wake_someone(self) -> bool:
         """Nothing else can happen: what was silent comes back now."""
-        for silent in (self.asleep, self.cut_off):
+        for silent in (self.stalled, self.asleep, self.cut_off):
             for name in silent:
                 if name not in self.dead and name not in self.finished:
                     self._come_back(name)
@@ -215,7 +255,9 @@ class Cluster:
         self._feed(name, p.Viewed(view=self.views[name].popleft()))
 
     def _loop(self, name: str) -> None:
-        self._feed(name, self.loops[name].popleft()())
+        event = self.loops[name].popleft()()
+        if event is not None:
+            self._feed(name, event)
 
     def _behind(self, name: str) -> None:
         self._say(f"{name} works behind")
@@ -254,6 +296,9 @@ class Cluster:
         for advance in out.advanced:
             self._advanced(name, advance)
         for enter in out.entered:
+            if enter.step > 0 and enter.state is None:
+                raise Violation(f"{name} enters step {enter.step} without the others' loop state")
+            self.members[name].enter(enter.state)
             self._enter(name, enter.step)
         for failure in out.failed:
             self._failed(name, failure)
@@ -274,25 +319,51 @@ class Cluster:
         self._say(f"    {name} leaves{', evicted' if evicted else ''}")
         self.finished.add(name)
         if not evicted and not self.ended:
+            self._check_all_are_done(name)
             self.ended = True
             for other in self.members:
                 self.loops[other].appendleft(p.Ended)
 
-    def _compute(self, name: str, command: p.Compute | p.Recompute) -> None:
-        member, step, run = self.members[name], command.step, command.run
-        member.forwards += 1
-        if isinstance(command, p.Recompute):
-            self._say(f"    {name} checks run {run} of step {step}")
-            self._check(name, command)
-            self.loops[name].append(p.Ready)
-            return
-        self._say(f"    {name} computes run {run} of step {step}")
-        grads, told = member.gradient_of_run(step, run, command.loss_scale), member.contribution_of_run(step, run)
-        for block in reversed(range(self.shape.blocks)):
-            self.loops[name].append(lambda b=block: member.finish_block(step, run, b, grads, told))  # type: ignore[misc]
-        if command.probed:
-            self._check(name, command)
+    def _check_all_are_done(self, name: str) -> None:
+        """The end is a barrier: who has passed it frees all others, wherever they are."""
+        view = self.members[name].core.view
+        for other in view.ids if view else ():
+            if self.members[other].core.committed < self.scenario.steps - 1:
+                raise Violation(
+                    f"{name} leaves while {other} is still in step {self.members[other].core.committed + 1}"
+                )
+
+    def _compute(self, name: str, run: Run | p.Recompute) -> None:
+        self.members[name].forwards += 1
+        if isinstance(run, p.Recompute):
+            self._say(f"    {name} checks run {run.run} of step {run.step}")
+            self._check(name, run)
+        else:
+            self._say(f"    {name} computes run {run.compute.run} of step {run.compute.step}")
+            self.loops[name].extend(self._parts(name, run))
+            if run.compute.probed:
+                self._check(name, run.compute)
         self.loops[name].append(p.Ready)
+
+    def _parts(self, name: str, run: Run) -> list[Part]:
+        """Forward, then backward block by block from the last one."""
+        blocks = reversed(range(self.shape.blocks))
+        backward = [Part(run, f"block {b}", lambda b=b: self._backward(name, run, b)) for b in blocks]  # type: ignore[misc]
+        return [Part(run, "forward", lambda: self.members[name].forward(run)), *backward]
+
+    def _backward(self, name: str, run: Run, block: int) -> p.Event | None:
+        if name in self.unread and run.reported:
+            self.unread.discard(name)
+            self._say(f"{name} computes run {run.compute.run} again")
+            self.members[name].compute_again(run)
+            rest = [part for part in self.loops[name] if getattr(part, "run", None) is not run]
+            self.loops[name] = deque([*self._parts(name, run), *rest])
+            return None
+        if name in self.stalling and run.reported:
+            self.stalling.discard(name)
+            self._say(f"{name} stands still in run {run.compute.run}")
+            self.stalled[name] = self.ticks + self.rng.choice([60, 300, 1000])
+        return self.members[name].backward(run, block)
 
     def _check(self, name: str, command: p.Compute | p.Recompute) -> None:
         """What its first micro-batch comes to: the parameters are read until it is told."""
@@ -308,6 +379,8 @@ class Cluster:
 
     def _enter(self, name: str, step: int) -> None:
         member = self.members[name]
+        if member.loop != step:
+            raise Violation(f"the loop of {name} enters step {step} with the state of step {member.loop}")
         self.loops[name].append(lambda: member.begin(step))
         if step >= self.scenario.steps:
             self.loops[name].append(lambda: p.Finishing(step=step))
@@ -326,6 +399,7 @@ class Cluster:
         self.seen.parameters[step] = self.members[name].parameters()
         self.seen.told[step] = content(record)
         self.committed = max(self.committed, step)
+        self.members[name].loop += 1
         self._enter(name, step + 1)
 
     def _failed(self, name: str, failure: p.Fail) -> None:
@@ -334,13 +408,17 @@ class Cluster:
             self.finished.add(name)
         elif "came out differently" in failure.reason and not self.scenario.carries:
             raise Violation(f"a false alarm of {name}: {failure.reason}")
-        elif failure.kind == "DivergedError" and (self.scenario.flips or self.scenario.carries):
+        elif failure.kind == "DivergedError" and self._is_expected(failure.reason):
             self.diverged = failure.reason
         elif failure.kind != "StateLostError":
             raise Violation(f"{name}: {failure.reason}")
         else:
             self._check_loss(name, failure.reason)
             self.lost = failure.reason
+
+    def _is_expected(self, reason: str) -> bool:
+        drifted = any(self.members[m].drift for m in self.view.ids) and "hyperparameters" in reason
+        return drifted or self.scenario.flips > 0 or self.scenario.carries
 
     def _check_loss(self, name: str, reason: str) -> None:
         """A shard may be lost only if nobody holds it, and the last who did was not sent away alive."""
@@ -357,7 +435,7 @@ class Cluster:
     # ---------------------------------------------------------------------------------------------------------- faults
 
     def _strike(self) -> None:
-        for silent in (self.asleep, self.cut_off):
+        for silent in (self.asleep, self.cut_off, self.stalled):
             for name in [n for n, until in silent.items() if until <= self.ticks]:
                 self._come_back(name)
         while self.faults and self.faults[0][0] <= self.ticks:
@@ -370,6 +448,8 @@ class Cluster:
                 self._join()
             elif kind == "hunt":
                 self._hunt()
+            elif kind == "pair":
+                self._doom_two()
             else:
                 self._hit(kind)
 
@@ -388,6 +468,12 @@ class Cluster:
         silent_until = self.ticks + self.rng.choice([10, 60, 300, 1 << 30])
         if kind == "flip":
             self.members[victim].flips += 1
+        elif kind == "stall":
+            self.stalling.add(victim)
+        elif kind == "drift":
+            self.members[victim].drift = " and more"
+        elif kind == "unread":
+            self.unread.add(victim)
         elif kind == "crash" and self.rng.random() < 0.6:
             self.doomed[victim] = self.rng.choice(DEATHS)
         elif kind == "crash":
@@ -411,6 +497,7 @@ class Cluster:
     def _come_back(self, name: str) -> None:
         self._say(f"{name} comes back")
         self.asleep.pop(name, None)
+        self.stalled.pop(name, None)
         if self.cut_off.pop(name, None) is not None:
             self.views[name].append(self.view)
 
@@ -436,6 +523,15 @@ class Cluster:
             if victim != spared:
                 self._say(f"FAULT hunt {victim}")
                 self._die(victim)
+
+    def _doom_two(self) -> None:
+        victims = self._living()
+        if len(victims) < 3 or self.finished:
+            return
+        self.struck += 1
+        for victim in self.rng.sample(victims, 2):
+            self._say(f"FAULT doom {victim}")
+            self.doomed[victim] = Partial
 
     def _join(self) -> None:
         if not self.finished:

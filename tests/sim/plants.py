@@ -16,8 +16,9 @@ from unittest.mock import patch
 from elastrain import protocol as p
 from elastrain.attempt import PartialSet, Weight
 from elastrain.fold import Combine, Fold, Node, absorb, covers
+from elastrain.ledger import Ledger, Slot, Tensor
 from elastrain.lifecycle import Lifecycle
-from elastrain.messages import Contribution, Publish, Record, Report, Vote
+from elastrain.messages import Contribution, Gradient, LoopState, Publish, Record, Report, Vote
 from elastrain.placement import Holders
 from elastrain.recovery import Lost, Recovery, Shape, decide
 from elastrain.scaling import advance
@@ -84,7 +85,7 @@ def _function(within: int, target: str, only: Filter = _any) -> Callable[[Callab
 # ------------------------------------------------------------------------------------------------- backups and commit
 
 
-@_core(60)
+@_core(400)
 class AcknowledgesBeforeVerified(Lifecycle):
     """A backup acknowledges the gradient of s only after its state of s-1 is applied and matched."""
 
@@ -189,6 +190,71 @@ class ReleasesAtVote(Lifecycle):
         super()._vote()
         if self.attempt.voted and not voted:
             self._do(p.EndAttempt(step=self.attempt.step))
+
+
+@_core(200)
+class CopiesNever(Lifecycle):
+    """What lost its backup is copied towards a new holder."""
+
+    def _plan_copies(self) -> None:
+        self._copies = []
+
+
+@_core(400, only=lambda scenario: scenario.budget_bytes < 1 << 20 and scenario.steps > 4 and not scenario.slow)
+class NeverRenewsTheBudget(Lifecycle):
+    """So many bytes are copied per step, not per job."""
+
+    def _learn(self, record: Record) -> None:
+        copied_bytes = self._copied_bytes
+        super()._learn(record)
+        self._copied_bytes = copied_bytes
+
+
+@_core(60)
+class BackupsForgetWhatWasTouched(Lifecycle):
+    """A backup moves the same parameters as the primary: those that got a gradient."""
+
+    def _on_gradient(self, source: str, message: Gradient, payload: object) -> None:
+        forgotten = tuple((0,) * len(masks) for masks in message.touched)
+        super()._on_gradient(source, replace(message, touched=forgotten), payload)
+
+
+@_function(60, "committing.combine_votes", lambda scenario: scenario.drifts > 0)
+def compares_no_settings(step: int, view: View, votes: Sequence[Vote], **scaling: Any) -> Record | Disagreement:
+    """Members with different hyperparameters commit nothing together."""
+    return combine_votes(step, view, [replace(vote, settings="") for vote in votes], **scaling)
+
+
+# ------------------------------------------------------------------------------------------------ joining and leaving
+
+
+@_core(60, only=lambda scenario: scenario.joins > 0)
+class EntersWithoutLoopState(Lifecycle):
+    """A newcomer's training loop goes on where those of the others are."""
+
+    def _do(self, command: p.Command) -> None:
+        super()._do(replace(command, state=None) if isinstance(command, p.Enter) else command)
+
+
+@_core(200, only=lambda scenario: scenario.joins > 0)
+class SendsTheLoopStateOfTheStepBefore(Lifecycle):
+    """What a newcomer gets is the loop state of the step that it enters."""
+
+    def _pay_loop_state(self) -> None:
+        if self._newcomers and not self.recovering and self._loop_state is not None:
+            for member in self._newcomers:
+                self._send(member, LoopState(step=self.committed + 1, state=self._loop_state[1]))
+            self._newcomers = ()
+
+
+@_core(60, only=lambda scenario: scenario.members > 1)
+class LeavesAlone(Lifecycle):
+    """The end of the job is a barrier."""
+
+    def _leave(self) -> None:
+        if self._finishing is not None and not self._over:
+            self._over = True
+            self._do(p.Leave())
 
 
 # --------------------------------------------------------------------------------------------- publish and learning
@@ -414,7 +480,9 @@ class DropsWhatItGaveAwayAtOnce(Lifecycle):
             self._drop(message.shard)
 
 
-@_core(600, lambda scenario: scenario.joins > 0 and scenario.backups > 0 and scenario.budget_bytes == 20)
+@_core(
+    600, lambda scenario: scenario.joins * scenario.backups > 0 and scenario.budget_bytes == 20 and scenario.steps < 5
+)
 class ForgetsAFollowerThatMustWait(Lifecycle):
     """A verified copy stays when roles change without it: its own time comes when the whole goal is verified."""
 
@@ -500,6 +568,12 @@ def mean_of_means(left: Weight, right: Weight) -> Weight:
     return replace(joined, loss=joined.loss / 2), left[1] | right[1]
 
 
+@_function(60, "attempt.join_weights")
+def touched_by_the_left_child(left: Weight, right: Weight) -> Weight:
+    """A parameter has a gradient if any run gave it one."""
+    return left[0] + right[0], left[1]
+
+
 @_core(60)
 class FoldsInArrivalOrder(Lifecycle):
     """Partials are added in the order of the tree, whichever came first."""
@@ -526,8 +600,8 @@ def _adds_overlapping(self: PartialSet, node: Node, weight: Weight, within: Node
 _ADD = PartialSet.add
 PLANTS["AddsOverlapping"] = Plant(
     rule="Partials are nested or disjoint: overlapping ones are never added.",
-    within=400,
-    only=lambda scenario: scenario.runs == 8 and scenario.crashes > 0 and scenario.members > 2,
+    within=200,
+    only=lambda scenario: scenario.pairs > 0,
     patch=lambda: patch.object(PartialSet, "add", _adds_overlapping),
 )
 
@@ -539,3 +613,68 @@ def keeps_children(
     """Children are replaced by their parent."""
     nodes, steps = absorb(fold, held, node, within)
     return nodes | held, steps
+
+
+# -------------------------------------------------------------------------------------------------------------- books
+
+
+def _ledger(within: int, only: Filter = _any) -> Callable[[type[Ledger]], type[Ledger]]:
+    def register(ledger: type[Ledger]) -> type[Ledger]:
+        cluster = type(ledger.__name__, (Cluster,), {"ledger": ledger})
+        PLANTS[ledger.__name__] = Plant(rule=ledger.__doc__ or "", within=within, only=only, cluster=cluster)
+        return ledger
+
+    return register
+
+
+@_ledger(400, lambda scenario: scenario.members > 1 and scenario.crashes * scenario.stalls > 0)
+class FreesASlotTwice(Ledger):
+    """What is computed for a step after its end is discarded: its slot is free once."""
+
+    def start_run(self) -> Any:
+        slot = super().start_run()
+        assert self._running is not None
+        self._running.blocks = {0, 1, 2, 3}
+        return slot
+
+    def block_done(self, event: p.RunDone) -> None:
+        assert self._running is not None
+        self._own.setdefault((event.step, event.block), {})[event.run, event.run + 1] = self._running
+
+    def _recycle(self, slot: Slot) -> None:
+        if not slot.blocks and not slot.running:
+            self._free_slots.append(slot.slot)
+
+
+@_ledger(200, lambda scenario: scenario.pairs > 0)
+class TakesTheFirstSumForTheWhole(Ledger):
+    """What is finished is the sum over all runs: a partial takes the place of those that it covers."""
+
+    def _enter_fold(self, key: tuple[int, int], node: Node, tensor: Tensor) -> None:
+        self._folds.setdefault(key, {})[node] = tensor
+
+    def _finish(self, command: p.Finish, shard: int) -> float:
+        partials = self._folds[shard, 0]
+        root = next(node for node in partials if node[0] == 0)
+        partials[self._root] = partials.pop(root)
+        return super()._finish(command, shard)
+
+
+@_ledger(60)
+class WritesWhatBelongsToOthers(Ledger):
+    """A fold never writes into a member's own partial."""
+
+    def _sum(self, shard: int, left: Tensor, right: Tensor) -> Tensor:
+        out = getattr(left, "place", left)
+        if hasattr(out, "slot"):
+            out.slot.values[out.key] = self._arithmetic.new_buffer(left).value
+        return super()._sum(shard, left, right)
+
+
+@_ledger(400, lambda scenario: scenario.unread > 0 and scenario.members > 1)
+class ReusesASlotThatIsWritten(Ledger):
+    """A run that is computed again gets another slot: others may be reading what it has reported."""
+
+    def change_slot(self) -> Any:
+        assert self._running is not None
+        return self._running.slot

@@ -17,24 +17,34 @@ def draw(seed: int) -> Scenario:
 
 
 def _draw_faults(rng: random.Random) -> Scenario:
-    """Mixed faults mostly; one in eight hunts holders, one in eight first committers, one in 16 computes wrongly."""
+    """Mixed faults mostly; some hunt holders or first committers, compute wrongly, drift apart, or go on for long."""
     size = Scenario(
         members=rng.choice([1, 2, 3, 4, 5]),
         nodes=rng.choice([0, 0, 2]),
         steps=rng.choice([3, 4]),
-        runs=rng.choice([1, 3, 4, 8]),
+        runs=rng.choice([1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        stalls=rng.choice([0, 1, 2]),
+        unread=rng.choice([0, 0, 1, 2]),
         backups=rng.choice([0, 1, 1, 1, 2, 2, 2]),
         budget_bytes=rng.choice([1, 20, 1 << 20]),
     )
     slow = rng.choice([0.0, 0.0, 0.2, 0.4])
     joins = rng.choice([0, 1, 2])
-    kind = rng.randrange(16)
+    kind = rng.randrange(20)
     if kind == 0:
         return _with(size, members=max(2, size.members), backups=max(1, size.backups), joins=joins, slow=slow, flips=2)
     if kind <= 2:
         return _with(size, members=max(3, size.members), backups=max(1, size.backups), joins=joins, slow=slow, hunts=3)
     if kind <= 4:
         return _with(size, members=max(3, size.members), backups=1, crashes=1, zombies=1, slow=0.4, trapped=True)
+    if kind == 5:
+        return _with(size, members=max(2, size.members), joins=joins, drifts=1)
+    if kind == 6:
+        steps = rng.choice([8, 10])
+        size = _with(size, members=max(3, size.members), backups=max(1, size.backups), steps=steps)
+        return _with(size, crashes=1, joins=joins)
+    if kind == 7:
+        return _with(size, members=max(3, size.members), runs=max(4, size.runs), backups=2, pairs=2, joins=joins)
     return _with(
         size,
         crashes=rng.choice([0, 1, 1, 2]),
