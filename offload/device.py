@@ -80,6 +80,10 @@ HOST = Kind[list[memoryview]](size_bytes=lambda piece: sum(view.nbytes for view 
 CUDA = Kind[torch.Tensor](size_bytes=lambda piece: piece.nbytes, checksum=tensor_checksum)
 
 
+def _agree(pieces: list[P], kind: Kind[P], copy: Copy) -> bool:
+    return all(kind.checksum(piece) == expected for piece, expected in zip(pieces, copy.checksums, strict=True))
+
+
 class Meter:
     """Bytes moved and the time during which at least one request was moving them."""
 
@@ -173,6 +177,15 @@ class Device:
 
         self._get(copy, cut([image], PIECE_BYTES), HOST, get, cancelled)
 
+    def has(self, copy: Copy, payload: memoryview) -> bool:
+        """Whether these are the bytes that were written: without reading them, by their checksums."""
+        pieces = cut(page_image(payload, copy.shift_bytes), PIECE_BYTES)
+        return _agree(pieces, HOST, copy)
+
+    def has_cuda(self, copy: Copy, memory: torch.Tensor) -> bool:
+        """`has` for what `write_cuda` wrote."""
+        return _agree(_pieces_of(memory), CUDA, copy)
+
     def write_cuda(self, engine: CudaEngine, memory: torch.Tensor, cancelled: Callable[[], bool]) -> Copy:
         """`write` for a CUDA tensor of bytes, without a copy in host memory."""
         slot = self._allocate(memory.nbytes)
@@ -192,7 +205,7 @@ class Device:
             for piece in pieces:
                 if cancelled():
                     raise EndedEarlyError
-                sums.append(kind.checksum(piece) if self._checked else 0)
+                sums.append(kind.checksum(piece))  # unchecked too: `has` compares with it
                 move(slot.offset_bytes + moved_bytes, piece)
                 moved_bytes += kind.size_bytes(piece)
         except OSError as fault:

@@ -27,6 +27,7 @@ from elastrain.offload.engines.gds import GdsEngine
 from elastrain.offload.engines.port import Engine
 from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.errors import OffloadConfigError
+from elastrain.offload.holds import running_operator
 from elastrain.offload.identity import Handle, Kept, VersionWatch, is_part, record_of, remember, stays_because, view_of
 from elastrain.offload.keeper import Keeper
 from elastrain.offload.modules import COMPILER, ModuleTrail, TrailHooks, untraced
@@ -222,10 +223,16 @@ class ActivationOffload:
         keeper = self._open()
         view, watch, pinned = view_of(tensor), VersionWatch(tensor, module), is_part(tensor)
         # Saving wakes a thread that wants the interpreter: no call of torch, which would give it away, comes after it.
-        record = record_of(tensor, pinned=pinned)
-        if record is None or not keeper.share(record):
-            storage, version, dtype = tensor.untyped_storage(), tensor._version, str(tensor.dtype)
-            record = keeper.save(storage, version=version, dtype=dtype, module=module, pinned=pinned)
+        storage, operator, record = tensor.untyped_storage(), running_operator(), record_of(tensor, pinned=pinned)
+        if record is None or not keeper.share(record, storage, operator):
+            record = keeper.save(
+                storage,
+                version=tensor._version,
+                dtype=str(tensor.dtype),
+                module=module,
+                pinned=pinned,
+                operator=operator,
+            )
             remember(tensor, record)
         return Handle(record, view, watch, keeper.release)
 

@@ -18,6 +18,7 @@ from elastrain.offload.account import Account
 from elastrain.offload.arena import Arena
 from elastrain.offload.device import Copy, Device
 from elastrain.offload.errors import LimitTooSmallError, OffloadError, SpillReadError, SpillWriteError
+from elastrain.offload.holds import Hold, Holds, Operator
 from elastrain.offload.mover import Mover, again
 from elastrain.offload.notes import NoteLock
 from elastrain.offload.planner import Planner
@@ -53,6 +54,7 @@ class Keeper:
         self._passes: list[Pass] = []
         self._pass_of: dict[Record, Pass] = {}
         self._mover = Mover(self.devices, self._lock, self._account, take=self._take, dropped=self._dropped)
+        self._holds = Holds(self._lock, self._mover)
         self._smallest_bytes = 0
         self._is_given = limit_bytes is not None  # by the user, before anything was saved
         self._foreseen_bytes: int | None = None  # the largest storage of the last forward
@@ -72,6 +74,7 @@ class Keeper:
 
     def end_forward(self, *, quietly: bool) -> None:
         """The forward is over. Raises `SpillWriteError`, unless `quietly`, if a device failed to take something."""
+        self._holds.settle(None)
         with self._lock:
             for each in list(self._passes):
                 if each.collecting and each.records and not quietly:
@@ -82,17 +85,30 @@ class Keeper:
                 self._mover.raise_write_fault()
 
     def save(
-        self, storage: torch.UntypedStorage, *, version: int, dtype: str, module: str, pinned: bool = False
+        self,
+        storage: torch.UntypedStorage,
+        *,
+        version: int,
+        dtype: str,
+        module: str,
+        pinned: bool = False,
+        operator: Operator | None = None,
     ) -> Record:
-        """Take a storage, which never leaves if `pinned`. Waits while there is no room for it within the limit."""
+        """Take a storage, which never leaves if `pinned`, and not before the `operator` that saves it has returned.
+
+        Waits while there is no room for it within the limit.
+        """
+        self._holds.settle(operator)
         record = Record(storage, version=version, dtype=dtype, module=module, pinned=pinned)
         with self._lock:
             current = self._current_pass()
             self._enter(record, current)
             record.watched.append(self._account.watch(storage))
             passed_bytes = self._passed_bytes(record, current)
-            if self._plan.spills(record.index):
-                self._mover.apply(record, residency.Spill())
+            record.wants_to_leave = self._plan.spills(record.index)
+            if operator is not None:
+                self._holds.add(Hold(record, storage, operator, is_shared=False))
+            self._holds.let_leave(record)
             try:
                 self._make_room(current)
                 self._mover.raise_write_fault()
@@ -102,17 +118,24 @@ class Keeper:
             self._smallest_bytes = max(self._smallest_bytes, passed_bytes)
         return record
 
-    def share(self, record: Record) -> bool:
-        """One more graph node wants a storage that was saved before; False if it is gone, or is another keeper's."""
+    def share(self, record: Record, storage: torch.UntypedStorage, operator: Operator) -> bool:
+        """One more graph node wants a storage that was saved before; False if it is gone, or is another keeper's.
+
+        Once the `operator` has returned, a copy that was made before is compared with the memory.
+        """
+        self._holds.settle(operator)
         with self._lock:
             if record not in self._pass_of or record.state is State.LEAVING:
                 return False
             record.handles += 1
+            self._holds.add(Hold(record, storage, operator, is_shared=True))
             self.totals.shared_bytes += record.size_bytes
             return True
 
     def need(self, record: Record) -> torch.UntypedStorage:
         """The storage, in memory. Raises `SpillReadError` (or its subclass) if it does not come back."""
+        if record.held:
+            self._holds.settle_operators_of(record)
         with self._lock:
             current = self._pass_of[record]
             if not current.in_backward:
@@ -236,6 +259,7 @@ class Keeper:
         self._plan.pass_ended(ended.profile(self._clock() - ended.began_s), rate_bytes_per_s)
 
     def _dropped(self, record: Record) -> None:
+        self._holds.forget(record)
         del self._pass_of[record]
 
     def _release(self, record: Record) -> None:
@@ -304,7 +328,7 @@ class Keeper:
         for record in [record for each in self._passes for record in each.records]:
             if self._account.live_bytes - self._mover.writing_bytes <= wanted_bytes:
                 return
-            if record.fault is None:
+            if record.fault is None and not record.held:
                 self._mover.apply(record, residency.Spill())
                 self._lock.act()
 
@@ -408,7 +432,7 @@ class Keeper:
         candidates = [
             policy.Candidate(turn=each.turn, size_bytes=each.size_bytes)
             for each in current.records
-            if each.state is state and (state is State.RELOADED or each.fault is None)
+            if each.state is state and (state is State.RELOADED or each.fault is None) and not each.held
         ]
         chosen = policy.choose_evictions(candidates, cursor=record.turn, wanted_bytes=wanted_bytes)
         for choice in chosen:

@@ -103,6 +103,7 @@ class Mover:
         assert device is not None and storage is not None
         event: residency.Event = residency.WriteDone()
         copy, fault = None, None
+        may_change = transfer.has_others(storage)
         try:
             if request.cancelled:
                 raise EndedEarlyError
@@ -113,14 +114,62 @@ class Mover:
             event, fault = residency.WriteFailed(), known
         except Exception as unknown:  # noqa: BLE001 - edge of a thread: an unknown fault must reach the trainer
             event, fault = residency.WriteFailed(), SpillWriteError(f"{device.engine.name}: {unknown!r}")
+        while not self._has_written(record, event, copy, fault, may_change=may_change):
+            pass
+
+    def _has_written(
+        self,
+        record: Record,
+        event: residency.Event,
+        copy: Copy | None,
+        fault: SpillWriteError | None,
+        *,
+        may_change: bool,
+    ) -> bool:
+        """Report how a write ended; False if the memory was looked at meanwhile, and has to be compared once more.
+
+        What somebody else holds can be changed at any moment while it is written, in ways that no version tells.
+        """
+        device, storage, looked_at = record.device, record.storage, record.looked_at
+        assert device is not None and storage is not None
+        if copy is not None and may_change and not transfer.is_same(device, copy, storage, record.ready):
+            event = residency.Outdated()
         del storage
         with self._lock:
+            if may_change and copy is not None and record.looked_at != looked_at:
+                return False
             device.queued_bytes -= record.size_bytes
             record.copy = copy
             if fault is not None:
                 self._write_failed(record, fault)
             self.apply(record, event)
             self._lock.tell()
+            return True
+
+    def compare(self, record: Record, storage: torch.UntypedStorage) -> None:
+        """The memory was saved once more: give up a copy that has other bytes. The lock is not held.
+
+        What is being written now is compared when that ends.
+        """
+        with self._lock:
+            record.ready = transfer.ready_event(storage)
+            record.looked_at += 1
+            device, copy = record.device, record.copy
+        if device is None or copy is None or transfer.is_same(device, copy, storage, record.ready):
+            return
+        with self._lock:
+            if record.copy is copy:
+                record.newer = storage
+                self._renew(record)
+
+    def _renew(self, record: Record) -> None:
+        """The memory counts instead of an outdated copy, as soon as that is not being read any more."""
+        if record.newer is None or record.state is State.READING:
+            return
+        newer, record.newer = record.newer, None
+        if record.state in (State.SPILLED, State.RELOADED, State.FAILED):
+            record.storage = newer
+            self.apply(record, residency.Outdated())
 
     def _write_failed(self, record: Record, fault: SpillWriteError) -> None:
         record.fault = fault
@@ -167,6 +216,7 @@ class Mover:
             if fault is not None:
                 self.faults.append(str(fault))
             self.apply(record, event)
+            self._renew(record)
             self._lock.tell()
 
 

@@ -36,6 +36,10 @@ class Record:
         self.fault: OffloadError | None = None
         self.watched: list[Watched] = []
         self.handles = 0
+        self.held = 0  # by operators that may still fill it: no copy of it would be good
+        self.wants_to_leave = False
+        self.looked_at = 0  # how often the memory was to be compared with the copy
+        self.newer: torch.UntypedStorage | None = None  # the memory, where an outdated copy is being read
         self.index = self.turn = -1
         self.spilled = False
         self.path = Path.UNUSED

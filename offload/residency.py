@@ -80,6 +80,11 @@ class WriteFailed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Outdated(Event):
+    """The memory has other bytes than the copy by now, and no version told (`.data`, numpy): the memory counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReadDone(Event):
     """Every byte is back and its checksum agrees."""
 
@@ -168,15 +173,18 @@ TABLE: dict[tuple[State, type[Event]], Step] = {
     (_S.WRITING, Need): (_S.FORWARDED, (CancelWrite(), HAND_BACK)),
     (_S.WRITING, WriteDone): (_S.SPILLED, (FreeMemory(),)),
     (_S.WRITING, WriteFailed): (_S.RESIDENT, (FreeSlot(),)),
+    (_S.WRITING, Outdated): (_S.RESIDENT, (FreeSlot(),)),
     (_S.WRITING, Release): (_S.LEAVING, (CancelWrite(),)),
     (_S.FORWARDED, Need): (_S.FORWARDED, (HAND_BACK,)),
     (_S.FORWARDED, WriteDone): (_S.RELOADED, ()),  # the cancellation came too late: both copies are good
     (_S.FORWARDED, WriteCancelled): (_S.RESIDENT, (FreeSlot(),)),
     (_S.FORWARDED, WriteFailed): (_S.RESIDENT, (FreeSlot(),)),
+    (_S.FORWARDED, Outdated): (_S.RESIDENT, (FreeSlot(),)),
     (_S.FORWARDED, Release): (_S.LEAVING, ()),
     (_S.SPILLED, Need): (_S.READING, (StartRead(urgent=True),)),
     (_S.SPILLED, Prefetch): (_S.READING, (StartRead(urgent=False),)),
     (_S.SPILLED, Found): (_S.RELOADED, ()),
+    (_S.SPILLED, Outdated): (_S.RESIDENT, (FreeSlot(),)),
     (_S.SPILLED, Release): (_S.DROPPED, (FreeSlot(),)),
     (_S.READING, Need): (_S.READING, (HastenRead(),)),
     (_S.READING, NoMemory): (_S.SPILLED, ()),
@@ -185,12 +193,15 @@ TABLE: dict[tuple[State, type[Event]], Step] = {
     (_S.READING, Release): (_S.LEAVING, (CancelRead(),)),
     (_S.RELOADED, Need): (_S.RELOADED, (HAND_BACK,)),
     (_S.RELOADED, Spill): (_S.SPILLED, (FreeMemory(),)),
+    (_S.RELOADED, Outdated): (_S.RESIDENT, (FreeSlot(),)),
     (_S.RELOADED, Release): (_S.DROPPED, _BOTH),
     (_S.FAILED, Need): (_S.FAILED, (RAISE_FAULT,)),
+    (_S.FAILED, Outdated): (_S.RESIDENT, (FreeSlot(),)),
     (_S.FAILED, Release): (_S.DROPPED, (FreeSlot(),)),
     (_S.LEAVING, WriteDone): (_S.DROPPED, _BOTH),
     (_S.LEAVING, WriteCancelled): (_S.DROPPED, _BOTH),
     (_S.LEAVING, WriteFailed): (_S.DROPPED, _BOTH),
+    (_S.LEAVING, Outdated): (_S.DROPPED, _BOTH),
     (_S.LEAVING, ReadDone): (_S.DROPPED, _BOTH),
     (_S.LEAVING, ReadCancelled): (_S.DROPPED, _BOTH),
     (_S.LEAVING, ReadFailed): (_S.DROPPED, _BOTH),

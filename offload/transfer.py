@@ -7,7 +7,8 @@ CUDA copies run on a stream of their own; host-side synchronization before anyth
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -48,16 +49,27 @@ def write(
     """Copy the storage to the device. Raises what `Device.write` raises."""
     if ready is None:
         return device.write(bytes_of(storage), shift_of(storage), cancelled, kind=kind)
-    side = _side_stream(storage.device)
-    with torch.cuda.stream(side):
-        side.wait_event(ready)
-        if isinstance(device.engine, CudaEngine):
-            side.synchronize()
+    if isinstance(device.engine, CudaEngine):
+        with _settled(storage, ready):
             return device.write_cuda(device.engine, _tensor(storage), cancelled)
-        host = _pinned(storage.nbytes())
-        host[: storage.nbytes()].copy_(_tensor(storage), non_blocking=True)
-        side.synchronize()
+    host = _on_host(storage, ready)
     return device.write(bytes_of(host.untyped_storage())[: storage.nbytes()], 0, cancelled, kind=kind)
+
+
+def has_others(storage: torch.UntypedStorage) -> bool:
+    """Whether anybody but us holds its memory, and may change it: Python's own object counts as one."""
+    return torch._C._storage_Use_Count(storage._cdata) > 1
+
+
+def is_same(device: Device, copy: Copy, storage: torch.UntypedStorage, ready: torch.cuda.Event | None) -> bool:
+    """Whether the copy on the device has the bytes that are in memory now (with CUDA: when `ready` is reached)."""
+    if ready is None:
+        return device.has(copy, bytes_of(storage))
+    if isinstance(device.engine, CudaEngine):
+        with _settled(storage, ready):
+            return device.has_cuda(copy, _tensor(storage))
+    host = _on_host(storage, ready)
+    return device.has(copy, bytes_of(host.untyped_storage())[: storage.nbytes()])
 
 
 def read(device: Device, copy: Copy, storage: torch.UntypedStorage, cancelled: Callable[[], bool]) -> None:
@@ -77,6 +89,25 @@ def read(device: Device, copy: Copy, storage: torch.UntypedStorage, cancelled: C
         device.read(copy, image_of(host.untyped_storage(), 0), cancelled)
         _tensor(storage).copy_(host[: storage.nbytes()], non_blocking=True)
         side.synchronize()
+
+
+@contextmanager
+def _settled(storage: torch.UntypedStorage, ready: torch.cuda.Event) -> Iterator[torch.cuda.Stream]:
+    """On the side stream, after everything that was to be done to the storage."""
+    side = _side_stream(storage.device)
+    with torch.cuda.stream(side):
+        side.wait_event(ready)
+        side.synchronize()
+        yield side
+
+
+def _on_host(storage: torch.UntypedStorage, ready: torch.cuda.Event) -> torch.Tensor:
+    """The bytes of CUDA memory at the beginning of pinned memory."""
+    with _settled(storage, ready) as side:
+        host = _pinned(storage.nbytes())
+        host[: storage.nbytes()].copy_(_tensor(storage), non_blocking=True)
+        side.synchronize()
+    return host
 
 
 @functools.cache

@@ -567,3 +567,87 @@ def test_a_finished_pass_leaves_nothing_to_the_garbage_collector(tmp_path: Path)
         assert [each for each in gc.get_objects() if type(each) is Record] == []
     finally:
         gc.enable()
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Iterator[ActivationOffload]:
+    """Whose drive is as quick as can be: `all_written` waits for it."""
+    made = save_on_disk([tmp_path], min_bytes=MIN_BYTES, deadline_s=20.0)
+    yield made
+    made.close()
+
+
+def all_written(offload: ActivationOffload | None) -> None:
+    for device in () if offload is None else offload._open().devices:
+        device.queue.close()
+        device.queue = RequestQueue("again", threads=1)
+
+
+def test_noise_that_its_operator_fills_after_it_was_saved(offload: ActivationOffload) -> None:
+    def loss(net: nn.Module, x: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        return plain_loss(net, x)
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 96), nn.RReLU(), nn.Linear(96, 96), nn.RReLU(), nn.Linear(96, 8), nn.RReLU())
+    assert_same(offload, loss, net, batch(), passes=8)
+
+
+CHANGES: dict[str, Callable[[Tensor], object]] = {
+    "data": lambda h: h.data.clamp_(max=0.5),
+    "numpy": lambda h: h.detach().numpy().clip(None, 0.5, out=h.detach().numpy()),
+    "nothing": lambda h: None,
+}
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["written before", "not written before"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_that_no_version_tells_between_two_saves(quick: ActivationOffload, change: str, written: bool) -> None:
+    def gradient(offload: ActivationOffload | None) -> Tensor:
+        w = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+        with offload or nullcontext():
+            h = (x @ w).exp()
+            y = h.sigmoid()  # the operator that saved h has returned: h may be written
+            if written:
+                all_written(offload)
+            CHANGES[change](h)
+            loss = (h @ w).square().mean() + y.mean()
+        del h, y
+        all_written(offload)
+        return torch.autograd.grad(loss, w)[0]
+
+    expected = gradient(None)
+    for _ in range(3):
+        assert torch.equal(gradient(quick), expected)
+    assert quick.stats().spilled_bytes > 0
+
+
+def test_a_change_while_it_is_written(tmp_path: Path) -> None:
+    """Only one save: the copy would hold neither what was there nor what is there."""
+    w = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    held: list[Tensor] = []
+
+    class Interrupted(MemoryEngine):
+        def write(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
+            super().write(offset_bytes, views)
+            if held:
+                held.pop().data.mul_(2)
+
+    def gradient(offload: ActivationOffload | None) -> Tensor:
+        with offload or nullcontext():
+            h = w.exp()
+            held.append(h)
+            loss = h.cos().sum() * 0 + h.sum()  # the drive takes h while cos is computed
+            if offload is None:
+                held.pop().data.mul_(2)
+            else:
+                all_written(offload)
+        del h
+        return torch.autograd.grad(loss, w)[0]
+
+    expected = gradient(None)
+    config = OffloadConfig(dirs=(str(tmp_path),), min_bytes=MIN_BYTES)
+    offload = ActivationOffload(config, engines=[Interrupted()])
+    assert torch.equal(gradient(offload), expected)
+    offload.close()

@@ -82,6 +82,27 @@ def gates(a: Tensor, b: Tensor) -> Tensor:
     return torch.cat([opened * new, opened - new], dim=1)
 
 
+def told_by_no_version(change: Callable[[Tensor, Tensor], object]) -> Callable[[Tensor, Tensor], Tensor]:
+    """The change, and then what saves `a` once more: as plain torch does, all earlier saves see the change."""
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        change(a, b)
+        return a * a.cos() + b
+
+    return run
+
+
+def through_numpy(a: Tensor, b: Tensor) -> None:
+    a.detach().numpy()[::2] *= 0.5
+
+
+def noise_twice(a: Tensor, b: Tensor) -> Tensor:
+    """The operator is given the noise that it fills, and that it has filled and saved before: it is filled again."""
+    noise = torch.empty_like(a)
+    first = torch.ops.aten.rrelu_with_noise(a, noise, 0.1, 0.9, True)
+    return first + torch.ops.aten.rrelu_with_noise(b, noise, 0.1, 0.9, True)  # type: ignore[no-any-return]
+
+
 NEW: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sin": lambda a, b: a.sin(),
     "sigmoid": lambda a, b: a.sigmoid(),
@@ -100,6 +121,10 @@ NEW: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "gates": gates,
     "detach": lambda a, b: a.detach(),
     "clone": lambda a, b: a.clone(),
+    "fills late": lambda a, b: nn.functional.rrelu(a, training=True),
+    "fills late, again": noise_twice,
+    ".data": told_by_no_version(lambda a, b: a.data.clamp_(-0.2, 0.2)),
+    "numpy": told_by_no_version(through_numpy),
     "norm": lambda a, b: nn.functional.layer_norm(a, (SIDE,)),
     "function": lambda a, b: Twice.apply(a),  # type: ignore[no-untyped-call,no-any-return]
     "checkpoint": lambda a, b: checkpoint(lambda x, y: (x * y).sin() @ y, a, b, use_reentrant=False),  # type: ignore[no-any-return]
@@ -131,6 +156,7 @@ ENDS = ("once", "twice", "two losses", "second derivative", "some inputs", "drop
 def play(program: list[Step], end: str, around: AbstractContextManager[object]) -> Bits:
     """The bits of all gradients. Raises RuntimeError where torch refuses a change in place."""
     memory = fresh()
+    torch.manual_seed(7)
     with around:
         for step in program:
             a, b = memory.at(step.a), memory.at(step.b)
@@ -202,7 +228,7 @@ class Dawdling:
 
     def _nap(self) -> None:
         if self._random.random() < 0.3:
-            torch.randn(64, 64).sum()
+            torch.ones(64, 64).sum()  # no random numbers: the program draws them
             gc.collect(0)
 
 

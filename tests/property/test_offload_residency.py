@@ -66,13 +66,18 @@ class World:
         kind, self.in_flight = self.in_flight, ""
         if kind == "write":
             self.on_disk = how == "Done"
-            self.slot = how == "Done"  # a device gives the slot of an unfinished write back itself
+            self.slot = how in ("Done", "Outdated")  # a device gives the slot of an unfinished write back itself
         elif how == "Done":
             self.valid = True
         self.step({"write": WRITE_ENDS, "read": READ_ENDS}[kind][how])
 
 
-WRITE_ENDS = {"Done": r.WriteDone(), "Failed": r.WriteFailed(), "Cancelled": r.WriteCancelled()}
+WRITE_ENDS = {
+    "Done": r.WriteDone(),
+    "Failed": r.WriteFailed(),
+    "Cancelled": r.WriteCancelled(),
+    "Outdated": r.Outdated(),
+}
 READ_ENDS = {"Done": r.ReadDone(), "Failed": r.ReadFailed(), "Cancelled": r.ReadCancelled()}
 MOVES = st.lists(
     st.sampled_from(["spill", "need", "prefetch", "Done", "Failed", "Cancelled", "no memory", "release"]), max_size=40

@@ -1,0 +1,104 @@
+"""Storages whose operator may still be running: it may still fill what autograd saved of it.
+
+`nn.RReLU` in training does: its noise is saved before the kernel fills it, and no version tells. Nothing that is held
+is written, or given up for room.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from elastrain.offload import residency
+from elastrain.offload.mover import Mover
+from elastrain.offload.notes import NoteLock
+from elastrain.offload.records import Record
+
+
+class Operator(NamedTuple):
+    """An operator that autograd records. All that it saves, it saves under one number; the next one has another."""
+
+    thread: int
+    number: int
+
+
+def running_operator() -> Operator:
+    """The operator of this thread that autograd recorded last: while something is being saved, the one that saves."""
+    return Operator(threading.get_ident(), torch._C._autograd._get_sequence_nr())
+
+
+class Hold(NamedTuple):
+    """A storage that `operator` saved. `is_shared`: another one had saved it before, so that there may be a copy."""
+
+    record: Record
+    storage: torch.UntypedStorage
+    operator: Operator
+    is_shared: bool
+
+
+class Holds:
+    """What is held, in the order of saving. `Record.held` counts the holds of a record. The keeper's lock guards it."""
+
+    def __init__(self, lock: NoteLock, mover: Mover) -> None:
+        self._lock = lock
+        self._mover = mover
+        self._holds: list[Hold] = []
+
+    # With the lock held.
+
+    def add(self, hold: Hold) -> None:
+        """Until its operator has returned, the storage stays where it is, and what is in it is not final."""
+        hold.record.held += 1
+        self._holds.append(hold)
+
+    def forget(self, record: Record) -> None:
+        """Nobody asks for it any more."""
+        if record.held:
+            self._take([each for each in self._holds if each.record is record])
+
+    def let_leave(self, record: Record) -> None:
+        """Send it out as soon as nobody holds it, if it was to leave."""
+        if record.wants_to_leave and not record.held:
+            record.wants_to_leave = False
+            self._mover.apply(record, residency.Spill())
+
+    # Without it.
+
+    def settle(self, running: Operator | None) -> None:
+        """Let go of what other operators of this thread saved than `running`: they have returned. None: of all."""
+        if not self._holds:
+            return
+        with self._lock:
+            returned = self._take([each for each in self._holds if _has_returned(each.operator, running)])
+        self._let_go(returned)
+
+    def settle_operators_of(self, record: Record) -> None:
+        """Backward asks for this storage: whatever saved it has returned."""
+        with self._lock:
+            operators = {each.operator for each in self._holds if each.record is record}
+            returned = self._take([each for each in self._holds if each.operator in operators])
+        self._let_go(returned)
+
+    def _take(self, taken: Sequence[Hold]) -> Sequence[Hold]:
+        if taken:
+            gone = set(map(id, taken))
+            self._holds = [each for each in self._holds if id(each) not in gone]
+        for each in taken:
+            each.record.held -= 1
+        return taken
+
+    def _let_go(self, returned: Sequence[Hold]) -> None:
+        for hold in returned:
+            if hold.is_shared and not hold.record.pinned:
+                self._mover.compare(hold.record, hold.storage)
+        if returned:
+            with self._lock:
+                for hold in returned:
+                    self.let_leave(hold.record)
+
+
+def _has_returned(operator: Operator, running: Operator | None) -> bool:
+    return running is None or (operator.thread == running.thread and operator.number != running.number)
