@@ -9,10 +9,8 @@ from __future__ import annotations
 import atexit
 import os
 import platform
-import sys
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from types import TracebackType
 
 import torch
 
+from elastrain.offload.compiled import CompileWatch
 from elastrain.offload.device import Device
 from elastrain.offload.directories import check_directory
 from elastrain.offload.engines.gds import GdsEngine
@@ -30,14 +29,13 @@ from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.holds import running_operator
 from elastrain.offload.identity import Handle, Kept, VersionWatch, is_part, record_of, remember, stays_because, view_of
 from elastrain.offload.keeper import Keeper
-from elastrain.offload.modules import COMPILER, ModuleTrail, TrailHooks, untraced
+from elastrain.offload.modules import ModuleTrail, TrailHooks, untraced
 from elastrain.offload.planner import Planner
 from elastrain.offload.profile import Place, Profile, ProfileFile, default_file
 from elastrain.offload.sharing import shared
 from elastrain.offload.stats import OffloadStats
 
 MIN_BYTES = 256 << 10
-COMPILED_NODE = "CompiledFunctionBackward"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +125,8 @@ class ActivationOffload:
         self._planner = Planner(config.memory_limit)
         self._keeper: Keeper | None = None
         self._opening = threading.Lock()
-        self._trail = ModuleTrail()
+        self._compile_watch = CompileWatch()
+        self._trail = ModuleTrail(self._compile_watch.notice)
         self._trail_hooks: TrailHooks | None = None
         self._hooks: torch.autograd.graph.saved_tensors_hooks | None = None
         self._began_s = 0.0
@@ -136,7 +135,6 @@ class ActivationOffload:
         self._profile = ProfileFile(file, clock)
         if file is not None:
             atexit.register(_write_last_profile, weakref.ref(self))
-        self._warned_of_compile = False
 
     def __enter__(self) -> ActivationOffload:
         if self._hooks is not None:
@@ -148,6 +146,7 @@ class ActivationOffload:
         self._trail_hooks = TrailHooks(self._trail)
         self._hooks = torch.autograd.graph.saved_tensors_hooks(untraced(self._pack), untraced(self._unpack))
         self._hooks.__enter__()
+        self._compile_watch.begin()
         return self
 
     def __exit__(
@@ -158,6 +157,11 @@ class ActivationOffload:
         self._hooks = self._trail_hooks = None
         hooks.__exit__(kind, error, trace)
         trail_hooks.remove()
+        try:
+            self._compile_watch.end(error)
+        except BaseException:
+            keeper.end_forward(quietly=True)
+            raise
         keeper.end_forward(quietly=error is not None)
 
     def stats(self) -> OffloadStats:
@@ -217,6 +221,7 @@ class ActivationOffload:
 
     def _pack(self, tensor: torch.Tensor) -> Kept | Handle:
         module = self._trail.innermost()
+        self._compile_watch.check(module)
         # What backward itself saves (a recomputation, a second derivative) is used at once: it stays.
         if torch._C._current_graph_task_id() != -1 or stays_because(tensor, min_bytes=self.config.min_bytes):
             return Kept(tensor, module)
@@ -240,23 +245,10 @@ class ActivationOffload:
         if isinstance(saved, Kept):
             return saved.tensor()
         saved.watch.check()
-        if not self._warned_of_compile and COMPILER in sys.modules:
-            self._warn_of_compile(saved.record.module)
         keeper = self._open()
         tensor = saved.view.of(keeper.need(saved.record))
         keeper.read_ahead(saved.record)  # last, for the same reason as in `_pack`
         return tensor
-
-    def _warn_of_compile(self, module: str) -> None:
-        node = torch._C._current_autograd_node()
-        if node is not None and node.name() == COMPILED_NODE:
-            self._warned_of_compile = True
-            warnings.warn(
-                f"the compiled region around {module} asks for all its saved tensors at once: they come "
-                f"back with the same bits, but its backward needs as much memory as without offload; compile smaller "
-                f"regions",
-                stacklevel=2,
-            )
 
 
 def _write_last_profile(offload: weakref.ref[ActivationOffload]) -> None:

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from elastrain.offload.compiled import COMPILER
 from elastrain.offload.identity import mark_as_staying
-
-COMPILER = "torch._dynamo"
 
 
 class ModuleTrail(threading.local):
-    """The running modules of each thread, innermost last."""
+    """The running modules of each thread, innermost last. `meets_compiled` is called at each one that is compiled."""
 
-    def __init__(self) -> None:
+    def __init__(self, meets_compiled: Callable[[], None]) -> None:
+        self._meets_compiled = meets_compiled
         self._stack: list[str] = []
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 
@@ -36,6 +36,8 @@ class ModuleTrail(threading.local):
 
     def enter(self, module: torch.nn.Module, _args: Any) -> None:
         """Forward-pre-hook."""
+        if module._compiled_call_impl is not None:
+            self._meets_compiled()
         if not self._stack and module not in self._names:
             self._learn(module)
         self._stack.append(self._names.get(module) or type(module).__name__)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from elastrain.offload import ActivationOffload, LimitTooSmallError, OffloadConfig, save_on_disk
+from elastrain.offload import ActivationOffload, LimitTooSmallError, OffloadConfig, OffloadConfigError, save_on_disk
 from elastrain.offload import Path as Way
 from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.faults import ThrottledEngine
@@ -271,13 +271,31 @@ def test_a_forward_without_backward_leaves_nothing(offload: ActivationOffload) -
     assert_same(offload, plain_loss, net, batch())
 
 
-def test_compiled_regions_keep_their_bits_and_are_named(offload: ActivationOffload) -> None:
-    net = model(2)
-    net.compile(backend="aot_eager")
-    expected = run(net, batch(), plain_loss, None)
-    with pytest.warns(UserWarning, match="the compiled region around .* asks for all its saved tensors at once"):
-        found = run(net, batch(), plain_loss, offload)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+COMPILE_IN: dict[str, Callable[[nn.Module], Callable[[Tensor], Tensor]]] = {
+    "a function": lambda net: torch.compile(lambda x: net(x).exp(), backend="aot_eager"),
+    "a module": lambda net: torch.compile(net, backend="aot_eager"),
+    "a whole graph": lambda net: torch.compile(net, backend="aot_eager", fullgraph=True),
+    "in place": lambda net: net.compile(backend="aot_eager") or net,  # type: ignore[func-returns-value]
+}
+
+
+@pytest.mark.parametrize("when", ["before, and it has run", "before", "inside"])
+@pytest.mark.parametrize("what", COMPILE_IN)
+def test_compiled_code_is_refused_in_one_sentence_and_what_is_not_compiled_still_works(
+    offload: ActivationOffload, what: str, when: str
+) -> None:
+    net, x = model(1), batch()
+    run_it = None if when == "inside" else COMPILE_IN[what](net)
+    if when == "before, and it has run":
+        assert run_it is not None
+        run_it(x)
+    with (
+        pytest.raises(OffloadConfigError, match=r"torch\.compile was used inside save_on_disk \(in .*leave .* out"),
+        offload,
+    ):
+        (run_it or COMPILE_IN[what](net))(x).sum().backward()
+    torch._dynamo.reset()
+    assert_same(offload, plain_loss, model(), batch())
 
 
 @pytest.fixture(scope="module")
