@@ -53,6 +53,8 @@ class Scenario:
     """Times that somebody's scheduler is stepped otherwise than the others': never a commit."""
     flips: int = 0
     """Updates behind or copies that come out wrong: noticed, or never used."""
+    early: bool = False
+    """Faults strike from the first moment on: most of them before the first commit."""
     trapped: bool = False
     """Crashes hit whoever publishes next: mostly the first to pass a step, while nobody else has."""
     budget_bytes: int = 1 << 20
@@ -176,7 +178,8 @@ class Cluster:
         times: list[int] = []
         for _ in kinds:
             close = times and self.rng.random() < 0.5
-            times.append(times[-1] + self.rng.randrange(60) if close else self.rng.randrange(20, horizon))
+            first, last = (0, 30 * drawn.members) if drawn.early else (20, horizon)
+            times.append(times[-1] + self.rng.randrange(60) if close else self.rng.randrange(first, last))
         return sorted(zip(times, kinds, strict=True))
 
     def _tell_view(self) -> None:
@@ -422,6 +425,8 @@ class Cluster:
 
     def _check_loss(self, name: str, reason: str) -> None:
         """A shard may be lost only if nobody holds it, and the last who did was not sent away alive."""
+        if not self._has_begun():
+            raise Violation(f"{name} reports lost state before the first commit: {reason}")
         gone = [h.all for h in self._newest_base() if not any(m in self.view for m in h.all)]
         if not gone:
             raise Violation(f"{name} reports lost state although every shard has a living holder: {reason}")
@@ -440,7 +445,7 @@ class Cluster:
                 self._come_back(name)
         while self.faults and self.faults[0][0] <= self.ticks:
             _, kind = self.faults[0]
-            early = self.committed < 0 or (kind == "hunt" and not self._is_redundant())
+            early = (self.committed < 0 and not self.scenario.early) or (kind == "hunt" and not self._is_redundant())
             if early and not self.finished:
                 return  # and what was to follow, waits with it
             self.faults.pop(0)
@@ -560,14 +565,22 @@ class Cluster:
             return
         silent = {*self.asleep, *self.cut_off}
         proposal = propose(
-            self.view, holders=self._holders(), dead=self.dead, suspected=silent, joining=tuple(self.joining)
+            self.view,
+            holders=self._holders(),
+            dead=self.dead,
+            suspected=silent,
+            joining=tuple(self.joining),
+            begun=self._has_begun(),
         )
         view = proposal.view
         if proposal.outcome is Outcome.LOST:
             rest = tuple(m for m in self.view.members if m.id not in self.dead)
+            if not self._has_begun():  # nothing is lost: somebody is started who begins anew
+                self._join()
+                return
             if not any(self.members[m.id].core.base for m in rest):  # nobody is left who could say it
                 self.lost = proposal.reason
-            view = View(generation=self.view.generation + 1, members=rest, reason="the dead are gone")
+            view = View(generation=self.view.generation + 1, members=rest, reason="the dead are gone", begun=True)
         if view is not None and view.members and view.members != self.view.members:
             self._check_view(self.view, view)
             self.removed += [m for m in self.view.ids if m not in view]
@@ -576,6 +589,9 @@ class Cluster:
             self._tell_view()
             if self.joining:
                 self.agent_todo.append(self._consider)
+
+    def _has_begun(self) -> bool:
+        return any(member.core.committed >= 0 for member in self.members.values())
 
     def _check_view(self, old: View, new: View) -> None:
         kept = set(old.ids) & set(new.ids)

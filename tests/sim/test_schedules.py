@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import traceback
 from collections import Counter
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 
 from elastrain.messages import Contribution
 from tests.sim import replay
-from tests.sim.cluster import Cluster
+from tests.sim.cluster import Cluster, Scenario, truth_of
 from tests.sim.member import Violation
 from tests.sim.scenarios import cluster_of, draw
 
@@ -53,6 +54,39 @@ def test_every_schedule_ends_as_the_undisturbed_job_or_says_why_not(
         print(f"\n  schedules: {report(ended)}")  # noqa: T201  the count is a result
     assert ended["lost"] <= LOST_AT_MOST * CHUNK
     assert ended["faults"] >= CHUNK  # a schedule without faults shows nothing
+
+
+EARLY = 300
+
+
+def early(seed: int) -> Cluster:
+    """A job of this seed whose members die, sleep, join and are cut off mostly before the first commit."""
+    rng = random.Random(f"early {seed}")
+    sizes = Scenario(
+        members=rng.choice([1, 2, 3, 4]), steps=3, runs=rng.choice([1, 3, 4]), backups=rng.choice([0, 1, 2])
+    )
+    scenario = replace(
+        sizes,
+        early=True,
+        crashes=rng.choice([1, 2, 3]),
+        zombies=rng.choice([0, 0, 1]),
+        joins=rng.choice([0, 1, 2]),
+        isolated=rng.choice([False, False, True]),
+        slow=rng.choice([0.0, 0.3]),
+    )
+    return Cluster(scenario, seed, truth_of(Scenario(steps=3, runs=sizes.runs, backups=sizes.backups)))
+
+
+def test_members_lost_before_the_first_commit_change_no_bit_and_end_no_job() -> None:
+    ended: Counter[str] = Counter()
+    for seed in range(EARLY):
+        cluster = early(seed)
+        try:
+            cluster.run()
+        except Exception as error:  # noqa: BLE001  the seed has to be named whatever went wrong
+            pytest.fail(f"seed {seed} ({cluster.scenario}): {type(error).__name__}: {error}", pytrace=False)
+        ended[cluster.outcome] += 1
+    assert ended["lost"] <= 1.5 * LOST_AT_MOST * EARLY  # some are struck again behind the first commit, without backups
 
 
 @pytest.mark.on_demand
