@@ -220,8 +220,8 @@ class Job:
         member: what members have is compared. Raises ConfigError for other things; `steps` does for parts that are no
         data.
         """
-        if name in self._registered:
-            raise ConfigError(f"{name!r} is registered already")
+        if name in self._registered or name in ("hyperparameters", "layers") or name.startswith("scheduler "):
+            raise ConfigError(f"{name!r} is registered already, or a name of the job's own: choose another")
         stateful(name, thing)
         self._registered[name] = thing
 

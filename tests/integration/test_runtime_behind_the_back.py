@@ -41,6 +41,10 @@ def test_what_the_job_can_do_has_its_effect(case: str) -> None:
     assert told[case] != told["nothing"]
 
 
+def test_a_rate_that_the_body_sets_before_its_batches_counts_in_that_step() -> None:
+    assert _told()["a rate of 0 before the batches"] == "unmoved: True"
+
+
 @pytest.mark.parametrize(
     ("case", "sentence"),
     [
