@@ -10,20 +10,52 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.imports import imports, within
+
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("comm", "snapshot", "offload", "launcher")
-FORBIDDEN_IN_PURE = {
-    "time",
-    "random",
-    "os",
-    "socket",
-    "threading",
-    "logging",
-    "torch",
-    "numpy",
-    "subprocess",
-    "asyncio",
-}
+# What decides over values may use of the standard library: all else has a clock, does I/O, or draws numbers.
+PURE_STANDARD = frozenset(
+    {
+        "__future__",
+        "bisect",
+        "collections",
+        "copy",
+        "dataclasses",
+        "enum",
+        "fractions",
+        "functools",
+        "hashlib",
+        "heapq",
+        "itertools",
+        "json",
+        "math",
+        "operator",
+        "re",
+        "statistics",
+        "struct",
+        "typing",
+    }
+)
+# comm.handshake, its errors and comm.liveness are torch-free: one handshake and one death detector for all. Of offload,
+# what `elastrain offload show` reads and prints, and what --offload-dir must be: torch-free too.
+LAUNCHER_MAY_IMPORT = frozenset(
+    {
+        "elastrain.launcher",
+        "elastrain.world",
+        "elastrain.errors",
+        "elastrain.membership",
+        "elastrain.__version__",
+        "elastrain.comm.handshake",
+        "elastrain.comm.errors",
+        "elastrain.comm.liveness",
+        "elastrain.offload.profile",
+        "elastrain.offload.show",
+        "elastrain.offload.plot",
+        "elastrain.offload.directories",
+        "elastrain.offload.errors",
+    }
+)
 UNSAFE_CALLS = {("torch", "load"), ("yaml", "load"), ("marshal", "loads")}
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
 FROM_OUR_OWN_FORKS = {ROOT / "elastrain/runtime/packing.py": {"pickle"}}  # the user's data, as his dataset made it
@@ -33,64 +65,129 @@ def _sources(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*.py") if not any(part.is_symlink() for part in path.parents))
 
 
+def _module(path: Path) -> str:
+    """`elastrain.comm.ring`, also for the folders at the top."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts if parts[0] in ("elastrain", "tests", "experiments") else ("elastrain", *parts))
+
+
 def _imports(path: Path) -> set[str]:
-    """Every module that the file imports, at any depth, except under `if TYPE_CHECKING`."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            found.add(node.module)
-    return found
-
-
-def _module_level_imports(path: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return found
+    """Every module and name that the file imports, at any depth, also for type checkers only."""
+    return imports(path.read_text(), _module(path))
 
 
 PURE = [p for p in (ROOT / "elastrain").glob("*.py") if p.name != "__init__.py"]
 RUNTIME_TRAFFIC = [p for room in ("elastrain", *ROOMS) for p in _sources(ROOT / room)]
 
 
+PURE_MODULES = frozenset(_module(p) for p in PURE)
+
+
+def not_pure(source: str, module: str) -> set[str]:
+    """What a pure part may not import: it may values of the standard library, and other pure parts."""
+    return {
+        name
+        for name in imports(source, module)
+        if name != "elastrain" and not within(name, PURE_STANDARD) and not within(name, PURE_MODULES)
+    }
+
+
+def beyond_room(source: str, module: str, room: str) -> set[str]:
+    """What a room that stands alone may not import: anything of ours but itself."""
+    return {
+        name
+        for name in imports(source, module)
+        if within(name, {"elastrain"}) and name != "elastrain" and not within(name, {f"elastrain.{room}"})
+    }
+
+
+def beyond_launcher(source: str, module: str) -> set[str]:
+    """What the launcher may not import of ours. A package on the way to a module that it may is no import by itself."""
+    ways = {name.rpartition(".")[0] for name in LAUNCHER_MAY_IMPORT} | {"elastrain"}
+    return {
+        name
+        for name in imports(source, module)
+        if within(name, {"elastrain"}) and name not in ways and not within(name, LAUNCHER_MAY_IMPORT)
+    }
+
+
 @pytest.mark.parametrize("path", PURE, ids=lambda p: p.name)
 def test_pure_part_uses_only_values(path: Path) -> None:
-    tops = {name.split(".")[0] for name in _imports(path)}
-    assert not tops & FORBIDDEN_IN_PURE
-    ours = {name for name in _imports(path) if name.startswith("elastrain.")}
-    assert all(name.count(".") == 1 and name.split(".")[1] not in (*ROOMS, "runtime") for name in ours)
+    assert not_pure(path.read_text(), _module(path)) == set()
 
 
 @pytest.mark.parametrize("room", ["comm", "snapshot", "offload"])
 def test_room_stands_alone(room: str) -> None:
     for path in _sources(ROOT / room):
-        for name in _imports(path):
-            parts = name.split(".")
-            if parts[0] == "elastrain":
-                assert parts[1:2] == [room], f"{path} imports {name}"
+        assert beyond_room(path.read_text(), _module(path), room) == set(), path
 
 
 def test_launcher_knows_only_the_pure_parts_and_the_handshake() -> None:
-    # comm.handshake, its errors and comm.liveness are torch-free: one handshake and one death detector for all.
-    allowed = {"launcher", "world", "errors", "membership", "placement", "batch"}
-    allowed_comm = {"elastrain.comm.handshake", "elastrain.comm.errors", "elastrain.comm.liveness"}
-    # What `elastrain offload show` reads and prints, values and text, and what --offload-dir must be: torch-free too.
-    allowed_offload = {f"elastrain.offload{part}" for part in ("", ".profile", ".directories", ".errors")}
     for path in _sources(ROOT / "launcher"):
-        for name in _imports(path):
-            parts = name.split(".")
-            if parts[0] == "elastrain" and len(parts) > 1 and name not in allowed_comm | allowed_offload:
-                assert parts[1] in allowed, f"{path} imports {name}"
+        assert beyond_launcher(path.read_text(), _module(path)) == set(), path
 
 
 def test_launcher_imports_torch_late() -> None:
     for path in _sources(ROOT / "launcher"):
-        assert not any(name.split(".")[0] == "torch" for name in _module_level_imports(path)), path
+        found = imports(path.read_text(), _module(path), typing_too=False, top_only=True)
+        assert not any(within(name, {"torch"}) for name in found), path
+
+
+PURE_PLANTS = {
+    "a room by name": "from elastrain import comm",
+    "a room, relative": "from .comm import mesh",
+    "a room, relative and whole": "from . import comm",
+    "a room under another name": "import elastrain.comm as x",
+    "a room by a call": "import importlib\nmesh = importlib.import_module('elastrain.comm.mesh')",
+    "a room by a call, in a function": "def late():\n    return import_module('.comm', 'elastrain')",
+    "the runtime": "from elastrain.runtime import job",
+    "what knows the machine": "import ctypes, pathlib, multiprocessing",
+    "part of what knows the machine": "from os.path import join",
+    "another library": "import numpy.random",
+    "for type checkers only": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor",
+}
+
+
+@pytest.mark.parametrize("source", PURE_PLANTS.values(), ids=PURE_PLANTS)
+def test_what_is_planted_in_a_pure_part_is_found(source: str) -> None:
+    assert not_pure(source, "elastrain.plan")
+
+
+def test_an_import_by_a_call_is_found_by_the_name_of_its_module() -> None:
+    found = imports(PURE_PLANTS["a room by a call"], "elastrain.plan")
+    assert "elastrain.comm.mesh" in found
+    assert "elastrain.comm" in imports(PURE_PLANTS["a room by a call, in a function"], "elastrain.plan")
+
+
+def test_what_pure_parts_may_import_is_let_pass() -> None:
+    standard = "from collections.abc import Sequence\nimport json\n"
+    source = standard + "from elastrain import fold\nfrom .plan import Plan\nfrom . import keys"
+    assert not_pure(source, "elastrain.layout") == set()
+
+
+@pytest.mark.parametrize(
+    "source", ["from ..offload import keeper", "from elastrain import offload", "from .. import fold"]
+)
+def test_what_is_planted_in_a_room_is_found(source: str) -> None:
+    assert beyond_room(source, "elastrain.comm.ring", "comm")
+    assert beyond_room("from . import mesh\nfrom .mesh import Mesh", "elastrain.comm.ring", "comm") == set()
+
+
+@pytest.mark.parametrize(
+    "source", ["from elastrain.offload import keeper", "from ..comm import mesh", "import elastrain.fold"]
+)
+def test_what_is_planted_in_the_launcher_is_found(source: str) -> None:
+    assert beyond_launcher(source, "elastrain.launcher.say")
+    assert beyond_launcher("from elastrain.comm import handshake", "elastrain.launcher.say") == set()
+
+
+def test_torch_in_the_launcher_is_found_at_the_top_and_let_pass_in_functions_and_for_type_checkers() -> None:
+    def found(source: str) -> set[str]:
+        return imports(source, "elastrain.launcher.say", typing_too=False, top_only=True)
+
+    assert "torch" in found("try:\n    import torch\nexcept ImportError:\n    pass")
+    assert "torch" not in found("def late():\n    import torch")
+    assert "torch.Tensor" not in found("import typing\nif typing.TYPE_CHECKING:\n    from torch import Tensor")
 
 
 @pytest.mark.parametrize("path", RUNTIME_TRAFFIC, ids=lambda p: str(p.relative_to(ROOT)))
