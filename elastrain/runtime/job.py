@@ -296,7 +296,9 @@ class Job:
         try:
             self._enter(step.number + 1, self._take(loop))  # else a newcomer that others wait for could never begin
             self._prepared()[0].engine.finish(step.number + 1)
-        except StoppedError as error:  # not raised: the script's own exception may be on its way out of the loop
+        except ElastrainError as error:  # not raised: the script's own exception may be on its way out of the loop
+            if self._channel is None and not isinstance(error, _LAST_WORDS):
+                sys.stderr.write(f"elastrain: {error}\n")
             self._report(error)
             self._go()
         else:

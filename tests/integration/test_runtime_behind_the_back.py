@@ -16,10 +16,14 @@ CASES = SCRIPT.parent / "behind_the_back.py"
 
 
 @functools.cache
-def _told() -> dict[str, str]:
-    done = subprocess.run(
+def _done() -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, str(CASES)], env=environment(), capture_output=True, text=True, timeout=250, cwd=ROOT
     )
+
+
+def _told() -> dict[str, str]:
+    done = _done()
     assert done.returncode == 0, done.stderr
     return {name.strip(): told.strip() for name, _, told in (line.partition("|") for line in done.stdout.splitlines())}
 
@@ -73,3 +77,11 @@ def test_what_would_do_nothing_or_make_members_differ_is_refused_by_name(case: s
     told = _told()[case]
     assert told.startswith("ConfigError: ")
     assert sentence in told
+
+
+def test_a_loop_that_is_left_after_a_change_behind_the_back_says_so_and_nothing_stands_still() -> None:
+    assert "clamped, then the loop is left" in _told()
+    told = [line for line in _done().stderr.splitlines() if line.startswith("elastrain: parameter")]
+    assert len(told) == 1
+    assert "'head.weight' was changed outside of the optimizer" in told[0] or "'tied.weight'" in told[0]
+    assert "Exception ignored" not in _done().stderr

@@ -39,6 +39,7 @@ class Case:
         self.optimizer = torch.optim.AdamW(q for q in self.model.parameters() if q.requires_grad)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
         self.batch = torch.zeros(2, 4)
+        self.leaves = False
         self.unmoved: Tensor | None = None
 
     def reach(self, place: str) -> None:
@@ -74,6 +75,11 @@ def load(case: Case) -> None:
     case.model.load_state_dict({name: value + 0.01 for name, value in case.model.state_dict().items()})
 
 
+def clamp_and_leave(case: Case) -> None:
+    clamp(case)
+    case.leaves = True
+
+
 def stand_still(case: Case) -> None:
     for group in case.optimizer.param_groups:
         group["lr"] = 0.0
@@ -95,6 +101,7 @@ CASES: dict[str, tuple[str, Callable[[Case], Any]]] = {
     "clamped": ("after", clamp),
     "clamped after the backward": ("within", clamp),
     "a rate of 0 before the batches": ("before", stand_still),
+    "clamped, then the loop is left": ("after", clamp_and_leave),
     "another layer": ("after", lambda c: setattr(c.model.entry, "weight", nn.Parameter(torch.zeros(8, 4)))),
     "a second backward": ("within", lambda c: c.model(c.batch).sum().backward()),
     "a backward after it": ("done", lambda c: c.model(c.batch).sum().backward()),
@@ -131,6 +138,8 @@ def run(case: Case) -> str:
         case.scheduler.step()
         if step.number == 2:
             case.reach("after")
+            if case.leaves:
+                break
             if case.unmoved is not None:
                 return f"unmoved: {torch.equal(case.unmoved, model.entry.weight)}"
     return job.digest()
