@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from elastrain import comm as comm
     from elastrain import offload as offload
     from elastrain.errors import ConfigError as ConfigError
+    from elastrain.errors import CorruptedError as CorruptedError
     from elastrain.errors import DivergedError as DivergedError
     from elastrain.errors import DriveFailedError as DriveFailedError
     from elastrain.errors import ElastrainError as ElastrainError
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 
 _ERRORS = (
     "ConfigError",
+    "CorruptedError",
     "DivergedError",
     "DriveFailedError",
     "ElastrainError",
@@ -48,6 +50,7 @@ _ROOMS = ("comm", "offload")
 
 __all__ = [
     "ConfigError",
+    "CorruptedError",
     "DataLoader",
     "DivergedError",
     "DriveFailedError",

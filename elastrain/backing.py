@@ -7,13 +7,12 @@ from collections.abc import Iterable
 
 from elastrain import protocol as p
 from elastrain.attempt import Finished
-from elastrain.messages import Ack, Copied, Copy, Digests, Gradient
-from elastrain.placement import Holders
-from elastrain.reduction import Reduction
+from elastrain.comparing import Comparing
+from elastrain.messages import Ack, Copied, Copy, Doubt, Gradient
 from elastrain.standing import Held
 
 
-class Backing(Reduction):
+class Backing(Comparing):
     """The part of the protocol that keeps every shard in more than one memory."""
 
     # --------------------------------------------------------------------------------------- backups of the gradient
@@ -69,64 +68,37 @@ class Backing(Reduction):
     def _held(self, shard: int) -> Held:
         return self.held.setdefault(shard, Held())
 
-    def _compute_digests(self, shards: Iterable[int], before: tuple[Holders, ...]) -> None:
-        wanted = tuple(s for s in shards if self._compares_with(s, before))
-        if wanted:
-            self._digesting = True
-            self._do(p.ComputeDigests(step=self.committed, shards=wanted))
-        else:
-            self._drop_given_away()
-
-    def _compares_with(self, shard: int, before: tuple[Holders, ...]) -> set[str]:
-        """Who compares its copy of this shard with ours."""
-        members = {*before[shard].all, *self.now[shard].all, *self._followers[shard]}
-        return members & set(self._others)
-
-    def _on_digested(self, event: p.Digested) -> None:
-        self._digesting = False
-        if event.step != self.committed or self.recovering:
-            return
-        digests = tuple(sorted(event.digests.items()))
-        for member in self._others:
-            self._send(member, Digests(step=event.step, digests=digests))
-        self._drop_given_away()
-
     def _drop_given_away(self) -> None:
         for shard in sorted(self._dropping):
-            self._drop(shard)
+            if shard not in self.held or self.held[shard].difference is None:
+                self._drop(shard)
 
     def _drop(self, shard: int) -> None:
+        if shard in self.held and self.held[shard].difference is not None:
+            self._end_in_doubt(shard)
+            return
         self._dropping.discard(shard)
         self.bound.discard(shard)
         if self.held.pop(shard, None) is not None:
             self._do(p.Drop(shard=shard))
 
-    def _on_digests(self, message: Digests) -> None:
-        for shard, digest in message.digests:
-            held = self.held.get(shard)
-            if held is not None and shard not in self.bound and held.version < message.step:
-                held.expected[message.step] = digest
-                self._verify(shard, message.step)
-
     def _on_applied_behind(self, event: p.AppliedBehind) -> None:
         held = self.held.get(event.shard)
         if held is not None and event.shard not in self.bound and event.step == held.version + 1:
             held.scratch[event.step] = event.digest
+            self._answer_askers(event.shard, event.step)
             self._verify(event.shard, event.step)
 
     def _verify(self, shard: int, step: int) -> None:
         held = self.held[shard]
-        if step not in held.scratch or step not in held.expected:
+        if held.difference is not None or step not in held.scratch or step not in held.expected:
             return
-        if held.scratch.pop(step) != held.expected.pop(step):
-            primary = self.now[shard].primary
-            self._fail(
-                "DivergedError",
-                f"the state of shard {shard} after step {step} differs between its primary {primary} and its backup "
-                f"{self.me}: one of the two devices computes wrongly; start again without them",
-            )
+        if held.scratch[step] != held.expected[step]:
+            self._doubt(shard, step)
             return
-        held.version = step
+        held.digest = held.scratch.pop(step)
+        del held.expected[step]
+        held.version, held.is_copy = step, False
         held.kept.pop(step, None)
         self._do(p.Swap(step=step, shard=shard))
         if self.now[shard].primary == self.me:
@@ -135,8 +107,8 @@ class Backing(Reduction):
 
     def _bind(self, shard: int) -> None:
         self.bound.add(shard)
+        self._replace_parameters(shard, p.Bind(step=self.held[shard].version, shard=shard))
         self._have_parameters(shard)
-        self._do(p.Bind(step=self.held[shard].version, shard=shard))
 
     # ----------------------------------------------------------------------------------------------------- rebalancing
 
@@ -161,8 +133,12 @@ class Backing(Reduction):
                 continue
             self._copied_bytes += self.shape.sizes[shard]
             self._copying[shard, member] = self.committed
-            self._send(member, Copy(step=self.committed, shard=shard))
+            self._send_copy(shard, member)
         self._copies = later
+
+    def _send_copy(self, shard: int, member: str) -> None:
+        """With the digest that is known to be right, so that what has changed here since does not spread."""
+        self._send(member, Copy(step=self.committed, shard=shard, digest=self.held[shard].digest))
 
     def _may_copy(self) -> bool:
         """A copy is read before the state moves on, so a vote waits for it: copies are made while runs are computed."""
@@ -173,19 +149,35 @@ class Backing(Reduction):
     def _on_took_copy(self, event: p.TookCopy) -> None:
         if self.recovering or event.step != self.committed:
             return
+        if not event.intact:
+            self._on_broken_copy(event)
+            return
+        self._broken.pop(event.shard, None)
         held = self._held(event.shard)
-        held.version = event.step
+        held.version, held.is_copy = event.step, True
+        held.digest = event.told
         held.kept.clear()
         held.scratch.clear()
         held.expected.clear()
-        self._send(event.source, Copied(step=event.step, shard=event.shard, intact=event.intact))
+        self._send(event.source, Copied(step=event.step, shard=event.shard, intact=True))
+
+    def _on_broken_copy(self, event: p.TookCopy) -> None:
+        """Once more; then its sender has to say whether it still has what it told."""
+        times = self._broken.get(event.shard, ("", 0, 0))[2] + 1
+        self._broken[event.shard] = (event.source, event.told, times)
+        if times == 1:
+            self._do(p.Noticed(reason=f"the copy of shard {event.shard} from {event.source} is damaged: once more"))
+            self._send(event.source, Copied(step=event.step, shard=event.shard, intact=False))
+        else:
+            self._send(event.source, Doubt(step=event.step, shard=event.shard, parameters=False))
 
     def _on_copied(self, source: str, message: Copied) -> None:
-        if self._copying.pop((message.shard, source), None) is None:
+        if (message.shard, source) not in self._copying:
             return
         if not message.intact:
-            self._fail("DivergedError", f"the copy of shard {message.shard} arrived at {source} with other content")
+            self._send_copy(message.shard, source)
             return
+        del self._copying[message.shard, source]
         self._followers[message.shard].add(source)
         if message.shard in self.attempt.finished:
             self._forward_gradients([message.shard], only=source)

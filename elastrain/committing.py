@@ -55,6 +55,8 @@ class Committing(Checking):
             and not self._copying
             and self._parameters_are_here()
             and self._is_checked()
+            and self._is_compared()
+            and not self._is_in_doubt()
             and all(self._is_safe(shard) for shard in self._mine())
         )
 
@@ -119,7 +121,7 @@ class Committing(Checking):
             self.attempt.hand(runs[self.me])
             self._plan_checks(runs)
             self._publish(dict.fromkeys(self._others, tuple(mine)), record)
-            self._compute_digests(mine, before)
+            self._compute_digests(mine, mine, before)
             self._replay_later()
 
     def _learn(self, record: Record) -> None:
@@ -127,11 +129,16 @@ class Committing(Checking):
         self.committed = record.step
         self._missing = None
         self._copied_bytes = 0
+        self._told.clear()
+        self._broken.clear()
+        self._forget_comparison()
         self._do(p.Passed(record=record))
 
     def _applied(self, shard: int) -> None:
         held = self.held[shard]
-        held.version = self.committed
+        if held.difference is not None:
+            self._end_in_doubt(shard)
+        held.version, held.digest, held.is_copy = self.committed, None, False
         held.kept = {step: kept for step, kept in held.kept.items() if step > self.committed}
         held.scratch.clear()
         held.expected.clear()

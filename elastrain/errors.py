@@ -5,8 +5,9 @@ ElastrainError
 ├── RefusedError     this process may not join (other spec, torch version, thread count, secret): start the right one
 ├── NoRoomError      the plan does not fit the memory limit, whatever leaves: raise it, or start with more members
 ├── DriveFailedError this member's drive failed: it ends, the others go on; look at that drive
+├── CorruptedError   this member's memory or device is wrong: it ends, the others go on; look at that machine
 ├── StateLostError   every holder of some shard died: restart from a durable checkpoint
-├── DivergedError    two holders of one shard disagree, or members were configured differently: stop and look
+├── DivergedError    what must be equal differs and nobody's replacement mends it, or settings differ: stop and look
 └── StoppedError     the job was ended from outside (operator, launcher gone)
 """
 
@@ -31,6 +32,10 @@ class NoRoomError(ElastrainError):
 
 class DriveFailedError(ElastrainError):
     """A member's drive does not take or give back what is kept on it. The member ends; the others have its state."""
+
+
+class CorruptedError(ElastrainError):
+    """What this member holds is wrong, as a comparison showed. The member ends; the others have the right bits."""
 
 
 class StateLostError(ElastrainError):

@@ -30,10 +30,22 @@ class Leaving(Committing):
     """One member's part in the end of the job."""
 
     def _say_done(self) -> None:
-        if self._finishing is not None and not self.recovering:
+        if self._finishing is not None and self.me not in self._done and self._is_settled():
             self._done[self.me] = self._finishing
             for member in self._others:
                 self._send(member, Done(step=self._finishing))
+
+    def _is_settled(self) -> bool:
+        """The last step's parameters and copies are compared, too."""
+        if self.recovering or self.committed < 0 or not self._others:
+            return not self.recovering
+        backed = [s for s, holders in enumerate(self.now) if self.me in holders.backups]
+        return (
+            self._is_compared()
+            and not self._digesting
+            and not self._is_in_doubt()
+            and all(shard in self.held and self.held[shard].version == self.committed for shard in backed)
+        )
 
     def _go_on(self) -> None:
         """Some loops have ended before the step in which this one asks for work: all count who is in it."""

@@ -68,13 +68,23 @@ class Arithmetic(Protocol):
 
     def digest(self, state: State) -> int: ...
 
+    def has_master(self, shard: int) -> bool:
+        """Whether a shard's state is more precise than what the model computes with."""
+
+    def digest_published(self, shard: int, state: State | None) -> int:
+        """Of a shard's parameters as its primary publishes them: told from its state, where that has masters."""
+
     def parameters(self, shard: int) -> Tensor:
         """What the model computes with, as it lies there."""
 
+    def digest_parameters(self, shard: int) -> int: ...
+
+    def parameters_bytes(self, shard: int) -> int: ...
+
     def pack(self, state: State) -> list[Tensor]: ...
 
-    def unpack(self, payload: Sequence[Tensor]) -> tuple[State, bool]:
-        """A state with memory of its own, and whether it is what was packed."""
+    def unpack(self, payload: Sequence[Tensor]) -> tuple[State, int]:
+        """A state with memory of its own, and the digest of what was packed."""
 
 
 class Shelf(Protocol[Key]):
@@ -126,7 +136,9 @@ class Ledger:
         states: Shelf[int],
         scratch: Shelf[tuple[int, int]],
     ) -> None:
-        self.behind: deque[p.ApplyBehind | p.ComputeDigests] = deque()
+        self.behind: deque[p.ApplyBehind | p.ComputeDigests | p.DigestParameters] = deque()
+        self._digested: dict[int, int] = {}
+        """Shard -> digest of its parameters, while those of all are taken."""
         self._root: Node = (0, runs)
         self._lanes = lanes
         self._arithmetic = arithmetic
@@ -212,6 +224,14 @@ class Ledger:
                 self._apply(command)
             case p.ApplyBehind() | p.ComputeDigests():
                 self.behind.append(command)
+            case p.DigestParameters():
+                self._digested = {}
+                self.behind = deque(task for task in self.behind if not isinstance(task, p.DigestParameters))
+                self.behind.append(command)
+            case p.UpdateAgain():
+                return self._update_again(command)
+            case p.DigestAgain():
+                return self._digest_again(command)
             case p.Swap():
                 self._states.adopt(command.shard, self._scratch, (command.shard, command.step))
                 self._let_go(command.shard, command.step)
@@ -238,8 +258,9 @@ class Ledger:
             return []
         task = self.behind.popleft()
         if isinstance(task, p.ComputeDigests):
-            digests = {s: self._arithmetic.digest(self._states[s]) for s in task.shards if s in self._states}
-            return [p.Digested(step=task.step, digests=digests)]
+            return [self._compute_digests(task)]
+        if isinstance(task, p.DigestParameters):
+            return self._digest_parameters(task)
         tasks = [task, *self._more_like(task)]
         scratch = [self._states.copy(t.shard) for t in tasks]
         step = task.record.step
@@ -262,6 +283,51 @@ class Ledger:
             found.append(following)
             size_bytes += self._states.size_bytes(following.shard)
         return found
+
+    # --------------------------------------------------------------------------------------------------- comparisons
+
+    def _compute_digests(self, task: p.ComputeDigests) -> p.Digested:
+        digests: dict[int, int] = {}
+        published: dict[int, int] = {}
+        for shard in dict.fromkeys((*task.shards, *task.published)):
+            needed = shard in task.shards or self._arithmetic.has_master(shard)
+            state = self._states[shard] if needed and shard in self._states else None
+            if state is not None and shard in task.shards:
+                digests[shard] = self._arithmetic.digest(state)
+            if shard in task.published:
+                published[shard] = self._arithmetic.digest_published(shard, state)
+        return p.Digested(step=task.step, digests=digests, published=published)
+
+    def _digest_parameters(self, task: p.DigestParameters) -> list[p.Event]:
+        """Some of them, and the rest in later turns."""
+        size_bytes = 0
+        for shard in range(len(self._digested), len(self._lanes)):
+            self._digested[shard] = self._arithmetic.digest_parameters(shard)
+            size_bytes += self._arithmetic.parameters_bytes(shard)
+            if size_bytes >= BEHIND_BYTES:
+                break
+        if len(self._digested) < len(self._lanes):
+            self.behind.append(task)
+            return []
+        return [p.ParametersDigested(turn=task.turn, digests=self._digested)]
+
+    def _update_again(self, command: p.UpdateAgain) -> p.Event:
+        step, shard = command.record.step, command.shard
+        state = self._states.copy(shard)
+        before = self._arithmetic.digest(state)
+        self._arithmetic.update([(state, self._kept[shard, step], command.touched)], command.record)
+        self._scratch[shard, step] = state
+        return p.UpdatedAgain(step=step, shard=shard, before=before, digest=self._arithmetic.digest(state))
+
+    def _digest_again(self, command: p.DigestAgain) -> p.Event:
+        shard = command.shard
+        if command.parameters:
+            found = self._arithmetic.digest_parameters(shard)
+        else:
+            found = self._arithmetic.digest(self._states[shard])
+        return p.DigestedAgain(
+            step=command.step, shard=shard, parameters=command.parameters, asker=command.asker, digest=found
+        )
 
     # ----------------------------------------------------------------------------------------------------------- folds
 
@@ -379,15 +445,12 @@ class Ledger:
             del self._scratch[key]
 
     def _take_copy(self, command: p.TakeCopy) -> p.Event:
-        state, intact = self._arithmetic.unpack(command.payload)
+        state, told = self._arithmetic.unpack(command.payload)
+        told = told if command.digest is None else command.digest
         self._let_go(command.shard, EVER)
         self._states[command.shard] = state
-        return p.TookCopy(
-            step=command.step,
-            shard=command.shard,
-            intact=intact and state.shard == command.shard,
-            source=command.source,
-        )
+        intact = self._arithmetic.digest(state) == told and state.shard == command.shard
+        return p.TookCopy(step=command.step, shard=command.shard, intact=intact, source=command.source, told=told)
 
     # -------------------------------------------------------------------------------------------------------- payloads
 

@@ -19,6 +19,8 @@ from elastrain.messages import (
     Copy,
     Digests,
     Done,
+    Doubt,
+    Evidence,
     GoesOn,
     Gradient,
     LoopState,
@@ -65,11 +67,16 @@ class Lifecycle(Leaving):
                 self._on_applied_behind(event)
             case p.Digested():
                 self._on_digested(event)
+            case p.ParametersDigested():
+                self._on_parameters_digested(event)
+            case p.UpdatedAgain():
+                self._on_updated_again(event)
+            case p.DigestedAgain():
+                self._on_digested_again(event)
             case p.TookCopy():
                 self._on_took_copy(event)
             case p.Finishing():
                 self._finishing = event.step
-                self._say_done()
             case p.Ended():
                 self._let_go()
         self._progress()
@@ -119,8 +126,13 @@ class Lifecycle(Leaving):
         self._followers.clear()
         for held in self.held.values():
             held.owed.clear()
+            held.askers.clear()
         self._done.clear()
         self._going.clear()
+        self._told.clear()
+        self._broken.clear()
+        self._forget_comparison()
+        self._announced = False
         self._later = [a for a in self._later if not self._is_stale(a)]
         self._do(p.Edit(view=self.view))
         report = self._report()
@@ -180,7 +192,7 @@ class Lifecycle(Leaving):
         match message:
             case Partial() | Gradient() | Ack() | Vote():
                 return message.step > self.committed + 1
-            case Digests() | Copy() | Copied():
+            case Digests() | Copy() | Copied() | Doubt() | Evidence():
                 return message.step > self.committed
             case _:
                 return False
@@ -208,12 +220,24 @@ class Lifecycle(Leaving):
             case Publish():
                 self._on_publish(message, arrival.payload)
             case Digests():
-                self._on_digests(message)
+                self._on_digests(source, message)
             case Copy():
                 if message.step == self.committed:
-                    self._do(p.TakeCopy(step=message.step, shard=message.shard, payload=arrival.payload, source=source))
+                    self._do(
+                        p.TakeCopy(
+                            step=message.step,
+                            shard=message.shard,
+                            payload=arrival.payload,
+                            source=source,
+                            digest=message.digest,
+                        )
+                    )
             case Copied():
                 self._on_copied(source, message)
+            case Doubt():
+                self._on_doubt(source, message)
+            case Evidence():
+                self._on_evidence(source, message)
             case LoopState():
                 self._loop_state = (message.step, message.state, arrival.payload)
             case Done():
@@ -235,12 +259,12 @@ class Lifecycle(Leaving):
         if not self._may_decide():
             return
         assert self.view is not None
-        if self._finishing is not None and self._may_leave_without_state():
-            self._let_go()
-            return
         decision = decide(self.view, self._reports, self.shape)
         if isinstance(decision, Lost):
-            self._fail("StateLostError", decision.reason)
+            if self._finishing is not None and self._may_leave_without_state():
+                self._let_go()
+            else:
+                self._fail("StateLostError", decision.reason)
             return
         self._complete(decision)
         self._resume(decision)
@@ -283,6 +307,7 @@ class Lifecycle(Leaving):
     def _arrive(self, decision: Recovery) -> None:
         self.record, self.committed = decision.record, decision.committed
         self._missing = None
+        self._forget_comparison()
         self.attempt = self._new_attempt(decision.committed + 1)
 
     def _take_over(self, shard: int, decision: Recovery) -> None:
@@ -297,7 +322,7 @@ class Lifecycle(Leaving):
         else:
             assert decision.record is not None
             touched = {shard: held.kept[self.committed].touched}
-            self._do(p.Apply(record=decision.record, shards=(shard,), touched=touched))
+            self._replace_parameters(shard, p.Apply(record=decision.record, shards=(shard,), touched=touched))
             self._applied(shard)
 
     def _publish_lacking(self, decision: Recovery) -> None:
@@ -316,7 +341,7 @@ class Lifecycle(Leaving):
         mine = self._mine()
         if self.committed >= 0:
             unverified = frozenset().union(*decision.unverified.values())
-            self._compute_digests([s for s in mine if s in unverified], self.now)
+            self._compute_digests([s for s in mine if s in unverified], mine, self.now)
 
     def _resume(self, decision: Recovery) -> None:
         """Survivors' partials stay valid; only what nobody has is computed again."""
@@ -342,7 +367,7 @@ class Lifecycle(Leaving):
         for event in deferred:
             self._on_run_done(event)
         self._deliver_unsent()
-        self._say_done()
+        self._ask_again()
         self._replay_later()
 
     # ---------------------------------------------------------------------------------------- the training loop's side
@@ -367,11 +392,13 @@ class Lifecycle(Leaving):
             self._create()
             self._pay_loop_state()
             self._finish_folds()
+            self._compare_parameters()
             self._vote()
             self._commit()
             self._rebalance()
             self._enter()
             self._feed()
+            self._say_done()
             self._judge_end()
             self._leave()
 
@@ -387,6 +414,9 @@ class Lifecycle(Leaving):
                 self._held(shard).version = -1
             self._do(p.Create(shards=fresh, bound=bound))
             self._acknowledge(fresh)
+        if not self._announced:
+            self._announced = True
+            self._compute_digests((), self._mine(), self.now)
 
     def _pay_loop_state(self) -> None:
         if self._newcomers and not self.recovering and self.begun == self.committed + 1:

@@ -153,10 +153,13 @@ class Publish:
 
 @dataclass(frozen=True, kw_only=True)
 class Digests:
-    """The primary's state after `step`, for backups to compare with."""
+    """What a primary's shards are worth after `step`, for others to compare with what they have."""
 
     step: int
     digests: tuple[tuple[int, int], ...]
+    """(shard, digest of its state): for backups."""
+    parameters: tuple[tuple[int, int], ...]
+    """(shard, digest of its parameters as they were published): for all who compute with them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +168,8 @@ class Copy:
 
     step: int
     shard: int
+    digest: int | None
+    """Of that state when it was last compared; None: the one that comes with the tensors has to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +179,26 @@ class Copied:
     step: int
     shard: int
     intact: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubt:
+    """The sender has something else than the shard's primary told: what has the receiver, now, after `step`?"""
+
+    step: int
+    shard: int
+    parameters: bool
+    """Of the parameters as published, else of the state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The answer to a doubt; None: the receiver has nothing to compare."""
+
+    step: int
+    shard: int
+    parameters: bool
+    digest: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +224,20 @@ class GoesOn:
 
 
 Message: TypeAlias = (
-    Report | Partial | Gradient | Ack | Vote | Publish | Digests | Copy | Copied | LoopState | Done | GoesOn
+    Report
+    | Partial
+    | Gradient
+    | Ack
+    | Vote
+    | Publish
+    | Digests
+    | Copy
+    | Copied
+    | Doubt
+    | Evidence
+    | LoopState
+    | Done
+    | GoesOn
 )
 KINDS: dict[type, int] = {kind: number for number, kind in enumerate(get_args(Message), start=1)}
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=vars)

@@ -92,16 +92,47 @@ class Digested:
 
     step: int
     digests: dict[int, int]
+    published: dict[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParametersDigested:
+    """Result of `DigestParameters`: shard -> digest of what the model computes with."""
+
+    turn: int
+    digests: dict[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatedAgain:
+    """Result of `UpdateAgain`: digests of the state before the step, and of the update made again from it."""
+
+    step: int
+    shard: int
+    before: int
+    digest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigestedAgain:
+    """Result of `DigestAgain`."""
+
+    step: int
+    shard: int
+    parameters: bool
+    asker: str
+    digest: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class TookCopy:
-    """Result of `TakeCopy`: whether the digest of what was received is the one that came with it."""
+    """Result of `TakeCopy`: whether the digest of what was received is `told`, the one that came with it."""
 
     step: int
     shard: int
     intact: bool
     source: str
+    told: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +158,9 @@ Event: TypeAlias = (
     | Finished
     | AppliedBehind
     | Digested
+    | ParametersDigested
+    | UpdatedAgain
+    | DigestedAgain
     | TookCopy
     | Finishing
 )
@@ -295,10 +329,44 @@ class Unbind:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeDigests:
-    """Digest these states when there is time. Answer: `Digested`."""
+    """Digest these states, and what was published of their parameters, when there is time. Answer: `Digested`."""
 
     step: int
     shards: tuple[int, ...]
+    published: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigestParameters:
+    """Digest all that the model computes with, when there is time. Answer: `ParametersDigested`."""
+
+    turn: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateAgain:
+    """Make the update of a backup's state again, into the same scratch, at once. Answer: `UpdatedAgain`."""
+
+    record: Record
+    shard: int
+    touched: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigestAgain:
+    """Digest a shard's state (or what the model has of its parameters) as it is now. Answer: `DigestedAgain`."""
+
+    step: int
+    shard: int
+    parameters: bool
+    asker: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noticed:
+    """Something went wrong and was put right: to be said and logged (carries no work)."""
+
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,6 +387,8 @@ class TakeCopy:
     shard: int
     payload: Any
     source: str
+    digest: int | None
+    """What it should be; None: see the payload."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,7 +431,7 @@ class Leave:
 
 @dataclass(frozen=True, kw_only=True)
 class Fail:
-    """The job can not go on. `kind` is the name of the error in elastrain.errors."""
+    """This member, or the job, can not go on. `kind` is the name of the error in elastrain.errors, which says which."""
 
     kind: str
     reason: str
@@ -387,6 +457,10 @@ Command: TypeAlias = (
     | Bind
     | Unbind
     | ComputeDigests
+    | DigestParameters
+    | UpdateAgain
+    | DigestAgain
+    | Noticed
     | TakeParameters
     | TakeCopy
     | Drop

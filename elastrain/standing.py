@@ -16,6 +16,7 @@ from elastrain.messages import Message, Record, Report
 from elastrain.placement import Holders, Placement
 from elastrain.recovery import Shape
 from elastrain.scaling import Scaler
+from elastrain.witness import Difference, Verdict
 from elastrain.world import View
 
 COPY_BUDGET_BYTES = 8 << 20
@@ -38,6 +39,18 @@ class Held:
     """Step -> the primary's digest."""
     owed: dict[int, str] = field(default_factory=dict)
     """Step -> the primary that waits for an acknowledgement."""
+    digest: int | None = None
+    """Of the state at `version`, when it was last compared or told; None: never."""
+    is_copy: bool = False
+    """It was copied from its primary as of `version`: equal to that whether right or wrong."""
+    primary: str = ""
+    """Who told what is expected."""
+    difference: Difference | None = None
+    """Its update and the primary's are not the same; which is right is being found out."""
+    answers: dict[str, int | None] = field(default_factory=dict)
+    """What others told of it."""
+    askers: set[str] = field(default_factory=set)
+    """Who waits for the digest of the update that this member is about to make."""
 
 
 class Standing:
@@ -78,6 +91,23 @@ class Standing:
         self._copied_bytes = 0
         self._followers: dict[int, set[str]] = defaultdict(set)
         self._digesting = False
+        self._announced = False
+        """Whether this primary's digests of the parameters that the job starts with were asked for in this view."""
+        self._told: dict[int, tuple[str, int]] = {}
+        """Shard -> who published its parameters of the committed step, and their digest there."""
+        self._found: dict[int, int] | None = None
+        """Shard -> digest of what this member has computed with; None before its last run of the step has ended."""
+        self._compared = False
+        """Whether the two are known to be equal."""
+        self._turn = 0
+        """Counts what makes an earlier comparison void."""
+        self._asked_turn = -1
+        self._verdict: Verdict | None = None
+        """This member is known to be wrong: it ends as soon as it is known what it has computed with."""
+        self._replaced: dict[int, int] = {}
+        """Shard -> digest of what this member computed with until it became its primary."""
+        self._broken: dict[int, tuple[str, int, int]] = {}
+        """Shard whose copy did not come through -> sender, digest that was told, how often."""
         self._dropping: set[int] = set()
         self._finishing: int | None = None
         self._asked = -1

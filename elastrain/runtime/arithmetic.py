@@ -16,6 +16,7 @@ from elastrain.messages import Record
 from elastrain.runtime import statistics
 from elastrain.runtime.model import Allocate, GradientSlot, ModelState, allocated
 from elastrain.runtime.optimizer import Hyper, PieceOptimizer
+from elastrain.snapshot.digest import digest
 from elastrain.snapshot.state import ShardState
 
 
@@ -120,6 +121,21 @@ class TensorArithmetic:
     def digest(self, state: ShardState) -> int:
         return state.digest()
 
+    def has_master(self, shard: int) -> bool:
+        its = self._layout.shards[shard]
+        return its.master_dtype != its.dtype
+
+    def digest_published(self, shard: int, state: ShardState | None) -> int:
+        """From the masters, rounded again: what the model computes with may have changed alone."""
+        view = self.parameters(shard)
+        return digest(view if state is None else state.parameters.to(view.dtype))
+
+    def digest_parameters(self, shard: int) -> int:
+        return digest(self.parameters(shard))
+
+    def parameters_bytes(self, shard: int) -> int:
+        return self.parameters(shard).nbytes
+
     def parameters(self, shard: int) -> Tensor:
         return self._model.parameters_of(self._layout.shards[shard])
 
@@ -128,11 +144,10 @@ class TensorArithmetic:
         head = state.digest().to_bytes(8, "little") + text
         return [torch.frombuffer(bytearray(head), dtype=torch.uint8), *tensors]
 
-    def unpack(self, payload: Sequence[Tensor]) -> tuple[ShardState, bool]:
+    def unpack(self, payload: Sequence[Tensor]) -> tuple[ShardState, int]:
         meta, *tensors = payload
-        digest, text = bytes(meta[:8].tolist()), bytes(meta[8:].tolist())
-        state = ShardState.unpack(text, [tensor.clone() for tensor in tensors])
-        return state, state.digest() == int.from_bytes(digest, "little")
+        told, text = bytes(meta[:8].tolist()), bytes(meta[8:].tolist())
+        return ShardState.unpack(text, [tensor.clone() for tensor in tensors]), int.from_bytes(told, "little")
 
 
 def scale_and_clip(record: Record, max_grad_norm: float | None) -> tuple[float, ...]:

@@ -293,6 +293,8 @@ class Engine:
                 self._passed(command)
             case p.Resumed():
                 self._resumed(command)
+            case p.Noticed():
+                self._noticed(command.reason)
             case p.Fail():
                 self._fail(command)
             case p.ReadView():
@@ -415,7 +417,15 @@ class Engine:
             return
         self._outbox.put(outcome)
 
+    def _noticed(self, reason: str) -> None:
+        """It was put right; whoever looks after the machine should know."""
+        self._journal.write("noticed", reason=reason)
+        self._say("event", noticed=reason)
+        sys.stderr.write(f"elastrain: {reason}\n")
+        sys.stderr.flush()
+
     def _fail(self, command: p.Fail) -> None:
+        self._journal.write("failed", kind=command.kind, reason=command.reason)
         if command.kind in _ENDS_THE_JOB:
             self._say(_ENDS_THE_JOB[command.kind], sentence=command.reason)
         raise getattr(errors, command.kind)(command.reason)

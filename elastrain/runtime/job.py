@@ -24,7 +24,15 @@ from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.liveness import Beacon
 from elastrain.comm.mesh import Mesh
 from elastrain.comm.values import MeshConfig
-from elastrain.errors import ConfigError, DriveFailedError, ElastrainError, NoRoomError, RefusedError, StoppedError
+from elastrain.errors import (
+    ConfigError,
+    CorruptedError,
+    DriveFailedError,
+    ElastrainError,
+    NoRoomError,
+    RefusedError,
+    StoppedError,
+)
 from elastrain.lifecycle import Lifecycle
 from elastrain.offload.errors import SpillWriteError
 from elastrain.plan import plan
@@ -49,7 +57,7 @@ from elastrain.runtime.step import Parts, Step, compute_device, warm_up
 from elastrain.runtime.untouched import Untouched
 from elastrain.scaling import LossScale, rule_of
 
-_LAST_WORDS = (RefusedError, StoppedError, DriveFailedError, SpillWriteError)
+_LAST_WORDS = (RefusedError, StoppedError, CorruptedError, DriveFailedError, SpillWriteError)
 """What ends a member without being the script's fault."""
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -84,25 +84,23 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One strike, due `commits` commits and then `delay` after the one before (after the start for the first).
+    """One strike, due `commits` commits and then `delay_ms` after the one before (after the start for the first).
 
     kind: kill or stop. target: member, newcomer, loader, agent (with one node: the launcher), node, etcd. A newcomer is
-    a worker that is still starting.
+    a worker that is still starting: `delay_ms` counts from its start.
     """
 
     kind: str
     target: str
     commits: int
-    delay: float
-    """In units of the job's usual step, so that all of a step is struck; for a newcomer, seconds since its start."""
+    delay_ms: float
     pick: float
     """Which of those that could be struck, as a fraction of their list."""
     stopped_s: float = 0.0
 
     def __str__(self) -> str:
         held = f" for {self.stopped_s:g} s" if self.kind == "stop" else ""
-        unit = "s" if self.target == "newcomer" else "steps"
-        return f"{self.kind} {self.target}{held}, {self.commits} commits + {self.delay:.2f} {unit} after the last"
+        return f"{self.kind} {self.target}{held}, {self.commits} commits + {self.delay_ms:.0f} ms after the last"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +171,7 @@ def _training(chance: random.Random, model: Model, *, backups: int | str, worker
     run_length = chance.randint(1, 4)
     each = min(micro_batches, math.ceil(math.ceil(micro_batches / run_length) / workers) * run_length)
     """Micro-batches of a member in a step, if all take the same."""
-    slow, uneven = chance.choice(SLOW), chance.random() < 0.5
+    slow, uneven = chance.choice(SLOW), chance.random() < 0.4
     slow_ms = min(chance.choice((5.0, 30.0, 150.0)), SLOW_STEP_MS / each / (2 if slow == "both" else 1))
     step_ms = chance.uniform(20, 100)
     all_ms = (step_ms + each * slow_ms * (slow != "none")) * (2 if uneven else 1)
@@ -201,9 +199,9 @@ def _training(chance: random.Random, model: Model, *, backups: int | str, worker
 
 
 def _faults(chance: random.Random, *, backups: int | str, nodes: int) -> tuple[Fault, ...]:
-    """Three to twelve; after the loss of a member often one of the newcomer that comes for it."""
+    """Two to six; after the loss of a member often one of the newcomer that comes for it."""
     found: list[Fault] = []
-    for _ in range(chance.randint(3, 6)):
+    for _ in range(chance.randint(2, 4)):
         fault = _fault(chance, backups=backups, nodes=nodes)
         found.append(fault)
         if fault.kind == "kill" and fault.target in LOSSES and chance.random() < 0.35:
@@ -223,12 +221,12 @@ def _fault(chance: random.Random, *, backups: int | str, nodes: int) -> Fault:
 
 
 def _fault_of(chance: random.Random, kind: str, target: str, *, at_once: bool) -> Fault:
-    delays = (0.0, 3.0) if target == "newcomer" else (0.0, 1.2)
+    delays_ms = (0.0, 3000.0) if target == "newcomer" else (0.0, 120.0)
     return Fault(
         kind=kind,
         target=target,
-        commits=0 if at_once else chance.randint(2, 10),
-        delay=chance.uniform(*delays),
+        commits=0 if at_once else chance.randint(2, ROOM_FOR_COMMITS),
+        delay_ms=chance.uniform(*delays_ms),
         pick=chance.random(),
         stopped_s=chance.choice((SHORT_S, LONG_S)) if kind == "stop" else 0.0,
     )

@@ -13,8 +13,7 @@ from elastrain.errors import ElastrainError
 from elastrain.launcher import control, rundir
 from elastrain.launcher.rundir import RunDir
 from experiments.journals import Follower, Run
-from experiments.recovery.storm import usual_step_s
-from experiments.storm.cases import LONG_S, LOSSES, ROOM_FOR_COMMITS, Case, Fault
+from experiments.storm.cases import LONG_S, LOSSES, Case, Fault
 from experiments.storm.permission import Doubts, Permission, commits, may_lose, spare
 from experiments.storm.processes import Processes
 
@@ -73,7 +72,7 @@ class Striker:
             self._since = commits(self.run)
         if self._next < len(self.case.faults) and self._since is not None:
             self._try(self.case.faults[self._next], now_s)
-        self._hold(now_s)
+        self._hold()
 
     def let_all_go_on(self) -> None:
         self._let_go_on(math.inf)
@@ -98,7 +97,7 @@ class Striker:
                 return
             self._due_s = self._waits_since_s = now_s
             if fault.target != "newcomer":
-                self._due_s += fault.delay * usual_step_s(self.run)
+                self._due_s += fault.delay_ms / 1000
         if now_s < max(self._due_s, self._asked_s + ASK_EVERY_S) or (
             fault.target == "newcomer" and self._waits_for_newcomer(fault, now_s)
         ):
@@ -115,7 +114,7 @@ class Striker:
         starting = self._newcomers()
         if starting:
             begun_s = self.run.started_s[self._picked(fault, starting)]
-            return now_s < begun_s + fault.delay
+            return now_s < begun_s + fault.delay_ms / 1000
         return now_s - self._waits_since_s < NEWCOMER_WAIT_S
 
     def _may(self, fault: Fault, victim: Victim) -> Permission:
@@ -136,13 +135,10 @@ class Striker:
     def _go_to_next(self) -> None:
         self._next, self._since, self._due_s = self._next + 1, commits(self.run), None
 
-    def _hold(self, now_s: float) -> None:
-        """Make steps longer while a fault waits for its moment (a newcomer, a copy) and few are left for what follows:
-        newcomers take seconds, and steps take milliseconds.
-        """
+    def _hold(self) -> None:
+        """Make steps longer while there are few left for the faults that are due."""
         due = len(self.case.faults) - self._next
-        waits = due > 0 and self._due_s is not None and now_s > self._due_s
-        wanted = waits and self.case.training.steps - commits(self.run) < due * ROOM_FOR_COMMITS
+        wanted = due > 0 and self.case.training.steps - commits(self.run) < 12 * due + 2
         if wanted != self._held:
             self._held = wanted
             hold = self.folder / "hold"

@@ -44,6 +44,8 @@ class Checks:
         self.fresh: Record | None = None
         """Committed in the event at hand, for the first time."""
         self.reports: dict[tuple[int, str], Report] = {}
+        self.flipped: Collection[str] = ()
+        """Members in whose memory a bit has changed: wrong values are then there until they are noticed."""
         self.only_joins = False
         """Nobody leaves: then a new view interrupts nobody who computes."""
         self.decisions: dict[int, Recovery] = {}
@@ -73,7 +75,7 @@ class Checks:
                 self._reported(member, command.message)
 
     def _value(self, member: SimMember, shard: int, step: int, value: int, what: str) -> None:
-        if self.truth is None:
+        if self.truth is None or self.flipped:
             return
         expected = symbol("init", shard) if step < 0 else self.truth.parameters[step][shard]
         if value != expected:

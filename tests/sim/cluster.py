@@ -52,7 +52,7 @@ class Scenario:
     drifts: int = 0
     """Times that somebody's scheduler is stepped otherwise than the others': never a commit."""
     flips: int = 0
-    """Updates behind or copies that come out wrong: noticed, or never used."""
+    """Bits that change in somebody's memory, or in what it computes or copies behind."""
     early: bool = False
     """Faults strike from the first moment on: most of them before the first commit."""
     trapped: bool = False
@@ -127,6 +127,10 @@ class Cluster:
         self.finished: set[str] = set()
         self.lost = ""
         self.diverged = ""
+        self.flipped: set[str] = set()
+        """Members in whose memory a bit has changed."""
+        self.wrong: dict[str, str] = {}
+        """Members that left a step with parameters that no undisturbed job has."""
         self.ended = False
         self.struck = 0
         self.links: dict[tuple[str, str], deque[p.Arrived]] = defaultdict(deque)
@@ -143,8 +147,9 @@ class Cluster:
         self.slowness: dict[Any, bool] = {}
         self.checks = Checks(self.shape, truth, self.members, self.dead)
         self.checks.is_slow = scenario.slow > 0
+        self.checks.flipped = self.flipped
         self.checks.only_joins = not (
-            scenario.crashes + scenario.zombies + scenario.isolated + scenario.hunts + scenario.pairs
+            scenario.crashes + scenario.zombies + scenario.isolated + scenario.hunts + scenario.pairs + scenario.flips
         )
         self.ticks = 0
         self.committed = -1
@@ -374,7 +379,7 @@ class Cluster:
         weights, check = member.digest(), member.check_of_run(step, run, command.loss_scale)
 
         def checked() -> p.Event:
-            if member.digest() != weights and name in self.view:
+            if member.digest() != weights and name in self.view and name not in self.flipped:
                 raise Violation(f"the parameters of {name} changed while it computed run {run} of step {step}")
             return p.Checked(step=step, run=run, check=check)
 
@@ -395,7 +400,9 @@ class Cluster:
         digest = self.members[name].digest()
         self._say(f"    {name} leaves step {step} with digest {digest:016x}")
         if self.truth is not None and digest != self.truth.digests[step]:
-            raise Violation(f"{name}: parameters after step {step} differ from the undisturbed job")
+            self.wrong[name] = f"{name}: parameters after step {step} differ from the undisturbed job"
+            if not self.flipped:
+                raise Violation(self.wrong[name])
         if self.scenario.noisy and self.seen.digests.get(step, digest) != digest:
             raise Violation(f"{name}: parameters after step {step} differ from those of another member")
         self.seen.digests[step] = digest
@@ -409,10 +416,14 @@ class Cluster:
         self._say(f"    {name} fails: {failure.kind}: {failure.reason}")
         if name not in self.view:  # a member that was removed says what it likes
             self.finished.add(name)
-        elif "came out differently" in failure.reason and not self.scenario.carries:
+        elif "came out differently" in failure.reason and not (self.scenario.carries or self.flipped):
             raise Violation(f"a false alarm of {name}: {failure.reason}")
         elif failure.kind == "DivergedError" and self._is_expected(failure.reason):
             self.diverged = failure.reason
+        elif failure.kind == "CorruptedError":
+            if name not in self.flipped:
+                raise Violation(f"{name} ends, although its memory is whole: {failure.reason}")
+            self._die(name)
         elif failure.kind != "StateLostError":
             raise Violation(f"{name}: {failure.reason}")
         else:
@@ -421,7 +432,7 @@ class Cluster:
 
     def _is_expected(self, reason: str) -> bool:
         drifted = any(self.members[m].drift for m in self.view.ids) and "hyperparameters" in reason
-        return drifted or self.scenario.flips > 0 or self.scenario.carries
+        return drifted or bool(self.flipped) or self.scenario.carries
 
     def _check_loss(self, name: str, reason: str) -> None:
         """A shard may be lost only if nobody holds it, and the last who did was not sent away alive."""
@@ -462,6 +473,10 @@ class Cluster:
         victims = self._living()
         if len(victims) < 2 or self.finished:
             return
+        if kind == "flip" and self.flipped:  # one machine is faulty: of two, the one may hide what the other does
+            victims = [m for m in victims if m in self.flipped]
+        if not victims:
+            return
         victim = self.rng.choice(victims)
         self.struck += 1
         trapped = self.scenario.trapped
@@ -472,7 +487,8 @@ class Cluster:
         self._say(f"FAULT {kind} {victim}")
         silent_until = self.ticks + self.rng.choice([10, 60, 300, 1 << 30])
         if kind == "flip":
-            self.members[victim].flips += 1
+            self.flipped.add(victim)
+            self.members[victim].flip(self.rng)
         elif kind == "stall":
             self.stalling.add(victim)
         elif kind == "drift":
@@ -607,6 +623,9 @@ class Cluster:
     def _check_end(self) -> None:
         if self.lost or self.diverged:
             return
+        for name, wrong in self.wrong.items():
+            if name not in self.dead:
+                raise Violation(f"{wrong}, and nobody has noticed")
         waiting = [m for m in self.view.ids if m not in self.finished and m not in self.dead]
         if waiting:
             raise Violation(f"stuck after {self.ticks} events: {self._where(waiting)}")

@@ -7,6 +7,7 @@ of symbols.py: what is shared, released or overwritten too early shows as anothe
 from __future__ import annotations
 
 import json
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -148,6 +149,16 @@ class SimMember:
             for block in range(self.shape.blocks)
         )
         return Check(micro_batch=run, loss=told.loss, weight=told.weight, digests=digests)
+
+    def flip(self, rng: random.Random) -> None:
+        """One bit somewhere in this member's memory, or in what it computes or copies next."""
+        kept = list(self.ledger._kept.values())
+        cells = [*self.symbols.model, *(self.states[shard].cell for shard in self.states), *kept]
+        cell = rng.choice([None, *cells])
+        if cell is None:
+            self.flips += rng.randint(1, 2)
+        else:
+            cell.flip()
 
     def _flip(self) -> int:
         """1 where the device computes or stores wrongly this time."""

@@ -18,12 +18,12 @@ from elastrain.attempt import PartialSet, Weight
 from elastrain.fold import Combine, Fold, Node, absorb, covers
 from elastrain.ledger import Ledger, Slot, Tensor
 from elastrain.lifecycle import Lifecycle
-from elastrain.messages import Contribution, Gradient, LoopState, Publish, Record, Report, Vote
+from elastrain.messages import Contribution, Doubt, Gradient, LoopState, Publish, Record, Report, Vote
 from elastrain.placement import Holders
 from elastrain.recovery import Lost, Recovery, Shape, decide
 from elastrain.scaling import advance
-from elastrain.standing import Held
 from elastrain.voting import Disagreement, combine_votes
+from elastrain.witness import Ends, Verdict
 from elastrain.world import View
 from tests.sim.cluster import Cluster, Scenario
 
@@ -85,14 +85,6 @@ def _function(within: int, target: str, only: Filter = _any) -> Callable[[Callab
 # ------------------------------------------------------------------------------------------------- backups and commit
 
 
-@_core(400)
-class AcknowledgesBeforeVerified(Lifecycle):
-    """A backup acknowledges the gradient of s only after its state of s-1 is applied and matched."""
-
-    def _may_acknowledge(self, held: Held, step: int) -> bool:
-        return True
-
-
 @_core(60)
 class LetsGoBeforeVerified(Lifecycle):
     """A backup keeps gradient and record of s-1 until its update is verified."""
@@ -113,6 +105,50 @@ class SkipsTheDigest(Lifecycle):
         if step in held.scratch and step in held.expected:
             held.expected[step] = held.scratch[step]
         super()._verify(shard, step)
+
+
+_FLIPS: Filter = lambda scenario: scenario.flips > 0  # noqa: E731  a filter among filters
+
+
+@_core(100, only=_FLIPS)
+class EndsTheHealthySide(Lifecycle):
+    """Whoever ends alone because of a difference is the one that is wrong."""
+
+    def _end(self, verdict: Verdict) -> None:
+        super()._end(replace(verdict, ends=Ends.MEMBER))
+
+
+@_core(100, only=_FLIPS)
+class ForgetsTheDoubt(Lifecycle):
+    """A difference is followed until it is known which side is wrong."""
+
+    def _ask(self, shard: int) -> None:
+        held = self.held[shard]
+        assert held.difference is not None
+        held.scratch[held.difference.step] = held.difference.told
+        held.difference = None
+        self._verify(shard, self.committed)
+
+
+@_core(100, only=_FLIPS)
+class VotesBeforeParametersAreCompared(Lifecycle):
+    """What a member has computed with is compared with what was published before it votes."""
+
+    def _may_compare(self) -> bool:
+        return False
+
+    def _is_compared(self) -> bool:
+        return True
+
+
+@_core(200, only=_FLIPS)
+class TakesACopyForAWitness(Lifecycle):
+    """Only who has made an update itself can witness it: a copy is as wrong as its primary."""
+
+    def _on_doubt(self, source: str, message: Doubt) -> None:
+        for held in self.held.values():
+            held.is_copy = False
+        super()._on_doubt(source, message)
 
 
 @_core(60)
@@ -436,14 +472,6 @@ class ChangesRolesWithoutCommit(Lifecycle):
             if source not in holders.all:
                 now[message.shard] = replace(holders, backups=(*holders.backups, source))
                 self.now = tuple(now)
-
-
-@_core(100, lambda scenario: scenario.flips > 0 and scenario.joins > 0)
-class CountsAFollowerUnchecked(Lifecycle):
-    """A new holder counts only when its digest has matched."""
-
-    def _on_copied(self, source: str, message: Any) -> None:
-        super()._on_copied(source, replace(message, intact=True))
 
 
 @_core(60)

@@ -32,7 +32,14 @@ def _draw_faults(rng: random.Random) -> Scenario:
     joins = rng.choice([0, 1, 2])
     kind = rng.randrange(20)
     if kind == 0:
-        return _with(size, members=max(2, size.members), backups=max(1, size.backups), joins=joins, slow=slow, flips=2)
+        return _with(
+            size,
+            members=max(2, size.members),
+            backups=max(1, size.backups),
+            joins=joins,
+            slow=slow,
+            flips=rng.choice([1, 1, 2, 3]),
+        )
     if kind <= 2:
         return _with(size, members=max(3, size.members), backups=max(1, size.backups), joins=joins, slow=slow, hunts=3)
     if kind <= 4:

@@ -1,6 +1,6 @@
 """Is the simulator sharp? Every planted bug has to be found within the stated number of schedules.
 
-Three rules of the design are kept although breaking one alone does no harm here, because others cover it:
+Five rules of the design are kept although breaking one alone does no harm here, because others cover it:
 
 - *Parameters of s+1 never overwrite those of s before the record of s is held.* A publish exists only after all have
   voted. Then every gradient of the step is finished and on every holder: whoever took parameters too early has
@@ -8,6 +8,10 @@ Three rules of the design are kept although breaking one alone does no harm here
   to learn the record without doing one's own part (LearnsWithoutPassing).
 - *The primary's digest of s is taken before its state goes on.* A backup that lacks the digest does not acknowledge
   the next gradient, so the primary can not commit.
+- *A backup acknowledges the gradient of s+1 only when its state of s is verified.* It votes for s+1 when it knows that
+  it has computed with the right parameters, which it looks at after the updates that it had left behind.
+- *A new holder counts only when the digest of its copy has matched.* Its first update is compared again, and a copy
+  that was not what the primary had told is known by that.
 - *A join takes effect at the step whose record names it.* Who goes early only interrupts the others' step, which then
   recovers. A check of its own watches that joiners interrupt nobody (JoinsByItsOwnView).
 """

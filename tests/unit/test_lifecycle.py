@@ -17,6 +17,8 @@ from elastrain.messages import (
     Copy,
     Digests,
     Done,
+    Doubt,
+    Evidence,
     Gradient,
     Message,
     Partial,
@@ -48,6 +50,8 @@ class Pair:
         self.done: dict[str, list[p.Command]] = {"a": [], "b": []}
         self.digests = {"a": 7, "b": 7}
         """What the gradient of a micro-batch comes to on each."""
+        self.computes_with = {"a": 5, "b": 5}
+        """Digests of the parameters that the two have; what `a` has published with the digest 5."""
 
     def tell(self, name: str, event: p.Event) -> list[p.Command]:
         """Handle the event, carry out what follows in both members, and say what `name` was told to do."""
@@ -66,6 +70,12 @@ class Pair:
                 self.tell(name, p.Checked(step=command.step, run=command.run, check=check))
             if isinstance(command, p.Recompute):
                 self.tell(name, p.Ready())
+            if isinstance(command, p.ComputeDigests) and not command.shards:
+                self.tell(
+                    name, p.Digested(step=command.step, digests={}, published=dict.fromkeys(command.published, 5))
+                )
+            if isinstance(command, p.DigestParameters):
+                self.tell(name, p.ParametersDigested(turn=command.turn, digests={0: self.computes_with[name]}))
         return commands
 
     def start(self, *, ready: bool = True) -> None:
@@ -103,15 +113,134 @@ def test_parameters_that_the_script_may_still_read_are_not_overwritten() -> None
     assert pair.a.committed == pair.b.committed == 0
 
 
-def test_a_backup_that_computes_otherwise_ends_the_job_and_says_what_to_do() -> None:
+def doubting() -> tuple[Pair, Lifecycle]:
+    """A pair after its first step; the update of `b`, the backup, has come out as 2, that of `a` as 1."""
     pair = Pair()
     pair.start()
     pair.one_step()
-    pair.tell("a", p.Digested(step=0, digests={0: 1}))
+    pair.tell("a", p.Digested(step=0, digests={0: 1}, published={0: 6}))
     commands = pair.b.handle(p.AppliedBehind(step=0, shard=0, digest=2))
-    assert [c.kind for c in commands if isinstance(c, p.Fail)] == ["DivergedError"]
-    assert "shard 0 after step 0 differs between its primary a and its backup b" in str(commands)
-    assert pair.b.handle(p.Ready()) == []  # it has ended
+    assert [c.shard for c in commands if isinstance(c, p.UpdateAgain)] == [0]
+    assert not any(isinstance(c, p.Swap | p.Fail) for c in commands)
+    return pair, pair.b
+
+
+def again(digest: int, *, before: int = 9) -> p.UpdatedAgain:
+    return p.UpdatedAgain(step=0, shard=0, before=before, digest=digest)
+
+
+def from_a(message: Message) -> p.Arrived:
+    return p.Arrived(source="a", generation=1, message=message)
+
+
+def evidence(digest: int | None, *, step: int = 0, parameters: bool = False) -> Evidence:
+    return Evidence(step=step, shard=0, parameters=parameters, digest=digest)
+
+
+def ends(commands: list[p.Command]) -> list[str]:
+    return [c.kind for c in commands if isinstance(c, p.Fail)]
+
+
+def test_a_backup_whose_update_is_right_the_second_time_says_so_and_goes_on() -> None:
+    _, b = doubting()
+    commands = b.handle(again(1))
+    assert p.Swap(step=0, shard=0) in commands
+    (noticed,) = [c.reason for c in commands if isinstance(c, p.Noticed)]
+    assert "shard 0 after step 0 differs between its primary a and its backup b" in noticed
+    assert "passing fault" in noticed
+
+
+def test_a_backup_in_doubt_does_not_acknowledge_and_does_not_vote() -> None:
+    _, b = doubting()
+    b.handle(again(2))
+    b.handle(p.Began(step=1, settings="lr", state="s"))
+    gradient = Gradient(step=1, shards=(0,), contribution=TOLD, touched=((1,),), square_norms=(1.0,))
+    commands = [*b.handle(from_a(gradient)), *b.handle(p.Ready())]
+    assert not sent(commands, Ack)
+    assert not sent(commands, Vote)
+
+
+def changed_in_memory(b: Lifecycle) -> p.DigestParameters:
+    """`b` finds that the state before the step is not what it was; it looks at its parameters before it goes."""
+    b.held[0].digest = 8
+    b.parameters = [0]
+    b._missing = None
+    (asked,) = [c for c in b.handle(again(2, before=9)) if isinstance(c, p.DigestParameters)]
+    return asked
+
+
+def test_a_backup_whose_state_has_changed_since_it_was_verified_ends_and_the_job_goes_on() -> None:
+    _, b = doubting()
+    asked = changed_in_memory(b)
+    commands = b.handle(p.ParametersDigested(turn=asked.turn, digests={0: 6}))
+    assert ends(commands) == ["CorruptedError"]
+    assert "what b keeps has changed in its memory since it was verified" in str(commands)
+
+
+def test_a_wrong_backup_that_has_computed_with_wrong_parameters_too_ends_the_job() -> None:
+    _, b = doubting()
+    asked = changed_in_memory(b)
+    (question,) = sent(b.handle(p.ParametersDigested(turn=asked.turn, digests={0: 7})), Doubt)
+    assert question == p.Send(to="a", message=Doubt(step=0, shard=0, parameters=True))
+    commands = b.handle(from_a(evidence(6, parameters=True)))
+    assert ends(commands) == ["DivergedError"]
+    assert "b computes with other parameters of shard 0 than a published after step 0" in str(commands)
+
+
+def test_two_that_differ_without_a_third_end_the_job_with_a_sentence() -> None:
+    _, b = doubting()
+    assert [c.to for c in sent(b.handle(again(2)), Doubt)] == ["a"]
+    commands = b.handle(from_a(evidence(1)))
+    assert ends(commands) == ["DivergedError"]
+    assert "no third copy tells which of the two is wrong" in str(commands)
+    assert b.handle(p.Ready()) == []  # it has ended
+
+
+def test_a_primary_that_has_changed_since_it_told_its_digest_ends_the_job() -> None:
+    _, b = doubting()
+    b.handle(again(2))
+    commands = b.handle(from_a(evidence(3)))
+    assert ends(commands) == ["DivergedError"]
+    assert "it has changed in the memory of a since then" in str(commands)
+
+
+def test_a_primary_answers_a_doubt_with_what_it_has_now() -> None:
+    pair, _ = doubting()
+    doubt = p.Arrived(source="b", generation=1, message=Doubt(step=0, shard=0, parameters=False))
+    assert pair.a.handle(doubt) == [p.DigestAgain(step=0, shard=0, parameters=False, asker="b")]
+    commands = pair.a.handle(p.DigestedAgain(step=0, shard=0, parameters=False, asker="b", digest=4))
+    assert [c.message for c in sent(commands, Evidence)] == [evidence(4)]
+
+
+def test_a_copy_of_this_very_step_is_no_witness() -> None:
+    """It is as its primary's state was, right or wrong."""
+    pair, _ = doubting()
+    pair.a.held[0].is_copy = True
+    doubt = p.Arrived(source="b", generation=1, message=Doubt(step=0, shard=0, parameters=False))
+    assert [c.message for c in sent(pair.a.handle(doubt), Evidence)] == [evidence(None)]
+
+
+def test_a_doubt_that_is_open_when_the_primary_dies_ends_the_job() -> None:
+    _, b = doubting()
+    b.handle(again(2))
+    commands = b.handle(p.Viewed(view=view(2, "b")))
+    assert ends(commands)[0] == "DivergedError"
+    assert "a was lost before it was known which of the two is wrong" in str(commands)
+
+
+@pytest.mark.parametrize("wrong", ["a", "b"])
+def test_nobody_votes_before_what_it_has_computed_with_is_known_to_be_right(wrong: str) -> None:
+    pair = Pair()
+    pair.computes_with[wrong] = 7
+    pair.start()
+    pair.one_step()
+    assert not [c for c in pair.done["b"] if isinstance(c, p.Passed)]
+    commands = pair.done[wrong]
+    if wrong == "b":  # it asks the publisher, who still has them
+        assert [c.to for c in sent(commands, Doubt)] == ["a"]
+        commands = pair.b.handle(from_a(evidence(5, step=-1, parameters=True)))
+    assert ends(commands) == ["DivergedError"]
+    assert ("b computes with other parameters" if wrong == "b" else "in the memory of a") in str(commands)
 
 
 def test_a_verified_backup_acknowledges_the_next_gradient_that_waits() -> None:
@@ -121,7 +250,9 @@ def test_a_verified_backup_acknowledges_the_next_gradient_that_waits() -> None:
     gradient = Gradient(step=1, shards=(0,), contribution=TOLD, touched=((1,),), square_norms=(1.0,))
     assert not sent(pair.b.handle(p.Arrived(source="a", generation=1, message=gradient)), Ack)
     pair.b.handle(p.AppliedBehind(step=0, shard=0, digest=7))
-    commands = pair.b.handle(p.Arrived(source="a", generation=1, message=Digests(step=0, digests=((0, 7),))))
+    commands = pair.b.handle(
+        p.Arrived(source="a", generation=1, message=Digests(step=0, digests=((0, 7),), parameters=()))
+    )
     assert p.Swap(step=0, shard=0) in commands
     assert [c.message for c in sent(commands, Ack)] == [Ack(step=1, shards=(0,))]
 
@@ -193,28 +324,42 @@ def test_what_belongs_to_a_step_that_is_over_is_ignored() -> None:
     events: list[p.Event] = [
         p.RunDone(step=0, run=0, block=0, contribution=TOLD, touched=1),
         p.Finished(step=0, square_norms={0: 1.0}),
-        p.Digested(step=7, digests={0: 1}),
-        p.TookCopy(step=7, shard=0, intact=True, source="b"),
+        p.Digested(step=7, digests={0: 1}, published={}),
+        p.TookCopy(step=7, shard=0, intact=True, source="b", told=1),
         p.AppliedBehind(step=7, shard=0, digest=1),
     ]
     for event in events:
         assert not any(isinstance(c, p.Send) for c in pair.b.handle(event))
 
 
-def test_a_copy_that_came_through_damaged_ends_the_job() -> None:
+def test_a_damaged_copy_is_sent_once_more() -> None:
     pair = Pair()
     pair.start()
-    pair.a._copying[0, "b"] = 0
-    commands = pair.a.handle(p.Arrived(source="b", generation=1, message=Copied(step=-1, shard=0, intact=False)))
-    assert [c.kind for c in commands if isinstance(c, p.Fail)] == ["DivergedError"]
+    pair.a._copying[0, "b"] = -1
+    broken = p.Arrived(source="b", generation=1, message=Copied(step=-1, shard=0, intact=False))
+    assert [c.message for c in sent(pair.a.handle(broken), Copy)] == [Copy(step=-1, shard=0, digest=None)]
+
+
+@pytest.mark.parametrize(("now", "kind"), [(1, "CorruptedError"), (3, "DivergedError")])
+def test_a_copy_that_is_damaged_twice_tells_who_is_wrong(now: int, kind: str) -> None:
+    """The receiver, where the sender still has what it told; else the sender."""
+    pair = Pair()
+    pair.start()
+    broken = p.TookCopy(step=-1, shard=0, intact=False, source="a", told=1)
+    assert [c.message for c in sent(pair.b.handle(broken), Copied)] == [Copied(step=-1, shard=0, intact=False)]
+    assert [c.to for c in sent(pair.b.handle(broken), Doubt)] == ["a"]
+    commands = pair.b.handle(from_a(evidence(now, step=-1)))
+    for asked in [c for c in commands if isinstance(c, p.DigestParameters)]:
+        commands = pair.b.handle(p.ParametersDigested(turn=asked.turn, digests={0: 5}))
+    assert ends(commands) == [kind]
 
 
 def test_a_copy_of_the_committed_step_is_taken_and_answered() -> None:
     pair = Pair()
     pair.start()
-    commands = pair.b.handle(p.Arrived(source="a", generation=1, message=Copy(step=-1, shard=0)))
+    commands = pair.b.handle(p.Arrived(source="a", generation=1, message=Copy(step=-1, shard=0, digest=None)))
     assert any(isinstance(c, p.TakeCopy) for c in commands)
-    answer = sent(pair.b.handle(p.TookCopy(step=-1, shard=0, intact=True, source="a")), Copied)
+    answer = sent(pair.b.handle(p.TookCopy(step=-1, shard=0, intact=True, source="a", told=1)), Copied)
     assert [c.message for c in answer] == [Copied(step=-1, shard=0, intact=True)]
 
 
