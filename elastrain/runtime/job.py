@@ -242,7 +242,7 @@ class Job:
         parts.layers.settle()
         loop = LoopState(self._facade.optimizer, self._registered, self._model, parts.layers)
         # Whatever takes time comes before this member says that it is ready: others wait for it from then on.
-        loader.start(0, self._expected_micro_batches)
+        loader.start(0, self._expected_micro_batches, self._loader_died)
         warm_up(compute_device(self._model))
         parts.engine.start({**self._describe(), "layers' switches and numbers": parts.layers.digest()})
         threads = torch.get_num_threads()
@@ -349,6 +349,11 @@ class Job:
             owner = neighbour(me, view.ids, firsts)
             mine += [] if owner is None else [firsts[owner] * length]
         return mine
+
+    def _loader_died(self, sentence: str) -> None:
+        self._journal.write("loader_died", reason=sentence)
+        sys.stderr.write(f"elastrain: {self._environment.member}: {sentence}\n")
+        sys.stderr.flush()
 
     def _end(self, step: int) -> None:
         """The loop is over: say so, let the engine go; the rest of the script is the user's."""

@@ -20,6 +20,7 @@ from elastrain.errors import ConfigError
 from elastrain.keys import collate_key, sample_key
 from elastrain.runtime import packing
 from elastrain.runtime.loading import Failed, Load, LoaderProcesses, Packed
+from elastrain.runtime.nursery import NurseryEndedError
 from elastrain.runtime.schedule import Plan, Request, Schedule
 
 
@@ -74,8 +75,11 @@ class DataLoader:
         fields = ("dataset_size", "global_batch_size", "micro_batch_size", "shuffle")
         self._order = DataOrder(seed=seed, **{name: getattr(self._unbound, name) for name in fields})
 
-    def start(self, step: int, plan: Plan) -> None:
-        """Start the processes, from a thread that lives as long as they should, and load ahead from `step` on."""
+    def start(self, step: int, plan: Plan, tell: Callable[[str], None] = lambda sentence: None) -> None:
+        """Start the processes, from a thread that lives as long as they should, and load ahead from `step` on.
+
+        `tell` hears of each process that has died and is started again.
+        """
         if self._source is not None:
             raise RuntimeError("the loader was started before")
         samples = _Samples(self._dataset, self._collate, self.order)
@@ -83,12 +87,13 @@ class DataLoader:
             self._source = _InThisProcess(samples.load)
         else:
             schedule: Schedule[Packed] = Schedule(step, plan, ahead=self._num_workers * self._prefetch)
-            self._source = _Ahead(LoaderProcesses(samples.load, self._num_workers), schedule)
+            processes = LoaderProcesses(samples.load, self._num_workers, tell)
+            self._source = _Ahead(processes, schedule, _InThisProcess(samples.load), tell)
 
     def get(self, step: int, micro_batch: int) -> Any:
         """The collated micro-batch; loaded next, before all others, if it was not ahead.
 
-        Raises what the dataset raised, with its traceback in the message; RuntimeError if a process has ended.
+        Raises what the dataset raised, with its traceback in the message; RuntimeError if processes die of it.
         """
         if self._source is None:
             raise RuntimeError("the loader is not running: start() comes first")
@@ -128,34 +133,48 @@ class _Source(Protocol):
 
 
 class _Ahead:
-    """Loaded in other processes, ahead of time where the plan says it."""
+    """Loaded in other processes, ahead of time where the plan says it; `here` when no process can be started."""
 
-    def __init__(self, processes: LoaderProcesses, schedule: Schedule[Packed]) -> None:
-        self._processes, self._schedule = processes, schedule
-        self._ask_ahead()
+    def __init__(
+        self, processes: LoaderProcesses, schedule: Schedule[Packed], here: _InThisProcess, tell: Callable[[str], None]
+    ) -> None:
+        self._processes: LoaderProcesses | None = processes
+        self._schedule, self._here, self._tell = schedule, here, tell
+        self._ask_ahead(processes)
 
     def get(self, request: Request) -> Any:
+        if self._processes is not None:
+            try:
+                return self._get(self._processes, request)
+            except NurseryEndedError as error:
+                self._tell(f"{error}; from now on the training process loads its micro-batches itself")
+                self.close()
+        return self._here.get(request)
+
+    def close(self) -> None:
+        processes, self._processes = self._processes, None
+        if processes is not None:
+            processes.close()
+
+    def _get(self, processes: LoaderProcesses, request: Request) -> Any:
         if self._schedule.want(request):
-            self._processes.send(request, urgent=True)
-        self._receive(wait=False)  # a death is told at once, whatever has been loaded before
+            processes.send(request, urgent=True)
+        self._receive(processes, wait=False)  # a death is told at once, whatever has been loaded before
         while (packed := self._schedule.take(request)) is None:
-            self._receive(wait=True)
-        self._ask_ahead()
-        if isinstance(packed, OSError):
+            self._receive(processes, wait=True)
+        self._ask_ahead(processes)
+        if isinstance(packed, Exception):
             raise packed
         return packing.unpack(packed)
 
-    def close(self) -> None:
-        self._processes.close()
-
-    def _receive(self, *, wait: bool) -> None:
-        for request, packed in self._processes.receive(wait=wait):
+    def _receive(self, processes: LoaderProcesses, *, wait: bool) -> None:
+        for request, packed in processes.receive(wait=wait):
             self._schedule.arrived(request, packed)
-        self._ask_ahead()
+        self._ask_ahead(processes)
 
-    def _ask_ahead(self) -> None:
+    def _ask_ahead(self, processes: LoaderProcesses) -> None:
         for request in self._schedule.ahead():
-            self._processes.send(request)
+            processes.send(request)
 
 
 class _InThisProcess:

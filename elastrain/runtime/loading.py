@@ -1,45 +1,46 @@
 """The loader processes: forks of the training process that take requests and hand back packed micro-batches.
 
-Any of them may be killed at any time. What they share are three datagram sockets, whose locks the kernel keeps: one for
-requests that somebody waits for, one for those ahead of time, one for results. Whoever is free takes the next request,
-so that a slow one delays nobody else. A result is a memfd, which has no name that could stay behind. Deaths are read
-from pidfds, in `receive` only. No threads here, and nothing about plans or samples.
+Any of them may be killed at any time: it is started again, and what it had taken is asked for again. What they share
+are three datagram sockets, whose locks the kernel keeps: one for requests that somebody waits for, one for those ahead
+of time, one for results. Whoever is free takes the next request, so that a slow one delays nobody else. A result is a
+memfd, which has no name that could stay behind. Deaths are heard of in `receive` only. No threads here, and nothing
+about plans or samples.
 """
 
 from __future__ import annotations
 
 import atexit
-import ctypes
 import errno
-import multiprocessing
+import mmap
 import os
 import select
-import signal
 import socket
 import struct
-import time
 from array import array
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from multiprocessing.context import ForkProcess
 from typing import Any
 
 import torch
 from torch._utils import ExceptionWrapper
 
 from elastrain.runtime import packing
+from elastrain.runtime.nursery import Ended, Nursery, how_it_ended
 from elastrain.runtime.schedule import Request
 
 Load = Callable[[int, int], Any]
 """`(step, micro-batch)` -> the collated micro-batch."""
 
-Packed = memoryview | OSError
-"""A micro-batch, or why this process had no room for it."""
+Packed = memoryview | OSError | RuntimeError
+"""A micro-batch, or why this process had no room for it, or how the processes ended that tried to load it."""
 
 _REQUEST = struct.Struct("qq")
 _ONE_FD_BYTES = socket.CMSG_LEN(array("i").itemsize)
 _AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-_PR_SET_PDEATHSIG = 1
 _CLOSE_TIMEOUT_S = 5.0
+_NOTHING = (-1, -1)
+_DEATHS_MOST = 2
+"""So many processes may die over one micro-batch, or per process without that anything was loaded in between."""
 
 
 class Failed:
@@ -62,76 +63,128 @@ class Failed:
 
 
 class LoaderProcesses:
-    """`count` processes that end with the thread that starts them, however it ends, or with `close`."""
+    """`count` processes that end with the thread that starts them, however it ends, or with `close`.
 
-    def __init__(self, load: Load, count: int) -> None:
-        # Both ends stay open here: that a process has died is said by its pidfd alone.
+    `tell` hears of each that has died and is started again.
+    """
+
+    def __init__(self, load: Load, count: int, tell: Callable[[str], None] = lambda sentence: None) -> None:
+        # Both ends stay open here: that a process has died is not said by them.
         self._urgent, self._planned, self._results = pairs = [_pair() for _ in range(3)]
         self._owner = os.getpid()
-        self._processes: list[ForkProcess] = []
-        self._pidfds: list[int] = []
+        self._count = count
+        self._tell = tell
+        self._under_way: dict[Request, bool] = {}
+        """Asked for and not come yet, in order; whether somebody waits for it."""
+        self._came: deque[tuple[Request, Packed]] = deque()
+        self._at_work = _AtWork(count)
+        self._deaths: Counter[Request] = Counter()
+        self._deaths_since_a_result = 0
+        at_work, theirs = self._at_work, [theirs for _, theirs in pairs]
+        self._nursery = Nursery(lambda slot: _serve(load, slot, at_work, *theirs), count)
         self._poll = select.poll()
         self._poll.register(self._results[0], select.POLLIN)
-        context = multiprocessing.get_context("fork")
-        try:
-            for _ in range(count):
-                theirs = [theirs for _, theirs in pairs]
-                self._processes.append(process := context.Process(target=_serve, args=(load, self._owner, *theirs)))
-                process.daemon = True
-                process.start()
-                self._pidfds.append(pidfd := os.pidfd_open(process.pid or 0))
-                self._poll.register(pidfd, select.POLLIN)
-        except BaseException:
-            self.close()
-            raise
+        self._poll.register(self._nursery.fileno(), select.POLLIN)
         # Before multiprocessing's own, registered earlier, which would ask them by SIGTERM and wait.
         atexit.register(self._kill)
 
     def send(self, request: Request, *, urgent: bool = False) -> None:
         """Have it loaded, before all that nobody waits for if `urgent`. The caller limits how many are under way."""
+        self._under_way[request] = urgent
         (self._urgent if urgent else self._planned)[0].send(_REQUEST.pack(*request))
 
     def receive(self, *, wait: bool) -> Iterator[tuple[Request, Packed]]:
-        """What has come; `wait` until there is something. Raises RuntimeError if a process has ended."""
-        ready = {fd for fd, _ in self._poll.poll(None if wait else 0)}
-        for number, pidfd in enumerate(self._pidfds):
-            if pidfd in ready:
-                raise RuntimeError(self._how_it_ended(number))
+        """What has come; `wait` until something happened.
+
+        Raises NurseryEndedError, and RuntimeError if processes die over and over.
+        """
+        ready = {fd for fd, _ in self._poll.poll(None if wait and not self._came else 0)}
         while (result := _result(self._results[0])) is not None:
-            yield result
+            # Asked for twice, because it seemed lost: it is the same, bit for bit.
+            if self._under_way.pop(result[0], None) is not None:
+                self._deaths.pop(result[0], None)
+                self._deaths_since_a_result = 0
+                self._came.append(result)
+        if self._nursery.fileno() in ready:
+            self._came += filter(None, [self._replace(ended) for ended in self._nursery.ended()])
+        while self._came:
+            yield self._came.popleft()
 
     def close(self) -> None:
         """End the processes: each when it has finished what it is loading, or is killed when that takes too long."""
         atexit.unregister(self._kill)
         for ours, _ in (self._urgent, self._planned):
             ours.shutdown(socket.SHUT_WR)
-        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
-        for process in self._processes:
-            if process.pid is not None:
-                process.join(max(0.0, deadline - time.monotonic()))
-                process.kill()
-                process.join()
-        for pidfd in self._pidfds:
-            os.close(pidfd)
+        self._nursery.close(_CLOSE_TIMEOUT_S)
         for pair in (self._urgent, self._planned, self._results):
             for end in pair:
                 end.close()
+        self._at_work.close()
 
     def _kill(self) -> None:
         if os.getpid() == self._owner:  # not in a fork of the user's own
-            for process in self._processes:
-                process.kill()
+            self._nursery.kill()
 
-    def _how_it_ended(self, number: int) -> str:
-        process = self._processes[number]
-        process.join()
-        who = f"loader process {number + 1} of {len(self._processes)} (pid {process.pid})"
-        code = process.exitcode
-        if code == -signal.SIGKILL:
-            return f"{who} was killed by SIGKILL; if nobody did that, the system or its cgroup is out of memory"
-        if code is not None and code < 0:
-            return f"{who} was ended by {signal.Signals(-code).name}: see what it wrote to stderr"
-        return f"{who} ended by itself with exit code {code}: see what it wrote to stderr"
+    def _replace(self, ended: Ended) -> tuple[Request, Packed] | None:
+        """Start it again, and ask again for what it may have taken; or a result, where two have died of that."""
+        how, request = how_it_ended(ended.exit_code), self._at_work.of(ended.slot)
+        self._at_work.put(ended.slot, _NOTHING)
+        self._deaths_since_a_result += 1
+        if self._deaths_since_a_result > _DEATHS_MOST * self._count:
+            deaths = self._deaths_since_a_result
+            raise RuntimeError(f"{deaths} loader processes have died and loaded nothing in between; the last one {how}")
+        self._tell(f"loader process {ended.slot + 1} of {self._count} (pid {ended.pid}) {how}; it is started again")
+        self._nursery.start(ended.slot)
+        fatal = self._fatal(request, how)
+        self._ask_again()
+        return fatal
+
+    def _fatal(self, request: Request, how: str) -> tuple[Request, Packed] | None:
+        """Without numbers of processes: on another member, the same mistake of the data set has the same words."""
+        if request not in self._under_way:
+            return None
+        self._deaths[request] += 1
+        if self._deaths[request] < _DEATHS_MOST:
+            return None
+        del self._under_way[request], self._deaths[request]
+        step, micro_batch = request
+        return request, RuntimeError(
+            f"{_DEATHS_MOST} loader processes died one after the other while they loaded micro-batch {micro_batch} of "
+            f"step {step}; the last one {how}"
+        )
+
+    def _ask_again(self) -> None:
+        """For all that neither waits for a free process nor is at one: a process dies with what it has taken."""
+        for _, theirs in (self._urgent, self._planned):
+            while _taken_from(theirs):
+                pass
+        busy = self._at_work.all()
+        for request, urgent in list(self._under_way.items()):
+            if request not in busy:
+                self.send(request, urgent=urgent)
+
+
+class _AtWork:
+    """Which request each process is at, in memory that all of them share: a word of the dead."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._memory = mmap.mmap(-1, count * _REQUEST.size)
+        for slot in range(count):
+            self.put(slot, _NOTHING)
+
+    def put(self, slot: int, request: Request) -> None:
+        _REQUEST.pack_into(self._memory, slot * _REQUEST.size, *request)
+
+    def of(self, slot: int) -> Request:
+        step, micro_batch = _REQUEST.unpack_from(self._memory, slot * _REQUEST.size)
+        return step, micro_batch
+
+    def all(self) -> set[Request]:
+        return {self.of(slot) for slot in range(self._count)}
+
+    def close(self) -> None:
+        self._memory.close()
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
@@ -162,22 +215,17 @@ def _taken(fds: list[int]) -> Packed:
 # ------------------------------------------------------------------------------------------------- in a loader process
 
 
-def _serve(load: Load, parent: int, urgent: socket.socket, planned: socket.socket, results: socket.socket) -> None:
-    _die_with(parent)
+def _serve(
+    load: Load, slot: int, at_work: _AtWork, urgent: socket.socket, planned: socket.socket, results: socket.socket
+) -> None:
+    torch.set_num_threads(1)
     while request := _next_request(urgent, planned):
+        at_work.put(slot, _REQUEST.unpack(request))
         fd = _packed(load, *_REQUEST.unpack(request))
+        # Before it is sent: what stands here is neither lost nor to be had elsewhere.
+        at_work.put(slot, _NOTHING)
         socket.send_fds(results, [request], [fd])
         os.close(fd)
-
-
-def _die_with(parent: int) -> None:
-    """Be killed when the thread that started this process ends, however it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
-    for number in (signal.SIGINT, signal.SIGTERM):  # whoever signals the whole group means the training process
-        signal.signal(number, signal.SIG_IGN)
-    torch.set_num_threads(1)
 
 
 def _next_request(urgent: socket.socket, planned: socket.socket) -> bytes:
@@ -188,10 +236,16 @@ def _next_request(urgent: socket.socket, planned: socket.socket) -> bytes:
     while True:
         waiting.poll()
         for requests in (urgent, planned):
-            try:
-                return requests.recv(_REQUEST.size, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                pass
+            if (request := _taken_from(requests)) is not None:
+                return request
+
+
+def _taken_from(requests: socket.socket) -> bytes | None:
+    """Empty when there are no more; None when there is none now."""
+    try:
+        return requests.recv(_REQUEST.size, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None
 
 
 def _packed(load: Load, step: int, micro_batch: int) -> int:

@@ -117,6 +117,48 @@ def test_early_stopping_by_a_local_counter_ends_the_job_though_a_newcomer_counts
     assert len([e for e in run.events if e["event"] == "restart"]) == 1
 
 
+LOSES_A_LOADER = """
+import os, pathlib, signal, sys
+import torch, elastrain
+torch.set_num_threads(1)
+killed = pathlib.Path(sys.argv[1])
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if index == 17 and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)  # as the system does when memory is short
+        return torch.randn(4)
+
+job = elastrain.init(seed=0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = elastrain.DataLoader(Samples(), global_batch_size=16, micro_batch_size=2, num_workers=2)
+model, optimizer, loader = job.prepare(model, optimizer, loader)
+for step in job.steps(loader, until=12):
+    for batch in step:
+        step.backward(model(batch).square().mean())
+"""
+
+
+def test_a_killed_loader_process_costs_nothing_but_its_restart(tmp_path: Path) -> None:
+    """Out of memory kills them first; that ended the member, and a job of one."""
+    script, before = tmp_path / "script.py", tmp_path / "before"
+    script.write_text(LOSES_A_LOADER)
+    before.touch()
+    alone = undisturbed(str(before), script=script)
+    run = run_job(tmp_path, workers=2, arguments=[str(tmp_path / "killed")], script=script)
+    assert (alone.exit_code, run.exit_code) == (0, 0), alone.output + run.output
+    assert set(run.digests.values()) == set(alone.digests.values())
+    assert set(run.digests) == {"m0", "m1"}
+    [died] = [e for events in run.journals.values() for e in events if e["event"] == "loader_died"]
+    assert "was killed by SIGKILL" in died["reason"]
+    assert run.output.count("it is started again") == 1
+
+
 CHANGES_ONE_MEMBER = """
 import os
 import torch, elastrain

@@ -261,17 +261,25 @@ def test_close_ends_the_processes_and_the_loader_can_start_again() -> None:
         assert loader.get(2, 1)[0, 1] != pid
 
 
-def test_a_loader_process_that_was_killed_is_an_error_and_no_wait() -> None:
-    def kill_and_go_on(loader: DataLoader) -> None:
-        os.kill(int(loader.get(0, 0)[0, 1]), signal.SIGKILL)
-        for step in range(1, 9):
-            loader.get(step, 0)
-
-    with (
-        _running(_loader(Served(), num_workers=1)) as loader,
-        pytest.raises(RuntimeError, match="was killed by SIGKILL"),
-    ):
-        kill_and_go_on(loader)
+@pytest.mark.parametrize(("victim", "words"), [(-1, "it is started again"), (0, "the training process loads")])
+def test_a_process_of_the_loader_that_was_killed_changes_nothing(victim: int, words: str) -> None:
+    """The last one loads; the first one is that from which it was started."""
+    with _running(_loader(num_workers=0)) as loader:
+        right = [loader.get(step, 0) for step in range(9)]
+    told: list[str] = []
+    loader = _loader(num_workers=1)
+    loader.start(0, _everything, told.append)
+    try:
+        for step in range(9):
+            assert torch.equal(loader.get(step, 0), right[step])
+            if step == 2:
+                processes = sorted(process.pid for process in psutil.Process().children(recursive=True))
+                os.kill(processes[victim], signal.SIGKILL)
+            if step > 2:  # the death is noticed when something is asked for
+                time.sleep(0.02)
+    finally:
+        loader.close()
+    assert len(told) == 1 and "was killed by SIGKILL" in told[0] and words in told[0]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -1,17 +1,19 @@
-"""The loader processes: killed at any moment they are an error and nothing else; nothing of theirs stays behind."""
+"""The loader processes: killed at any moment, they are started again and lose nothing; nothing of theirs stays."""
 
 from __future__ import annotations
 
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import torch
 
 from elastrain.runtime import loading, packing
 from elastrain.runtime.loading import Failed, LoaderProcesses
+from elastrain.runtime.nursery import NurseryEndedError
 from elastrain.runtime.schedule import Request
 
 torch.set_num_threads(1)
@@ -35,13 +38,30 @@ def _processes(load: Callable[[int, int], Any], count: int = 1) -> Iterator[Load
 
 
 def _next(processes: LoaderProcesses) -> tuple[Request, Any]:
-    request, packed = next(processes.receive(wait=True))
+    request, packed = _came(processes)
     assert isinstance(packed, memoryview)
     return request, packing.unpack(packed)
 
 
+def _came(processes: LoaderProcesses) -> tuple[Request, Any]:
+    """One result: tests that have asked for several take them one by one."""
+    while True:
+        for result in processes.receive(wait=True):
+            return result
+
+
 def _pids(processes: LoaderProcesses) -> list[int]:
-    return [process.pid or 0 for process in processes._processes]
+    """By slot, once all have been started."""
+    nursery = processes._nursery._process.pid
+    deadline_s = time.monotonic() + 20
+    while len(pids := _children(nursery)) < processes._count:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+    return pids
+
+
+def _children(pid: int | None) -> list[int]:
+    return sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 def _descriptors() -> int:
@@ -68,45 +88,98 @@ def test_no_descriptor_is_left_behind_by_any_number_of_micro_batches() -> None:
     assert _descriptors() < here, "the sockets are still open"
 
 
-def test_a_process_killed_at_any_moment_is_an_error_and_leaves_nothing() -> None:
+def test_a_process_killed_at_any_moment_is_started_again_and_nothing_is_lost_or_comes_twice() -> None:
     moments = random.Random(3)
-    for victim in range(50):
-        with _processes(_pair, count=2) as processes:
+    for victim in range(30):
+        told: list[str] = []
+        processes = LoaderProcesses(_pair, 2, told.append)
+        with closing(processes):
             pid = _pids(processes)[victim % 2]
             killer = threading.Timer(moments.uniform(0, 0.004), os.kill, (pid, signal.SIGKILL))
-            with pytest.raises(RuntimeError, match=rf"process {victim % 2 + 1} of 2 \(pid {pid}\) was killed"):
-                _exchange(processes, meanwhile=killer.start)
-            with pytest.raises(RuntimeError, match="was killed by SIGKILL"):
-                next(processes.receive(wait=False))
+            for number in range(5):
+                processes.send((number, 0))
+            killer.start()
+            wanted = set(range(5))
+            while not told or wanted:
+                for request, packed in processes.receive(wait=not told or bool(wanted)):
+                    wanted.remove(request[0])  # KeyError: it came twice
+                    assert isinstance(packed, memoryview)
+                    assert len(packing.unpack(packed)["x"]) == 200_000 * (request[0] % 2) + 1
+                    if not told:
+                        number += 1
+                        wanted.add(number)
+                        processes.send((number, 0), urgent=number % 3 == 0)
             killer.join()
+            assert len(told) == 1 and f"(pid {pid}) was killed by SIGKILL" in told[0]
+            assert len(_pids(processes)) == 2
         assert [name for name in os.listdir("/dev/shm") if str(pid) in name] == []
-
-
-def _exchange(processes: LoaderProcesses, meanwhile: Callable[[], None]) -> None:
-    """Keep both at work, with micro-batches of both kinds, until one is gone."""
-    for number in range(5):
-        processes.send((number, 0))
-    _next(processes)
-    meanwhile()
-    while True:
-        for _ in processes.receive(wait=True):
-            processes.send((number, 0), urgent=number % 3 == 0)
-            number += 1
 
 
 @pytest.mark.parametrize(
     ("end", "words"),
     [
-        (lambda: os._exit(3), "exit code 3"),
-        (lambda: os.kill(os.getpid(), signal.SIGUSR1), "ended by SIGUSR1"),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL; .* out of memory"),
+        (lambda: os._exit(3), "ended by itself with exit code 3"),
+        (lambda: os.kill(os.getpid(), signal.SIGUSR1), "was ended by SIGUSR1"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL; .* out of memory"),
     ],
 )
-def test_how_a_process_has_ended_is_told(end: Callable[[], None], words: str) -> None:
-    with _processes(lambda step, micro_batch: end()) as processes:
+def test_a_micro_batch_that_kills_two_processes_is_named_with_how_they_ended(
+    end: Callable[[], None], words: str
+) -> None:
+    told: list[str] = []
+    with closing(LoaderProcesses(lambda step, m: end() if m == 3 else m, 1, told.append)) as processes:
+        processes.send((5, 2))
+        processes.send((5, 3))
+        assert _next(processes)[1] == 2
+        request, error = _came(processes)
+        assert request == (5, 3) and isinstance(error, RuntimeError)
+        assert re.search(f"2 loader processes died .* micro-batch 3 of step 5; the last one {words}", str(error))
+        processes.send((5, 4))
+        assert _next(processes)[1] == 4, "what others have to load goes on"
+    assert len(told) == 2 and "it is started again" in told[0]
+
+
+def test_what_the_dead_had_taken_is_loaded_by_the_others_and_the_waiting_stay_in_order() -> None:
+    gate = _Gate()
+    with _processes(lambda step, m: gate.wait() if m == 0 else m) as processes:
+        for micro_batch in range(4):
+            processes.send((0, micro_batch))
+        gate.reached()
+        os.kill(_pids(processes)[0], signal.SIGKILL)
+        gate.open()
+        assert [_next(processes)[0] for _ in range(4)] == [(0, 0), (0, 1), (0, 2), (0, 3)]
+
+
+def test_processes_that_die_before_they_load_anything_end_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_next_request", lambda urgent, planned: os._exit(7))
+    with _processes(lambda step, m: m) as processes:
         processes.send((0, 0))
-        with pytest.raises(RuntimeError, match=words):
-            next(processes.receive(wait=True))
+        with pytest.raises(RuntimeError, match=r"3 loader processes have died and loaded nothing .* exit code 7"):
+            _came(processes)
+
+
+def test_the_end_of_the_nursery_itself_is_an_error_and_no_wait() -> None:
+    with _processes(lambda step, m: m) as processes:
+        pids = _pids(processes)
+        processes._nursery.kill()
+        with pytest.raises(
+            NurseryEndedError, match=r"from which loader processes are started .* was killed by SIGKILL"
+        ):
+            _came(processes)
+        for pid in pids:
+            assert _is_gone(pid)
+
+
+def _is_gone(pid: int) -> bool:
+    deadline_s = time.monotonic() + 20
+    while time.monotonic() < deadline_s:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.005)
+    return False
 
 
 def test_signals_to_the_whole_group_are_the_training_process_s_affair() -> None:
@@ -217,7 +290,7 @@ def test_want_of_descriptors_is_an_error_and_no_wait() -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # the standard streams: those below are not free
         try:
-            request, packed = next(processes.receive(wait=True))
+            request, packed = _came(processes)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert request == (0, 0) and isinstance(packed, OSError) and "RLIMIT_NOFILE" in str(packed)

@@ -1,0 +1,187 @@
+"""Where loader processes come from, at any time: a fork of the training process that was made before training began.
+
+A process forked in the middle of training would take along locks that other threads hold, and keep every page that the
+training process changes later. This one has one thread and nothing but the data set; it starts processes when asked
+to, and says which have ended and how. Nothing here knows what they do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_ORDER = struct.Struct("q")
+"""A slot in which to start a process, or one of these."""
+_END_WITH_THE_LAST, _KILL_ALL = -1, -2
+_ENDED = struct.Struct("qqq")
+_PR_SET_PDEATHSIG = 1
+_KILL_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A process of the nursery's has ended. `exit_code` < 0: by that signal."""
+
+    slot: int
+    pid: int
+    exit_code: int
+
+
+class NurseryEndedError(RuntimeError):
+    """All its processes have ended with it, and none can be started again."""
+
+
+class Nursery:
+    """Runs `body(slot)` in a process of its own for each of `count` slots, and again where `start` asks for it.
+
+    All end with the thread that makes the nursery, however that ends.
+    """
+
+    def __init__(self, body: Callable[[int], None], count: int) -> None:
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        keep = _Keeper(body, os.getpid(), theirs, self._orders)
+        self._process = multiprocessing.get_context("fork").Process(target=keep.run, args=(count,), daemon=True)
+        try:
+            self._process.start()
+        except BaseException:
+            self._orders.close()
+            raise
+        finally:
+            theirs.close()
+
+    def fileno(self) -> int:
+        """Readable when `ended` has something to say."""
+        return self._orders.fileno()
+
+    def start(self, slot: int) -> None:
+        self._order(slot)
+
+    def ended(self) -> list[Ended]:
+        """Who has, since the last call. Raises NurseryEndedError if the nursery itself has."""
+        found: list[Ended] = []
+        while True:
+            try:
+                told = self._orders.recv(_ENDED.size, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return found
+            except ConnectionError:
+                told = b""
+            if not told:
+                self._process.join()
+                raise NurseryEndedError(
+                    f"the process from which loader processes are started (pid {self._process.pid}) "
+                    f"{how_it_ended(self._process.exitcode or 0)}"
+                )
+            slot, pid, exit_code = _ENDED.unpack(told)
+            found.append(Ended(slot=slot, pid=pid, exit_code=exit_code))
+
+    def close(self, timeout_s: float) -> None:
+        """Wait until all have ended, and kill who has not in time."""
+        self._order(_END_WITH_THE_LAST)
+        self._process.join(timeout_s)
+        if self._process.is_alive():
+            self._order(_KILL_ALL)
+            self._process.join(_KILL_TIMEOUT_S)
+        self.kill()
+        self._process.join()
+        self._orders.close()
+
+    def kill(self) -> None:
+        """At once, with all its processes."""
+        self._process.kill()
+
+    def _order(self, order: int) -> None:
+        try:
+            self._orders.send(_ORDER.pack(order))
+        except ConnectionError:
+            pass  # it has gone, as `ended` will tell
+
+
+def how_it_ended(exit_code: int) -> str:
+    if exit_code == -signal.SIGKILL:
+        return "was killed by SIGKILL; if nobody did that, the system or its cgroup is out of memory"
+    if exit_code < 0:
+        return f"was ended by {signal.Signals(-exit_code).name}: see what it wrote to stderr"
+    return f"ended by itself with exit code {exit_code}: see what it wrote to stderr"
+
+
+def die_with(parent: int) -> None:
+    """Be killed when the thread that started this process ends, however it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+    for number in (signal.SIGINT, signal.SIGTERM):  # whoever signals the whole group means the training process
+        signal.signal(number, signal.SIG_IGN)
+
+
+class _Keeper:
+    """The nursery's own process."""
+
+    def __init__(self, body: Callable[[int], None], owner: int, orders: socket.socket, theirs: socket.socket) -> None:
+        self._body, self._owner, self._orders, self._theirs = body, owner, orders, theirs
+        self._running: dict[int, tuple[int, int]] = {}
+        """By pidfd: slot and process id."""
+
+    def run(self, count: int) -> None:
+        die_with(self._owner)
+        self._theirs.close()
+        self._poll = select.poll()
+        self._poll.register(self._orders, select.POLLIN)
+        for slot in range(count):
+            self._start(slot)
+        ending = False
+        while self._running or not ending:
+            for fd, _ in self._poll.poll():
+                if fd != self._orders.fileno():
+                    self._bury(fd)
+                    continue
+                order = self._orders.recv(_ORDER.size)
+                number = _ORDER.unpack(order)[0] if order else _KILL_ALL
+                ending = ending or number < 0
+                if number >= 0:
+                    self._start(number)
+                elif number == _KILL_ALL:
+                    for _, pid in self._running.values():
+                        os.kill(pid, signal.SIGKILL)
+                    self._poll.unregister(self._orders)
+
+    def _start(self, slot: int) -> None:
+        me = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become(slot, me)
+        pidfd = os.pidfd_open(pid)
+        self._running[pidfd] = slot, pid
+        self._poll.register(pidfd, select.POLLIN)
+
+    def _bury(self, pidfd: int) -> None:
+        slot, pid = self._running.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        self._orders.send(_ENDED.pack(slot, pid, os.waitstatus_to_exitcode(status)))
+
+    def _become(self, slot: int, parent: int) -> None:
+        code = 1
+        try:
+            die_with(parent)
+            self._orders.close()
+            for pidfd in self._running:
+                os.close(pidfd)
+            self._body(slot)
+            code = 0
+        except BaseException:  # noqa: BLE001 - edge of the process
+            traceback.print_exc()
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(code)
