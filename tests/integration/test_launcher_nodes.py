@@ -84,7 +84,7 @@ def test_worker_and_another_node_killed_at_the_same_time(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("when", ["worker_start", "view"])
 def test_a_node_killed_before_the_first_commit_is_started_again_and_no_bit_differs(tmp_path: Path, when: str) -> None:
-    arguments = ("--steps", "30", "--backups", "1")
+    arguments = ("--steps", "150", "--backups", "1")  # enough for the node to come back, however slow its imports are
     with NodesJob(tmp_path, "--local-nodes", "3", arguments=arguments) as job:
         for node in ("node0", "node1", "node2"):
             job.wait(when, source=f"agent:{node}")
@@ -99,7 +99,7 @@ def test_a_node_killed_before_the_first_commit_is_started_again_and_no_bit_diffe
 
 
 def test_two_nodes_lose_their_only_workers_one_after_the_other_and_the_third_has_everything(tmp_path: Path) -> None:
-    arguments = ("--steps", "80", "--backups", "1")
+    arguments = ("--steps", "150", "--backups", "1")
     with NodesJob(tmp_path, "--local-nodes", "3", arguments=arguments) as job:
         job.wait_step(2)
         for node, member in (("node0", "m0"), ("node1", "m1")):

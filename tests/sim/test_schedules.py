@@ -56,7 +56,7 @@ def test_every_schedule_ends_as_the_undisturbed_job_or_says_why_not(
     assert ended["faults"] >= CHUNK  # a schedule without faults shows nothing
 
 
-EARLY = 300
+EARLY = 150
 
 
 def early(seed: int) -> Cluster:
