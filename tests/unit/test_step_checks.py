@@ -1,0 +1,335 @@
+"""A micro-batch computed by its owner first, and by a neighbour after other ones: no difference but a real one."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import elastrain
+from elastrain import protocol as p
+from elastrain.checks import difference
+from elastrain.messages import Check
+from elastrain.offload.errors import SpillReadError
+from elastrain.runtime.describe import describe
+from elastrain.runtime.layers import Layers
+from elastrain.runtime.model import GradientSlot, ModelState
+from elastrain.runtime.randomness import BlockRandomness
+from elastrain.runtime.step import READ_TRIES, Parts, Step
+from elastrain.runtime.untouched import Untouched
+
+torch.set_num_threads(1)
+CPU = torch.device("cpu")
+
+
+class Data:
+    """As many samples as nothing divides: the last micro-batches of an epoch belong to the next one, too."""
+
+    def __len__(self) -> int:
+        return 37
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.randn(6), index % 5
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 10)
+        self.norm = nn.BatchNorm1d(10)
+        self.drop = nn.Dropout(0.3)
+        self.last = nn.Linear(10, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.drop(self.norm(self.first(x)).relu()))
+        return out
+
+
+class Checkpointed(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = checkpoint(lambda y: self.drop(self.first(y)).tanh(), x, use_reentrant=False)
+        out: Tensor = self.last(hidden)
+        return out
+
+
+class Tied(Net):
+    """A weight in two blocks, one that is frozen, one that nothing uses and one that only some micro-batches use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = nn.Linear(6, 10)
+        self.again.weight = self.first.weight
+        self.unused = nn.Linear(3, 3)
+        self.sometimes = nn.Linear(10, 10)
+        self.norm.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.first(x)) + self.again(x)
+        out: Tensor = self.last(self.sometimes(hidden) if x[0, 0] > 0 else hidden)
+        return out
+
+
+class Cached(Net):
+    """Built by the first forward and then only read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.linspace(0.0, 1.0, 10)
+        out: Tensor = self.last(self.first(x) * self.table)
+        return out
+
+
+class OwnGenerator(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + 0.1 * torch.randn(x.shape, generator=self.generator))
+
+
+class OwnNumpyGenerator(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = np.random.default_rng(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * float(self.generator.random()))
+
+
+class Counts(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) / self.calls
+
+
+class Remembers(Net):
+    """A plain tensor attribute: a memory of former inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = torch.zeros(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = 0.9 * self.seen + 0.1 * x.mean(0)
+        return super().forward(x + self.seen)
+
+
+class ChangesABuffer(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x + self.calls)
+
+
+class CountingData(Data):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.calls += 1
+        return torch.randn(6) + self.calls, index % 5
+
+
+class DrawingData(Data):
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.randn(6) * float(self.generator.random()), index % 5
+
+
+class FakeEngine:
+    """Gives out what a member would have to do, and keeps what is told."""
+
+    def __init__(self, commands: list[p.Compute | p.Recompute], new_slot: Callable[[], GradientSlot]) -> None:
+        self._commands = deque(commands)
+        self._new_slot = new_slot
+        self.checks: list[p.Checked] = []
+        self.runs: list[int] = []
+
+    def next_work(self) -> Any:
+        if self._commands:
+            return SimpleNamespace(compute=self._commands.popleft(), slot=self._new_slot())
+        return p.Leave()
+
+    def checked(self, event: p.Checked) -> None:
+        self.checks.append(event)
+
+    def block_done(self, event: p.RunDone) -> None:
+        self.runs.append(event.run)
+
+    @staticmethod
+    def now_s() -> float:
+        return 0.0
+
+
+@dataclass
+class Case:
+    """A script; what it computes must not depend on which member computes it."""
+
+    model: type[Net] = Net
+    data: type[Data] = Data
+    run_length: int = 1
+    loss_scale: float = 1.0
+    dtype: torch.dtype = torch.float32
+    autocast: bool = False
+    nan: bool = False
+    weighted: bool = False
+    carries: bool = False
+    backward: Callable[[], Any] = nullcontext
+
+
+def member(case: Case, commands: list[p.Compute | p.Recompute]) -> tuple[FakeEngine, nn.Module]:
+    """What one member's step 0 tells of these runs."""
+    torch.manual_seed(0)
+    model = case.model().to(case.dtype)
+    optimizer = torch.optim.SGD([q for q in model.parameters() if q.requires_grad], lr=0.1)
+    layout = describe(model, optimizer)
+    state = ModelState(model, layout, lambda numel, dtype: torch.zeros(numel, dtype=dtype))
+    loader = elastrain.DataLoader(case.data(), global_batch_size=21, micro_batch_size=3, num_workers=0)
+    loader.bind(0)
+    loader.start(0, lambda step: ())
+    engine = FakeEngine(commands, state.new_slot)
+    frozen = [spec.name for spec in layout.parameters if not spec.trained]
+    parts = Parts(
+        engine=engine,  # type: ignore[arg-type]  a fake
+        model=state,
+        loader=loader,
+        randomness=BlockRandomness(model, layout.blocks, 0, CPU),
+        layers=Layers(model),
+        untouched=Untouched(model, state.memory, frozen),
+        run_length=case.run_length,
+        reach=lambda step, phase: None,
+        log=lambda *_, **__: None,
+        backward=case.backward,
+    )
+    parts.untouched.begin()
+    taken: Any = SimpleNamespace(check=lambda: None)
+    with pytest.raises(elastrain.StoppedError):
+        _loop(case, Step(0, parts, taken, lambda: None), model)
+    return engine, model
+
+
+def _loop(case: Case, step: Step, model: nn.Module) -> None:
+    carried = torch.zeros(())
+    for inputs, labels in step:
+        with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
+            loss = nn.functional.cross_entropy(model(inputs.to(case.dtype)).float(), labels)
+        if case.carries:
+            loss = loss * (1.0 + carried)
+            carried = loss.detach()
+        step.backward(loss * math.nan if case.nan else loss, weight=len(labels) if case.weighted else 1.0)
+
+
+def both(case: Case) -> tuple[Check, Check]:
+    """Of one micro-batch: the owner's, computed first, and that of a neighbour, after its own runs."""
+    last = p.Recompute(step=0, run=0, loss_scale=case.loss_scale)
+    scale = case.loss_scale
+    owner, _ = member(case, [p.Compute(step=0, run=0, loss_scale=scale, probed=True)])
+    other, _ = member(case, [*(p.Compute(step=0, run=run, loss_scale=scale) for run in (1, 2)), last])
+    (ours,), (theirs,) = owner.checks, other.checks
+    assert ours.check is not None
+    assert theirs.check is not None
+    assert set(other.runs) == {1, 2}, "the check is no run"
+    return ours.check, theirs.check
+
+
+HARMLESS = {
+    "dropout and batch norm": Case(),
+    "runs of three": Case(run_length=3),
+    "checkpointing": Case(model=Checkpointed),
+    "ties, frozen, unused and sometimes used": Case(model=Tied),
+    "a cache built by the first forward": Case(model=Cached),
+    "float64": Case(dtype=torch.float64),
+    "bfloat16": Case(dtype=torch.bfloat16),
+    "autocast": Case(autocast=True),
+    "a scaled loss": Case(loss_scale=1024.0),
+    "gradients that are NaN": Case(nan=True),
+    "weights": Case(weighted=True),
+}
+HARMFUL = {
+    "a generator of its own": Case(model=OwnGenerator),
+    "NumPy's new generator": Case(model=OwnNumpyGenerator),
+    "a counter": Case(model=Counts),
+    "a tensor attribute": Case(model=Remembers),
+    "a buffer that is not persistent": Case(model=ChangesABuffer),
+    "what the loop carries along": Case(carries=True),
+    "a counter in the dataset": Case(data=CountingData),
+    "a generator in the dataset": Case(data=DrawingData),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_micro_batch_is_the_same_whoever_computes_it(name: str) -> None:
+    ours, theirs = both(HARMLESS[name])
+    assert difference(0, {"a": [ours], "b": [theirs]}, ()) == ""
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_what_is_carried_along_shows(name: str) -> None:
+    ours, theirs = both(HARMFUL[name])
+    assert "came out differently on a and b" in difference(0, {"a": [ours], "b": [theirs]}, ())
+
+
+def test_only_the_first_micro_batch_of_a_run_is_told_and_without_the_others() -> None:
+    probed = p.Compute(step=0, run=1, probed=True)
+    single, _ = member(Case(run_length=1), [p.Compute(step=0, run=3, probed=True)])
+    triple, _ = member(Case(run_length=3), [probed])
+    assert [check.check.micro_batch for check in triple.checks if check.check] == [3]
+    assert triple.checks[0].check == single.checks[0].check
+
+
+def test_a_check_leaves_the_models_statistics_alone() -> None:
+    _, model = member(Case(), [p.Recompute(step=0, run=0)])
+    assert isinstance(model, Net)
+    assert model.norm.running_mean is not None
+    assert float(model.norm.running_mean.abs().sum()) == 0.0
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def _drive_that_fails(times: int) -> Callable[[], Any]:
+    left = [times]
+
+    @contextmanager
+    def backward() -> Iterator[None]:
+        yield
+        left[0] -= 1
+        if left[0] >= 0:
+            raise SpillReadError("the drive gave other bytes back")
+
+    return backward
+
+
+def test_a_check_whose_activations_do_not_come_back_is_made_again() -> None:
+    with pytest.warns(UserWarning, match="other bytes"):
+        engine, _ = member(Case(backward=_drive_that_fails(1)), [p.Recompute(step=0, run=0)])
+    undisturbed, _ = member(Case(), [p.Recompute(step=0, run=0)])
+    assert engine.checks == undisturbed.checks
+
+
+def test_a_check_that_no_drive_gives_back_is_given_up_and_the_member_lives() -> None:
+    with pytest.warns(UserWarning, match="other bytes"):
+        engine, _ = member(Case(backward=_drive_that_fails(READ_TRIES)), [p.Recompute(step=0, run=0)])
+    assert engine.checks == [p.Checked(step=0, run=0, check=None)]
