@@ -13,11 +13,11 @@ from experiments.journals import Follower
 from experiments.storm.cases import Case
 from experiments.storm.oracle import Outcome, difference, read_steps, unfinished
 from experiments.storm.permission import commits
-from experiments.storm.processes import MARK, Processes, leftovers, shared_memory
+from experiments.storm.processes import MARK, Processes, leftovers
 from experiments.storm.strikes import Striker
 
 TRAIN = Path(__file__).with_name("train.py")
-LOOK_EVERY_S = 0.01
+LOOK_EVERY_S, NOTE_EVERY_S = 0.01, 0.5
 START_S = 180.0
 """The longest time before the first commit."""
 STILL_S = 60.0
@@ -34,7 +34,7 @@ def run_case(case: Case, folder: Path) -> Outcome:
     (folder / "case.txt").write_text(f"{case}\n")
     begun_s, outcome = time.monotonic(), Outcome(seed=case.seed)
     mark = uuid.uuid4().hex
-    processes, segments = Processes(mark), shared_memory()
+    processes = Processes(mark)
     temporary = folder / "tmp"
     temporary.mkdir()
     script = Script(path=TRAIN, args=(str(folder / "case.json"),))
@@ -43,7 +43,7 @@ def run_case(case: Case, folder: Path) -> Outcome:
         finish(reference, folder / "alone", timeout_s=GIVEN_UP_S)
     _judge(folder, outcome)
     if not (outcome.hang or outcome.too_slow):  # else it was ended from here
-        outcome.leftovers = leftovers(processes, folder / "run", temporary, _job(folder / "run"), segments)
+        outcome.leftovers = leftovers(processes, folder / "run", temporary, _job(folder / "run"))
     processes.end()
     outcome.seconds = time.monotonic() - begun_s
     (folder / "outcome.txt").write_text("\n".join([*outcome.struck, *outcome.sentences()]) + "\n")
@@ -82,7 +82,7 @@ def _storm(
 
 
 def _follow(process: subprocess.Popen[bytes], striker: Striker, outcome: Outcome) -> None:
-    begun_s = commit_s = time.monotonic()
+    begun_s = commit_s = noted_s = time.monotonic()
     known = 0
     while process.poll() is None:
         striker.follower.look()
@@ -90,6 +90,9 @@ def _follow(process: subprocess.Popen[bytes], striker: Striker, outcome: Outcome
         now_s = time.monotonic()
         if (seen := commits(striker.run)) > known:
             known, commit_s = seen, now_s
+        if now_s - noted_s > NOTE_EVERY_S:
+            striker.processes.note_segments()
+            noted_s = now_s
         still_s = now_s - max(commit_s, striker.last_event_s)
         if still_s > (STILL_S if known else START_S) and (why := _stands_still(striker, still_s)):
             outcome.hang = f"{why} after commit {known}"

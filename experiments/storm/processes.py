@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ MARK = "ELASTRAIN_STORM"
 SETTLE_S = 10.0
 """After the end: how long what is still ending may take."""
 STACK_S = 0.5
+_SEGMENT = re.compile(rb"/dev/shm/(\S+)")
 
 
 class Processes:
@@ -20,6 +22,8 @@ class Processes:
 
     def __init__(self, mark: str) -> None:
         self._words = f"{MARK}={mark}".encode()
+        self.segments: set[str] = set()
+        """Names in /dev/shm that processes of the run were seen to use: others may leave theirs there meanwhile."""
 
     def all(self) -> list[int]:
         """Zombies have no environment any more and are not among them."""
@@ -45,6 +49,11 @@ class Processes:
 
     def etcd(self) -> list[int]:
         return [pid for pid in self.all() if Path(_read(pid, "cmdline").split(b"\0")[0].decode()).name == "etcd"]
+
+    def note_segments(self) -> None:
+        """Look which named shared memory they use. Elastrain's has no name."""
+        for pid in self.all():
+            self.segments |= {name.decode() for name in _SEGMENT.findall(_read(pid, "maps"))}
 
     def dump_stacks(self, workers: Iterable[int]) -> None:
         """Workers write theirs to files; agents, which run with PYTHONFAULTHANDLER, to their output, and end by it."""
@@ -77,16 +86,13 @@ def name(pid: int) -> str:
     return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()[:120]
 
 
-def shared_memory() -> set[str]:
-    """Names in /dev/shm. Nothing of elastrain's has one."""
-    return set(os.listdir("/dev/shm"))
-
-
-def leftovers(processes: Processes, folder: Path, temporary: Path, job: str, segments: set[str]) -> tuple[str, ...]:
+def leftovers(
+    processes: Processes, folder: Path, temporary: Path, job: str, *, settle_s: float = SETTLE_S
+) -> tuple[str, ...]:
     """What outlives the job in `folder`, once what is ending has had its time: processes, addresses, files, and shared
-    memory beside the `segments` of before that nobody uses.
+    memory that has a name and was seen in one of its processes.
     """
-    deadline_s = time.monotonic() + SETTLE_S
+    deadline_s = time.monotonic() + settle_s
     while (left := processes.all()) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     found = [f"process {pid}: {name(pid)}" for pid in left]
@@ -96,14 +102,8 @@ def leftovers(processes: Processes, folder: Path, temporary: Path, job: str, seg
     found += [f"file {path}" for path in sorted(folder.rglob("*")) if path.name in own or path.is_socket()]
     # Torch's own cache, made by any script that uses its optimizers, with or without elastrain.
     found += [f"file {path}" for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
-    new = shared_memory() - segments
-    return (*found, *(f"shared memory {segment}" for segment in sorted(new) if not _mapped(segment)))
-
-
-def _mapped(segment: str) -> bool:
-    """Other programs of this machine may have made it meanwhile: then they hold it."""
-    word = f"/dev/shm/{segment}".encode()
-    return any(word in _read(int(place.name), "maps") for place in Path("/proc").glob("[0-9]*"))
+    there = processes.segments & set(os.listdir("/dev/shm"))
+    return (*found, *(f"shared memory {segment}" for segment in sorted(there)))
 
 
 def _read(pid: int, file: str) -> bytes:

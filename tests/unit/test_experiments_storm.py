@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import pytest
 import torch
 
 from experiments.journals import Run, run_of
-from experiments.storm import cases, models
+from experiments.storm import cases, models, processes
 from experiments.storm.cases import LOSSES, Case, draw
 from experiments.storm.oracle import difference, read_steps, unfinished
 from experiments.storm.permission import Doubts, may_lose, spare
@@ -191,3 +194,32 @@ def test_a_line_that_a_kill_cut_short_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "steps").mkdir()
     (tmp_path / "steps" / "m1.txt").write_text("0 d0 0.5 1.0 False 0.1\n1 d")
     assert read_steps(tmp_path) == {"m1": ALONE[:1]}
+
+
+# ---------------------------------------------------------------------------------------------------------- processes
+
+
+def test_what_a_run_leaves_behind_is_found_and_ended_and_nothing_else_is_touched(tmp_path: Path) -> None:
+    run, temporary = tmp_path / "run", tmp_path / "tmp"
+    run.mkdir()
+    temporary.mkdir()
+    (run / "secret").touch()
+    (temporary / "forgotten").touch()
+    left = subprocess.Popen(["sleep", "60"], env={**os.environ, processes.MARK: "ours"})
+    other = subprocess.Popen(["sleep", "60"], env={**os.environ, processes.MARK: "theirs"})
+    try:
+        ours = processes.Processes("ours")
+        found = processes.leftovers(ours, run, temporary, "", settle_s=0.0)
+        assert found == (
+            f"process {left.pid}: sleep 60",
+            f"file {run / 'secret'}",
+            f"file {temporary / 'forgotten'}",
+        )
+        assert not ours.signal(other.pid, signal.SIGKILL)
+        ours.end()
+        assert left.wait(10) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        for process in (left, other):
+            process.kill()
+            process.wait()
