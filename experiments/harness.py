@@ -99,6 +99,11 @@ def commit() -> str:
     return described.stdout.strip()
 
 
+def add_record_flag(parser: argparse.ArgumentParser) -> None:
+    """`--record`, alike in every experiment: results and pictures are tracked files, and change only when asked."""
+    parser.add_argument("--record", action="store_true", help="append the figures to the results, draw the pictures")
+
+
 def record(
     experiment: str, figures: Mapping[str, Any], *, quick: bool, settings: Mapping[str, Any], folder: Path | None = None
 ) -> dict[str, Any]:
@@ -134,13 +139,15 @@ def report(figures: Mapping[str, Any], reaches: Mapping[str, Reach]) -> bool:
 def measure_and_print(
     experiment: str, measure: Callable[[], Mapping[str, float]], *, description: str | None, settings: Mapping[str, Any]
 ) -> None:
-    """The command line of an experiment that compares and has nothing to reach: `--json`, or a line per figure."""
+    """The command line of an experiment that compares and has nothing to reach: a line per figure, or `--json`."""
     parser = argparse.ArgumentParser(prog=f"python -m experiments.{experiment}.run", description=description)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON only")
-    as_json = parser.parse_args().json
+    add_record_flag(parser)
+    args = parser.parse_args()
     figures = measure()
-    record(experiment, figures, quick=False, settings=settings)
-    if as_json:
+    if args.record:
+        record(experiment, figures, quick=False, settings=settings)
+    if args.json:
         print(json.dumps(figures))
         return
     width = max(map(len, figures))

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from experiments.comm_bandwidth.worker import Settings
-from experiments.harness import ROOT, Reach, quantile, ratio, record, report
+from experiments.harness import ROOT, Reach, add_record_flag, quantile, ratio, record, report
 from experiments.plots import lines
 
 REACHES = {
@@ -123,14 +123,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few rounds (≤ 90 s)")
     parser.add_argument("--rounds", type=int, default=25, help="interleaved rounds of the full run")
+    add_record_flag(parser)
     args = parser.parse_args()
     rounds, ddp_rounds = (7, 7) if args.quick else (args.rounds, args.rounds)
     shared = {world: measure(world, shared=True, rounds=rounds, ddp_rounds=ddp_rounds) for world in WORLDS}
     tcp = {world: measure(world, shared=False, rounds=rounds, ddp_rounds=0) for world in WORLDS}
     values = figures(shared, tcp)
     settings = {"rounds": rounds, "ddp_rounds": ddp_rounds, "worlds": WORLDS, "sizes_bytes": SIZES_BYTES}
-    record("comm_bandwidth", values, quick=args.quick, settings=settings)
-    plot(values)
+    if args.record:
+        record("comm_bandwidth", values, quick=args.quick, settings=settings)
+        plot(values)
     met = report(values, REACHES)
     return 0 if met or args.quick else 1
 

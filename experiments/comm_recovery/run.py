@@ -19,7 +19,7 @@ import numpy as np
 
 from experiments import torchft
 from experiments.comm_recovery.members import WAYS, Trial, trial
-from experiments.harness import ROOT, Reach, interleave, quantile, record, report
+from experiments.harness import ROOT, Reach, add_record_flag, interleave, quantile, record, report
 from experiments.plots import lines
 
 REACHES = {
@@ -86,6 +86,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="three rounds instead of nine (≤ 90 s)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON only")
+    add_record_flag(parser)
     args = parser.parse_args()
     rounds = 3 if args.quick else 9
     cases = {(name, world): partial(trial, name, world) for name, world in itertools.product(ways(), WORLDS)}
@@ -93,9 +94,10 @@ def main() -> int:
     found = dict(zip(cases, named.values(), strict=True))
     values = figures(found)
     folder = ROOT / "experiments/comm_recovery/results"
-    record("comm_recovery", values, quick=args.quick, settings={"rounds": rounds, "worlds": WORLDS})
-    series = {name: (WORLDS, [values[f"{name}_{world}_s"] * 1e3 for world in WORLDS]) for name in ways()}
-    lines(folder / "recovery.png", series, labels=("processes", "ms"), title="New view → last survivor's barrier")
+    if args.record:
+        record("comm_recovery", values, quick=args.quick, settings={"rounds": rounds, "worlds": WORLDS})
+        series = {name: (WORLDS, [values[f"{name}_{world}_s"] * 1e3 for world in WORLDS]) for name in ways()}
+        lines(folder / "recovery.png", series, labels=("processes", "ms"), title="New view → last survivor's barrier")
     if args.json:
         print(json.dumps(values))
         return 0

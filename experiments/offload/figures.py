@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from experiments.harness import Reach, interleave, ratio, record, report
+from experiments.harness import Reach, add_record_flag, interleave, ratio, record, report
 from experiments.offload.allocator import USUAL_ALLOCATOR
 from experiments.offload.device import measure_disk, spill_directory
 from experiments.offload.gain import measure_gain
@@ -315,6 +315,7 @@ def main() -> None:
         "--dropout", type=float, default=0.0, help="of GPT and T5 in the part `models` (published: 0.1)"
     )
     parser.add_argument(USUAL_ALLOCATOR, action="store_true", help="the C library's defaults, for all variants")
+    add_record_flag(parser)
     given = parser.parse_args()
     if not 0 <= given.dropout < 1:
         parser.error(f"--dropout must be at least 0 and less than 1; got {given.dropout:g}")
@@ -334,5 +335,6 @@ def main() -> None:
         "usual_allocator": given.usual_allocator,
         **asdict(size),
     }
-    record("offload", figures, quick=given.quick, settings=settings)
+    if given.record:
+        record("offload", figures, quick=given.quick, settings=settings)
     report(figures, {name: reach for name, reach in REACHES.items() if name in figures})

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from elastrain.offload import ActivationOffload, LimitTooSmallError, save_on_disk
-from experiments.harness import Reach, record, report
+from experiments.harness import Reach, add_record_flag, record, report
 from experiments.offload.device import spill_directory
 
 MIN_BYTES = 2 << 10
@@ -154,6 +154,7 @@ def _steps(model: nn.Module, loss: Loss, offload: ActivationOffload, *, autocast
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.offload.zoo", description=__doc__)
     parser.add_argument("--dir", default=None, help="a directory on the SSD (default: the temporary directory)")
+    add_record_flag(parser)
     given = parser.parse_args()
     if find_spec("transformers") is None:
         parser.error("it needs Hugging Face's models: pip install transformers")
@@ -176,7 +177,8 @@ def main() -> None:
         "tried": len(tried),
         "wrong": [k for k, v in tried.items() if not v],
     }
-    record("offload", figures, quick=True, settings={"parts": ["zoo"], "transformers": version("transformers")})
+    if given.record:
+        record("offload", figures, quick=True, settings={"parts": ["zoo"], "transformers": version("transformers")})
     report(figures, {"bits_equal": Reach(limit=1, at_least=True)})
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict
 import torch
 
 from experiments.baselines.workload import Workload
-from experiments.harness import interleave, quantile, ratio, record, report
+from experiments.harness import add_record_flag, interleave, quantile, ratio, record, report
 from experiments.price.run import RUN_LENGTH, Run, elastrain_job, run_of
 from experiments.price.worker import of_kind
 from experiments.train_gpt.model import build, next_token_loss
@@ -40,10 +40,11 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=3, help="timed steps of each case")
     parser.add_argument("--kernels", action="store_true", help="only forward and backward, without a job")
     parser.add_argument("--only", nargs="+", choices=[name for name in CASES if name != BASE], help="default: all")
+    add_record_flag(parser)
     args = parser.parse_args()
     cases = {name: case for name, case in CASES.items() if args.only is None or name in (BASE, *args.only)}
     if args.kernels:
-        return report_kernels()
+        return report_kernels(keep=args.record)
     work = Workload(steps=args.steps, warmup_steps=2, weigh=False, micro_batch_size=4)
 
     def job(kind: str, backups: int) -> Run:
@@ -56,12 +57,13 @@ def main() -> int:
     values |= {f"cpu_price_{name}": ratio(cpu[name], cpu[BASE]) for name in cases if name != BASE}
     values |= {f"{name}_step_s": quantile(each, 0.5) for name, each in times.items()}
     settings = {"kinds": True, "members": MEMBERS, "rounds": args.rounds, **asdict(work), "run_length": RUN_LENGTH}
-    record("price", values, quick=True, settings=settings)
+    if args.record:
+        record("price", values, quick=True, settings=settings)
     report(values, {})
     return 0
 
 
-def report_kernels() -> int:
+def report_kernels(*, keep: bool) -> int:
     """Median seconds of one micro-batch in float32, and of the other kinds against it, interleaved."""
     torch.set_num_threads(1)
     work = Workload(micro_batch_size=4)
@@ -78,7 +80,8 @@ def report_kernels() -> int:
     found = interleave(cases, rounds=KERNEL_ROUNDS)
     values = {f"kernels_{kind}": ratio(found[kind], found[BASE]) for kind in models if kind != BASE}
     values[f"kernels_{BASE}_s"] = quantile(found[BASE], 0.5)
-    record("price", values, quick=True, settings={"kernels": True, "rounds": KERNEL_ROUNDS, **asdict(work)})
+    if keep:
+        record("price", values, quick=True, settings={"kernels": True, "rounds": KERNEL_ROUNDS, **asdict(work)})
     report(values, {})
     return 0
 

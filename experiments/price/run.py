@@ -17,7 +17,7 @@ from pathlib import Path
 
 from experiments.baselines import ddp, plain, zero1
 from experiments.baselines.workload import Measurement, Workload, cpu_seconds, heaviest, step_seconds
-from experiments.harness import ROOT, Reach, interleave, quantile, ratio, record, report
+from experiments.harness import ROOT, Reach, add_record_flag, interleave, quantile, ratio, record, report
 from experiments.plots import bars
 
 REACHES = {
@@ -110,10 +110,13 @@ def figures(found: Mapping[str, Sequence[Run]]) -> dict[str, float]:
     time_ratio_ddp_4 = ratio(times["elastrain_4"], times["ddp_4"])
     speedup = ratio(times["elastrain_1"], times["elastrain_2"])
     allowed = ratio(times["plain_1"], times["plain_2"])
+    two_alone = [seconds / 2 for seconds in times["plain_2"]]
     return {
         "price_1": ratio(times["elastrain_1"], times["plain_1"]),
         "scaling_2": speedup / 2 / allowed,
         "machine_scaling_2": allowed,
+        "throughput_2_of_two_plain": ratio(two_alone, times["elastrain_2"]),
+        "time_ratio_ddp_4_backup": ratio(times["elastrain_4_backup"], times["ddp_4"]),
         "backup_price": ratio(times["elastrain_4_backup"], times["elastrain_4"]),
         "time_ratio_ddp": max(time_ratio_ddp_2, time_ratio_ddp_4),
         "time_ratio_ddp_2": time_ratio_ddp_2,
@@ -137,6 +140,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one short round (≤ 90 s on 2 quiet cores)")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of the full run")
     parser.add_argument("--steps", type=int, default=8, help="timed steps of each case of the full run")
+    add_record_flag(parser)
     args = parser.parse_args()
     quick = args.quick
     work = Workload(steps=2, warmup_steps=1) if quick else Workload(steps=args.steps)
@@ -144,8 +148,9 @@ def main() -> int:
     found = interleave(cases(work), rounds=rounds)
     values = figures(found)
     settings = {"rounds": rounds, **asdict(work), "run_length": RUN_LENGTH, "lean_run_length": LEAN_RUN_LENGTH}
-    record("price", values, quick=quick, settings=settings)
-    if not quick:
+    if args.record:
+        record("price", values, quick=quick, settings=settings)
+    if args.record and not quick:
         times = {name: [run.step_s for run in runs] for name, runs in found.items()}
         bars(ROOT / "experiments/price/results/steps.png", times, label="seconds per step", title="One step of tiny")
     met = report(values, REACHES)

@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.harness import ROOT, Reach, record, report
+from experiments.harness import ROOT, Reach, add_record_flag, record, report
 
 REACHES = {"failed": Reach(limit=0)}
 QUICK = (
@@ -104,6 +104,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a selection instead of all (≤ 90 s)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON only")
+    add_record_flag(parser)
     args = parser.parse_args()
     figures: dict[str, Any] = {"failed": 0}
     for way in ("own", "gloo"):
@@ -112,7 +113,8 @@ def main() -> int:
         figures |= {f"{way}_{name}": count for name, count in outcome.counts().items()}
         figures |= {f"{way}_skip_reasons": outcome.reasons(), f"{way}_beside_reasons": outcome.beside}
         figures |= {f"{way}_failures": outcome.failed}
-    record("pytorch_tests", figures, quick=args.quick, settings={"world": 4})
+    if args.record:
+        record("pytorch_tests", figures, quick=args.quick, settings={"world": 4})
     if args.json:
         print(json.dumps(figures))
         return 0

@@ -17,7 +17,7 @@ from typing import Any
 
 from elastrain.batch import DataOrder
 from experiments import timeline
-from experiments.harness import ROOT, Reach, record, report
+from experiments.harness import ROOT, Reach, add_record_flag, record, report
 from experiments.jobs import TRAIN_GPT, Script, alone, finish, unwind_on_sigterm
 from experiments.journals import Member, Run, read_member
 from experiments.recovery import blackhole, matrix, nodes
@@ -203,6 +203,7 @@ def main() -> int:
     parser.add_argument("--outage", type=float, help="with --nodes: seconds for which etcd stands still")
     parser.add_argument("--cuts", type=int, help="with --nodes: how often a cable is cut")
     parser.add_argument("--seed", type=int, default=0, help="chooses victims and moments")
+    add_record_flag(parser)
     args = parser.parse_args()
     unwind_on_sigterm()
     if args.nodes:
@@ -216,14 +217,15 @@ def main() -> int:
     values: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="elastrain-recovery-") as name:
         if args.only in (None, "storm"):
-            values |= measured(Path(name), setting, quick=args.quick)
+            values |= measured(Path(name), setting, draw=args.record and not args.quick)
         if args.peers:
-            values |= peers.compared(values, _peers_setting(setting), quick=args.quick)
+            values |= peers.compared(values, _peers_setting(setting), quick=args.quick, keep=args.record)
         elif args.only in (None, "matrix"):
             values |= struck(Path(name), quick=args.quick, sofar=values.get("digest_equal", True))
-    if args.only is None and not args.peers:
+    if args.record and not args.peers:
         settings = {"members": MEMBERS, "steps": setting.steps, "global_batch_size": setting.global_batch_size}
-        record("recovery", values, quick=args.quick, settings=settings | {"seed": setting.seed})
+        settings |= {"seed": setting.seed, "only": args.only, "kills_at_most": setting.kills}
+        record("recovery", values, quick=args.quick, settings=settings)
     reaches = REACHES | peers.REACHES
     met = report(values, {key: reach for key, reach in reaches.items() if key in values})
     return 0 if met or args.quick else 1
@@ -251,7 +253,8 @@ def main_nodes(args: argparse.Namespace) -> int:
             values |= {"matrix_cells": len(cells), "matrix_failed": sum(not cell.held for cell in cells)}
     settings = {"nodes": nodes.NODES, "steps": setting.steps, "global_batch_size": setting.global_batch_size}
     settings |= {"seed": setting.seed, "simulated": True, "only": args.only}
-    record("recovery", values, quick=args.quick, settings=settings)
+    if args.record:
+        record("recovery", values, quick=args.quick, settings=settings)
     met = report(values, {key: reach for key, reach in NODES_REACHES.items() if values.get(key) is not None})
     return 0 if met or args.quick else 1
 
@@ -292,7 +295,7 @@ def _peers_setting(setting: Setting) -> peers.Setting:
     return peers.Setting(members=MEMBERS, micro_batch_size=setting.order.micro_batch_size)
 
 
-def measured(folder: Path, setting: Setting, *, quick: bool) -> dict[str, Any]:
+def measured(folder: Path, setting: Setting, *, draw: bool) -> dict[str, Any]:
     """The storm and its reference."""
     script = setting.script
     found = storm(
@@ -301,7 +304,7 @@ def measured(folder: Path, setting: Setting, *, quick: bool) -> dict[str, Any]:
     reference = reference_of(folder / "alone", script)
     losses = losses_of(found, setting)
     show(losses, [rejoin for name in found.run.replaces if (rejoin := rejoin_of(found.run, name)) is not None])
-    if losses and not quick:
+    if losses and draw:
         plot(ROOT / "experiments/recovery/results/recovery.png", found.run, losses[len(losses) // 2])
     return figures(found, reference, setting)
 

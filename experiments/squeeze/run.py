@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import ROOT, Reach, record, report
+from experiments.harness import ROOT, Reach, add_record_flag, record, report
 from experiments.jobs import Script, alone, elastic, finish, unwind_on_sigterm
 from experiments.journals import Run, read_member, read_run
 from experiments.squeeze.groups import ended_for_memory, folder_of_groups, peaks_bytes
@@ -215,6 +215,7 @@ def show(ours: Found, without: Found) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small model (≤ 90 s on 2 quiet cores)")
+    add_record_flag(parser)
     args = parser.parse_args()
     unwind_on_sigterm()
     setting = (
@@ -225,7 +226,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="elastrain-squeeze-", dir=os.environ.get("TMPDIR", "/var/tmp")) as name:
         figures = measured(Path(name), setting)
     settings = {"members": MEMBERS, "losses": LOSSES, "layers": setting.layers, "width": setting.width}
-    record("squeeze", figures, quick=args.quick, settings=settings | {"micro_batch_size": setting.micro_batch_size})
+    if args.record:
+        record("squeeze", figures, quick=args.quick, settings=settings | {"micro_batch_size": setting.micro_batch_size})
     met = report(figures, REACHES)
     return 0 if met or args.quick else 1
 

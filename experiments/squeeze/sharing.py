@@ -20,7 +20,7 @@ from pathlib import Path
 from elastrain.offload.engines.port import Engine
 from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.sharing import DriveTurns, SharedEngine
-from experiments.harness import record
+from experiments.harness import add_record_flag, record
 from experiments.offload.device import spill_directory
 
 PIECE_BYTES = 8 << 20
@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--threads", type=int, help="be one of the ranks")
     parser.add_argument("--turns", default="")
+    add_record_flag(parser)
     args = parser.parse_args()
     if args.threads is not None:
         write_for(args.dir, args.turns, args.threads, args.seconds)
@@ -95,7 +96,10 @@ def main() -> None:
         for kind, turns in (("turns", folder / "turns"), ("free", None)):
             found = measured(folder, turns, args.seconds)
             figures |= {f"{key}_{kind}": value for key, value in found.items()}
-    record("squeeze", figures, quick=True, settings={"what": "sharing", "threads": THREADS, "seconds": args.seconds})
+    if args.record:
+        record(
+            "squeeze", figures, quick=True, settings={"what": "sharing", "threads": THREADS, "seconds": args.seconds}
+        )
     print(json.dumps(figures))
 
 

@@ -72,8 +72,8 @@ which waits `join_timeout_ms` for it: shorter than the members' skew, every step
 """
 
 
-def compared(ours: Mapping[str, Any], setting: Setting, *, quick: bool) -> dict[str, Any]:
-    """Run the peers; `ours` has its own standstills, measured just before. Keeps the result and the plot."""
+def compared(ours: Mapping[str, Any], setting: Setting, *, quick: bool, keep: bool) -> dict[str, Any]:
+    """Run the peers; `ours` has its own standstills, measured just before. `keep`: the result and the plot."""
     values = figures(setting)
     for key in PEERS:
         peer_s = values[f"standstill_{key}_s"]
@@ -83,6 +83,8 @@ def compared(ours: Mapping[str, Any], setting: Setting, *, quick: bool) -> dict[
     own = {key: ours[key] for key in ("kills", "standstill_s", "standstills_s", "digest_equal")}
     own |= {"standstill_undisturbed_s": ours["standstill_undisturbed_s"]}
     own |= {"excess_s": ours["standstill_s"] - ours["standstill_undisturbed_s"]}
+    if not keep:
+        return values
     record("recovery", own | values, quick=quick, settings=asdict(setting), folder=RESULTS)
     drawn = {"elastrain": ours["standstills_s"]}
     drawn |= {name: found for key, name in PEERS.items() if (found := values.get(f"standstills_{key}_s"))}
