@@ -43,9 +43,10 @@ class Processes:
         return True
 
     def loaders(self, worker: int) -> list[int]:
-        """Forks of a worker: children with its own command line."""
+        """Forks of a worker and of these, with its own command line: loaders, and that from which they are started."""
         command = _read(worker, "cmdline")
-        return sorted(pid for pid in self.all() if parent(pid) == worker and _read(pid, "cmdline") == command)
+        forks = {pid: parent(pid) for pid in self.all() if _read(pid, "cmdline") == command}
+        return sorted(pid for pid, its in forks.items() if its == worker or forks.get(its) == worker)
 
     def etcd(self) -> list[int]:
         return [pid for pid in self.all() if Path(_read(pid, "cmdline").split(b"\0")[0].decode()).name == "etcd"]
