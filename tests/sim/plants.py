@@ -134,14 +134,11 @@ class ForgetsTheDoubt(Lifecycle):
 class VotesBeforeParametersAreCompared(Lifecycle):
     """What a member has computed with is compared with what was published before it votes."""
 
-    def _may_compare(self) -> bool:
-        return False
-
-    def _is_compared(self) -> bool:
-        return True
+    def _compare(self, found: dict[int, int]) -> None:
+        super()._compare({shard: digest for shard, (_, digest) in self._told.items()})
 
 
-@_core(200, only=_FLIPS)
+@_core(400, only=_FLIPS)
 class TakesACopyForAWitness(Lifecycle):
     """Only who has made an update itself can witness it: a copy is as wrong as its primary."""
 
