@@ -168,7 +168,10 @@ class _Keeper:
         self._poll.unregister(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
-        self._orders.send(_ENDED.pack(slot, pid, os.waitstatus_to_exitcode(status)))
+        try:
+            self._orders.send(_ENDED.pack(slot, pid, os.waitstatus_to_exitcode(status)))
+        except ConnectionError:
+            pass  # the training process has just ended: its sockets close before the kernel ends this one
 
     def _become(self, slot: int, parent: int) -> None:
         code = 1

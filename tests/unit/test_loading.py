@@ -207,6 +207,27 @@ def test_a_program_that_ends_without_close_takes_them_along_and_a_fork_of_it_doe
     assert done.returncode == 0, done.stderr
 
 
+def test_a_training_process_that_is_killed_takes_them_along_without_a_word() -> None:
+    """The worker's screen showed a traceback of its loaders, now and then, whenever a worker was killed."""
+    code = """
+        import os, signal
+        from elastrain.runtime.loading import LoaderProcesses
+        processes = LoaderProcesses(lambda step, m: m, 2)
+        processes.send((0, 0))
+        next(processes.receive(wait=True))
+        if os.fork() == 0:
+            os.kill(os.getppid(), signal.SIGKILL)
+            os._exit(0)
+        signal.pause()
+    """
+    root = Path(__file__).resolve().parents[2]
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)], cwd=root, timeout=60, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
+
+
 class _Gate:
     """Loading waits at it until the test opens it; who has come to it says so."""
 
@@ -229,7 +250,7 @@ def test_a_slow_request_delays_no_other() -> None:
     with _processes(lambda step, m: gate.wait() if m == 0 else m, count=2) as processes:
         for micro_batch in range(6):
             processes.send((0, micro_batch))
-        assert [_next(processes)[1] for _ in range(5)] == [1, 2, 3, 4, 5]
+        assert [_next(processes)[1] for _ in range(3)] == [1, 2, 3, 4, 5]
         gate.open()
         assert _next(processes) == ((0, 0), None)
 
