@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import Reach, record, report
+from experiments.harness import Reach, add_record_flag, record, report
 from experiments.jobs import unwind_on_sigterm
 from experiments.storm.cases import Case, draw
 from experiments.storm.one import run_case
@@ -89,7 +89,7 @@ def main() -> int:
     parser.add_argument(
         "--keep", type=Path, help="where the folders of failing cases stay; default: a temporary folder"
     )
-    parser.add_argument("--record", action="store_true", help="append the figures to the results")
+    add_record_flag(parser)
     args = parser.parse_args()
     unwind_on_sigterm()
     folder = args.keep or Path(tempfile.mkdtemp(prefix="elastrain-storm-"))
