@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import mmap
 import os
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from experiments.baselines.workload import Measurement, Workload, member_share, step_batches, step_seconds, summary
-from experiments.harness import Reach, interleave, machine, quantile, ratio, record, report
+from experiments.harness import ROOT, Reach, interleave, machine, quantile, ratio, record, report
 from experiments.memory import MemoryAccount, own_memfd_bytes
 from experiments.plots import bars, lines
 from experiments.price.run import REACHES, Run, figures
@@ -221,3 +222,24 @@ def test_a_real_segment_counts_by_the_pages_that_were_touched() -> None:
         segment[:MIB] = bytes(MIB)
         assert own_memfd_bytes() - before == MIB
     os.close(descriptor)
+
+
+def test_no_experiment_changes_tracked_files_unless_asked() -> None:
+    """Each call of `record`, and each picture in `results`, stands under a condition that `--record` makes true."""
+    calls = 0
+    for path in sorted((ROOT / "experiments").rglob("*.py")):
+        text = path.read_text()
+        if path.name in ("harness.py", "plots.py") or "import" not in text or "record(" not in text:
+            continue
+        tree = ast.parse(text)
+        guarded = {
+            id(call)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and "record" in ast.unparse(node.test)
+            for call in ast.walk(node)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "record":
+                calls += 1
+                assert id(node) in guarded or "if not keep:" in text or "if keep:" in text, f"{path}:{node.lineno}"
+    assert calls >= 12
