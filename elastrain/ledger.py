@@ -8,111 +8,19 @@ waits for nothing; slots, tensors and states are whatever the port gives out, an
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar
 
 from elastrain import protocol as p
+from elastrain.arithmetic import Arithmetic, GradientSlot, Shelf, State, Tensor
 from elastrain.fold import Node, is_covered, overlap
 from elastrain.lending import Buffers
-from elastrain.messages import Copy, Gradient, Message, Partial, Publish, Record
+from elastrain.messages import Copy, Gradient, Message, Partial, Publish
 
 BEHIND_BYTES = 4 << 20
 """State that is updated in one go behind the scenes: it keeps the engine from its messages for that long."""
 EVER = 1 << 62
 """Later than any step."""
-
-Tensor: TypeAlias = Any
-"""A place with numbers in it: a buffer, or a part of a slot, of the model or of another member's memory."""
-GradientSlot: TypeAlias = Any
-"""One copy of all gradients, into which the training loop accumulates."""
-State: TypeAlias = Any
-"""A shard's parameters and what the optimizer keeps beside them; `state.shard` says which shard's."""
-Key = TypeVar("Key", bound=Hashable)
-
-
-class Arithmetic(Protocol):
-    """What is done to numbers. Nothing here remembers which step or member they belong to."""
-
-    def new_slot(self) -> GradientSlot: ...
-
-    def add_block(self, slot: GradientSlot, later: GradientSlot, block: int) -> None:
-        """Add a later run's part in one block to the slot, in place."""
-
-    def lane(self, slot: GradientSlot, shard: int, lane: int) -> Tensor:
-        """A shard's part of the slot, as it lies there."""
-
-    def new_buffer(self, like: Tensor) -> Tensor: ...
-
-    def kind(self, tensor: Tensor) -> Hashable:
-        """Buffers of one kind may stand for one another."""
-
-    def add(self, shard: int, left: Tensor, right: Tensor, out: Tensor) -> None:
-        """`left + right`, in this order; `out` may be one of them."""
-
-    def copy(self, source: Tensor, out: Tensor) -> None: ...
-
-    def square_norm(self, shard: int, total: Tensor) -> float: ...
-
-    def create(self, shard: int, *, bound: bool) -> State:
-        """The initial state, from the model's parameters; bound, it works on the model's own memory."""
-
-    def update(self, items: Sequence[tuple[State, Tensor, tuple[int, ...]]], record: Record) -> None:
-        """Bring states to after the step, in place: (state, gradient, bit masks of the leaves that got one)."""
-
-    def bind(self, state: State) -> None:
-        """The model gets the state's parameters, and they share memory from then on where they can."""
-
-    def unbind(self, state: State) -> bool:
-        """Give the state memory of its own; False if it has that already."""
-
-    def digest(self, state: State) -> int: ...
-
-    def has_master(self, shard: int) -> bool:
-        """Whether a shard's state is more precise than what the model computes with."""
-
-    def digest_published(self, shard: int, state: State | None) -> int:
-        """Of a shard's parameters as its primary publishes them: told from its state, where that has masters."""
-
-    def parameters(self, shard: int) -> Tensor:
-        """What the model computes with, as it lies there."""
-
-    def digest_parameters(self, shard: int) -> int: ...
-
-    def parameters_bytes(self, shard: int) -> int: ...
-
-    def pack(self, state: State) -> list[Tensor]: ...
-
-    def unpack(self, payload: Sequence[Tensor]) -> tuple[State, int]:
-        """A state with memory of its own, and the digest of what was packed."""
-
-
-class Shelf(Protocol[Key]):
-    """States by key. What was taken out and changed has to be put back."""
-
-    @property
-    def outside(self) -> frozenset[int]:
-        """Shards whose states are read before they are used, and written after they were changed."""
-
-    def __getitem__(self, key: Key) -> State: ...
-
-    def __setitem__(self, key: Key, state: State) -> None: ...
-
-    def __contains__(self, key: object) -> bool: ...
-
-    def __iter__(self) -> Iterator[Key]: ...
-
-    def __delitem__(self, key: Key) -> None: ...
-
-    def pop(self, key: Key, /) -> State: ...
-
-    def copy(self, key: Key) -> State:
-        """A state that shares no memory with anything here."""
-
-    def adopt(self, key: Key, other: Any, theirs: Any) -> None:
-        """Move a state over from another shelf."""
-
-    def size_bytes(self, key: Key) -> int: ...
 
 
 @dataclass(eq=False)
