@@ -18,7 +18,7 @@ from elastrain.attempt import PartialSet, Weight
 from elastrain.fold import Combine, Fold, Node, absorb, covers
 from elastrain.ledger import Ledger, Slot, Tensor
 from elastrain.lifecycle import Lifecycle
-from elastrain.messages import Contribution, Doubt, Gradient, LoopState, Publish, Record, Report, Vote
+from elastrain.messages import Contribution, Gradient, LoopState, Publish, Record, Report, Vote
 from elastrain.placement import Holders
 from elastrain.recovery import Lost, Recovery, Shape, decide
 from elastrain.scaling import advance
@@ -136,16 +136,6 @@ class VotesBeforeParametersAreCompared(Lifecycle):
 
     def _compare(self, found: dict[int, int]) -> None:
         super()._compare({shard: digest for shard, (_, digest) in self._told.items()})
-
-
-@_core(400, only=_FLIPS)
-class TakesACopyForAWitness(Lifecycle):
-    """Only who has made an update itself can witness it: a copy is as wrong as its primary."""
-
-    def _on_doubt(self, source: str, message: Doubt) -> None:
-        for held in self.held.values():
-            held.is_copy = False
-        super()._on_doubt(source, message)
 
 
 @_core(60)
