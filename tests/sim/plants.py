@@ -661,7 +661,7 @@ class FreesASlotTwice(Ledger):
             self._free_slots.append(slot.slot)
 
 
-@_ledger(200, lambda scenario: scenario.pairs > 0)
+@_ledger(1500, lambda scenario: scenario.pairs > 0)
 class TakesTheFirstSumForTheWhole(Ledger):
     """What is finished is the sum over all runs: a partial takes the place of those that it covers."""
 
