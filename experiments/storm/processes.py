@@ -43,10 +43,10 @@ class Processes:
         return True
 
     def loaders(self, worker: int) -> list[int]:
-        """Forks of a worker and of these, with its own command line: loaders, and that from which they are started."""
-        command = _read(worker, "cmdline")
-        forks = {pid: parent(pid) for pid in self.all() if _read(pid, "cmdline") == command}
-        return sorted(pid for pid, its in forks.items() if its == worker or forks.get(its) == worker)
+        """Forks of a worker, and theirs: the processes below it with its own command line."""
+        command, mine = _read(worker, "cmdline"), self.all()
+        found = [pid for pid in mine if parent(pid) == worker and _read(pid, "cmdline") == command]
+        return sorted(found + [pid for pid in mine if parent(pid) in found])
 
     def etcd(self) -> list[int]:
         return [pid for pid in self.all() if Path(_read(pid, "cmdline").split(b"\0")[0].decode()).name == "etcd"]
