@@ -27,10 +27,12 @@ from elastrain.comm.values import MeshConfig
 from elastrain.errors import (
     ConfigError,
     CorruptedError,
+    DivergedError,
     DriveFailedError,
     ElastrainError,
     NoRoomError,
     RefusedError,
+    StateLostError,
     StoppedError,
 )
 from elastrain.lifecycle import Lifecycle
@@ -59,6 +61,12 @@ from elastrain.scaling import LossScale, rule_of
 
 _LAST_WORDS = (RefusedError, StoppedError, CorruptedError, DriveFailedError, SpillWriteError)
 """What ends a member without being the script's fault."""
+_ENDS_THE_JOB: dict[type[BaseException], str] = {
+    NoRoomError: "no_room",
+    StateLostError: "lost_state",
+    DivergedError: "diverged",
+}
+"""What no replacement could do better: the launcher ends the job with the sentence, and shows it on every screen."""
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -381,7 +389,7 @@ class Job:
         """The script ends with an exception: tell the launcher where it was, then show it as Python does."""
         if not issubclass(kind, KeyboardInterrupt):
             self._report(error)
-        told_by_launcher = isinstance(error, NoRoomError) and self._channel is not None
+        told_by_launcher = type(error) in _ENDS_THE_JOB and self._channel is not None
         if not told_by_launcher and not isinstance(error, _LAST_WORDS):
             self._previous_hook(kind, error, trace)
         self._go()
@@ -405,8 +413,8 @@ class Job:
         if self._channel is None:
             return
         with suppress(ChannelClosedError):  # nobody is left to be told
-            if isinstance(error, NoRoomError):  # no replacement could do better: the job ends with the sentence
-                self._channel.send("no_room", sentence=str(error))
+            if type(error) in _ENDS_THE_JOB:
+                self._channel.send(_ENDS_THE_JOB[type(error)], sentence=str(error))
                 return
             signature = f"{type(error).__name__}: {error}"
             whole = "".join(traceback.format_exception(error))
