@@ -141,10 +141,18 @@ class Backing(Comparing):
         self._send(member, Copy(step=self.committed, shard=shard, digest=self.held[shard].digest))
 
     def _may_copy(self) -> bool:
-        """A copy is read before the state moves on, so a vote waits for it: copies are made while runs are computed."""
+        """A copy is read before the state moves on, so a vote waits for it: copies are made while runs are computed.
+
+        Where digests take longer than the runs, the first copies of a step are made afterwards.
+        """
         attempt = self.attempt
-        computing = self.begun == attempt.step and bool(attempt.pending or not attempt.targets)
-        return computing and not self.recovering and not self._digesting and not attempt.voted
+        computing = bool(attempt.pending or not attempt.targets) or not self._has_copied()
+        here = self.begun == attempt.step and not self.recovering
+        return here and computing and not self._digesting and not attempt.voted
+
+    def _has_copied(self) -> bool:
+        """In each step something comes nearer to the target: else a job might go on for ever without its backups."""
+        return not self._copies or self._copied_bytes > 0
 
     def _on_took_copy(self, event: p.TookCopy) -> None:
         if self.recovering or event.step != self.committed:

@@ -53,6 +53,7 @@ class Committing(Checking):
             and self._asked == attempt.step  # a script may still read what the commit of this step overwrites
             and not self._digesting
             and not self._copying
+            and self._has_copied()
             and self._parameters_are_here()
             and self._is_checked()
             and self._is_compared()

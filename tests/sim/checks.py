@@ -53,8 +53,6 @@ class Checks:
         self.checked_roles: dict[str, object] = {}
         self.due: dict[int, int] = {}
         """Generation -> step that is not committed with fewer copies than there should be."""
-        self.is_slow = False
-        """Some do hardly anything: then nothing has to be done by a certain step."""
 
     # ------------------------------------------------------------------------------------------------ after a command
 
@@ -148,7 +146,7 @@ class Checks:
     def _redundant_again(self, member: SimMember, record: Record) -> None:
         core = member.core
         assert core.view is not None
-        if self.is_slow or record.switch or record.step < self.due.get(core.view.generation, record.step + 1):
+        if record.switch or record.step < self.due.get(core.view.generation, record.step + 1):
             return
         for shard, (holders, goal) in enumerate(zip(core.base or (), core.goal, strict=True)):
             if set(holders.all) != set(goal.all):
@@ -202,8 +200,9 @@ class Checks:
         self.committed[member.me] = core.committed
         if self.fresh is not None:
             fresh, self.fresh = self.fresh, None
-            self._all_holders_can_make(member.me, fresh)
-            self._redundant_again(member, fresh)
+            if max(self.committed.values()) == fresh.step:  # else a member that was removed hears it long afterwards
+                self._all_holders_can_make(member.me, fresh)
+                self._redundant_again(member, fresh)
         if core.view is None or core.recovering or self.checked_roles.get(member.me) is core.now:
             return
         self.checked_roles[member.me] = core.now

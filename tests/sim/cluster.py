@@ -67,6 +67,8 @@ class Scenario:
     """Whoever computes a run again gets other bits."""
     slow: float = 0.0
     """Share of links, loops and background workers that nearly stand still."""
+    slow_behind: bool = False
+    """Work that nobody waits for takes longer than any run."""
 
 
 FROZEN = frozenset([7])
@@ -146,7 +148,6 @@ class Cluster:
         self.joining: list[Member] = []
         self.slowness: dict[Any, bool] = {}
         self.checks = Checks(self.shape, truth, self.members, self.dead)
-        self.checks.is_slow = scenario.slow > 0
         self.checks.flipped = self.flipped
         self.checks.only_joins = not (
             scenario.crashes + scenario.zombies + scenario.isolated + scenario.hunts + scenario.pairs + scenario.flips
@@ -232,7 +233,7 @@ class Cluster:
 
     def _choose(self, choices: list[Choice]) -> Choice:
         choice = self.rng.choice(choices)
-        if self.scenario.slow:
+        if self.scenario.slow or self.scenario.slow_behind:
             for _ in range(12):
                 if not self._is_slow(choice[0]):
                     break
@@ -241,7 +242,8 @@ class Cluster:
 
     def _is_slow(self, key: Any) -> bool:
         if key not in self.slowness:
-            self.slowness[key] = self.rng.random() < self.scenario.slow
+            behind = self.scenario.slow_behind and key[0] == "behind"
+            self.slowness[key] = behind or self.rng.random() < self.scenario.slow
         return self.slowness[key]
 
     def _acts(self, name: str) -> bool:

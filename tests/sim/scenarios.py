@@ -11,9 +11,9 @@ from tests.sim.cluster import Cluster, Scenario, truth_of
 
 
 def draw(seed: int) -> Scenario:
-    """Faults, and how often members check each other."""
+    """Faults, how often members check each other, and whether they get to what nobody waits for."""
     rng = random.Random(seed)
-    return _with(_draw_faults(rng), check_every=rng.choice([0, 0, 1, 2]))
+    return _with(_draw_faults(rng), check_every=rng.choice([0, 0, 1, 2]), slow_behind=rng.randrange(10) == 0)
 
 
 def _draw_faults(rng: random.Random) -> Scenario:

@@ -89,6 +89,30 @@ def test_members_lost_before_the_first_commit_change_no_bit_and_end_no_job() -> 
     assert ended["lost"] <= 1.5 * LOST_AT_MOST * EARLY  # some are struck again behind the first commit, without backups
 
 
+def slow_behind(seed: int) -> Cluster:
+    """A job of this seed that loses a member, and in which digests take longer than the few runs."""
+    rng = random.Random(f"behind {seed}")
+    members = rng.choice([3, 4])
+    scenario = Scenario(
+        members=members,
+        runs=members,
+        steps=8,
+        backups=rng.choice([1, 2]),
+        budget_bytes=rng.choice([1, 20, 1 << 20]),
+        joins=rng.choice([0, 1]),
+        crashes=1,
+        slow_behind=True,
+    )
+    return Cluster(scenario, seed, truth_of(Scenario(steps=8, runs=members)))
+
+
+@pytest.mark.parametrize("seed", range(15, 30))
+def test_a_lost_backup_comes_back_where_digests_take_longer_than_runs(seed: int) -> None:
+    cluster = slow_behind(seed)
+    cluster.run()
+    assert cluster.outcome == "ok"
+
+
 @pytest.mark.on_demand
 @pytest.mark.timeout(0)
 def test_as_many_schedules_as_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +144,7 @@ def test_replay_prints_the_transcript_and_the_end(capsys: pytest.CaptureFixture[
     assert "ended " in printed.splitlines()[-1]
 
 
-@pytest.mark.parametrize("seed", [22627])
+@pytest.mark.parametrize("seed", [22627, 103806])
 def test_a_schedule_that_once_failed_ends_well(seed: int) -> None:
     assert run_schedules(range(seed, seed + 1))["ok"] == 1
 
