@@ -253,7 +253,14 @@ class Ledger:
     def _incoming(self, command: p.Keep) -> Tensor:
         if command.payload is None:
             return self._own_lane(command.step, command.block, command.node, command.shard, command.lane)
-        return command.payload[command.index]
+        tensor: Tensor = command.payload[command.index]
+        if command.node != self._root or self._lanes[command.shard] > 1:
+            return tensor
+        # The whole gradient as it is, without an addition that would move it here. It is read once more after the
+        # commit, and by then its owner may have got the parameters from a new primary and be in its next run.
+        mine = self._buffers.take(tensor)
+        self._arithmetic.copy(tensor, mine)
+        return mine
 
     def _combine_shard(self, command: p.CombineShard) -> None:
         key, c = (command.shard, command.lane), command.combine

@@ -223,6 +223,19 @@ def _finish(executor: Executor, value: float, step: int = 0) -> None:
     executor.carry_out(p.Finish(step=step, shards=tuple(s.index for s in executor.layout.shards)))
 
 
+def test_a_step_is_applied_as_it_was_finished_although_who_computed_it_all_has_gone_on() -> None:
+    """The owner of the only partial is in its next run: a new primary has published while this one was slow."""
+    disturbed, undisturbed = _executor(), _executor()
+    theirs = torch.full((disturbed.layout.shards[0].numel,), 3.0)
+    for executor in (disturbed, undisturbed):
+        _keep(executor, (0, 1), theirs if executor is disturbed else theirs.clone())
+        executor.carry_out(p.Finish(step=0, shards=(0,)))
+    theirs.zero_()
+    for executor in (disturbed, undisturbed):
+        executor.carry_out(p.Apply(record=_record(), shards=(0,), touched=_everything(executor)))
+    assert disturbed.states[0].digest() == undisturbed.states[0].digest()
+
+
 def test_a_frozen_block_is_folded_and_backed_up_with_nothing() -> None:
     executor = _executor(runs=2, frozen=True)
     nothing = torch.empty(0)
