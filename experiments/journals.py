@@ -64,6 +64,8 @@ class Member:
     passed: list[Passed] = field(default_factory=list)
     advanced_s: dict[int, float] = field(default_factory=dict)
     """Step -> when this member's loop went on to the next one."""
+    edited_s: dict[int, float] = field(default_factory=dict)
+    """Generation -> when this member heard of it."""
     resumed_s: dict[int, float] = field(default_factory=dict)
     """Generation -> when this member went on in it, having heard of all its members."""
     lost_s: dict[str, float] = field(default_factory=dict)
@@ -98,6 +100,8 @@ class Member:
                 )
             case "advance":
                 self.advanced_s[line["step"]] = line["t"]
+            case "edit":
+                self.edited_s[line["generation"]] = line["t"]
             case "resumed":
                 self.resumed_s[line["generation"]] = line["t"]
             case "lost":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 SHAPES = ("vector", "image", "token")
@@ -23,12 +23,17 @@ SLOW = ("none", "first", "last", "both")
 FROZEN = ("none", "first", "middle")
 LOSSES = ("member", "agent", "node")
 """Targets whose SIGKILL takes state away."""
+MOMENTS = ("random", "start", "idle", "committed", "recovering", "starting", "joined")
+"""start: before the first commit; the others as in `moments.py`."""
 SHORT_S, LONG_S = 1.0, 6.0
 """How long somebody is stopped. An agent is taken for silent between the two."""
 SLOW_STEP_MS, LONG_JOB_MS = 200.0, 10_000.0
 """At the most, without faults: what slow blocks add to a step, and what a job takes (with many faults more)."""
-ROOM_FOR_COMMITS = 12
+LATE_STEP_MS = 240.0
+"""What a slow first block adds to the step of the fastest member where the others are to wait for long."""
+ROOM_FOR_COMMITS = 7
 """Steps of a job per fault, at the least: so many commits lie between two faults that are waited for."""
+MANY_FAULTS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +102,14 @@ class Fault:
     pick: float
     """Which of those that could be struck, as a fraction of their list."""
     stopped_s: float = 0.0
+    when: str = "random"
+    """At the first such moment that lasts for `delay_ms`; at random if none comes."""
 
     def __str__(self) -> str:
         held = f" for {self.stopped_s:g} s" if self.kind == "stop" else ""
-        return f"{self.kind} {self.target}{held}, {self.commits} commits + {self.delay_ms:.0f} ms after the last"
+        moment = "" if self.when == "random" else f" when {self.when}"
+        due = f"{self.commits} commits + {self.delay_ms:.0f} ms after the last"
+        return f"{self.kind} {self.target}{held}{moment}, {due}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +149,8 @@ def draw(seed: int) -> Case:
     faults = _faults(chance, backups=backups, nodes=nodes)
     model = _model(chance)
     training = _training(chance, model, backups=backups, workers=workers, faults=len(faults))
+    if any(fault.when in ("idle", "recovering") for fault in faults) and chance.random() < 0.8:
+        training = _late(chance, training, workers=workers, steps=ROOM_FOR_COMMITS * (len(faults) + 1))
     return Case(seed=seed, workers=workers, nodes=nodes, model=model, training=training, faults=faults)
 
 
@@ -198,15 +209,63 @@ def _training(chance: random.Random, model: Model, *, backups: int | str, worker
     )
 
 
+def _late(chance: random.Random, training: Training, *, workers: int, steps: int) -> Training:
+    """Uneven members with several runs each, and a slow first block: some are idle for long while others compute, and a
+    step may be complete while somebody is still in a backward.
+    """
+    lengths = [length for length in (1, 2, 3) if 2 * workers * length <= 13]
+    length = chance.choice(lengths)
+    micro_batches = chance.randint(2 * workers * length, 13)
+    each = math.ceil(math.ceil(micro_batches / length) / workers) * length
+    slow_ms = min(chance.choice((40.0, 80.0, 150.0)), LATE_STEP_MS / each)
+    return replace(
+        training,
+        steps=steps,
+        micro_batches=micro_batches,
+        run_length=length,
+        pause_ms=chance.uniform(20, 60) / each,
+        slow="first",
+        slow_ms=slow_ms,
+        uneven=True,
+        nan_at=min(training.nan_at, steps - 2),
+    )
+
+
 def _faults(chance: random.Random, *, backups: int | str, nodes: int) -> tuple[Fault, ...]:
-    """Two to six; after the loss of a member often one of the newcomer that comes for it."""
+    """Two to seven: some before the first commit; after a loss often another, of somebody else or of the newcomer."""
     found: list[Fault] = []
-    for _ in range(chance.randint(2, 4)):
+    if chance.random() < 0.3:
+        targets = ("member",) if nodes == 1 else ("member", "node")
+        found += [_at(chance, "start", chance.choice(targets), 0.0, 5000.0) for _ in range(chance.choice((1, 1, 2)))]
+    for _ in range(chance.randint(2, 3)):
         fault = _fault(chance, backups=backups, nodes=nodes)
         found.append(fault)
-        if fault.kind == "kill" and fault.target in LOSSES and chance.random() < 0.35:
-            found.append(_fault_of(chance, chance.choice(("kill", "stop")), "newcomer", at_once=True))
-    return tuple(found)
+        if fault.kind == "kill" and fault.target in LOSSES:
+            found += _after_a_loss(chance, backups)
+    return tuple(found[:MANY_FAULTS])
+
+
+def _after_a_loss(chance: random.Random, backups: int | str) -> list[Fault]:
+    if backups in (2, "all") and chance.random() < 0.5:
+        return [_at(chance, "recovering", "member", 0.0, chance.choice((0.0, 60.0, 500.0)))]
+    kind = chance.random()
+    if kind < 0.3:
+        return [_fault_of(chance, chance.choice(("kill", "stop")), "newcomer", at_once=True)]
+    if kind < 0.45:
+        return [_at(chance, "starting", "member", 0.0, 3000.0)]
+    return [_at(chance, "joined", "member", 0.0, 300.0)] if kind < 0.65 else []
+
+
+def _at(chance: random.Random, when: str, target: str, *delays_ms: float) -> Fault:
+    """The loss that follows the last strike at its next such moment."""
+    return Fault(
+        kind="kill",
+        target=target,
+        commits=0,
+        delay_ms=chance.uniform(*delays_ms),
+        pick=chance.random(),
+        when=when,
+    )
 
 
 def _fault(chance: random.Random, *, backups: int | str, nodes: int) -> Fault:
@@ -217,7 +276,12 @@ def _fault(chance: random.Random, *, backups: int | str, nodes: int) -> Fault:
         kinds += [("stop", "node"), ("stop", "etcd")]
         kinds += [("kill", "node"), ("kill", "node"), ("kill", "agent")] if backups != 0 else []
     kind, target = chance.choice(kinds)
-    return _fault_of(chance, kind, target, at_once=chance.random() < 0.25)
+    fault = _fault_of(chance, kind, target, at_once=chance.random() < 0.25)
+    if kind == "kill" and target in ("member", "node"):
+        when = chance.choices(("random", "idle", "committed"), (2, 5, 1))[0]
+        delays_ms = {"random": fault.delay_ms, "idle": chance.uniform(10, 120), "committed": 0.0}
+        return replace(fault, when=when, delay_ms=delays_ms[when])
+    return fault
 
 
 def _fault_of(chance: random.Random, kind: str, target: str, *, at_once: bool) -> Fault:

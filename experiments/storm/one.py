@@ -17,7 +17,7 @@ from experiments.storm.processes import MARK, Processes, leftovers
 from experiments.storm.strikes import Striker
 
 TRAIN = Path(__file__).with_name("train.py")
-LOOK_EVERY_S, NOTE_EVERY_S = 0.01, 0.5
+NOTE_EVERY_S = 0.5
 START_S = 180.0
 """The longest time before the first commit."""
 STILL_S = 60.0
@@ -101,7 +101,7 @@ def _follow(process: subprocess.Popen[bytes], striker: Striker, outcome: Outcome
         if now_s - begun_s > GIVEN_UP_S:
             outcome.too_slow = f"{known} commits within {GIVEN_UP_S:g} s"
             return
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(striker.look_again_s)
 
 
 def _stands_still(striker: Striker, still_s: float) -> str:

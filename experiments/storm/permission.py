@@ -42,6 +42,28 @@ class Doubts:
         return {member for member, until_s in self.struck.items() if member in inside and now_s < until_s}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What the job has last said of its redundancy, in a view that had got its commits."""
+
+    members: tuple[str, ...]
+    spare: int
+
+
+def may_lose_since(
+    members: Collection[str], *, told: Told | None, living: Collection[str], doubts: Collection[str]
+) -> Permission:
+    """Whether the job must survive this loss beside all who have gone since it told. Copies only come meanwhile."""
+    if told is None:
+        return Permission(yes=False, reason="the job has not said how redundant it is")
+    gone = {*(set(told.members) - set(living)), *doubts, *members}
+    if len(gone) > told.spare:
+        return Permission(
+            yes=False, reason=f"{len(gone)} would be gone, and every shard survived the loss of {told.spare}"
+        )
+    return Permission(yes=True, reason=f"{len(gone)} of {told.spare} that every shard survived the loss of")
+
+
 def spare(states: Sequence[Mapping[str, Any]]) -> int | None:
     """How many members all shards survive the loss of, by the most careful agent that knows the newest view.
 

@@ -13,13 +13,27 @@ from elastrain.errors import ElastrainError
 from elastrain.launcher import control, rundir
 from elastrain.launcher.rundir import RunDir
 from experiments.journals import Follower, Run
-from experiments.storm.cases import LONG_S, LOSSES, Case, Fault
-from experiments.storm.permission import Doubts, Permission, commits, may_lose, spare
+from experiments.storm.cases import LONG_S, LOSSES, ROOM_FOR_COMMITS, Case, Fault
+from experiments.storm.moments import at_moment
+from experiments.storm.permission import (
+    COMMITS_BETWEEN,
+    Doubts,
+    Permission,
+    Told,
+    commits,
+    commits_in_newest_view,
+    may_lose,
+    may_lose_since,
+    spare,
+)
 from experiments.storm.processes import Processes
 
 HEARD_AGAIN_S = 4.0
 """After it was let go on: how long somebody may still be taken for lost."""
-ASK_EVERY_S = 0.05
+ASK_EVERY_S, ASK_MOMENTS_EVERY_S = 0.05, 0.3
+MOMENT_WAIT_S, RECOVERY_WAIT_S = 20.0, 2.0
+"""So long a strike waits for its moment; then any moment will do. A recovery begins at once or not at all."""
+LOOK_EVERY_S, WATCH_EVERY_S = 0.01, 0.002
 NEWCOMER_WAIT_S = 10.0
 """So long a strike waits for a worker that is starting; then there is none."""
 
@@ -59,6 +73,8 @@ class Striker:
     _asked_s: float = 0.0
     """When it was last found out whether a strike is allowed."""
     _held: bool = False
+    _told: Told | None = None
+    _told_s: float = 0.0
 
     @property
     def run(self) -> Run:
@@ -70,9 +86,18 @@ class Striker:
         self._let_go_on(now_s)
         if self._since is None and commits(self.run):
             self._since = commits(self.run)
-        if self._next < len(self.case.faults) and self._since is not None:
-            self._try(self.case.faults[self._next], now_s)
+        if self._next < len(self.case.faults):
+            fault = self.case.faults[self._next]
+            if fault.when == "start":
+                self._try_before_the_first_commit(fault, now_s)
+            elif self._since is not None:
+                self._try(fault, now_s)
         self._hold()
+
+    @property
+    def look_again_s(self) -> float:
+        """How soon: moments are short."""
+        return WATCH_EVERY_S if self._due_s is not None else LOOK_EVERY_S
 
     def let_all_go_on(self) -> None:
         self._let_go_on(math.inf)
@@ -96,8 +121,11 @@ class Striker:
             if commits(self.run) - (self._since or 0) < fault.commits:
                 return
             self._due_s = self._waits_since_s = now_s
-            if fault.target != "newcomer":
+            if fault.target != "newcomer" and fault.when == "random":
                 self._due_s += fault.delay_ms / 1000
+        if fault.when != "random" and not self._is_any_moment(fault, now_s):
+            self._try_at_moment(fault, now_s)
+            return
         if now_s < max(self._due_s, self._asked_s + ASK_EVERY_S) or (
             fault.target == "newcomer" and self._waits_for_newcomer(fault, now_s)
         ):
@@ -109,6 +137,62 @@ class Striker:
             self._strike(fault, victim, allowed)
         elif victim is None and now_s - self._waits_since_s > NEWCOMER_WAIT_S:
             self._pass_over(fault)
+
+    def _is_any_moment(self, fault: Fault, now_s: float) -> bool:
+        wait_s = {"random": 0.0, "recovering": RECOVERY_WAIT_S}.get(fault.when, MOMENT_WAIT_S)
+        return now_s - self._waits_since_s >= wait_s
+
+    def _try_at_moment(self, fault: Fault, now_s: float) -> None:
+        """Without a question between the look and the strike: what the job told shortly before must do."""
+        if now_s - self._told_s > ASK_MOMENTS_EVERY_S:
+            self._ask(now_s)
+            self.follower.look()
+        living = self._members()
+        since = at_moment(fault.when, self.run, living, self.case)
+        those = [m for m in living if m in since and time.monotonic() >= since[m] + fault.delay_ms / 1000]
+        if not those:
+            return
+        victim = self._victim_at(fault, self._picked(fault, those))
+        if victim is None:
+            return
+        doubts = self._doubts.now(self.run, now_s)
+        allowed = may_lose_since(victim.members, told=self._told, living=living, doubts=doubts)
+        if allowed.yes:
+            self._strike(fault, victim, allowed)
+
+    def _ask(self, now_s: float) -> None:
+        """How redundant the job is, where its newest view has had its commits and nobody is in doubt."""
+        self._told_s = now_s
+        if commits_in_newest_view(self.run) < COMMITS_BETWEEN or self._doubts.now(self.run, now_s):
+            return
+        view, number = self.run.views[-1], spare(self.states())
+        if number is not None and set(self._members()) == set(view.members):
+            self._told = Told(members=view.members, spare=number)
+
+    def _try_before_the_first_commit(self, fault: Fault, now_s: float) -> None:
+        """Stopped first: if nothing was computed by then, no step can have been committed."""
+        if self._has_computed():
+            self._pass_over(fault)
+            return
+        begun_s = max((*self.run.started_s.values(), self.last_event_s), default=math.inf)
+        living = [m for m in self.run.started_s if self._lives(m)]
+        if not living or now_s < begun_s + fault.delay_ms / 1000:
+            return
+        victim = self._victim_at(fault, self._picked(fault, living))
+        if victim is None:
+            return
+        for pid in victim.pids:
+            self.processes.signal(pid, signal.SIGSTOP)
+        self.follower.look()
+        if self._has_computed():
+            for pid in victim.pids:
+                self.processes.signal(pid, signal.SIGCONT)
+            self._pass_over(fault)
+        else:
+            self._strike(fault, victim, Permission(yes=True, reason="nothing is computed yet"))
+
+    def _has_computed(self) -> bool:
+        return any(member.micro_batches or member.passed for member in self.run.members.values())
 
     def _waits_for_newcomer(self, fault: Fault, now_s: float) -> bool:
         starting = self._newcomers()
@@ -133,12 +217,12 @@ class Striker:
         self._go_to_next()
 
     def _go_to_next(self) -> None:
-        self._next, self._since, self._due_s = self._next + 1, commits(self.run), None
+        self._next, self._since, self._due_s = self._next + 1, commits(self.run) or None, None
 
     def _hold(self) -> None:
         """Make steps longer while there are few left for the faults that are due."""
         due = len(self.case.faults) - self._next
-        wanted = due > 0 and self.case.training.steps - commits(self.run) < 12 * due + 2
+        wanted = due > 0 and self.case.training.steps - commits(self.run) < ROOM_FOR_COMMITS * due + 2
         if wanted != self._held:
             self._held = wanted
             hold = self.folder / "hold"
@@ -162,7 +246,11 @@ class Striker:
             return Victim(name=f"newcomer {chosen}", pids=(run.pids[chosen],))
         if not members:
             return None
-        chosen = self._picked(fault, members)
+        return self._victim_at(fault, self._picked(fault, members))
+
+    def _victim_at(self, fault: Fault, chosen: str) -> Victim | None:
+        """A member, or what of its kind is where it is."""
+        run = self.run
         if fault.target == "member":
             return Victim(name=chosen, pids=(run.pids[chosen],), members=(chosen,))
         if fault.target == "loader":
@@ -182,12 +270,14 @@ class Striker:
     def _members(self) -> list[str]:
         """Of the newest view, those who live."""
         inside = self.run.views[-1].members if self.run.views else ()
-        return [m for m in inside if m not in self.run.deaths_s and self.processes.owns(self.run.pids[m])]
+        return [m for m in inside if self._lives(m)]
+
+    def _lives(self, member: str) -> bool:
+        return member not in self.run.deaths_s and self.processes.owns(self.run.pids[member])
 
     def _newcomers(self) -> list[str]:
         seen = {member for view in self.run.views for member in view.members}
-        living = [m for m in self.run.started_s if m not in seen and m not in self.run.deaths_s]
-        return [m for m in living if self.processes.owns(self.run.pids[m])]
+        return [m for m in self.run.started_s if m not in seen and self._lives(m)]
 
     @staticmethod
     def _picked(fault: Fault, those: Any) -> Any:
@@ -208,8 +298,10 @@ class Striker:
             self._stopped_nodes.update(dict.fromkeys(victim.nodes, now_s + fault.stopped_s))
             if fault.target in ("agent", "node"):
                 self._doubts.strike(victim.members, now_s + fault.stopped_s + HEARD_AGAIN_S)
+        at_random = fault.when != "start" and self._is_any_moment(fault, now_s)
         self.struck.append(
             f"after commit {commits(self.run)} (t={now_s:.3f}): {fault.kind} {victim.name}"
+            + ("" if at_random else f" when {fault.when}")
             + (f" for {fault.stopped_s:g} s" if fault.kind == "stop" else "")
             + f"; {allowed.reason}"
         )
