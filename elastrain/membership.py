@@ -6,7 +6,7 @@ Values in, values out: no clock, no store, no process may come in here.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from elastrain.world import Member, View
@@ -185,11 +185,49 @@ def _same(key: str) -> str:
     return f"start every worker with the same {key}"
 
 
-def most_suspected(view: View, suspicions: Mapping[str, Collection[str]]) -> str | None:
-    """Whom to end where members no longer reach one another: whom most suspect; the later in the view if equal."""
-    ranked = [(len(set(suspicions.get(m, ())) & set(view.ids)), rank, m) for rank, m in enumerate(view.ids)]
-    votes, _, member = max(ranked, default=(0, 0, None))
-    return member if votes else None
+def without_a_suspect(
+    view: View,
+    suspicions: Mapping[str, Collection[str]],
+    *,
+    holders: HoldersByShard | None,
+    answering: Collection[str],
+    begun: bool = True,
+) -> Proposal:
+    """Whom to leave out where living members do not reach one another: one of those who suspect or are suspected.
+
+    `suspicions`: member -> who suspects it; words of, and about, members that are not `answering` (not proven dead, on
+    nodes whose agents answer) count for nothing. Where members that hold state suspect each other, it is one of these;
+    nobody goes whose end would leave a shard without a holder, unless that holds for all; most suspected first, where a
+    newcomer's word weighs half, and against a holder nothing without another holder's. If equal, newcomers first, then
+    the later in the view.
+    """
+    holders = (holders or {}) if begun else {}
+    here = [m for m in view.ids if m in answering]
+    words = {m: set(suspicions.get(m, ())) & set(here) - {m} for m in here}
+    keep = {m for held in holders.values() for m in held}
+    among_holders = {m: by & keep for m, by in words.items() if m in keep}
+    parties = _parties(among_holders) or _parties(words)
+    if not parties:
+        return Proposal(outcome=Outcome.KEEP, reason="all who live reach one another")
+
+    def rank(member: str) -> tuple[int, bool, int]:
+        firm = len(words[member] & keep)
+        votes = 2 * firm + len(words[member] - keep)
+        return (votes if firm or member not in keep else 0), member not in keep, view.ids.index(member)
+
+    fit = [m for m in parties if not missing_state(holders, set(here) - {m})]
+    member = max(fit or parties, key=rank)
+    by = [m for m in here if m in words[member]]
+    others = [m for m in here if member in words[m]]
+    how = f"{_some(by)} can not reach it" if by else f"it can not reach {_some(others)}"
+    what = "it is ended" if fit else "it is ended, though each of them holds what nobody else does"
+    proposal = _without(view, [member], (), begun=begun or view.begun)
+    return replace(proposal, reason=f"{member} lives, but {how}: {what}")
+
+
+def _parties(words: Mapping[str, Collection[str]]) -> set[str]:
+    """Who suspects, or is suspected."""
+    return {m for m, by in words.items() if by} | {m for by in words.values() for m in by}
 
 
 def _without(view: View, gone: Sequence[str], newcomers: Sequence[Member], *, begun: bool) -> Proposal:

@@ -114,7 +114,7 @@ class Core(Losing):
             case "join":
                 return self._on_join_timeout()
             case "suspicion":
-                return self._end_a_suspect()
+                return self._end_a_suspect(now)
             case "silence":
                 return self._on_silence(now)
             case "ask again":

@@ -8,8 +8,8 @@ from elastrain.launcher.joining import Joining
 from elastrain.launcher.messages import Failed, Suspect
 from elastrain.launcher.notices import Ended, Exited, Raised, Suspected
 from elastrain.launcher.roll import MEET, WARM_UP
-from elastrain.launcher.values import Command, Kill, Log, Node, Stage, TakeNumber, TellNodes, Worker
-from elastrain.membership import Failure, ends_job, may_restart, most_suspected
+from elastrain.launcher.values import Command, Log, Node, Propose, Stage, TakeNumber, TellNodes, Worker
+from elastrain.membership import Failure, ends_job, may_restart, without_a_suspect
 
 _TRACEBACK_CHARS_MAX = 1 << 16
 
@@ -184,14 +184,32 @@ class Losing(Joining):
         self._deadlines_s.setdefault("suspicion", now + self.config.suspicion_s)
         return [Log(event="suspect", fields={"member": member, "by": by, "reason": reason})]
 
-    def _end_a_suspect(self) -> list[Command]:
-        """Every agent comes to the same choice; the one that can, acts."""
-        living = {m: by for m, by in self._suspicions.items() if self.is_alive(m)}
-        member = most_suspected(self.view, living) if self.view is not None else None
-        if member is None or member not in self.workers:  # its death has been proven meanwhile, or it is not ours
+    def _end_a_suspect(self, now: float) -> list[Command]:
+        """One agent chooses, and the store takes one view of each generation: two members are never ended at once.
+
+        Who still does not reach another says so again.
+        """
+        if self._proposing:  # what stands next may already be without one of them
+            self._deadlines_s["suspicion"] = now + self.config.suspicion_s
             return []
-        by = ", ".join(sorted(self._suspicions[member]))
-        return [Kill(member=member, reason=f"{member} lives, but {by} can not reach it: it is ended")]
+        suspicions, self._suspicions = self._suspicions, {}
+        if self.view is None or self._finishing() or self.first_answering_node() != self.config.node:
+            return []
+        unlinked = self._unlinked_nodes()
+        proposal = without_a_suspect(
+            self.view,
+            suspicions,
+            holders=self.holders,
+            answering={m.id for m in self.view.members if self.is_alive(m.id) and m.node not in unlinked},
+            begun=self.begun,
+        )
+        if proposal.view is None:  # deaths have been proven meanwhile
+            return []
+        self._proposing = True
+        return [
+            Log(event="end_suspect", fields={"reason": proposal.reason}, say=proposal.reason),
+            Propose(view=proposal.view),
+        ]
 
     # ---- failures of the script
 
@@ -204,6 +222,8 @@ class Losing(Joining):
             # Told to other agents, in one line of limited length.
             traceback=message.traceback[-_TRACEBACK_CHARS_MAX:],
         )
+        # Steps before it are committed, whether or not the store has said so.
+        self.begun = self.begun or message.step > 0
         commands: list[Command] = [] if self.config.alone else [TellNodes(message=_raised(failure))]
         commands += self._judge_failure(failure)
         if self.end is None:

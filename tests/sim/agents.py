@@ -85,7 +85,7 @@ def shape_of(play: Play) -> Shape:
     return Shape(runs=1, blocks=1, shards=(shard,) * SHARDS, backups=play.backups)
 
 
-@dataclass
+@dataclass(eq=False)
 class SimWorker:
     """A member as far as views and holders go."""
 
@@ -174,6 +174,8 @@ class World:
         self.cut: set[frozenset[str]] = set()
         self.slow = {name for name in (f"node{n}" for n in range(self.play.nodes)) if self.rng.random() < 0.1}
         """Nodes that hear late of what is in the store; links are quicker."""
+        self.broken: list[tuple[SimWorker, SimWorker]] = []
+        """Pairs of members whose own link is gone for good, though their agents reach each other."""
         self.away = False
         self.distrust_until_s = 0.0
         self.highest, self.last_commit_s = -1, 0.0
@@ -181,6 +183,7 @@ class World:
         for index in range(self.play.nodes):
             self.at(self.rng.uniform(0, 0.5), lambda index=index: self.start_node(f"node{index}"))  # type: ignore[misc]
         self._draw_faults()
+        self._draw_broken_links(random.Random(f"links {seed}"))
 
     # ---- time
 
@@ -480,7 +483,8 @@ class World:
 
     def _reach_each_other(self, group: Sequence[SimWorker]) -> bool:
         names = {worker.agent.name for worker in group}
-        return not any(pair <= names for pair in self.cut)
+        apart = any(one in group and other in group for one, other in self.broken)
+        return not apart and not any(pair <= names for pair in self.cut)
 
     def _recover(self, view: View, group: Sequence[SimWorker]) -> None:
         reports = {worker.id: worker.report() for worker in group}
@@ -556,7 +560,7 @@ class World:
                 self.say(f"FAULT {victim.id} of {victim.agent.name} is killed ({kind})")
                 began = victim.committed >= 0
                 if kind == "raise" and began:
-                    failed = Failed(step=self.highest, micro_batch=0, signature=victim.id, traceback="")
+                    failed = Failed(step=victim.committed + 1, micro_batch=0, signature=victim.id, traceback="")
                     self._from_worker(victim, failed)
                 self._dies(victim, code=1 if kind == "raise" and began else -9)
             case "node" if names:
@@ -598,6 +602,28 @@ class World:
             for worker in [w for w in here.workers.values() if w.alive and w.view is not None]:
                 for peer in [w for w in there.workers.values() if w.alive and w.view is not None]:
                     self._from_worker(worker, Suspect(member=peer.id, reason="silence"))
+
+    def _draw_broken_links(self, rng: random.Random) -> None:
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            self.at(rng.uniform(0.2, FAULTS_UNTIL_S - 8), lambda: self._break_link(rng))
+
+    def _break_link(self, rng: random.Random) -> None:
+        members = [w for w in self._members() if w.view is not None]
+        if len(members) < 2:
+            return
+        one, other = rng.sample(members, 2)
+        self.say(f"FAULT {one.id} and {other.id} have lost their link")
+        self.broken.append((one, other))
+        self._accuse(one, other, mutual=rng.random() < 0.7)
+
+    def _accuse(self, one: SimWorker, other: SimWorker, *, mutual: bool) -> None:
+        """Again and again, as `RECOVERY_DEADLINE_S` has it, while both are members and live."""
+        if not (one.alive and other.alive and one.agent.alive and other.agent.alive):
+            return
+        if one.view is not None and other.view is not None and other.id in one.view and one.id in other.view:
+            for by, of in ((one, other), (other, one))[: 1 + mutual]:
+                self._from_worker(by, Suspect(member=of.id, reason="no link"))
+        self.at(3.0, lambda: self._accuse(one, other, mutual=mutual))
 
     def _store_goes(self, for_s: float) -> None:
         self.say(f"FAULT the store is away for {for_s:.1f} s")

@@ -667,13 +667,43 @@ def test_lost_or_diverged_state_seen_by_one_member_ends_all_nodes_with_that_sent
     assert all(agent.end is not None for agent in cluster.living)
 
 
-def test_suspicion_of_a_member_elsewhere_is_judged_by_its_own_agent() -> None:
+def test_suspicion_of_a_member_elsewhere_leaves_it_out_of_the_view() -> None:
     cluster = running()
     cluster.say("m0", Suspect(member="m1", reason="reset"))
     cluster.say("m2", Suspect(member="m1", reason="reset"))
     cluster.tick(1.1)
+    assert views_of(cluster) == {("m0", "m2")}
+    cluster.tick(2.1)
     killed = {agent.name: [c.member for c in agent.done if isinstance(c, Kill)] for agent in cluster.living}
     assert killed == {"node0": [], "node1": ["m1"], "node2": []}
+
+
+def test_newcomers_that_can_not_reach_the_only_holder_do_not_end_it_and_one_of_them_goes() -> None:
+    cluster = running()
+    for member in ("m1", "m2"):
+        cluster.die(member)
+    cluster.hello("m3", "m4")
+    assert views_of(cluster) == {("m0", "m3", "m4")}
+    cluster.commit(1, "m0", holders={"0": ("m0",), "1": ("m0",), "2": ("m0",)})
+    for member in ("m3", "m4"):
+        cluster.say(member, Suspect(member="m0", reason="no report"))
+    cluster.tick(1.1)
+    assert views_of(cluster) == {("m0", "m3")}
+    (chosen,) = [log for agent in cluster.living for log in agent.logged("end_suspect")]
+    assert chosen.say == "m4 lives, but it can not reach m0: it is ended"
+
+
+def test_agents_that_have_heard_different_words_do_not_end_two_members() -> None:
+    cluster = running()
+    cluster.cut.add(frozenset(("node0", "node1")))  # what is said there comes too late
+    cluster.say("m1", Suspect(member="m2", reason="reset"))
+    cluster.say("m2", Suspect(member="m0", reason="reset"))
+    cluster.cut.clear()
+    cluster.tick(1.1)
+    cluster.tick(3.0)
+    killed = [c.member for agent in cluster.living for c in agent.done if isinstance(c, Kill)]
+    assert killed == ["m0"]
+    assert views_of(cluster) == {("m1", "m2")}
 
 
 def test_agent_whose_members_are_all_gone_removes_nobody_who_is_only_silent() -> None:

@@ -11,10 +11,10 @@ from elastrain.membership import (
     first_view,
     may_restart,
     missing_state,
-    most_suspected,
     propose,
     redundancy,
     spec_difference,
+    without_a_suspect,
 )
 from elastrain.world import Member, View
 
@@ -180,15 +180,41 @@ def test_spec_difference_names_the_key_and_both_values() -> None:
     assert "its threads is (unset), the job's is 1" in spec_difference({"threads": 1}, {})
 
 
-def test_most_suspected_member_and_among_equals_the_youngest() -> None:
+@pytest.mark.parametrize(
+    ("suspicions", "holders", "gone", "words"),
+    [
+        ({"a": "bc", "c": "a"}, {"0": "abc"}, "a", "a lives, but b, c can not reach it: it is ended"),
+        ({"a": "b", "b": "a"}, {"0": "abc"}, "b", "b lives, but a can not reach it: it is ended"),
+        ({"a": "b"}, {"0": "ab"}, "a", "a lives, but b can not reach it: it is ended"),  # it may hang
+        ({"a": "bc"}, {"0": "a"}, "c", "c lives, but it can not reach a: it is ended"),  # newcomers and the only holder
+        ({"a": "bc"}, {"0": "ad"}, "c", "c lives, but it can not reach a: it is ended"),  # a newcomer is cheaper
+        ({"a": "b", "b": "a"}, {"0": "bc", "1": "b"}, "a", "a lives, but b can not reach it: it is ended"),
+        ({"a": "bd", "d": "a"}, {"0": "abc"}, "a", "a lives, but b, d can not reach it: it is ended"),
+        ({"a": "b", "b": "a"}, {}, "b", "b lives, but a can not reach it: it is ended"),
+        ({"a": "b", "b": "a"}, None, "b", "b lives, but a can not reach it: it is ended"),
+        (
+            {"a": "b", "b": "a"},
+            {"0": "a", "1": "b"},
+            "b",
+            "b lives, but a can not reach it: it is ended, though each of them holds what nobody else does",
+        ),
+    ],
+)
+def test_of_those_who_do_not_reach_one_another_the_cheapest_loss_is_ended(
+    suspicions: dict[str, str], holders: dict[str, str] | None, gone: str, words: str
+) -> None:
+    now = view("a", "b", "c", "d")
+    proposal = without_a_suspect(now, suspicions, holders=holders, answering=now.ids)
+    assert proposal.view is not None
+    assert proposal.view.ids == tuple(m for m in "abcd" if m != gone)
+    assert proposal.reason == words
+
+
+def test_nobody_is_ended_on_the_word_of_nobody_of_outsiders_or_of_those_who_do_not_answer() -> None:
     now = view("a", "b", "c")
-    assert most_suspected(now, {"a": {"b", "c"}, "c": {"a"}}) == "a"
-    assert most_suspected(now, {"a": {"b"}, "b": {"a"}}) == "b"
-
-
-def test_nobody_is_suspected_by_nobody_or_by_outsiders() -> None:
-    assert most_suspected(view("a", "b"), {}) is None
-    assert most_suspected(view("a", "b"), {"a": {"z"}, "z": {"a"}}) is None
+    for suspicions, answering in (({}, "abc"), ({"a": "z", "z": "a"}, "abc"), ({"a": "b"}, "ac"), ({"a": "b"}, "bc")):
+        proposal = without_a_suspect(now, suspicions, holders={"0": ("a", "b")}, answering=answering)
+        assert (proposal.outcome, proposal.view) == (Outcome.KEEP, None)
 
 
 @pytest.mark.parametrize(
