@@ -67,6 +67,8 @@ class Scenario:
     """Whoever computes a run again gets other bits."""
     slow: float = 0.0
     """Share of links, loops and background workers that nearly stand still."""
+    stops: int = 0
+    """Members whose training loop is left in the middle of the job."""
     slow_behind: bool = False
     """Work that nobody waits for takes longer than any run."""
 
@@ -150,7 +152,13 @@ class Cluster:
         self.checks = Checks(self.shape, truth, self.members, self.dead)
         self.checks.flipped = self.flipped
         self.checks.only_joins = not (
-            scenario.crashes + scenario.zombies + scenario.isolated + scenario.hunts + scenario.pairs + scenario.flips
+            scenario.crashes
+            + scenario.zombies
+            + scenario.isolated
+            + scenario.hunts
+            + scenario.pairs
+            + scenario.flips
+            + scenario.stops
         )
         self.ticks = 0
         self.committed = -1
@@ -336,9 +344,10 @@ class Cluster:
 
     def _check_all_are_done(self, name: str) -> None:
         """The end is a barrier: who has passed it frees all others, wherever they are."""
-        view = self.members[name].core.view
-        for other in view.ids if view else ():
-            if self.members[other].core.committed < self.scenario.steps - 1:
+        core = self.members[name].core
+        end = self.scenario.steps if core._finishing is None else core._finishing
+        for other in core.view.ids if core.view else ():
+            if self.members[other].core.committed < end - 1:
                 raise Violation(
                     f"{name} leaves while {other} is still in step {self.members[other].core.committed + 1}"
                 )
@@ -392,10 +401,15 @@ class Cluster:
         if member.loop != step:
             raise Violation(f"the loop of {name} enters step {step} with the state of step {member.loop}")
         self.loops[name].append(lambda: member.begin(step))
-        if step >= self.scenario.steps:
+        if step >= self._end_of(name):
             self.loops[name].append(lambda: p.Finishing(step=step))
         else:
             self.loops[name].append(p.Ready)
+
+    def _end_of(self, name: str) -> int:
+        """The step before which the loop of this member is left."""
+        is_left = int(name[1:]) < self.scenario.stops
+        return self.scenario.steps // 2 if is_left else self.scenario.steps
 
     def _advanced(self, name: str, advance: p.Advance) -> None:
         step, record = advance.record.step, advance.record
@@ -425,6 +439,8 @@ class Cluster:
         elif failure.kind == "CorruptedError":
             if name not in self.flipped:
                 raise Violation(f"{name} ends, although its memory is whole: {failure.reason}")
+            self._die(name)
+        elif failure.kind == "StoppedError" and self._end_of(name) < self.scenario.steps:
             self._die(name)
         elif failure.kind != "StateLostError":
             raise Violation(f"{name}: {failure.reason}")

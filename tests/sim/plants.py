@@ -395,6 +395,16 @@ def hands_out_twice(view: View, reports: dict[str, Report], shape: Shape) -> Rec
     return replace(decision, runs={**decision.runs, taker: (*decision.runs[taker], extra)})
 
 
+@_core(60, only=lambda scenario: scenario.members > 1 and scenario.crashes + scenario.hunts > 0)
+class HandsOutWhatIsUnderWay(Lifecycle):
+    """A run under way stays with who computes it."""
+
+    def _report(self) -> Report:
+        report = super()._report()
+        free = tuple(run for run in report.pending if run != self.attempt.running)
+        return replace(report, pending=free, fixed=min(report.fixed, len(free)))
+
+
 @_function(60, "lifecycle.decide")
 def forgets_a_missing_run(view: View, reports: dict[str, Report], shape: Shape) -> Recovery | Lost:
     """Every run that nobody has is handed out again."""

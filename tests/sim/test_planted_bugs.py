@@ -1,6 +1,6 @@
 """Is the simulator sharp? Every planted bug has to be found within the stated number of schedules.
 
-Six rules of the design are kept although breaking one alone does no harm here, because others cover it:
+Five rules of the design are kept although breaking one alone does no harm here, because others cover it:
 
 - *Parameters of s+1 never overwrite those of s before the record of s is held.* A publish exists only after all have
   voted. Then every gradient of the step is finished and on every holder: whoever took parameters too early has
@@ -14,8 +14,9 @@ Six rules of the design are kept although breaking one alone does no harm here, 
   that was not what the primary had told is known by that.
 - *A join takes effect at the step whose record names it.* Who goes early only interrupts the others' step, which then
   recovers. A check of its own watches that joiners interrupt nobody (JoinsByItsOwnView).
-- *A run under way is not handed out again.* `plan.level` takes runs from the end of a list that is longer by two than
-  another one, and the run under way is the first: it stays where it is also if no report says that it has to.
+
+A run under way that two members report is computed by both of them, and harmless: a partial that is covered already is
+not taken. Handed out without the knowledge of who computes it, it is not (HandsOutWhatIsUnderWay).
 """
 
 from __future__ import annotations

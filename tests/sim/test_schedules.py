@@ -113,6 +113,24 @@ def test_a_lost_backup_comes_back_where_digests_take_longer_than_runs(seed: int)
     assert cluster.outcome == "ok"
 
 
+@pytest.mark.parametrize("stops", [1, 2, 3, 4])
+def test_loops_that_are_left_at_different_steps_end_as_most_of_them_do_with_one_digest(stops: int) -> None:
+    """Two of four that leave early decide, too, since the lowest rank is one of them; one alone is told and goes."""
+    truth = truth_of(Scenario(runs=5))
+    for seed in range(20):
+        rng = random.Random(f"stops {seed}")
+        stalls, joins, slow = rng.choice([0, 1]), rng.choice([0, 0, 1]), rng.choice([0.0, 0.3])
+        scenario = Scenario(members=4, runs=5, backups=2, stops=stops, stalls=stalls, joins=joins, slow=slow)
+        cluster = Cluster(scenario, seed, truth)
+        cluster.run()
+        assert cluster.outcome == "ok", f"seed {seed}"
+        stayed = [cluster.members[m] for m in cluster.view.ids if m not in cluster.dead]
+        trained = [member for member in stayed if member.core.entered]  # a joiner may have come too late
+        last = 3 if stops == 1 else 1
+        assert {member.core.committed for member in trained} == {last}, f"seed {seed}"
+        assert {member.digest() for member in trained} == {truth.digests[last]}, f"seed {seed}"
+
+
 @pytest.mark.on_demand
 @pytest.mark.timeout(0)
 def test_as_many_schedules_as_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
