@@ -96,7 +96,10 @@ class LetsGoBeforeVerified(Lifecycle):
         super()._on_applied_behind(event)
 
 
-@_core(200)
+_FLIPS: Filter = lambda scenario: scenario.flips > 0  # noqa: E731  a filter among filters
+
+
+@_core(100, only=_FLIPS)
 class SkipsTheDigest(Lifecycle):
     """A backup swaps only after its digest matched the primary's."""
 
@@ -105,9 +108,6 @@ class SkipsTheDigest(Lifecycle):
         if step in held.scratch and step in held.expected:
             held.expected[step] = held.scratch[step]
         super()._verify(shard, step)
-
-
-_FLIPS: Filter = lambda scenario: scenario.flips > 0  # noqa: E731  a filter among filters
 
 
 @_core(100, only=_FLIPS)
