@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastrain import protocol as p
+from elastrain.attempt import Finished
 from elastrain.leaving import job_ends
 from elastrain.lifecycle import Lifecycle
 from elastrain.messages import (
@@ -467,3 +468,18 @@ def test_runs_that_end_during_a_recovery_count_afterwards() -> None:
     commands = pair.a.handle(p.Arrived(source="c", generation=2, message=replace(report, begun=-1)))
     assert any(isinstance(c, p.Resumed) for c in commands)
     assert any(isinstance(c, p.Keep) for c in commands)
+
+
+def test_a_finished_shard_reads_no_more_partials_since_their_owner_may_let_go_of_them() -> None:
+    """A backup that has become primary goes on from the finished gradient that it keeps: no one waits for it."""
+    pair = Pair(replace(SHAPE, runs=2))
+    views = view(1, "a", "b")
+    pair.tell("a", p.Viewed(view=views))
+    pair.tell("b", p.Viewed(view=views))
+    late = Partial(step=0, block=0, node=(1, 2), contribution=TOLD, touched=1, lanes=((0, 0),))
+    arrived = p.Arrived(source="b", generation=1, message=late)
+    before = pair.a.attempt.finished
+    before[0] = Finished(TOLD, (1,), 4.0)
+    assert not [c for c in pair.a.handle(arrived) if isinstance(c, p.Keep)]
+    del before[0]
+    assert [c for c in pair.a.handle(arrived) if isinstance(c, p.Keep)], "before that, it reads them"
