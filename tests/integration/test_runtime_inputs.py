@@ -173,14 +173,24 @@ for step in job.steps(loader, until=100):
         step.backward(model(batch).square().mean())
     if step.number == 5:
         if os.environ["ELASTRAIN_MEMBER"] == "m1":
-            model.weight.data.mul_(2)  # autograd counts no version here
+            CHANGE
         break
 """
 
 
-def test_a_job_whose_members_end_with_different_parameters_fails_and_names_them(tmp_path: Path) -> None:
+def test_parameters_changed_on_one_member_as_the_loop_ends_fail_the_job(tmp_path: Path) -> None:
+    """Autograd counts no version here, and this value is none of those that are sampled."""
     script = tmp_path / "script.py"
-    script.write_text(CHANGES_ONE_MEMBER)
+    script.write_text(CHANGES_ONE_MEMBER.replace("CHANGE", "model.weight.data[0, 1] += 1"))
+    run = run_job(tmp_path, workers=2, arguments=(), script=script)
+    assert run.exit_code == 1, run.output
+    assert "after step 5" in run.output and "parameters of shard" in run.output, run.output
+
+
+def test_a_job_whose_members_end_with_different_parameters_fails_and_names_them(tmp_path: Path) -> None:
+    """The last net: what changes after members have compared their parameters, such as a bit in memory."""
+    script = tmp_path / "script.py"
+    script.write_text(CHANGES_ONE_MEMBER.replace("CHANGE", "job.digest = lambda: 'feedfacefeedface'"))
     run = run_job(tmp_path, workers=2, arguments=(), script=script)
     assert run.exit_code == 1, run.output
     assert "the parameters at the end differ" in run.output
