@@ -11,8 +11,8 @@ export PYTHONHASHSEED := 0
 .PHONY: help install lint check format test demo clean
 help:
 	@echo "make demo    three nodes train, a worker and a node are killed, nothing is lost (some two minutes)"
-	@echo "make check   format, lint, types, layers, unit tests (under 90 s)"
-	@echo "make test    everything that runs without a GPU (some 18 minutes on two cores)"
+	@echo "make check   format, lint, types, layers, unit tests (some two minutes)"
+	@echo "make test    everything that runs without a GPU (some half an hour on two cores)"
 	@echo "make format  rewrite the sources in the house format"
 
 $(STAMP): pyproject.toml constraints.txt
