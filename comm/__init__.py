@@ -1,4 +1,4 @@
-"""See ARCHITECTURE.md for what lives in this room. What users of torch.distributed need is offered here by name.
+"""See docs/index.md for what lives in this room. What users of torch.distributed need is offered here by name.
 
 The launcher imports parts of this room without torch: nothing here may import it before it is asked for.
 """

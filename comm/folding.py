@@ -1,6 +1,6 @@
 """The canonical fold as a collective: a sum over numbered leaves whose bits do not depend on who holds which of them.
 
-The tree is that of ARCHITECTURE.md ("Runs and tree"). Made of a group's other collectives; nothing here knows how these
+The tree is that of docs/step.md ("Runs and tree"). Made of a group's other collectives; nothing here knows how these
 are carried out.
 """
 

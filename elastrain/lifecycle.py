@@ -1,7 +1,7 @@
 """The step protocol of one member: a state machine without I/O and clock, `event -> commands`.
 
 Compute, fold, reduce, commit, apply, publish; and after any change of view: report, complete the highest committed
-step, resume. ARCHITECTURE.md follows one failure through it. A driver carries the commands out in order and feeds the
+step, resume. docs/index.md follows one failure through it. A driver carries the commands out in order and feeds the
 results back; the simulator and the worker's engine are two drivers of the same class.
 
 The layers below (standing, reduction, backing, checking, committing, leaving) do the step and the end; here are views,

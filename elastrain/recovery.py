@@ -1,6 +1,6 @@
 """What a new view does first: one pure decision over the reports of all its members.
 
-Every member gets the same reports and so comes to the same decision; nobody leads. See ARCHITECTURE.md, "Recovery".
+Every member gets the same reports and so comes to the same decision; nobody leads. See docs/index.md.
 """
 
 from __future__ import annotations

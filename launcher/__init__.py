@@ -1,1 +1,1 @@
-"""See ARCHITECTURE.md for what lives in this room."""
+"""See docs/index.md for what lives in this room."""

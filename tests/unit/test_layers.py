@@ -1,4 +1,4 @@
-"""The layer contracts of ARCHITECTURE.md, read from the sources' import statements."""
+"""The layer contracts of docs/index.md, read from the sources' import statements."""
 
 from __future__ import annotations
 
