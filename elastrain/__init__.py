@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from elastrain.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from elastrain import comm as comm
     from elastrain import offload as offload
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from elastrain.runtime.job import init as init
     from elastrain.runtime.loader import DataLoader as DataLoader
     from elastrain.scaling import LossScale as LossScale
-
-__version__ = "0.1.0"
 
 _ERRORS = (
     "ConfigError",

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-import elastrain
 from elastrain.errors import ConfigError
 from elastrain.layout import Layout
 from elastrain.recovery import Shape, ShardShape
 from elastrain.runtime.kernels import kernel_digests
 from elastrain.runtime.loader import DataLoader
 from elastrain.scaling import UNSCALED, LossScale
+from elastrain.version import __version__
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class Settings:
             **{f"result of a fixed {name}": value for name, value in kernel_digests(device).items()},
         }
         return {
-            "elastrain": elastrain.__version__,
+            "elastrain": __version__,
             "torch": torch.__version__,
             "Python": platform.python_version(),
             "NumPy": np.__version__,

@@ -45,7 +45,7 @@ LAUNCHER_MAY_IMPORT = frozenset(
         "elastrain.world",
         "elastrain.errors",
         "elastrain.membership",
-        "elastrain.__version__",
+        "elastrain.version",
         "elastrain.comm.handshake",
         "elastrain.comm.errors",
         "elastrain.comm.liveness",
