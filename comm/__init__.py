@@ -1,6 +1,13 @@
-"""See docs/index.md for what lives in this room. What users of torch.distributed need is offered here by name.
+"""The communicator, in five wings; each may import those before it, and `errors`, which all raise:
 
-The launcher imports parts of this room without torch: nothing here may import it before it is asked for.
+shm            shared memory, the tensors in it, and the proof that another process has ended
+wire           authenticated links to the members of a view, and the frames on them
+collectives    who sends what in which round, and what is summed in which order: no threads, no sockets
+groups         what executes collectives: in shared memory on one host, by messages between hosts
+torch_backend  the backend "elastrain" of `torch.distributed`
+
+What users of torch.distributed need is offered here by name. The launcher imports parts of `shm` and `wire` without
+torch: neither this file nor a wing's may import torch before it is asked for.
 """
 
 from __future__ import annotations
@@ -12,18 +19,18 @@ from typing import TYPE_CHECKING, Any
 from elastrain.comm.autoload import autoload
 
 if TYPE_CHECKING:
-    from elastrain.comm.survival import surviving
-    from elastrain.comm.torch_backend import Options
-    from elastrain.comm.torch_view import handle, monitored_barrier, reconfigure
+    from elastrain.comm.torch_backend.bootstrap import Options
+    from elastrain.comm.torch_backend.survival import surviving
+    from elastrain.comm.torch_backend.view import handle, monitored_barrier, reconfigure
 
 __all__ = ["Options", "handle", "monitored_barrier", "reconfigure", "surviving"]
 
 _HOMES = {
-    "Options": "torch_backend",
-    "handle": "torch_view",
-    "monitored_barrier": "torch_view",
-    "reconfigure": "torch_view",
-    "surviving": "survival",
+    "Options": "torch_backend.bootstrap",
+    "handle": "torch_backend.view",
+    "monitored_barrier": "torch_backend.view",
+    "reconfigure": "torch_backend.view",
+    "surviving": "torch_backend.survival",
 }
 
 if "torch.distributed.distributed_c10d" in sys.modules:

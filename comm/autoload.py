@@ -1,7 +1,8 @@
 """Makes the backend "elastrain" known to torch.distributed without anybody importing it: an entry point of torch's.
 
 `import torch` calls `autoload`. What raises here would break every `import torch` on the machine, so nothing does; and
-nothing heavy is imported before a group of this backend is made.
+nothing heavy is imported before a group of this backend is made. The module stays at the door of `comm`: what was
+installed before names it, and an entry point that leads nowhere would break `import torch` as well.
 """
 
 from __future__ import annotations
@@ -29,6 +30,6 @@ def register() -> None:
 
 
 def _create(opts: Any, options: Any) -> Any:
-    from elastrain.comm import torch_backend
+    from elastrain.comm.torch_backend import bootstrap
 
-    return torch_backend.create(opts, options)
+    return bootstrap.create(opts, options)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastrain.comm.handshake import Handshake, Role
+from elastrain.comm.wire.handshake import Handshake, Role
 from elastrain.errors import ConfigError
 from elastrain.launcher.channel import peer_uid
 from elastrain.launcher.loop import Loop

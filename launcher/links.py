@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from elastrain.comm.errors import CommError
-from elastrain.comm.handshake import Handshake, Role, dial
+from elastrain.comm.wire.handshake import Handshake, Role, dial
 from elastrain.launcher.channel import Channel
 from elastrain.launcher.door import Door
 from elastrain.launcher.loop import Loop

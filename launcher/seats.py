@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from elastrain.comm.liveness import Watcher, watch_beacon
+from elastrain.comm.shm.liveness import Watcher, watch_beacon
 from elastrain.launcher import priority, workers
 from elastrain.launcher.channel import Channel, Received
 from elastrain.launcher.core import Core

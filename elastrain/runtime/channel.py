@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from elastrain.comm.handshake import dial
+from elastrain.comm.wire.handshake import dial
 
 CONNECT_TIMEOUT_S = 20.0
 SEND_TIMEOUT_S = 20.0

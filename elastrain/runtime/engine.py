@@ -21,9 +21,9 @@ from torch import Tensor
 from elastrain import errors
 from elastrain import protocol as p
 from elastrain.comm.errors import CommError
-from elastrain.comm.liveness import Beacon
-from elastrain.comm.mesh import Mesh
-from elastrain.comm.values import Frame, How, Lost, Newer, Peer
+from elastrain.comm.shm.liveness import Beacon
+from elastrain.comm.wire.mesh import Mesh
+from elastrain.comm.wire.values import Frame, How, Lost, Newer, Peer
 from elastrain.lifecycle import Lifecycle
 from elastrain.messages import Copied, Copy, LoopState, Message, Partial, Publish, Record, Report, Vote, decode, encode
 from elastrain.runtime.channel import Channel, ChannelClosedError

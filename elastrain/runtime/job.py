@@ -21,9 +21,9 @@ from torch import nn
 from elastrain import protocol as p
 from elastrain.checks import is_due, neighbour, probes
 from elastrain.comm.errors import HandshakeRefused
-from elastrain.comm.liveness import Beacon
-from elastrain.comm.mesh import Mesh
-from elastrain.comm.values import MeshConfig
+from elastrain.comm.shm.liveness import Beacon
+from elastrain.comm.wire.mesh import Mesh
+from elastrain.comm.wire.values import MeshConfig
 from elastrain.errors import (
     ConfigError,
     CorruptedError,

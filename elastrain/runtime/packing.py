@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elastrain.comm.memory import Mapping
+from elastrain.comm.shm.memory import Mapping
 
 _READ_UP_TO_BYTES = 64 << 10
 """Up to here a copy costs less than a map and its page faults: 39 us and 64; at four times this size, 255 and 140."""

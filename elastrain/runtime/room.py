@@ -31,7 +31,7 @@ from elastrain.standing import COPY_BUDGET_BYTES
 from elastrain.world import View
 
 if TYPE_CHECKING:
-    from elastrain.comm.mesh import Mesh
+    from elastrain.comm.wire.mesh import Mesh
     from elastrain.lifecycle import Lifecycle
     from elastrain.runtime.journal import Journal
 

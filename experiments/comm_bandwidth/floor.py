@@ -7,8 +7,10 @@ import os
 import torch
 import torch.distributed as dist
 
-from elastrain.comm import algorithms
-from elastrain.comm.memory import (
+from elastrain.comm.collectives import algorithms
+from elastrain.comm.collectives.operations import CHUNK_BYTES
+from elastrain.comm.collectives.reducing import fold
+from elastrain.comm.shm.memory import (
     Mapping,
     create_sealed,
     futex_wait,
@@ -17,8 +19,6 @@ from elastrain.comm.memory import (
     reserve,
     use_huge_pages,
 )
-from elastrain.comm.operations import CHUNK_BYTES
-from elastrain.comm.reducing import fold
 
 _CHUNK = CHUNK_BYTES // 4  # float32 elements
 _COUNT_BYTES = 64  # the last of a rank's memory: a futex word, how often it has met the others

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel
 
-from elastrain.comm import torch_backend
-from elastrain.comm.mesh import MeshConfig
+from elastrain.comm.torch_backend import bootstrap
+from elastrain.comm.wire.values import MeshConfig
 from experiments.comm_bandwidth.floor import Floor
 from experiments.harness import interleave
 
@@ -59,7 +59,7 @@ def start(settings: Settings) -> dist.ProcessGroup:
         rank=settings.rank,
         world_size=settings.world,
         timeout=datetime.timedelta(seconds=60),
-        pg_options=torch_backend.Options(node=node, mesh=MeshConfig(transport="tcp")),
+        pg_options=bootstrap.Options(node=node, mesh=MeshConfig(transport="tcp")),
     )
     return dist.new_group(backend="gloo")
 
@@ -90,7 +90,7 @@ def collectives(settings: Settings, gloo: dist.ProcessGroup) -> dict[str, list[f
         numel = size_bytes // 4
         tensors = {"gloo": torch.zeros(numel), "ordinary": torch.zeros(numel)}
         if settings.shared:
-            tensors["resident"] = torch_backend.session().communicator.empty(numel, torch.float32)
+            tensors["resident"] = bootstrap.session().communicator.empty(numel, torch.float32)
         acts: dict[str, Callable[[], float]] = {}
         if settings.shared:
             source, target = torch.ones(numel), torch.zeros(numel)

@@ -13,10 +13,11 @@ from unittest.mock import patch
 
 import torch
 
-from elastrain.comm import algorithms
-from elastrain.comm.algorithms import AllReduce
-from elastrain.comm.communicator import Communicator
-from elastrain.comm.mesh import Mesh, MeshConfig, Peer
+from elastrain.comm.collectives import algorithms
+from elastrain.comm.collectives.algorithms import AllReduce
+from elastrain.comm.groups.communicator import Communicator
+from elastrain.comm.wire.mesh import Mesh
+from elastrain.comm.wire.values import MeshConfig, Peer
 from experiments.harness import interleave, measure_and_print, quantile, ratio
 
 PLACES = {"2x2": "xxyy", "2x4": "xxxxyyyy"}

@@ -34,8 +34,8 @@ import torch  # noqa: E402 - the environment comes first
 import torch.distributed.distributed_c10d  # noqa: E402
 import torch.testing._internal.distributed.distributed_test  # noqa: E402
 
-from elastrain.comm import torch_backend  # noqa: E402
-from elastrain.comm.process_group import ProcessGroup  # noqa: E402
+from elastrain.comm.torch_backend import bootstrap  # noqa: E402
+from elastrain.comm.torch_backend.process_group import ProcessGroup  # noqa: E402
 
 c10d: Any = torch.distributed.distributed_c10d
 theirs: Any = torch.testing._internal.distributed.distributed_test  # untyped
@@ -60,7 +60,7 @@ class InPlaceOfGloo(ProcessGroup):
             group_id=_asked["name"],
             global_ranks_in_group=_asked["ranks"],
         )
-        made = torch_backend.create(opts, None)
+        made = bootstrap.create(opts, None)
         super().__init__(made.group, made._name, made._on_shutdown)
         self.options = types.SimpleNamespace()
 

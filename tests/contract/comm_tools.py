@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from elastrain.comm.liveness import Beacon
-from elastrain.comm.mesh import Frame, Lost, Mesh, MeshConfig, Newer, Peer
+from elastrain.comm.shm.liveness import Beacon
+from elastrain.comm.wire.mesh import Mesh
+from elastrain.comm.wire.values import Frame, Lost, MeshConfig, Newer, Peer
 
 Transport = Literal["unix", "tcp"]
 SECRET = b"s" * 32

@@ -11,11 +11,12 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from elastrain.comm import algorithms
-from elastrain.comm.communicator import Communicator
+from elastrain.comm.collectives import algorithms
+from elastrain.comm.collectives.operations import Reduction
 from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
-from elastrain.comm.mesh import Frame, Mesh, MeshConfig, Peer
-from elastrain.comm.operations import Reduction
+from elastrain.comm.groups.communicator import Communicator
+from elastrain.comm.wire.mesh import Mesh
+from elastrain.comm.wire.values import Frame, MeshConfig, Peer
 from tests.contract.comm_tools import SECRET, Transport
 
 pytestmark = pytest.mark.parametrize("transport", get_args(Transport))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from elastrain.comm import devices
-from elastrain.comm.communicator import Communicator
+from elastrain.comm.collectives import devices
+from elastrain.comm.groups.communicator import Communicator
 from tests.contract.test_comm_collectives import party
 from tests.integration.comm_points import COLLECTIVES, run
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from elastrain.comm.errors import CommError
-from elastrain.comm.mesh import Peer
+from elastrain.comm.wire.values import Peer
 from tests.contract.test_comm_collectives import party
 
 _FAR_S = 60.0

@@ -9,10 +9,10 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from elastrain.comm.communicator import Communicator
 from elastrain.comm.errors import Aborted
-from elastrain.comm.groups import Group
-from elastrain.comm.mesh import Peer
+from elastrain.comm.groups.communicator import Communicator
+from elastrain.comm.groups.group import Group
+from elastrain.comm.wire.values import Peer
 from tests.contract.comm_tools import Transport
 from tests.contract.test_comm_collectives import Party, party
 

@@ -13,11 +13,11 @@ from typing import get_args
 import pytest
 import torch
 
-from elastrain.comm.communicator import Communicator
 from elastrain.comm.errors import Aborted, MemberLost, OutOfMemory
-from elastrain.comm.kinds import Kind
-from elastrain.comm.mesh import Peer
-from elastrain.comm.segments import SharedMemory
+from elastrain.comm.groups.communicator import Communicator
+from elastrain.comm.groups.kinds import Kind
+from elastrain.comm.shm.segments import SharedMemory
+from elastrain.comm.wire.values import Peer
 from tests.contract.comm_tools import Transport
 from tests.contract.test_comm_collectives import party
 

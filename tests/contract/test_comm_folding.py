@@ -1,4 +1,4 @@
-"""comm/folding.py: the same bits, whoever holds what."""
+"""comm/groups/folding.py: the same bits, whoever holds what."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import get_args
 import pytest
 import torch
 
-from elastrain.comm import algorithms
-from elastrain.comm.communicator import Communicator
-from elastrain.comm.folding import fold, split
+from elastrain.comm.collectives import algorithms
+from elastrain.comm.groups.communicator import Communicator
+from elastrain.comm.groups.folding import fold, split
 from tests.contract.comm_tools import Transport
 from tests.contract.test_comm_collectives import party
 

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from elastrain.comm import algorithms, hosts
-from elastrain.comm.communicator import Communicator
-from elastrain.comm.mesh import Mesh, MeshConfig
-from elastrain.comm.operations import Reduction
+from elastrain.comm.collectives import algorithms, hosts
+from elastrain.comm.collectives.operations import Reduction
+from elastrain.comm.groups.communicator import Communicator
+from elastrain.comm.wire.mesh import Mesh
+from elastrain.comm.wire.values import MeshConfig
 from tests.contract.comm_tools import SECRET
 from tests.contract.test_comm_collectives import Party
 

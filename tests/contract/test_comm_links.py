@@ -11,10 +11,11 @@ from typing import get_args
 
 import pytest
 
-from elastrain.comm import handshake
-from elastrain.comm.door import choose_address
 from elastrain.comm.errors import MemberLost
-from elastrain.comm.mesh import How, Lost, Mesh
+from elastrain.comm.wire import handshake
+from elastrain.comm.wire.door import choose_address
+from elastrain.comm.wire.mesh import Mesh
+from elastrain.comm.wire.values import How, Lost
 from tests.contract.comm_tools import SECRET, Cast, Transport, cast
 
 pytestmark = pytest.mark.parametrize("transport", get_args(Transport))
@@ -231,7 +232,7 @@ def test_members_that_call_while_the_door_is_crowded_wait_for_their_turn(
     transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever is hung up on in the middle of a rush is lost: the door lets in a few at a time, and closes on none."""
-    monkeypatch.setattr("elastrain.comm.door._GREETINGS_MAX", 2)
+    monkeypatch.setattr("elastrain.comm.wire.door._GREETINGS_MAX", 2)
     with cast(transport, "ab") as made:
         strangers = [_call(made.meshes["a"]) for _ in range(2)]
         made.until(lambda: len(made.meshes["a"]._door._greetings) == 2)

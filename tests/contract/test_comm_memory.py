@@ -11,10 +11,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from elastrain.comm.liveness import Beacon
-from elastrain.comm.memory import HUGE_PAGE_BYTES, create_sealed, open_sealed, use_huge_pages
-from elastrain.comm.mesh import Frame, Mesh
-from elastrain.comm.segments import SharedMemory
+from elastrain.comm.shm.liveness import Beacon
+from elastrain.comm.shm.memory import HUGE_PAGE_BYTES, create_sealed, open_sealed, use_huge_pages
+from elastrain.comm.shm.segments import SharedMemory
+from elastrain.comm.wire.mesh import Mesh
+from elastrain.comm.wire.values import Frame
 from tests.contract.comm_tools import Cast, cast
 
 

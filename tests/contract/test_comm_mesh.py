@@ -15,8 +15,10 @@ import pytest
 import torch
 
 from elastrain.comm.errors import CommError, MemberLost
-from elastrain.comm.frames import DTYPES, HEADER_BYTES, encode
-from elastrain.comm.mesh import Frame, How, Lost, Mesh, MeshConfig, Newer, Peer, dials
+from elastrain.comm.wire.frames import DTYPES, HEADER_BYTES, encode
+from elastrain.comm.wire.mesh import Mesh
+from elastrain.comm.wire.values import Frame, How, Lost, MeshConfig, Newer, Peer
+from elastrain.comm.wire.wires import dials
 from tests.contract.comm_tools import DEADLINE_S, Cast, Transport, cast
 
 pytestmark = pytest.mark.parametrize("transport", get_args(Transport))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from elastrain.comm.communicator import Communicator
-from elastrain.comm.operations import CHUNK_BYTES
+from elastrain.comm.collectives.operations import CHUNK_BYTES
+from elastrain.comm.groups.communicator import Communicator
 from tests.contract.test_comm_collectives import _expected, _inputs, party
 
 CHUNK = CHUNK_BYTES // 4  # elements

@@ -12,23 +12,23 @@ from typing import Any
 import pytest
 import torch
 
-from elastrain.comm import collectives
-from elastrain.comm.algorithms import Round
-from elastrain.comm.communicator import Communicator, Edit
+from elastrain.comm.collectives import calls
+from elastrain.comm.collectives.algorithms import Round
+from elastrain.comm.collectives.operations import STAGE_BYTES, Operation, Seat
 from elastrain.comm.errors import Aborted, MemberLost
-from elastrain.comm.groups import Group
-from elastrain.comm.mesh import Peer
-from elastrain.comm.operations import STAGE_BYTES, Operation, Seat
+from elastrain.comm.groups.communicator import Communicator, Edit
+from elastrain.comm.groups.group import Group
+from elastrain.comm.wire.values import Peer
 from tests.contract.test_comm_collectives import Party, party
 
 SMALL, LARGE = 100, 60_000  # one round, and chunks
 Make = Callable[[Seat, torch.Tensor], Operation]
 KINDS: dict[str, tuple[Make, int]] = {
-    "barrier": (lambda seat, tensor: collectives.barrier(seat, "barrier"), SMALL),
-    "broadcast": (lambda seat, tensor: collectives.broadcast(seat, tensor, 0), SMALL),
-    "small": (lambda seat, tensor: collectives.all_reduce(seat, tensor, "sum"), SMALL),
-    "large": (lambda seat, tensor: collectives.all_reduce(seat, tensor, "sum"), LARGE),
-    "lent": (lambda seat, tensor: collectives.all_reduce(seat, tensor, "sum"), LARGE),
+    "barrier": (lambda seat, tensor: calls.barrier(seat, "barrier"), SMALL),
+    "broadcast": (lambda seat, tensor: calls.broadcast(seat, tensor, 0), SMALL),
+    "small": (lambda seat, tensor: calls.all_reduce(seat, tensor, "sum"), SMALL),
+    "large": (lambda seat, tensor: calls.all_reduce(seat, tensor, "sum"), LARGE),
+    "lent": (lambda seat, tensor: calls.all_reduce(seat, tensor, "sum"), LARGE),
 }
 
 

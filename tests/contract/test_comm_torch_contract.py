@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import elastrain.comm
-from elastrain.comm.mesh import MeshConfig
+from elastrain.comm.wire.values import MeshConfig
 from tests.contract.torch_checks import CHECKS
 from tests.integration.comm_processes import Child, Wire
 

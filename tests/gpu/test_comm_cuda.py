@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from elastrain.comm.communicator import Communicator
-from elastrain.comm.process_group import TorchWork
+from elastrain.comm.groups.communicator import Communicator
+from elastrain.comm.torch_backend.process_group import TorchWork
 from tests.contract.test_comm_collectives import party
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

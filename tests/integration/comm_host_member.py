@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 import elastrain.comm
-from elastrain.comm import torch_backend
 from elastrain.comm.errors import CommError
-from elastrain.comm.mesh import MeshConfig
+from elastrain.comm.torch_backend import bootstrap
+from elastrain.comm.wire.values import MeshConfig
 
 
 def _digest(rank: int) -> str:
@@ -43,11 +43,11 @@ def main() -> None:
     rank, world, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     torch.set_num_threads(1)
     # Of a host whose cable is cut nobody hears: the kernel's silence is all there is.
-    mesh = MeshConfig(transport="tcp", bind_host=torch_backend._own_address(), tcp_silence_s=2)
+    mesh = MeshConfig(transport="tcp", bind_host=bootstrap._own_address(), tcp_silence_s=2)
     options = elastrain.comm.Options(mesh=mesh, secret=b"s" * 32)
     store = dist.FileStore(path, world)
     dist.init_process_group("elastrain", store=store, rank=rank, world_size=world, pg_options=options)
-    nodes = len({peer.node for peer in torch_backend.session().peers})
+    nodes = len({peer.node for peer in bootstrap.session().peers})
     print(f"ready on {nodes}", flush=True)  # noqa: T201 - its answer
     for line in sys.stdin:
         if line == "edit\n":

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from elastrain.comm.errors import CommError, MemberLost
-from elastrain.comm.groups import Group
+from elastrain.comm.groups.group import Group
 
 WRONG = "a wrong result"
 NUMEL = 6000  # small enough to be quick, large enough for shared memory and for slices

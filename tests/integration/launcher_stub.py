@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from elastrain.comm.handshake import dial
-from elastrain.comm.liveness import Beacon
+from elastrain.comm.shm.liveness import Beacon
+from elastrain.comm.wire.handshake import dial
 
 HOLDERS = {"0": ["m0", "m1"], "1": ["m1", "m2"], "2": ["m2", "m0"]}
 

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from elastrain.comm.communicator import Communicator
 from elastrain.comm.errors import CommError, MemberLost
-from elastrain.comm.liveness import Beacon
-from elastrain.comm.mesh import Mesh, MeshConfig, Peer
+from elastrain.comm.groups.communicator import Communicator
+from elastrain.comm.shm.liveness import Beacon
+from elastrain.comm.wire.mesh import Mesh
+from elastrain.comm.wire.values import MeshConfig, Peer
 from tests.contract.comm_tools import SECRET, Transport
 from tests.integration.comm_processes import Child, Wire
 

@@ -18,9 +18,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import elastrain.comm
-from elastrain.comm import torch_backend
 from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
-from elastrain.comm.mesh import MeshConfig
+from elastrain.comm.torch_backend import bootstrap
+from elastrain.comm.wire.values import MeshConfig
 from tests.integration.comm_processes import Child, Wire
 from tests.integration.test_comm_torch import _batch, _digest, _model
 
@@ -31,7 +31,7 @@ Body = Callable[[Wire], Any]
 def _begin(rank: int, world: int, path: Path | None, node: str | None) -> None:
     torch.set_num_threads(1)
     mesh = MeshConfig(transport="tcp", segment_bytes=8 << 20, connect_timeout_s=0.5, handshake_timeout_s=0.5)
-    options = torch_backend.Options(node=node, secret=SECRET, mesh=mesh)
+    options = bootstrap.Options(node=node, secret=SECRET, mesh=mesh)
     store = (
         torch._C._distributed_c10d.HashStore()
         if path is None
@@ -193,11 +193,11 @@ def test_a_model_trained_on_with_a_newcomer_has_equal_replicas(tmp_path: Path) -
         train(DistributedDataParallel(model), 0)
         wire.say(elastrain.comm.handle())
         elastrain.comm.reconfigure(None, [0, 1, wire.hear()])
-        return [train(DistributedDataParallel(model), 3), torch_backend.session().steps]
+        return [train(DistributedDataParallel(model), 3), bootstrap.session().steps]
 
     def new(wire: Wire) -> Any:
         elastrain.comm.reconfigure(None, wire.hear())
-        return [train(DistributedDataParallel(_model()), 3), torch_backend.session().steps]
+        return [train(DistributedDataParallel(_model()), 3), bootstrap.session().steps]
 
     with Stage(tmp_path, old=[old, old], new=[new]) as children:
         handles = [child.wire.hear() for child in children]

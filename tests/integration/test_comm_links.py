@@ -13,12 +13,12 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from elastrain.comm.communicator import Communicator
 from elastrain.comm.errors import CommError
-from elastrain.comm.liveness import Beacon
-from elastrain.comm.mesh import Mesh, MeshConfig, Peer
-from elastrain.comm.values import How
-from elastrain.comm.work import Work
+from elastrain.comm.groups.communicator import Communicator
+from elastrain.comm.groups.work import Work
+from elastrain.comm.shm.liveness import Beacon
+from elastrain.comm.wire.mesh import Mesh
+from elastrain.comm.wire.values import How, MeshConfig, Peer
 from tests.contract.comm_tools import SECRET, Transport
 from tests.integration.comm_processes import Child, Wire
 

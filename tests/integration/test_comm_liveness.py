@@ -1,4 +1,4 @@
-"""comm/liveness.py with real processes and real kills."""
+"""comm/shm/liveness.py with real processes and real kills."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import time
 import pytest
 
 from elastrain.comm.errors import ProtocolError
-from elastrain.comm.liveness import _LOOK_AGAIN_S, Beacon, watch_beacon
+from elastrain.comm.shm.liveness import _LOOK_AGAIN_S, Beacon, watch_beacon
 
 OWNER = """
 import os, socket, sys
-from elastrain.comm.liveness import Beacon
+from elastrain.comm.shm.liveness import Beacon
 sock = socket.socket(fileno=int(sys.argv[1]))
 beacon = Beacon()
 ballast = bytearray(int(sys.argv[2]))

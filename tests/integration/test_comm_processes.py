@@ -17,8 +17,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from elastrain.comm.liveness import Beacon
-from elastrain.comm.mesh import Frame, Lost, Mesh, MeshConfig, Newer, Peer
+from elastrain.comm.shm.liveness import Beacon
+from elastrain.comm.wire.mesh import Mesh
+from elastrain.comm.wire.values import Frame, Lost, MeshConfig, Newer, Peer
 from tests.contract.comm_tools import DEADLINE_S, SECRET, Transport
 from tests.integration.comm_processes import Child, Wire
 

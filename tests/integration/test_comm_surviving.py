@@ -14,10 +14,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
-from elastrain.comm import torch_backend
 from elastrain.comm.errors import Aborted
-from elastrain.comm.lane import Lane
-from elastrain.comm.survival import Verdict, judge, may_go_on, surviving
+from elastrain.comm.groups.lane import Lane
+from elastrain.comm.torch_backend import bootstrap
+from elastrain.comm.torch_backend.survival import Verdict, judge, may_go_on, surviving
 from tests.integration.test_comm_torch import _batch, _digest, _model, run
 
 _KILL_AT = 3
@@ -30,7 +30,7 @@ def _die() -> None:
 
 def _arm(when: str, ddp: DistributedDataParallel) -> None:
     """Make this process die at that point of its next step."""
-    communicator = torch_backend.session().communicator
+    communicator = bootstrap.session().communicator
     if when == "forward":
         _die()
     elif when == "backward":
@@ -94,7 +94,7 @@ def test_replicas_stay_equal_whenever_a_member_is_killed(tmp_path: Path, when: s
                     loss = ddp(_batch(rank, step)).square().mean()
                     dist.all_reduce(loss.detach().clone())  # a loss may also be noticed between forward and backward
                     loss.backward()
-        return torch_backend.session().steps, dist.get_world_size(), _digest(ddp)
+        return bootstrap.session().steps, dist.get_world_size(), _digest(ddp)
 
     said = [s for s in run(3, tmp_path / "store", body, nodes=nodes, expect_killed=(victim,)) if s is not None]
     assert said[0] == said[1]
@@ -162,8 +162,8 @@ def _train_until_lost(rank: int, victims: tuple[int, ...]) -> tuple[int, str]:
                     optimizer.zero_grad()
                     ddp(_batch(rank, step)).square().mean().backward()
     except Aborted as error:
-        return torch_backend.session().steps, error.reason
-    return torch_backend.session().steps, ""
+        return bootstrap.session().steps, error.reason
+    return bootstrap.session().steps, ""
 
 
 def test_one_of_two_on_a_host_goes_on_because_the_death_of_the_other_is_proven(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import elastrain.comm
-from elastrain.comm import torch_backend
 from elastrain.comm.errors import MemberLost
-from elastrain.comm.mesh import MeshConfig
+from elastrain.comm.torch_backend import bootstrap
+from elastrain.comm.wire.values import MeshConfig
 from tests.integration.comm_processes import Child, Wire
 
 Body = Callable[[int], Any]
@@ -36,7 +36,7 @@ Body = Callable[[int], Any]
 def _start(rank: int, world: int, path: Path, node: str | None = None) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", FutureWarning)  # names that torch renames; users still use the old ones
-    options = torch_backend.Options(node=node, mesh=MeshConfig(transport="tcp", segment_bytes=8 << 20))
+    options = bootstrap.Options(node=node, mesh=MeshConfig(transport="tcp", segment_bytes=8 << 20))
     dist.init_process_group(
         "elastrain",
         store=torch._C._distributed_c10d.FileStore(str(path), world),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from elastrain.comm.errors import HandshakeRefused
-from elastrain.comm.handshake import dial
+from elastrain.comm.wire.handshake import dial
 from elastrain.launcher import control
 from elastrain.launcher.priority import WARM_UP_NICE
 from tests.integration.launcher_harness import Launched, until

@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from elastrain.comm import collectives
-from elastrain.comm.algorithms import Round
-from elastrain.comm.board import Spot
+from elastrain.comm.collectives import calls
+from elastrain.comm.collectives.algorithms import Round
+from elastrain.comm.collectives.operations import Operation, Seat
+from elastrain.comm.collectives.pulling import PulledReduce
 from elastrain.comm.errors import Aborted, CommError, MemberLost
-from elastrain.comm.groups import Group
-from elastrain.comm.lane import Lane
-from elastrain.comm.lanes import Lanes, Request
-from elastrain.comm.operations import Operation, Seat
-from elastrain.comm.pulling import PulledReduce
-from elastrain.comm.work import Work
+from elastrain.comm.groups.board import Spot
+from elastrain.comm.groups.group import Group
+from elastrain.comm.groups.lane import Lane
+from elastrain.comm.groups.lanes import Lanes, Request
+from elastrain.comm.groups.work import Work
 
 KINDS = ("barrier", "small", "large", "lent", "mixed", "broadcast")
 NUMEL = 256
@@ -253,11 +253,11 @@ class Member:
         self.under_way = place
         words = f"{kind} {place}"
         if kind == "barrier":
-            inner = collectives.barrier(seat, words)
+            inner = calls.barrier(seat, words)
         elif kind == "broadcast":
-            inner = collectives.broadcast(seat, tensor, 0)
+            inner = calls.broadcast(seat, tensor, 0)
         elif kind == "small":
-            inner = collectives.all_reduce(seat, tensor, "sum")
+            inner = calls.all_reduce(seat, tensor, "sum")
         else:
             inner = PulledReduce(seat, words, tensor, "sum")
         return _Paced(inner, self.player.pause)

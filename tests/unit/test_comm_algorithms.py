@@ -1,4 +1,4 @@
-"""comm/algorithms.py: the plans of all ranks fit together."""
+"""comm/collectives/algorithms.py: the plans of all ranks fit together."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from elastrain.comm import algorithms
-from elastrain.comm.algorithms import AllReduce, Partners, Round
-from elastrain.comm.board import ENTRIES
+from elastrain.comm.collectives import algorithms
+from elastrain.comm.collectives.algorithms import AllReduce, Partners, Round
+from elastrain.comm.groups.board import ENTRIES
 
 WORLDS = [1, 2, 3, 4, 5, 8, 13]
 

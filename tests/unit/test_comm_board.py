@@ -7,9 +7,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from elastrain.comm.algorithms import Send
-from elastrain.comm.board import COUNT_MASK, ENTRIES, PAIR_BYTES, Board, Pair, Spot, reached
+from elastrain.comm.collectives.algorithms import Send
 from elastrain.comm.errors import ProtocolError
+from elastrain.comm.groups.board import COUNT_MASK, ENTRIES, PAIR_BYTES, Board, Pair, Spot, reached
 
 
 def _pair() -> Pair:

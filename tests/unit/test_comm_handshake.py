@@ -1,4 +1,4 @@
-"""comm/handshake.py: the state machine by itself, and over real socket pairs."""
+"""comm/wire/handshake.py: the state machine by itself, and over real socket pairs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from elastrain.comm import handshake as hs
 from elastrain.comm.errors import CommError, HandshakeRefused, Timeout
+from elastrain.comm.wire import handshake as hs
 
 SECRET = b"k" * 32
 

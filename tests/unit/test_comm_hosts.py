@@ -1,4 +1,4 @@
-"""comm/hosts.py: sums on each host first; the plans of all ranks fit together, and the order is that of the tree."""
+"""comm/collectives/hosts.py: sums on each host first; the plans of all ranks fit together, in the order of the tree."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from elastrain.comm import algorithms, hosts
-from elastrain.comm.algorithms import AllReduce, Round
+from elastrain.comm.collectives import algorithms, hosts
+from elastrain.comm.collectives.algorithms import AllReduce, Round
 
 PLACES: list[tuple[int, ...]] = [
     (0, 0, 1, 1),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from elastrain.comm import algorithms
-from elastrain.comm.operations import Reduction
-from elastrain.comm.reducing import fold, wide
+from elastrain.comm.collectives import algorithms
+from elastrain.comm.collectives.operations import Reduction
+from elastrain.comm.collectives.reducing import fold, wide
 
 
 def _step_by_step(parts: list[torch.Tensor], reduction: Reduction) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""comm/ring.py: who is whose neighbour."""
+"""comm/wire/ring.py: who is whose neighbour."""
 
 from __future__ import annotations
 
 import itertools
 
-from elastrain.comm.ring import neighbours
+from elastrain.comm.wire.ring import neighbours
 
 ORDER = tuple("abcdefgh")
 

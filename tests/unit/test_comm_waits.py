@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from elastrain.comm.alarm import Alarm, waits_available
-from elastrain.comm.crew import Crew
-from elastrain.comm.memory import futex_wake_all
+from elastrain.comm.groups.crew import Crew
+from elastrain.comm.shm.alarm import Alarm, waits_available
+from elastrain.comm.shm.memory import futex_wake_all
 
 FAR_S = 20.0
 waits = pytest.mark.skipif(not waits_available()[0], reason=waits_available()[1])

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from elastrain.comm.handshake import dial
+from elastrain.comm.wire.handshake import dial
 from elastrain.launcher import door
 from elastrain.launcher.door import Door, listen_abstract, workers_handshake
 from elastrain.launcher.loop import Loop

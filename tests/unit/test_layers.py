@@ -37,8 +37,8 @@ PURE_STANDARD = frozenset(
         "typing",
     }
 )
-# comm.handshake, its errors and comm.liveness are torch-free: one handshake and one death detector for all. Of offload,
-# what `elastrain offload show` reads and prints, and what --offload-dir must be: torch-free too.
+# Torch-free: comm.wire.handshake, comm.errors and comm.shm.liveness, one handshake and one death detector for all; of
+# offload, what `elastrain offload show` reads and prints, and what --offload-dir must be.
 LAUNCHER_MAY_IMPORT = frozenset(
     {
         "elastrain.launcher",
@@ -46,9 +46,9 @@ LAUNCHER_MAY_IMPORT = frozenset(
         "elastrain.errors",
         "elastrain.membership",
         "elastrain.version",
-        "elastrain.comm.handshake",
+        "elastrain.comm.wire.handshake",
         "elastrain.comm.errors",
-        "elastrain.comm.liveness",
+        "elastrain.comm.shm.liveness",
         "elastrain.offload.profile",
         "elastrain.offload.show",
         "elastrain.offload.plot",
@@ -56,6 +56,15 @@ LAUNCHER_MAY_IMPORT = frozenset(
         "elastrain.offload.errors",
     }
 )
+# The wings of the communicator: what each may import besides itself and `comm.errors`.
+WINGS = {
+    "shm": set[str](),
+    "wire": {"shm"},
+    "collectives": set[str](),
+    "groups": {"shm", "wire", "collectives"},
+    "torch_backend": {"shm", "wire", "collectives", "groups", "autoload"},
+}
+RUNTIME_MAY_IMPORT_OF_COMM = frozenset({"elastrain.comm.errors", "elastrain.comm.shm", "elastrain.comm.wire"})
 UNSAFE_CALLS = {("torch", "load"), ("yaml", "load"), ("marshal", "loads")}
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
 FROM_OUR_OWN_FORKS = {ROOT / "elastrain/runtime/packing.py": {"pickle"}}  # the user's data, as his dataset made it
@@ -66,7 +75,7 @@ def _sources(folder: Path) -> list[Path]:
 
 
 def _module(path: Path) -> str:
-    """`elastrain.comm.ring`, also for the folders at the top."""
+    """`elastrain.comm.wire.ring`, also for the folders at the top."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts if parts[0] in ("elastrain", "tests", "experiments") else ("elastrain", *parts))
 
@@ -111,6 +120,23 @@ def beyond_launcher(source: str, module: str) -> set[str]:
     }
 
 
+def beyond_wing(source: str, module: str, wing: str) -> set[str]:
+    """What a wing of the communicator may not import of it: a wing behind its own, or the names that users get."""
+    allowed = {f"elastrain.comm.{name}" for name in (wing, "errors", *WINGS[wing])}
+    return {name for name in imports(source, module) if within(name, {"elastrain.comm"}) and not within(name, allowed)}
+
+
+def beyond_wire(source: str, module: str) -> set[str]:
+    """What the runtime may not import of the communicator: it needs links and shared memory, no collectives."""
+    return {
+        name
+        for name in imports(source, module)
+        if within(name, {"elastrain.comm"})
+        and name != "elastrain.comm"
+        and not within(name, RUNTIME_MAY_IMPORT_OF_COMM)
+    }
+
+
 @pytest.mark.parametrize("path", PURE, ids=lambda p: p.name)
 def test_pure_part_uses_only_values(path: Path) -> None:
     assert not_pure(path.read_text(), _module(path)) == set()
@@ -120,6 +146,22 @@ def test_pure_part_uses_only_values(path: Path) -> None:
 def test_room_stands_alone(room: str) -> None:
     for path in _sources(ROOT / room):
         assert beyond_room(path.read_text(), _module(path), room) == set(), path
+
+
+@pytest.mark.parametrize("wing", WINGS)
+def test_a_wing_of_the_communicator_imports_those_before_it(wing: str) -> None:
+    for path in _sources(ROOT / "comm" / wing):
+        assert beyond_wing(path.read_text(), _module(path), wing) == set(), path
+
+
+def test_every_file_of_the_communicator_lies_in_a_wing_or_at_its_door() -> None:
+    places = {path.relative_to(ROOT / "comm").parts[0] for path in _sources(ROOT / "comm")}
+    assert places == {*WINGS, "__init__.py", "autoload.py", "errors.py"}
+
+
+def test_the_runtime_uses_links_and_shared_memory_of_the_communicator() -> None:
+    for path in _sources(ROOT / "elastrain" / "runtime"):
+        assert beyond_wire(path.read_text(), _module(path)) == set(), path
 
 
 def test_launcher_knows_only_the_pure_parts_and_the_handshake() -> None:
@@ -138,7 +180,7 @@ PURE_PLANTS = {
     "a room, relative": "from .comm import mesh",
     "a room, relative and whole": "from . import comm",
     "a room under another name": "import elastrain.comm as x",
-    "a room by a call": "import importlib\nmesh = importlib.import_module('elastrain.comm.mesh')",
+    "a room by a call": "import importlib\nmesh = importlib.import_module('elastrain.comm.wire.mesh')",
     "a room by a call, in a function": "def late():\n    return import_module('.comm', 'elastrain')",
     "the runtime": "from elastrain.runtime import job",
     "what knows the machine": "import ctypes, pathlib, multiprocessing",
@@ -155,7 +197,7 @@ def test_what_is_planted_in_a_pure_part_is_found(source: str) -> None:
 
 def test_an_import_by_a_call_is_found_by_the_name_of_its_module() -> None:
     found = imports(PURE_PLANTS["a room by a call"], "elastrain.plan")
-    assert "elastrain.comm.mesh" in found
+    assert "elastrain.comm.wire.mesh" in found
     assert "elastrain.comm" in imports(PURE_PLANTS["a room by a call, in a function"], "elastrain.plan")
 
 
@@ -169,8 +211,16 @@ def test_what_pure_parts_may_import_is_let_pass() -> None:
     "source", ["from ..offload import keeper", "from elastrain import offload", "from .. import fold"]
 )
 def test_what_is_planted_in_a_room_is_found(source: str) -> None:
-    assert beyond_room(source, "elastrain.comm.ring", "comm")
-    assert beyond_room("from . import mesh\nfrom .mesh import Mesh", "elastrain.comm.ring", "comm") == set()
+    assert beyond_room(source, "elastrain.comm.errors", "comm")
+    assert beyond_room("from . import wire\nfrom .wire.mesh import Mesh", "elastrain.comm.errors", "comm") == set()
+
+
+@pytest.mark.parametrize("source", ["from ..groups import group", "from elastrain.comm import groups, shm"])
+def test_what_is_planted_in_a_wing_or_in_the_runtime_is_found(source: str) -> None:
+    assert beyond_wing(source, "elastrain.comm.wire.ring", "wire")
+    assert beyond_wire(source.replace("..groups", "..comm.groups"), "elastrain.runtime.job")
+    assert beyond_wing("from ..shm import memory\nfrom . import mesh", "elastrain.comm.wire.ring", "wire") == set()
+    assert beyond_wire("from ..comm.wire.mesh import Mesh", "elastrain.runtime.job") == set()
 
 
 @pytest.mark.parametrize(
@@ -178,7 +228,7 @@ def test_what_is_planted_in_a_room_is_found(source: str) -> None:
 )
 def test_what_is_planted_in_the_launcher_is_found(source: str) -> None:
     assert beyond_launcher(source, "elastrain.launcher.say")
-    assert beyond_launcher("from elastrain.comm import handshake", "elastrain.launcher.say") == set()
+    assert beyond_launcher("from elastrain.comm.wire import handshake", "elastrain.launcher.say") == set()
 
 
 def test_torch_in_the_launcher_is_found_at_the_top_and_let_pass_in_functions_and_for_type_checkers() -> None:

@@ -1,0 +1,157 @@
+"""Collectives in which each rank gives parts to others and gets theirs: one round, or two for a large all_reduce.
+
+They work over messages and over boards alike. No threads, sockets or clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from elastrain.comm.collectives import algorithms
+from elastrain.comm.collectives.algorithms import Partners, Round, Send
+from elastrain.comm.collectives.operations import NOTHING, Memory, Reduction, Seat, describe
+from elastrain.comm.collectives.reducing import fold
+
+
+class Barrier:
+    lends = False
+
+    def __init__(self, seat: Seat, words: str) -> None:
+        self.words = words
+        self.rounds = algorithms.barrier(seat.rank, seat.world)
+
+    def offer(self, number: int) -> torch.Tensor:
+        return NOTHING
+
+    def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
+        pass
+
+    def finish(self, number: int) -> None:
+        pass
+
+
+class Exchange:
+    """One round in which each partner gets a tensor and gives one. `given` and `wanted` are by rank; mine is copied."""
+
+    lends = False
+
+    def __init__(
+        self,
+        seat: Seat,
+        words: str,
+        partners: Partners,
+        *,
+        given: Mapping[int, torch.Tensor],
+        wanted: Mapping[int, torch.Tensor],
+    ) -> None:
+        self.words = words
+        self._wanted = wanted
+        self._staged, places = stage({id(given[to]): given[to] for to in partners.to}, seat.memory)
+        sends = tuple(Send(to=to, start=places[id(given[to])][0], stop=places[id(given[to])][1]) for to in partners.to)
+        self.rounds: tuple[Round, ...] = (Round(sends=sends, awaits=partners.of),)
+        if seat.rank in wanted and seat.rank in given:
+            self.take(0, seat.rank, given[seat.rank])
+
+    def offer(self, number: int) -> torch.Tensor:
+        return self._staged
+
+    def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
+        wanted = self._wanted[rank]
+        if tensor.numel() != wanted.numel() or (tensor.numel() and tensor.dtype != wanted.dtype):
+            raise ValueError(f"{describe(wanted)} wanted from rank {rank}, {describe(tensor)} given")
+        if wanted.numel():
+            wanted.copy_(tensor.view(wanted.shape))
+
+    def finish(self, number: int) -> None:
+        pass
+
+
+class ExchangeReduce(Exchange):
+    """As Exchange, but what is received is folded into `out`; rank r gives one of my kind for it."""
+
+    def __init__(
+        self,
+        seat: Seat,
+        words: str,
+        partners: Partners,
+        *,
+        given: Mapping[int, torch.Tensor],
+        out: torch.Tensor | None,
+        reduction: Reduction,
+    ) -> None:
+        super().__init__(seat, words, partners, given=given, wanted={})
+        self._out, self._reduction, self._tree = out, reduction, seat.tree
+        # `out` may be the tensor that is given: it is written only when all parts are there.
+        self._parts: dict[int, torch.Tensor] = {} if out is None else {seat.rank: given[seat.rank].reshape(-1)}
+
+    def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
+        own = next(iter(self._parts.values()))
+        if tensor.numel() != own.numel() or (tensor.numel() and tensor.dtype != own.dtype):
+            raise ValueError(f"{describe(own)} is reduced here, rank {rank} gives {describe(tensor)}")
+        self._parts[rank] = tensor
+
+    def finish(self, number: int) -> None:
+        if self._out is not None and self._out.numel():
+            summed = torch.empty(self._out.numel(), dtype=self._out.dtype)
+            fold([self._parts[rank] for rank in sorted(self._parts)], self._reduction, summed, steps=self._tree)
+            self._out.copy_(summed.view(self._out.shape))
+
+
+class ScatterGatherReduce:
+    """all_reduce in two rounds: each rank folds one slice of everybody's tensor, then everybody takes all slices.
+
+    When all slices have come, every peer has read its slice of mine: the caller's tensor is free again. So a tensor in
+    shared memory needs no staging.
+    """
+
+    def __init__(self, seat: Seat, words: str, tensor: torch.Tensor, reduction: Reduction) -> None:
+        self.words = words
+        self.rounds = algorithms.scatter_gather(seat.rank, seat.world, tensor.numel())
+        self._slices = algorithms.cut(tensor.numel(), seat.world)
+        self._rank, self._reduction = seat.rank, reduction
+        self._memory, self._tree = seat.memory, seat.tree
+        self.lends = tensor.is_contiguous() and seat.memory.owns(tensor)
+        self._given = tensor.view(-1) if self.lends else stage({0: tensor}, seat.memory)[0]
+        self._tensor = tensor
+        self._result = tensor.view(-1) if tensor.is_contiguous() else torch.empty(tensor.numel(), dtype=tensor.dtype)
+        self._sum = self._given[:0]
+        start, stop = self._slices[seat.rank]
+        self._parts = [self._given[start:stop]] * seat.world
+
+    def offer(self, number: int) -> torch.Tensor:
+        return self._sum if number else self._given
+
+    def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
+        if number == 0:
+            self._parts[rank] = tensor
+        else:
+            start, stop = self._slices[rank]
+            self._result[start:stop].copy_(tensor)
+
+    def finish(self, number: int) -> None:
+        start, stop = self._slices[self._rank]
+        if number == 0:
+            if stop > start:
+                self._sum = self._memory.scratch(stop - start, self._given.dtype)
+                fold(self._parts, self._reduction, self._sum, steps=self._tree)
+            self._parts = []
+        else:
+            self._result[start:stop].copy_(self._sum)
+            if not self._tensor.is_contiguous():
+                self._tensor.copy_(self._result.view(self._tensor.shape))
+
+
+def stage(tensors: Mapping[int, torch.Tensor], memory: Memory) -> tuple[torch.Tensor, dict[int, tuple[int, int]]]:
+    """Copy tensors of one dtype one after the other; returns the copy and where each lies in it."""
+    places: dict[int, tuple[int, int]] = {}
+    total, dtype = sum(tensor.numel() for tensor in tensors.values()), torch.float32
+    for key, tensor in tensors.items():
+        start = max((stop for _, stop in places.values()), default=0)
+        places[key], dtype = (start, start + tensor.numel()), tensor.dtype
+    staged = memory.scratch(total, dtype) if total else torch.empty(0, dtype=dtype)
+    for key, tensor in tensors.items():
+        start, stop = places[key]
+        staged[start:stop].view(tensor.shape).copy_(tensor)
+    return staged, places

@@ -1,0 +1,87 @@
+"""Combining the ranks' tensors along `algorithms.tree`: bitwise equal on all members and between runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from elastrain.comm.collectives import algorithms
+from elastrain.comm.collectives.operations import Reduction
+
+_COMBINE: dict[str, Callable[..., torch.Tensor]] = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "prod": torch.mul,
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
+}
+# So that the inner sums of a block stay in the cache, and its calls cost less than what they add.
+_BLOCK_ELEMENTS, _CONVERTED_BLOCK_ELEMENTS = 128 << 10, 32 << 10
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums of it are made in: float32 for half precision."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def fold(
+    parts: Sequence[torch.Tensor],
+    reduction: Reduction,
+    out: torch.Tensor,
+    *,
+    steps: Sequence[tuple[int, int]] | None = None,
+    count: int | None = None,
+) -> None:
+    """Combine flat tensors along `steps` into `out`, which is one of them or overlaps none.
+
+    `steps`: as of `algorithms.tree`, the default. `count`: how many ranks the parts are of, for `avg`, if not one each.
+    Half precision is accumulated in float32 and rounded once, where `out` is of half precision.
+    """
+    combine, steps = _COMBINE[reduction], algorithms.tree(len(parts)) if steps is None else steps
+    inner = wide(out.dtype)
+    converted = any(tensor.dtype != inner for tensor in (*parts, out))
+    own = next((rank for rank, part in enumerate(parts) if part.data_ptr() == out.data_ptr()), 0)
+    places = _places(steps, own)
+    length = _CONVERTED_BLOCK_ELEMENTS if converted else _BLOCK_ELEMENTS
+    sums = {place: torch.empty(min(length, out.numel()), dtype=inner) for place in places if converted or place != own}
+    for at in range(0, out.numel(), length):  # torch.split takes as long as five slices
+        target = out[at : at + length]
+        now = [part[at : at + length] for part in parts]
+        if converted:
+            now = [block.to(inner) for block in now]
+        for (left, right), place in zip(steps, places, strict=True):
+            there = sums[place][: target.numel()] if place in sums else target
+            now[left] = combine(now[left], now[right], out=there)
+        total = now[0]
+        if reduction == "avg":
+            total = torch.div(total, count or len(parts), out=total if steps else None)
+        if total.data_ptr() != target.data_ptr():
+            target.copy_(total)
+
+
+def _places(steps: Sequence[tuple[int, int]], own: int) -> list[int]:
+    """For each step the part in whose place its sum is made: `own` as long as that part is in the sum, else the left.
+
+    So the place of part `own` can be that of the result: what lies there has been read when something else comes there.
+    """
+    places, in_own = [], own  # the part that the sum with `own` in it counts as
+    for left, right in steps:
+        places.append(own if in_own in (left, right) else left)
+        in_own = left if in_own == right else in_own
+    return places
+
+
+def check_reduction(reduction: Reduction, tensor: torch.Tensor) -> None:
+    """Raises ValueError for a reduction that is not offered, or not for this dtype."""
+    if reduction not in _COMBINE:
+        raise ValueError(f"reductions are {', '.join(_COMBINE)}; got {reduction!r}")
+    if reduction.startswith("b") and (tensor.is_floating_point() or tensor.is_complex()):
+        raise ValueError(f"{reduction} needs integers or booleans; got {tensor.dtype}")
+    if reduction in ("min", "max") and tensor.is_complex():
+        raise ValueError(f"complex numbers have no {reduction}")
+    if reduction == "avg" and not (tensor.is_floating_point() or tensor.is_complex()):
+        raise ValueError(f"avg needs floating point numbers; got {tensor.dtype}")

@@ -1,0 +1,155 @@
+"""Who touches a mesh and what stands on it: a thread of its own, or a caller while that thread sleeps.
+
+On a host with few cores two changes of threads take longer than an edit. So what its caller would wait for is carried
+out by the caller itself where nobody is at it, and by the thread otherwise. One at a time, and in the order of the
+calls of each thread. What the mesh carries is not known here.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from elastrain.comm.errors import Aborted, CommError
+from elastrain.comm.groups.work import Work
+from elastrain.comm.wire.mesh import Mesh
+from elastrain.comm.wire.wires import Event
+
+
+class Driven(Protocol):
+    """What stands on the mesh; called by one thread at a time."""
+
+    def hear(self, event: Event) -> None: ...
+
+    def check(self) -> None:
+        """After whatever happened, and when something is due."""
+
+    def next_due_s(self) -> float | None:
+        """In time.monotonic(); None: nothing is."""
+
+    def stop(self, error: CommError) -> None:
+        """End whatever is under way: this is over."""
+
+    def linger(self) -> None:
+        """Before the mesh closes in good order."""
+
+
+class Driver:
+    """Its methods may be called from any thread. `start` once everything stands."""
+
+    def __init__(self, mesh: Mesh, driven: Driven) -> None:
+        self._mesh, self._driven = mesh, driven
+        self._pid = os.getpid()
+        self._turn_lock = threading.Lock()  # held by whoever touches the mesh
+        self._asleep_until_s = 0.0  # the thread, if nothing wakes it
+        self._calls: collections.deque[Callable[[], None]] = collections.deque()
+        self._calls_lock = threading.Lock()
+        self._closing = self._ended = self._interrupted = False
+        self._thread = threading.Thread(target=self._run, name="elastrain-communicator", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def check_open(self) -> None:
+        """Raises CommError."""
+        if self._ended or os.getpid() != self._pid:
+            raise CommError("this communicator is closed, or belongs to the process that forked this one")
+
+    def post(self, call: Callable[[], None]) -> None:
+        """To be carried out by the thread, soon. Raises CommError when all is closed."""
+        with self._calls_lock:
+            self.check_open()
+            self._calls.append(call)
+        self._mesh.wake()
+
+    def call(self, call: Callable[[], None]) -> None:
+        """Returns when it has been carried out. Raises what it raises."""
+        self.call_later(call).wait()
+
+    def call_later(self, call: Callable[[], None]) -> Work:
+        """As `call`, without waiting for others."""
+        work = Work()
+
+        def run() -> None:
+            try:
+                call()
+            except (CommError, ValueError) as error:
+                work.finish(error)
+            else:
+                work.finish()
+
+        if self._calls or not self._turn_lock.acquire(blocking=False):
+            self.post(run)
+            return work
+        try:
+            self.check_open()
+            self._carry_out(run)
+        finally:
+            self._turn_lock.release()
+        return work
+
+    def _carry_out(self, call: Callable[[], None]) -> None:
+        """Instead of the thread, which sleeps."""
+        try:
+            call()
+            self._driven.check()
+        except BaseException:  # an interrupt, or a bug: what was done by half must not be used
+            self._interrupted = True
+            self._mesh.wake()
+            raise
+        if self._mesh.has_news or self._due_s() < self._asleep_until_s:
+            self._mesh.wake()
+
+    def _due_s(self) -> float:
+        dues = (self._driven.next_due_s(), self._mesh.next_due_s())
+        return min([due for due in dues if due is not None], default=math.inf)
+
+    def close(self) -> None:
+        """End the thread and the mesh; whatever is under way ends with Aborted."""
+        self._closing = True
+        self._mesh.wake()
+        self._thread.join()
+
+    # The thread
+
+    def _run(self) -> None:
+        torch.set_grad_enabled(False)  # of this thread: what is communicated may belong to a graph, communicating never
+        ready: Sequence[tuple[int, int]] = ()
+        try:
+            while not self._closing:
+                with self._turn_lock:
+                    self._turn(ready)
+                ready = self._mesh.sleep(self._asleep_until_s)
+        except Exception as error:  # noqa: BLE001 - the edge of the thread: every waiter learns what happened
+            self._end(CommError(f"the communicator's thread failed: {error!r}"))
+        else:
+            self._end(Aborted("this communicator was closed"))
+
+    def _turn(self, ready: Sequence[tuple[int, int]]) -> None:
+        if self._interrupted:
+            raise RuntimeError("a call was interrupted")
+        for event in self._mesh.serve(ready):
+            self._driven.hear(event)
+        while self._calls:
+            self._calls.popleft()()
+        self._driven.check()
+        self._mesh.tidy_up()
+        self._asleep_until_s = 0.0 if self._mesh.has_news else self._due_s()
+
+    def _end(self, error: CommError) -> None:
+        with self._turn_lock:
+            self._driven.stop(error)
+            with self._calls_lock:
+                self._ended = True
+            while self._calls:
+                self._calls.popleft()()  # operations fail at once now; nobody is left waiting
+            self._driven.check()
+            if isinstance(error, Aborted):
+                self._driven.linger()
+            self._mesh.close()

@@ -1,0 +1,360 @@
+"""Tensors in shared memory: my own sealed segments and what of them peers still read, and peers' segments read here.
+
+A region is used again only when its owner has freed it *and* no reader holds it: a receiver gives a reference back when
+its last view of the tensor is gone. Nothing here knows of sockets.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import math
+import os
+import threading
+import weakref
+from dataclasses import dataclass, field
+
+import torch
+
+from elastrain.comm.errors import OutOfMemory, ProtocolError
+from elastrain.comm.shm.memory import HUGE_PAGE_BYTES, Mapping, create_sealed, open_sealed, reserve, use_huge_pages
+
+ALIGNMENT_BYTES = 64
+_PAGE_BYTES = 4096
+_IDLE_SEGMENTS = 4
+_TOUCHED_IN_PART_BYTES = 1 << 20  # what is larger and only staged is often touched in part: its pages come one by one
+
+
+class Arena:
+    """Which bytes of a segment are free: first fit over a sorted list of gaps, joined when neighbours become free."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self._gaps: list[tuple[int, int]] = [(0, size_bytes)]  # (start, stop), sorted, never touching
+        self._touched_bytes = 0  # nothing above was ever handed out: a fresh memfd is zero there
+
+    def take(self, size_bytes: int, alignment_bytes: int = 1) -> tuple[int, bool] | None:
+        """`(offset, dirty)` of a free run of bytes, or None; `dirty`: it may have been used before."""
+        for index, (start, stop) in enumerate(self._gaps):
+            at = -(-start // alignment_bytes) * alignment_bytes
+            if stop - at >= size_bytes:
+                rest = ((start, at), (at + size_bytes, stop))
+                self._gaps[index : index + 1] = [(first, end) for first, end in rest if end > first]
+                dirty = at < self._touched_bytes
+                self._touched_bytes = max(self._touched_bytes, at + size_bytes)
+                return at, dirty
+        return None
+
+    def give(self, offset: int, size_bytes: int) -> None:
+        start, stop = offset, offset + size_bytes
+        index = bisect.bisect_left(self._gaps, (start, stop))
+        if index < len(self._gaps) and self._gaps[index][0] == stop:
+            stop = self._gaps.pop(index)[1]
+        if index and self._gaps[index - 1][1] == start:
+            index -= 1
+            start = self._gaps.pop(index)[0]
+        self._gaps.insert(index, (start, stop))
+
+    @property
+    def empty(self) -> bool:
+        return self._gaps == [(0, self.size_bytes)]
+
+
+class Segment:
+    """A sealed memfd of mine. A dedicated one holds one large tensor at a time."""
+
+    def __init__(self, number: int, size_bytes: int, *, dedicated: bool, huge_pages: bool) -> None:
+        self.number = number
+        self.dedicated = dedicated
+        self._huge_pages = huge_pages
+        self.fd, self.mapping = create_sealed("elastrain-segment", size_bytes)
+        self.arena = Arena(size_bytes)
+        self._reserved_bytes = 0
+        self.idle_since = 0  # in frees: the longest idle goes first
+        self.regions: dict[int, Region] = {}  # by offset
+
+    def take(self, size_bytes: int, *, whole: bool) -> tuple[int, bool] | None:
+        """As Arena.take; with `whole` all its pages are there, huge ones as far as may be. Raises OutOfMemory."""
+        huge = self._huge_pages and size_bytes >= HUGE_PAGE_BYTES
+        taken = self.arena.take(size_bytes, HUGE_PAGE_BYTES if huge else 1)
+        if whole and taken is not None:
+            try:
+                self._reserve(taken[0], taken[0] + size_bytes)
+            except OutOfMemory:
+                self.arena.give(taken[0], size_bytes)
+                raise
+        return taken
+
+    def _reserve(self, start: int, stop: int) -> None:
+        """What lies below `_reserved_bytes` is there already."""
+        if stop > self._reserved_bytes:
+            start = max(start, self._reserved_bytes)
+            reserve(self.fd, start, stop - start)
+            if self._huge_pages:
+                use_huge_pages(self.mapping.address + start, stop - start)
+            if start == self._reserved_bytes:
+                self._reserved_bytes = stop
+
+
+@dataclass(kw_only=True, eq=False)
+class Region:
+    """A piece of a segment of mine that holds one tensor."""
+
+    segment: Segment
+    offset_bytes: int
+    size_bytes: int
+    readers: int = 0
+    freed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    region: Region
+    offset_bytes: int  # in the segment
+
+
+@dataclass(kw_only=True)
+class _Held:
+    """Segments by base address, to find where a tensor lies."""
+
+    addresses: list[int] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+
+
+class SharedMemory:
+    """My segments. Safe to use from several threads.
+
+    Empty segments are kept up to `_IDLE_SEGMENTS` times the ordinary size: fresh memory costs far more than a copy.
+    """
+
+    def __init__(self, segment_bytes: int, *, huge_pages: bool = True) -> None:
+        self._segment_bytes, self._huge_pages = segment_bytes, huge_pages
+        self._frees = 0
+        self._lock = threading.Lock()
+        self._held = _Held()
+        self._next_number = 1
+        # Regions whose tensors were collected: filled by finalizers, which run anywhere and may not take the lock.
+        self._collected: collections.deque[Region] = collections.deque()
+        self._gone: collections.deque[int] = collections.deque()
+
+    def empty(self, numel: int, dtype: torch.dtype, *, zero: bool = True) -> torch.Tensor:
+        """A 1-D tensor, zero-filled or of any content, 64-byte aligned; freed when collected, if not before.
+
+        Raises OutOfMemory.
+        """
+        if numel < 1:
+            raise ValueError(f"a shared tensor has at least one element; got {numel}")
+        size_bytes = math.ceil(numel * dtype.itemsize / ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        with self._lock:
+            self._free_collected()
+            region, dirty = self._take(size_bytes, whole=zero or size_bytes <= _TOUCHED_IN_PART_BYTES)
+        view = region.segment.mapping.view(region.offset_bytes, size_bytes)
+        tensor = torch.frombuffer(view, dtype=dtype, count=numel)
+        if dirty and zero:
+            tensor.zero_()
+        # The registry of finalizers keeps region and mapping alive as long as the tensor's storage lives.
+        weakref.finalize(view, self._collected.append, region).atexit = False
+        return tensor
+
+    def _take(self, size_bytes: int, *, whole: bool) -> tuple[Region, bool]:
+        dedicated = size_bytes > self._segment_bytes // 2
+        fitting = self._idle_dedicated(size_bytes) if dedicated else self._held.segments
+        for segment in fitting:
+            taken = segment.take(size_bytes, whole=whole) if segment.dedicated is dedicated else None
+            if taken is not None:
+                return self._place(segment, taken[0], size_bytes), taken[1]
+        wanted_bytes = size_bytes if dedicated else self._segment_bytes
+        segment = self._new_segment(math.ceil(wanted_bytes / _PAGE_BYTES) * _PAGE_BYTES, dedicated=dedicated)
+        taken = segment.take(size_bytes, whole=whole)
+        assert taken is not None
+        return self._place(segment, taken[0], size_bytes), False
+
+    def _idle_dedicated(self, size_bytes: int) -> list[Segment]:
+        """Segments for one tensor that hold none and are not much too large, the smallest first."""
+        idle = [
+            s for s in self._held.segments if s.dedicated and s.arena.empty and s.arena.size_bytes <= 2 * size_bytes
+        ]
+        return sorted(idle, key=lambda segment: segment.arena.size_bytes)
+
+    def _new_segment(self, size_bytes: int, *, dedicated: bool) -> Segment:
+        segment = Segment(self._next_number, size_bytes, dedicated=dedicated, huge_pages=self._huge_pages)
+        self._next_number += 1
+        index = bisect.bisect(self._held.addresses, segment.mapping.address)
+        self._held.addresses.insert(index, segment.mapping.address)
+        self._held.segments.insert(index, segment)
+        return segment
+
+    @staticmethod
+    def _place(segment: Segment, offset_bytes: int, size_bytes: int) -> Region:
+        region = Region(segment=segment, offset_bytes=offset_bytes, size_bytes=size_bytes)
+        segment.regions[offset_bytes] = region
+        return region
+
+    def find(self, tensor: torch.Tensor) -> Place | None:
+        """Where this contiguous tensor, or view of one, lies in my segments; None if it does not."""
+        address = tensor.data_ptr()
+        with self._lock:
+            index = bisect.bisect(self._held.addresses, address) - 1
+            if index < 0:
+                return None
+            segment = self._held.segments[index]
+            offset_bytes = address - segment.mapping.address
+            if offset_bytes >= segment.arena.size_bytes:
+                return None
+            region = segment.regions.get(offset_bytes) or self._around(segment, offset_bytes)
+        if region is None or offset_bytes + tensor.nbytes > region.offset_bytes + region.size_bytes:
+            return None
+        return Place(region=region, offset_bytes=offset_bytes)
+
+    @staticmethod
+    def _around(segment: Segment, offset_bytes: int) -> Region | None:
+        start = max((at for at in segment.regions if at < offset_bytes), default=None)
+        return None if start is None else segment.regions[start]
+
+    def hold(self, region: Region) -> None:
+        """One more reader: the region is not used again before `release`."""
+        with self._lock:
+            region.readers += 1
+
+    def release(self, region: Region) -> None:
+        with self._lock:
+            region.readers -= 1
+            self._reuse(region)
+
+    def free(self, tensor: torch.Tensor) -> None:
+        """Give a tensor of `empty` back now; it must not be touched afterwards. Raises ValueError for others."""
+        place = self.find(tensor)
+        if place is None or place.offset_bytes != place.region.offset_bytes:
+            raise ValueError("only a tensor that came from empty(), not a part of one, can be freed")
+        with self._lock:
+            self._free(place.region)
+
+    def _free(self, region: Region) -> None:
+        if not region.freed:
+            region.freed = True
+            self._reuse(region)
+
+    def _free_collected(self) -> None:
+        while self._collected:
+            self._free(self._collected.popleft())
+
+    def _reuse(self, region: Region) -> None:
+        segment = region.segment
+        if not region.freed or region.readers or segment.regions.get(region.offset_bytes) is not region:
+            return
+        del segment.regions[region.offset_bytes]
+        segment.arena.give(region.offset_bytes, region.size_bytes)
+        self._frees += 1
+        segment.idle_since = self._frees
+        idle = sorted((s for s in self._held.segments if s.arena.empty), key=lambda segment: segment.idle_since)
+        idle_bytes = sum(segment.arena.size_bytes for segment in idle)
+        for segment in idle:
+            if idle_bytes > _IDLE_SEGMENTS * self._segment_bytes:
+                idle_bytes -= segment.arena.size_bytes
+                self._drop(segment)
+
+    def _drop(self, segment: Segment) -> None:
+        index = self._held.segments.index(segment)
+        del self._held.segments[index], self._held.addresses[index]
+        os.close(segment.fd)
+        self._gone.append(segment.number)
+
+    def take_gone(self) -> list[int]:
+        """Numbers of segments that exist no more since the last call: peers should drop their mappings."""
+        with self._lock:
+            self._free_collected()
+            gone = list(self._gone)
+            self._gone.clear()
+        return gone
+
+    def resident_bytes(self) -> int:
+        """What the kernel holds in memory for my segments: pages that were touched once stay."""
+        return sum(os.fstat(segment.fd).st_blocks * 512 for segment in self.segments())
+
+    def segments(self) -> tuple[Segment, ...]:
+        with self._lock:
+            return tuple(self._held.segments)
+
+    def close(self) -> None:
+        """Close all descriptors; tensors still referred to stay valid. Takes no lock: forked children use it."""
+        for segment in self._held.segments:
+            os.close(segment.fd)
+        self._held = _Held()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A tensor that lies in a shared segment of the sender's; `token` is what the receiver gives back when done."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    segment: int
+    offset_bytes: int
+    token: int
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Imports:
+    """One peer's segments, mapped read-only, and the references to be given back to it."""
+
+    def __init__(self) -> None:
+        self._mappings: dict[int, Mapping] = {}
+        self._wholes: dict[int, torch.Tensor] = {}
+        self.returned: collections.deque[int] = collections.deque()  # references that nothing here refers to any more
+
+    def add(self, number: int, fd: int, size_bytes: int) -> None:
+        """Map a segment; the caller closes `fd`. Raises ProtocolError, OutOfMemory."""
+        if number in self._mappings:
+            raise ProtocolError(f"segment {number} was passed twice")
+        self._mappings[number] = open_sealed(fd, size_bytes)
+
+    def drop(self, number: int) -> None:
+        """The mapping itself lives on while a tensor refers to it."""
+        self._mappings.pop(number, None)
+        self._wholes.pop(number, None)
+
+    def whole(self, number: int) -> torch.Tensor | None:
+        """All bytes of a segment, read-only as in `tensor`; None where it was not passed, or is gone. Any thread."""
+        found = self._wholes.get(number)
+        mapping = self._mappings.get(number)
+        if found is None and mapping is not None:
+            view = mapping.view(0, mapping.size_bytes)
+            found = torch.frombuffer(view, dtype=torch.uint8)
+            weakref.finalize(view, _let_go, mapping).atexit = False
+            self._wholes[number] = found
+        return found
+
+    def tensor(self, reference: Reference) -> torch.Tensor:
+        """A read-only view of the sender's memory; valid as long as it is referred to, also when the sender is dead.
+
+        Writing to it ends the process (SIGSEGV): the mapping is read-only. Raises ProtocolError.
+        """
+        mapping = self._mappings.get(reference.segment)
+        if mapping is None:
+            raise ProtocolError(f"a reference into segment {reference.segment}, which was not passed")
+        size_bytes, end_bytes = reference.size_bytes, reference.offset_bytes + reference.size_bytes
+        if size_bytes == 0 or end_bytes > mapping.size_bytes or reference.offset_bytes % reference.dtype.itemsize:
+            raise ProtocolError(f"a reference to bytes {reference.offset_bytes} to {end_bytes} of {mapping.size_bytes}")
+        view = mapping.view(reference.offset_bytes, size_bytes)
+        flat = torch.frombuffer(view, dtype=reference.dtype)
+        # The mapping is an argument only to be kept alive for as long as the view is.
+        weakref.finalize(view, _give_back, self.returned, reference.token, mapping).atexit = False
+        return flat.view(reference.shape)
+
+    def take_returned(self) -> list[int]:
+        """Tokens of the references that nothing here refers to any more, since the last call."""
+        tokens: list[int] = []
+        while self.returned:
+            tokens.append(self.returned.popleft())
+        return tokens
+
+
+def _let_go(_mapping: Mapping) -> None:
+    """Its argument was kept alive so far."""
+
+
+def _give_back(returned: collections.deque[int], token: int, _mapping: Mapping) -> None:
+    returned.append(token)

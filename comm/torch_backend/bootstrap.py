@@ -1,0 +1,136 @@
+"""The backend "elastrain" of torch.distributed: bootstrap over torch's store. Changes of the view are in `view`.
+
+    import elastrain.comm
+    torch.distributed.init_process_group("elastrain")
+
+The store is read when a default group is made, never afterwards. One communicator serves all groups of a process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import json
+import os
+import secrets
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastrain.comm.autoload import NAME, register
+from elastrain.comm.groups.communicator import Communicator
+from elastrain.comm.shm.liveness import Beacon
+from elastrain.comm.torch_backend.process_group import ProcessGroup
+from elastrain.comm.wire.mesh import Mesh
+from elastrain.comm.wire.values import How, MeshConfig, Peer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """For `init_process_group(pg_options=…)`.
+
+    `node`: members that name the same one share memory; default: the host. `secret`: the job's, for jobs that newcomers
+    join later; by default rank 0 invents one, and the store tells it to the others.
+    """
+
+    mesh: MeshConfig | None = None
+    node: str | None = None
+    secret: bytes | None = None
+
+
+@dataclass(kw_only=True)
+class Session:
+    """What the default group brought about. `steps`: made by `surviving`."""
+
+    communicator: Communicator
+    beacon: Beacon
+    peers: tuple[Peer, ...]  # by rank
+    generation: int
+    timeout_s: float
+    agreed: tuple[str, ...]  # the members of the last view that was found to be everybody's
+    proven: set[str] = field(default_factory=set)  # of these, who is known to take part in nothing any more
+    steps: int = 0
+
+
+_session: Session | None = None  # one default group per process is torch's own rule
+
+
+def create(opts: Any, options: Options | None) -> ProcessGroup:
+    """Called by torch for each group that this process belongs to."""
+    global _session
+    if not opts.global_ranks_in_group:
+        _session = _start(opts, options or Options())
+        return ProcessGroup(_session.communicator.world, opts.group_id, on_shutdown=_stop)
+    if _session is None:
+        raise RuntimeError(f"a {NAME} group needs a default group of the same backend")
+    members = [_session.peers[rank].id for rank in opts.global_ranks_in_group]
+    group = _session.communicator.group(opts.group_id, members, timeout_s=opts.timeout.total_seconds())
+    return ProcessGroup(group, opts.group_id)
+
+
+def _start(opts: Any, options: Options) -> Session:
+    rank, world, store = opts.group_rank, opts.group_size, opts.store
+    secret = options.secret or _share_secret(rank, store)
+    config = options.mesh or MeshConfig(transport="tcp", bind_host=_own_address())
+    beacon = Beacon()
+    me = f"rank{rank:05d}-{secrets.token_hex(4)}"
+    mesh = Mesh(me=me, node=options.node or _host(), job="torch", secret=secret, config=config, beacon=beacon)
+    communicator = Communicator(mesh, timeout_s=opts.timeout.total_seconds())
+    mine = Peer(id=me, node=mesh.node, address=mesh.address)
+    store.set(f"member/{rank}", json.dumps(dataclasses.asdict(mine)))
+    peers = tuple(Peer(**json.loads(store.get(f"member/{other}"))) for other in range(world))
+    communicator.edit(1, peers)
+    communicator.world.barrier().wait()
+    return Session(
+        communicator=communicator,
+        beacon=beacon,
+        peers=peers,
+        generation=1,
+        timeout_s=opts.timeout.total_seconds(),
+        agreed=tuple(peer.id for peer in peers),
+    )
+
+
+def _share_secret(rank: int, store: Any) -> bytes:
+    if rank == 0:
+        store.set("secret", secrets.token_hex(32))
+    return bytes.fromhex(store.get("secret").decode())
+
+
+def _stop() -> None:
+    global _session
+    if _session is not None:
+        _session.communicator.close()
+        _session.beacon.close()
+        _session = None
+
+
+def _host() -> str:
+    """Names the host and its network namespace: members of one node reach each other by abstract UNIX sockets."""
+    with open("/proc/sys/kernel/random/boot_id") as boot_id:
+        return f"{boot_id.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def _own_address() -> str:
+    """The address of the interface that leads to the job's first host; loopback where that is this host."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 1))  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def session() -> Session:
+    """Raises RuntimeError where there is no default group of this backend."""
+    if _session is None:
+        raise RuntimeError(f"there is no default group of the backend {NAME}: call init_process_group({NAME!r}) first")
+    return _session
+
+
+def remember_proofs(current: Session) -> None:
+    """To be called before an edit, which forgets how members were lost."""
+    lost = current.communicator.lost
+    current.proven |= {member for member, how in lost.items() if how in (How.DEAD, How.LEFT)}
+
+
+register()
+# Who ends without destroy_process_group still leaves in good order.
+atexit.register(_stop)

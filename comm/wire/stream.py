@@ -1,0 +1,173 @@
+"""One connected socket as a stream of frames: a queue of bytes and descriptors to go out, a parser for what comes in.
+
+Never blocks. Nothing here knows of members, generations or views.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elastrain.comm.errors import OutOfMemory, ProtocolError
+from elastrain.comm.wire.frames import Caps, Parser, RawFrame
+
+_BUFFERS_PER_CALL = 64
+_CALLS_PER_TURN = 32  # so that one busy link leaves the others their turn
+_FDS_PER_CALL = 16
+_FDS_WAITING_MAX = 64
+
+
+@dataclass(kw_only=True)
+class _Piece:
+    view: memoryview
+    fd: int | None
+    done: Callable[[], None] | None
+
+
+class Outbox:
+    """Pieces of memory that wait to be sent, in order. They are not copied: they must not change until sent."""
+
+    def __init__(self) -> None:
+        self._pieces: collections.deque[_Piece] = collections.deque()
+        self.size_bytes = 0
+
+    def push(self, data: bytes | memoryview, *, fd: int | None = None, done: Callable[[], None] | None = None) -> None:
+        """Queue non-empty `data`. `fd` travels with its first byte; `done` is called when it is sent or dropped.
+
+        Raises OutOfMemory when there is no descriptor left for a copy of `fd`.
+        """
+        own_fd = None if fd is None else _copy(fd)
+        self._pieces.append(_Piece(view=memoryview(data), fd=own_fd, done=done))
+        self.size_bytes += len(data)
+
+    def batch(self) -> tuple[list[memoryview], int | None]:
+        """What one call can send: a descriptor may only go with the first piece."""
+        views: list[memoryview] = []
+        for piece in self._pieces:
+            if len(views) == _BUFFERS_PER_CALL or (views and piece.fd is not None):
+                break
+            views.append(piece.view)
+        return views, self._pieces[0].fd
+
+    def sent(self, size_bytes: int) -> None:
+        self.size_bytes -= size_bytes
+        while size_bytes:
+            piece = self._pieces[0]
+            self._drop_fd(piece)
+            if size_bytes < len(piece.view):
+                piece.view = piece.view[size_bytes:]
+                return
+            size_bytes -= len(piece.view)
+            self._finish(self._pieces.popleft())
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    def copy(self) -> None:
+        """Copy what waits: the memory behind it may change from now on."""
+        for piece in self._pieces:
+            piece.view = memoryview(bytes(piece.view))
+
+    def clear(self) -> None:
+        self.size_bytes = 0
+        while self._pieces:
+            self._finish(self._pieces.popleft())
+
+    def _finish(self, piece: _Piece) -> None:
+        self._drop_fd(piece)
+        if piece.done is not None:
+            piece.done()
+
+    def _drop_fd(self, piece: _Piece) -> None:
+        if piece.fd is not None:
+            os.close(piece.fd)
+            piece.fd = None
+
+
+def _copy(fd: int) -> int:
+    try:
+        return os.dup(fd)
+    except OSError as error:
+        raise OutOfMemory(f"a copy of a descriptor could not be had ({error.strerror}): RLIMIT_NOFILE") from error
+
+
+class Stream:
+    """A non-blocking connected socket. `ended` is None, or the words why nothing more will come."""
+
+    def __init__(self, sock: socket.socket, outbox: Outbox, caps: Caps) -> None:
+        self.sock = sock
+        self.ended: str | None = None
+        self._outbox = outbox
+        self._parser = Parser(caps)
+        self._passes_fds = sock.family == socket.AF_UNIX
+        self._fds: collections.deque[int] = collections.deque()
+
+    def flush(self) -> bool:
+        """Send what the socket takes now; True when nothing is left. Raises OSError when the connection is broken."""
+        for _ in range(_CALLS_PER_TURN):
+            if not self._outbox:
+                return True
+            views, fd = self._outbox.batch()
+            rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+            try:
+                sent = self.sock.sendmsg(views, rights, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return False
+            self._outbox.sent(sent)
+        return not self._outbox
+
+    def pull(self, *, everything: bool = False) -> list[RawFrame]:
+        """Frames that have arrived whole; with `everything`, until the socket is empty or at its end."""
+        frames: list[RawFrame] = []
+        turns = 0
+        while self.ended is None and (everything or turns < _CALLS_PER_TURN):
+            turns += 1
+            view = self._parser.buffer()
+            try:
+                size_bytes = self._receive(view)
+                if size_bytes == 0:
+                    self.ended = "it closed the connection"
+                else:
+                    self._parser.received(size_bytes, frames)
+            except BlockingIOError:
+                break
+            except ProtocolError as error:
+                self.ended = f"it broke the protocol: {error}"
+            except OSError as error:
+                self.ended = f"its connection broke ({error.strerror})"
+            else:
+                if size_bytes < len(view) and not everything:
+                    break
+        return frames
+
+    def _receive(self, view: memoryview) -> int:
+        if not self._passes_fds:
+            return self.sock.recv_into(view)
+        space = socket.CMSG_SPACE(_FDS_PER_CALL * array.array("i").itemsize)
+        size_bytes, ancillary, flags, _ = self.sock.recvmsg_into([view], space, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds = array.array("i")
+                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+                self._fds.extend(fds)
+        if flags & socket.MSG_CTRUNC or len(self._fds) > _FDS_WAITING_MAX:
+            raise ProtocolError(
+                "more descriptors arrived than frames ask for, or than this process may open (RLIMIT_NOFILE)"
+            )
+        return size_bytes
+
+    def take_fd(self) -> int:
+        """The next descriptor that arrived; the caller closes it. Raises ProtocolError when there is none."""
+        if not self._fds:
+            raise ProtocolError("a frame speaks of a descriptor that did not come with it")
+        return self._fds.popleft()
+
+    def close(self) -> None:
+        """Close the socket and what came through it. Does not shut the connection down: a fork may close its copy."""
+        self.sock.close()
+        while self._fds:
+            os.close(self._fds.popleft())
