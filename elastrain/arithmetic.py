@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from elastrain.messages import Record
+from elastrain.values import Record
 
 Tensor: TypeAlias = Any
 """A place with numbers in it: a buffer, or a part of a slot, of the model or of another member's memory."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from elastrain.fold import Combine, Fold, Node, absorb, covers, is_covered, leaves
-from elastrain.messages import Check, Contribution, Vote
+from elastrain.values import Check, Contribution, Vote
 
 Weight = tuple[Contribution, int]
 """What travels with a partial: its contribution, and the bit mask of leaves that got a gradient."""

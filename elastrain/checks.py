@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from elastrain.messages import Check
+from elastrain.values import Check
 
 _NAMED = 3
 """So many blocks are named; of the others only the number."""

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from elastrain import protocol as p
 from elastrain.checking import Checking
-from elastrain.messages import Publish, Record, Vote
+from elastrain.messages import Publish
 from elastrain.placement import Holders, next_roles
 from elastrain.plan import plan
+from elastrain.values import Record, Vote
 from elastrain.voting import Disagreement, combine_votes
 
 

@@ -27,12 +27,11 @@ from elastrain.messages import (
     Message,
     Partial,
     Publish,
-    Report,
-    Vote,
 )
 from elastrain.placement import target
-from elastrain.recovery import Lost, Recovery, decide
+from elastrain.recovery import decide
 from elastrain.standing import NEVER
+from elastrain.values import Recovery, Report, Unrecoverable, Vote
 from elastrain.world import View
 
 
@@ -260,7 +259,7 @@ class Lifecycle(Leaving):
             return
         assert self.view is not None
         decision = decide(self.view, self._reports, self.shape)
-        if isinstance(decision, Lost):
+        if isinstance(decision, Unrecoverable):
             if self._finishing is not None and self._may_leave_without_state():
                 self._let_go()
             else:

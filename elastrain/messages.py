@@ -1,7 +1,8 @@
-"""What members say to each other during a step: frozen values, and their JSON form.
+"""What members say to each other during a step: frozen values, and at the end of this file their JSON form.
 
 A message carries decisions and names only; numbers (gradients, parameters, state) travel beside it as tensors, in the
-order in which the message names their shards. Nothing here decides anything.
+order in which the message names their shards. `Report` and `Vote` are sent as they are: what is decided over lives in
+values.py. Nothing here decides anything.
 """
 
 from __future__ import annotations
@@ -11,85 +12,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, get_args
 
 from elastrain.fold import Node
-from elastrain.placement import Holders, Placement
-from elastrain.scaling import NO_SCALE, Scaler
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """What a partial stands for besides its gradient. Folded with it, along the same tree."""
-
-    loss: float = 0.0
-    """Sum of weight × loss."""
-    weight: float = 0.0
-    samples: int = 0
-    fingerprint: int = 0
-    """Sum modulo 2**64 of a mix of each sample's number: proves which samples are in, whoever computed them."""
-
-    def __add__(self, other: Contribution) -> Contribution:
-        return Contribution(
-            self.loss + other.loss,
-            self.weight + other.weight,
-            self.samples + other.samples,
-            (self.fingerprint + other.fingerprint) % (1 << 64),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One micro-batch as one member has computed it, to be compared with what another one says of it."""
-
-    micro_batch: int
-    loss: float
-    weight: float
-    digests: tuple[int, ...]
-    """Per block, of its gradients (and running statistics) of this micro-batch alone."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """The commit record: who holds it has passed the commit of `step`."""
-
-    step: int
-    generation: int
-    contribution: Contribution
-    square_norm: float
-    """Of the summed gradient, before division by the weight; shards added in index order."""
-    skipped: bool
-    switch: bool
-    """Every member has seen a newer view: the next step is computed there."""
-    roles: tuple[tuple[int, Holders], ...] = ()
-    scaler: Scaler = NO_SCALE
-    """The loss scaling of this step: its gradients carry it until they are applied."""
-    next_scaler: Scaler = NO_SCALE
-    """That of the next step, for everyone alike."""
-    warning: str = ""
-    """Where members that need not be deterministic differ."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """Where a member stands when a view begins, after it has stopped reading anything of older generations."""
-
-    committed: int
-    record: Record | None
-    base: Placement | None
-    """Holders as of `committed`; None before the first recovery."""
-    parameters: tuple[int, ...]
-    """Per shard, the step whose parameters the model holds; below `committed` where they have not arrived."""
-    held: tuple[tuple[int, int, tuple[int, ...]], ...]
-    """(shard, verified version, steps of the kept gradients)."""
-    begun: int
-    """Newest step that the training loop has entered; -1 for a newcomer."""
-    finishing: bool
-    pending: tuple[int, ...]
-    """Runs of step `committed + 1` still to do here, the running one first."""
-    fixed: int
-    """How many of `pending` may already be under way and can not be taken away."""
-    own: tuple[tuple[Node, ...], ...]
-    """Per block, the partials of step `committed + 1` that this member has computed."""
-    folded: tuple[tuple[int, int, tuple[Node, ...]], ...]
-    """(shard, lane, partials that this primary has)."""
+from elastrain.placement import Holders
+from elastrain.scaling import Scaler
+from elastrain.values import Check, Contribution, Record, Report, Vote
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,22 +49,6 @@ class Ack:
 
     step: int
     shards: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Vote:
-    """All that a member answers for is finished and backed up."""
-
-    step: int
-    seen: int
-    """Newest generation that this member has seen."""
-    contribution: Contribution | None
-    square_norms: tuple[tuple[int, float], ...]
-    roles: tuple[tuple[int, Holders], ...]
-    settings: str
-    """JSON, name -> digest of hyperparameters, layers, registered state: who differs there must not go on with us."""
-    checks: tuple[Check, ...]
-    """Micro-batches that this member and another one compute, if any in this step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +148,9 @@ Message: TypeAlias = (
     | Done
     | GoesOn
 )
+
+# ------------------------------------------------------------------------------------------------------- the JSON form
+
 KINDS: dict[type, int] = {kind: number for number, kind in enumerate(get_args(Message), start=1)}
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=vars)
 """Tuples become lists, dataclasses become objects; made once, since every message passes through it."""

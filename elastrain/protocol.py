@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 from elastrain.fold import Combine
 from elastrain.fold import Node as Node
-from elastrain.messages import Check, Contribution, Message, Record
-from elastrain.recovery import Recovery
+from elastrain.messages import Message
+from elastrain.values import Check, Contribution, Record, Recovery
 from elastrain.world import View
 
 # ------------------------------------------------------------------------------------------------------------- events

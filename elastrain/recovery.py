@@ -6,78 +6,12 @@ Every member gets the same reports and so comes to the same decision; nobody lea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from elastrain.fold import Node, leaves
-from elastrain.messages import Record, Report
 from elastrain.placement import Holders, Placement, effective, target
 from elastrain.plan import assign, level
-from elastrain.scaling import UNSCALED, LossScale
+from elastrain.values import Recovery, Report, Shape, Unrecoverable
 from elastrain.world import View
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardShape:
-    """A shard as the protocol sees it: its bytes, and the block of each of its gradient lanes."""
-
-    size_bytes: int
-    lanes: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """The logical job as the protocol sees it; fixed for its whole life."""
-
-    runs: int
-    blocks: int
-    shards: tuple[ShardShape, ...]
-    backups: int
-    loss_scale: LossScale = UNSCALED
-    deterministic: bool = True
-    """Whether a run that is computed again gives the same bits."""
-    cross_check_every: int = 0
-    """Members check each other in every so many steps, beside the first one; 0: in that one only."""
-    block_names: tuple[str, ...] = ()
-    """For people."""
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return tuple(shard.size_bytes for shard in self.shards)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recovery:
-    """Complete the highest committed step, then resume the attempt of the next one."""
-
-    committed: int
-    record: Record | None
-    base: Placement
-    now: tuple[Holders, ...]
-    source: str | None
-    """Before the first commit: the member whose initial parameters are everybody's."""
-    lacking: Mapping[str, tuple[int, ...]]
-    """Per member, the shards whose parameters of `committed` it does not have."""
-    unverified: Mapping[str, frozenset[int]]
-    """Per member, the shards that it backs up and has not yet verified as of `committed`."""
-    newcomers: tuple[str, ...]
-    """Members whose training loop needs the loop state of the others."""
-    donor: str | None
-    runs: Mapping[str, tuple[int, ...]]
-    """Per member, the runs to do, those under way first."""
-    redone: int
-    """How many runs were handed out again."""
-    folded: Mapping[tuple[int, int], frozenset[Node]]
-    """(shard, lane) -> what its primary has."""
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lost:
-    """No member of the view can answer for these shards."""
-
-    shards: tuple[int, ...]
-    reason: str
-
 
 _NEWCOMERS_ONLY = (
     "nobody of the job is left: all members of this view came later, and there is no durable checkpoint to fall back "
@@ -85,19 +19,19 @@ _NEWCOMERS_ONLY = (
 )
 
 
-def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery | Lost:
+def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery | Unrecoverable:
     """The same for all members of `view`. `reports` must have an entry for each of them."""
     members = view.ids
     committed = max(reports[m].committed for m in members)
     if view.begun and not any(reports[m].base for m in members):
         # Newcomers by themselves would begin the job anew.
-        return Lost(shards=tuple(range(len(shape.shards))), reason=_NEWCOMERS_ONLY)
+        return Unrecoverable(shards=tuple(range(len(shape.shards))), reason=_NEWCOMERS_ONLY)
     leader = next((m for m in members if reports[m].committed == committed and reports[m].base), members[0])
     base = _initial(view, reports[leader].base, shape) if committed < 0 else reports[leader].base
     assert base is not None
     able, lost = _able_holders(view, reports, base, committed)
     if lost:
-        return Lost(shards=lost, reason=_lost_sentence(lost, base, committed))
+        return Unrecoverable(shards=lost, reason=_lost_sentence(lost, base, committed))
     folded = _folded(reports, able, shape, committed)
     fixed = {m: reports[m].fixed if reports[m].committed == committed else 0 for m in members}
     pending = _once({m: _pending(reports[m], committed) for m in members}, fixed)
@@ -115,7 +49,6 @@ def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery 
         lacking={m: _lacking(reports[m], committed, is_source=m == source) for m in members},
         unverified={m: _unverified(m, reports[m], able, committed) for m in members},
         newcomers=newcomers,
-        donor=next((m for m in members if m not in newcomers), None) if newcomers else None,
         runs=runs,
         redone=len(missing),
         folded=folded,

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from elastrain import protocol as p
 from elastrain.attempt import Attempt, Finished
 from elastrain.fold import Fold
-from elastrain.messages import Message, Record, Report
+from elastrain.messages import Message
 from elastrain.placement import Holders, Placement
-from elastrain.recovery import Shape
 from elastrain.scaling import Scaler
+from elastrain.values import Record, Report, Shape
 from elastrain.witness import Difference, Verdict
 from elastrain.world import View
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from elastrain.checks import difference
-from elastrain.messages import Record, Vote
 from elastrain.scaling import NO_SCALE, UNSCALED, LossScale, Scaler, advance
+from elastrain.values import Record, Vote
 from elastrain.world import View
 
 

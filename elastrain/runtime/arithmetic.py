@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from elastrain.layout import Layout
-from elastrain.messages import Record
 from elastrain.runtime import statistics
 from elastrain.runtime.model import Allocate, GradientSlot, ModelState, allocated
 from elastrain.runtime.optimizer import Hyper, PieceOptimizer
 from elastrain.snapshot.digest import digest
 from elastrain.snapshot.state import ShardState
+from elastrain.values import Record
 
 
 class TensorArithmetic:

@@ -25,7 +25,7 @@ from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.values import Frame, How, Lost, Newer, Peer
 from elastrain.lifecycle import Lifecycle
-from elastrain.messages import Copied, Copy, LoopState, Message, Partial, Publish, Record, Report, Vote, decode, encode
+from elastrain.messages import Copied, Copy, LoopState, Message, Partial, Publish, decode, encode
 from elastrain.runtime.channel import Channel, ChannelClosedError
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.faults import ArmedFault, Faults
@@ -33,6 +33,7 @@ from elastrain.runtime.journal import Journal
 from elastrain.runtime.model import GradientSlot
 from elastrain.runtime.optimizer import Hyper
 from elastrain.runtime.room import RoomKeeper
+from elastrain.values import Record, Report, Vote
 from elastrain.world import Member, View
 
 POLL_S = 0.5

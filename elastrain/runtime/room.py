@@ -24,10 +24,10 @@ from elastrain.offload.policy import IN_FLIGHT_STORAGES
 from elastrain.offload.profile import Place, Profile
 from elastrain.offload.sharing import shared
 from elastrain.plan import plan
-from elastrain.recovery import Recovery
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.memory import PeakMeter, give_freed_memory_back
 from elastrain.standing import COPY_BUDGET_BYTES
+from elastrain.values import Recovery
 from elastrain.world import View
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ import torch
 
 from elastrain.errors import ConfigError
 from elastrain.layout import Layout
-from elastrain.recovery import Shape, ShardShape
 from elastrain.runtime.kernels import kernel_digests
 from elastrain.runtime.loader import DataLoader
 from elastrain.scaling import UNSCALED, LossScale
+from elastrain.values import Shape, ShardShape
 from elastrain.version import __version__
 
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from elastrain import protocol as p
 from elastrain.errors import ConfigError, DriveFailedError, StoppedError
-from elastrain.messages import Check, Contribution, Record
 from elastrain.offload.errors import SpillReadError
 from elastrain.runtime.arithmetic import grad_norm
 from elastrain.runtime.losses import check_loss, weight_of
 from elastrain.runtime.randomness import AFTER
+from elastrain.values import Check, Contribution, Record
 
 if TYPE_CHECKING:
     from elastrain.runtime.engine import Engine, Work

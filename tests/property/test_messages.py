@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from elastrain.messages import (
     KINDS,
     Ack,
-    Check,
-    Contribution,
     Copied,
     Copy,
     Digests,
@@ -26,13 +24,11 @@ from elastrain.messages import (
     Message,
     Partial,
     Publish,
-    Record,
-    Report,
-    Vote,
     decode,
     encode,
 )
 from elastrain.placement import Holders
+from elastrain.values import Check, Contribution, Record, Report, Vote
 
 ints = st.integers(-2, 1 << 40)
 names = st.text(max_size=8)

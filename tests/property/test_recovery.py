@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.fold import Fold, leaves
-from elastrain.messages import Contribution, Record, Report
 from elastrain.placement import target
-from elastrain.recovery import Lost, Recovery, Shape, ShardShape, decide
+from elastrain.recovery import decide
+from elastrain.values import Contribution, Record, Recovery, Report, Shape, ShardShape, Unrecoverable
 from elastrain.world import Member, View
 
 seeds_st = st.randoms(use_true_random=False)
@@ -171,6 +171,6 @@ def test_a_shard_is_lost_if_and_only_if_no_holder_reports_it(rng: random.Random,
     for member, report in reports.items():
         reports[member] = replace(report, held=tuple(held for held in report.held if held[0] != robbed))
     decision = decide(view, reports, shape)
-    assert isinstance(decision, Lost)
+    assert isinstance(decision, Unrecoverable)
     assert decision.shards == (robbed,)
     assert f"all holders of shard {robbed} are gone" in decision.reason

@@ -34,9 +34,9 @@ from elastrain.launcher.values import (
     TellNodes,
 )
 from elastrain.launcher.views import JobKeys, decode_roster, decode_view
-from elastrain.messages import Contribution, Record, Report
 from elastrain.placement import Placement, next_roles, target
-from elastrain.recovery import Lost, Shape, ShardShape, decide
+from elastrain.recovery import decide
+from elastrain.values import Contribution, Record, Report, Shape, ShardShape, Unrecoverable
 from elastrain.world import Member, View
 
 LEASE_S = 3.0
@@ -489,7 +489,7 @@ class World:
     def _recover(self, view: View, group: Sequence[SimWorker]) -> None:
         reports = {worker.id: worker.report() for worker in group}
         decision = decide(view, reports, self.shape)
-        if isinstance(decision, Lost):
+        if isinstance(decision, Unrecoverable):
             self._check_false_end(decision.reason)
             for worker in group:
                 self._from_worker(worker, LostState(sentence=decision.reason))

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 from elastrain import protocol as p
 from elastrain.fold import Node, leaves
-from elastrain.messages import Record, Report
 from elastrain.placement import Placement
-from elastrain.recovery import Recovery, Shape
+from elastrain.values import Record, Recovery, Report, Shape
 from elastrain.world import View
 from tests.sim.member import SimMember, Violation, symbol
 

@@ -16,10 +16,10 @@ from elastrain import protocol as p
 from elastrain.ledger import Ledger
 from elastrain.lifecycle import Lifecycle
 from elastrain.membership import HoldersByShard, Outcome, propose
-from elastrain.messages import Ack, Copy, Digests, Gradient, Partial, Publish, Report, Vote
+from elastrain.messages import Ack, Copy, Digests, Gradient, Partial, Publish
 from elastrain.placement import Placement
-from elastrain.recovery import Shape, ShardShape
 from elastrain.scaling import LossScale
+from elastrain.values import Report, Shape, ShardShape, Vote
 from elastrain.world import Member, View
 from tests.sim.checks import Checks, Truth, content
 from tests.sim.member import Outbox, Run, SimMember, Violation

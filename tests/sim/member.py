@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from elastrain import protocol as p
 from elastrain.ledger import Ledger
 from elastrain.lifecycle import Lifecycle
-from elastrain.messages import Check, Contribution, Message
-from elastrain.recovery import Shape
+from elastrain.messages import Message
+from elastrain.values import Check, Contribution, Shape
 from tests.sim.symbols import RELEASED, Ref, Shelf, Slot, Symbols, Violation, symbol
 
 __all__ = ["Outbox", "Run", "SimMember", "Violation", "symbol"]

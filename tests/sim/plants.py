@@ -18,10 +18,11 @@ from elastrain.attempt import PartialSet, Weight
 from elastrain.fold import Combine, Fold, Node, absorb, covers
 from elastrain.ledger import Ledger, Slot, Tensor
 from elastrain.lifecycle import Lifecycle
-from elastrain.messages import Contribution, Gradient, LoopState, Publish, Record, Report, Vote
+from elastrain.messages import Gradient, LoopState, Publish
 from elastrain.placement import Holders
-from elastrain.recovery import Lost, Recovery, Shape, decide
+from elastrain.recovery import decide
 from elastrain.scaling import advance
+from elastrain.values import Contribution, Record, Recovery, Report, Shape, Unrecoverable, Vote
 from elastrain.voting import Disagreement, combine_votes
 from elastrain.witness import Ends, Verdict
 from elastrain.world import View
@@ -351,7 +352,7 @@ class CompletesOnlyItsOwn(Lifecycle):
 
 
 @_function(60, "lifecycle.decide")
-def takes_the_lowest_commit(view: View, reports: dict[str, Report], shape: Shape) -> Recovery | Lost:
+def takes_the_lowest_commit(view: View, reports: dict[str, Report], shape: Shape) -> Recovery | Unrecoverable:
     """The highest committed step is completed: a step can not be undone."""
     lowest = min((r.committed for r in reports.values() if r.base), default=-1)
     lowered = {
@@ -382,10 +383,10 @@ class KeepsOldVotes(Lifecycle):
 
 
 @_function(60, "lifecycle.decide")
-def hands_out_twice(view: View, reports: dict[str, Report], shape: Shape) -> Recovery | Lost:
+def hands_out_twice(view: View, reports: dict[str, Report], shape: Shape) -> Recovery | Unrecoverable:
     """A missing run is handed out to exactly one member."""
     decision = decide(view, reports, shape)
-    if isinstance(decision, Lost) or not decision.redone or len(view.ids) < 2:
+    if isinstance(decision, Unrecoverable) or not decision.redone or len(view.ids) < 2:
         return decision
     giver = next((m for m in view.ids if len(decision.runs[m]) > reports[m].fixed), None)
     if giver is None:
@@ -406,10 +407,10 @@ class HandsOutWhatIsUnderWay(Lifecycle):
 
 
 @_function(60, "lifecycle.decide")
-def forgets_a_missing_run(view: View, reports: dict[str, Report], shape: Shape) -> Recovery | Lost:
+def forgets_a_missing_run(view: View, reports: dict[str, Report], shape: Shape) -> Recovery | Unrecoverable:
     """Every run that nobody has is handed out again."""
     decision = decide(view, reports, shape)
-    if isinstance(decision, Lost) or decision.redone < 2:
+    if isinstance(decision, Unrecoverable) or decision.redone < 2:
         return decision
     member = next((m for m in view.ids if len(decision.runs[m]) > len(reports[m].pending)), None)
     if member is None:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from elastrain.messages import Record
-from elastrain.recovery import Shape
+from elastrain.values import Record, Shape
 
 OVERFLOWS = 32
 """One finished gradient in so many is out of range; a step has seven."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from elastrain.messages import Contribution
+from elastrain.values import Contribution
 from tests.sim import replay
 from tests.sim.cluster import Cluster, Scenario, truth_of
 from tests.sim.member import Violation

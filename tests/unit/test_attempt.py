@@ -6,7 +6,7 @@ import pytest
 
 from elastrain.attempt import Attempt, PartialSet, join_weights
 from elastrain.fold import Fold
-from elastrain.messages import Contribution
+from elastrain.values import Contribution
 
 ONE = (Contribution(1.0, 1.0, 1, 5), 0b01)
 TWO = (Contribution(2.0, 1.0, 1, 6), 0b11)

@@ -8,7 +8,7 @@ import pytest
 
 from elastrain import protocol as p
 from elastrain.lifecycle import Lifecycle
-from elastrain.messages import Check, Vote
+from elastrain.values import Check, Vote
 from tests.unit.test_lifecycle import SHAPE, TOLD, Pair, sent, view
 
 

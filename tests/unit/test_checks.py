@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from elastrain.checks import difference, is_due, neighbour, probes
-from elastrain.messages import Check
+from elastrain.values import Check
 
 RUNS = {"a": (0, 1), "b": (2, 3), "c": (4,), "d": ()}
 CHECK = Check(micro_batch=4, loss=0.5, weight=2.0, digests=(1, 2, 3, 4, 5))

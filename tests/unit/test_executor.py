@@ -12,7 +12,7 @@ from torch import nn
 from elastrain import protocol as p
 from elastrain.fold import Combine
 from elastrain.lending import Buffers
-from elastrain.messages import Contribution, Gradient, Partial, Record
+from elastrain.messages import Gradient, Partial
 from elastrain.offload.device import Device
 from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.runtime.arithmetic import grad_norm, scale_and_clip
@@ -21,6 +21,7 @@ from elastrain.runtime.executor import Executor
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.scaling import Scaler
+from elastrain.values import Contribution, Record
 
 
 def _allocate(numel: int, dtype: torch.dtype) -> torch.Tensor:

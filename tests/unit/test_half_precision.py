@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from elastrain import protocol as p
-from elastrain.messages import Contribution, Record
 from elastrain.runtime.describe import describe
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
+from elastrain.values import Contribution, Record
 
 HALF = [torch.bfloat16, torch.float16]
 

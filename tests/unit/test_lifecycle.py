@@ -10,23 +10,8 @@ from elastrain import protocol as p
 from elastrain.attempt import Finished
 from elastrain.leaving import job_ends
 from elastrain.lifecycle import Lifecycle
-from elastrain.messages import (
-    Ack,
-    Check,
-    Contribution,
-    Copied,
-    Copy,
-    Digests,
-    Done,
-    Doubt,
-    Evidence,
-    Gradient,
-    Message,
-    Partial,
-    Report,
-    Vote,
-)
-from elastrain.recovery import Shape, ShardShape
+from elastrain.messages import Ack, Copied, Copy, Digests, Done, Doubt, Evidence, Gradient, Message, Partial
+from elastrain.values import Check, Contribution, Report, Shape, ShardShape, Vote
 from elastrain.world import Member, View
 
 SHAPE = Shape(runs=1, blocks=1, shards=(ShardShape(size_bytes=8, lanes=(0,)),), backups=1)

@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from elastrain.messages import KINDS, Ack, Contribution, Done, Publish, Record, Vote, decode, encode
+from elastrain.messages import KINDS, Ack, Done, Publish, decode, encode
 from elastrain.placement import Holders
+from elastrain.values import Contribution, Record, Vote
 
 
 def test_a_commit_record_travels_whole_with_infinite_and_missing_numbers() -> None:

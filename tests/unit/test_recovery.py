@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastrain.messages import Contribution, Record, Report
 from elastrain.placement import Holders
-from elastrain.recovery import Lost, Recovery, Shape, ShardShape, decide
+from elastrain.recovery import decide
+from elastrain.values import Contribution, Record, Recovery, Report, Shape, ShardShape, Unrecoverable
 from elastrain.world import Member, View
 
 SHAPE = Shape(
@@ -59,7 +59,7 @@ def test_the_job_starts_with_the_parameters_of_rank_0() -> None:
 def test_newcomers_by_themselves_do_not_begin_the_job_anew() -> None:
     begun = replace(view("x", "y"), begun=True)
     decision = decide(begun, {"x": NEWCOMER, "y": NEWCOMER}, SHAPE)
-    assert isinstance(decision, Lost)
+    assert isinstance(decision, Unrecoverable)
     assert "nobody of the job is left" in decision.reason
 
 
@@ -137,7 +137,7 @@ def test_a_run_that_two_report_stays_where_it_is_under_way() -> None:
 
 def test_a_shard_without_holders_is_said_to_be_lost_with_its_holders_and_the_way_on() -> None:
     decision = decide(view("n"), {"n": replace(report(), held=((0, 1, ()),))}, SHAPE)
-    assert isinstance(decision, Lost)
+    assert isinstance(decision, Unrecoverable)
     assert decision.shards == (0, 1)  # n is in no role: what it has was never verified
     assert "all holders of shard 0, 1 are gone (a, b); the last committed step is 1" in decision.reason
     assert "start the job again" in decision.reason
@@ -146,5 +146,5 @@ def test_a_shard_without_holders_is_said_to_be_lost_with_its_holders_and_the_way
 def test_many_lost_shards_are_not_all_listed() -> None:
     shape = replace(SHAPE, shards=SHAPE.shards * 5)
     lost = decide(view("n"), {"n": report(base=BASE * 5, parameters=(1,) * 10, held=())}, shape)
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, Unrecoverable)
     assert "shard 0, 1, 2, 3, 4, 5, 6, 7 …" in lost.reason

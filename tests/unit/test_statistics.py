@@ -15,12 +15,12 @@ from torch.utils.checkpoint import checkpoint
 from elastrain import protocol as p
 from elastrain.errors import ConfigError
 from elastrain.layout import STATISTICS
-from elastrain.messages import Contribution, Record
 from elastrain.runtime import statistics
 from elastrain.runtime.describe import default_blocks, describe
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.model import GradientSlot, ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
+from elastrain.values import Contribution, Record
 
 torch.set_num_threads(1)
 

@@ -19,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 import elastrain
 from elastrain import protocol as p
 from elastrain.checks import difference
-from elastrain.messages import Check
 from elastrain.offload.errors import SpillReadError
 from elastrain.runtime.describe import describe
 from elastrain.runtime.layers import Layers
@@ -27,6 +26,7 @@ from elastrain.runtime.model import GradientSlot, ModelState
 from elastrain.runtime.randomness import BlockRandomness
 from elastrain.runtime.step import READ_TRIES, Parts, Step
 from elastrain.runtime.untouched import Untouched
+from elastrain.values import Check
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from elastrain.messages import Contribution, Record, Vote
 from elastrain.placement import Holders
 from elastrain.scaling import LossScale, Scaler
+from elastrain.values import Contribution, Record, Vote
 from elastrain.voting import Disagreement, combine_votes
 from elastrain.world import Member, View
 

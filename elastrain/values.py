@@ -1,0 +1,182 @@
+"""Values that the decisions about a step take and return: the logical job, and what members know and agree on.
+
+Frozen, and below everything else: `recovery`, `voting` and the member's machine decide over them, `messages` carries
+some of them between members. Nothing here decides anything, and no wire format is known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elastrain.fold import Node
+from elastrain.placement import Holders, Placement
+from elastrain.scaling import NO_SCALE, UNSCALED, LossScale, Scaler
+
+# ---------------------------------------------------------------------------------------------------- the logical job
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardShape:
+    """A shard as the protocol sees it: its bytes, and the block of each of its gradient lanes."""
+
+    size_bytes: int
+    lanes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The logical job as the protocol sees it; fixed for its whole life."""
+
+    runs: int
+    blocks: int
+    shards: tuple[ShardShape, ...]
+    backups: int
+    loss_scale: LossScale = UNSCALED
+    deterministic: bool = True
+    """Whether a run that is computed again gives the same bits."""
+    cross_check_every: int = 0
+    """Members check each other in every so many steps, beside the first one; 0: in that one only."""
+    block_names: tuple[str, ...] = ()
+    """For people."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(shard.size_bytes for shard in self.shards)
+
+
+# ------------------------------------------------------------------------------------------------------------- a step
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a partial stands for besides its gradient; folded with it, along the same tree."""
+
+    loss: float = 0.0
+    """Sum of weight × loss."""
+    weight: float = 0.0
+    samples: int = 0
+    fingerprint: int = 0
+    """Sum modulo 2**64 of a mix of each sample's number: proves which samples are in, whoever computed them."""
+
+    def __add__(self, other: Contribution) -> Contribution:
+        return Contribution(
+            self.loss + other.loss,
+            self.weight + other.weight,
+            self.samples + other.samples,
+            (self.fingerprint + other.fingerprint) % (1 << 64),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One micro-batch as one member has computed it, to be compared with what another one says of it."""
+
+    micro_batch: int
+    loss: float
+    weight: float
+    digests: tuple[int, ...]
+    """Per block, of its gradients (and running statistics) of this micro-batch alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vote:
+    """All that a member answers for is finished and backed up."""
+
+    step: int
+    seen: int
+    """Newest generation that this member has seen."""
+    contribution: Contribution | None
+    square_norms: tuple[tuple[int, float], ...]
+    roles: tuple[tuple[int, Holders], ...]
+    settings: str
+    """JSON, name -> digest of hyperparameters, layers, registered state: who differs there must not go on with us."""
+    checks: tuple[Check, ...]
+    """Micro-batches that this member and another one compute, if any in this step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """The commit record: who holds it has passed the commit of `step`."""
+
+    step: int
+    generation: int
+    contribution: Contribution
+    square_norm: float
+    """Of the summed gradient, before division by the weight; shards added in index order."""
+    skipped: bool
+    switch: bool
+    """Every member has seen a newer view: the next step is computed there."""
+    roles: tuple[tuple[int, Holders], ...] = ()
+    scaler: Scaler = NO_SCALE
+    """The loss scaling of this step: its gradients carry it until they are applied."""
+    next_scaler: Scaler = NO_SCALE
+    """That of the next step, for everyone alike."""
+    warning: str = ""
+    """Where members that need not be deterministic differ."""
+
+
+# --------------------------------------------------------------------------------------------------- a change of view
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Where a member stands when a view begins, after it has stopped reading anything of older generations."""
+
+    committed: int
+    record: Record | None
+    base: Placement | None
+    """Holders as of `committed`; None before the first recovery."""
+    parameters: tuple[int, ...]
+    """Per shard, the step whose parameters the model holds; below `committed` where they have not arrived."""
+    held: tuple[tuple[int, int, tuple[int, ...]], ...]
+    """(shard, verified version, steps of the kept gradients)."""
+    begun: int
+    """Newest step that the training loop has entered; -1 for a newcomer."""
+    finishing: bool
+    pending: tuple[int, ...]
+    """Runs of step `committed + 1` still to do here, the running one first."""
+    fixed: int
+    """How many of `pending` may already be under way and can not be taken away."""
+    own: tuple[tuple[Node, ...], ...]
+    """Per block, the partials of step `committed + 1` that this member has computed."""
+    folded: tuple[tuple[int, int, tuple[Node, ...]], ...]
+    """(shard, lane, partials that this primary has)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """Complete the highest committed step, then resume the attempt of the next one."""
+
+    committed: int
+    record: Record | None
+    base: Placement
+    now: tuple[Holders, ...]
+    source: str | None
+    """Before the first commit: the member whose initial parameters are everybody's."""
+    lacking: Mapping[str, tuple[int, ...]]
+    """Per member, the shards whose parameters of `committed` it does not have."""
+    unverified: Mapping[str, frozenset[int]]
+    """Per member, the shards that it backs up and has not yet verified as of `committed`."""
+    newcomers: tuple[str, ...]
+    """Members whose training loop needs the loop state of the others, from the `donor`."""
+    runs: Mapping[str, tuple[int, ...]]
+    """Per member, the runs to do, those under way first."""
+    redone: int
+    """How many runs were handed out again."""
+    folded: Mapping[tuple[int, int], frozenset[Node]]
+    """(shard, lane) -> what its primary has."""
+    reason: str
+
+    @property
+    def donor(self) -> str | None:
+        """The first member that is no newcomer: it hands the loop's state on. None where there is no newcomer."""
+        return next((m for m in self.runs if m not in self.newcomers), None) if self.newcomers else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unrecoverable:
+    """No member of the view can answer for these shards."""
+
+    shards: tuple[int, ...]
+    reason: str
