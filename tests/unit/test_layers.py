@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.imports import imports, within
+from tests.support.imports import imports, within
+from tests.support.sources import ROOMS, ROOT, files, module_of
 
-ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("comm", "snapshot", "offload", "launcher")
 # What decides over values may use of the standard library: all else has a clock, does I/O, or draws numbers.
 PURE_STANDARD = frozenset(
     {
@@ -70,54 +69,40 @@ UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal
 FROM_OUR_OWN_FORKS = {ROOT / "elastrain/runtime/packing.py": {"pickle"}}  # the user's data, as his dataset made it
 
 
-def _sources(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*.py") if not any(part.is_symlink() for part in path.parents))
-
-
-def _module(path: Path) -> str:
-    """`elastrain.comm.wire.ring`, also for the folders at the top."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts if parts[0] in ("elastrain", "tests", "experiments") else ("elastrain", *parts))
+# Folders of the package that do I/O, keep time or compute with tensors. Every other folder in it is pure.
+NOT_PURE = {"runtime", "base", *ROOMS}
 
 
 def _imports(path: Path) -> set[str]:
     """Every module and name that the file imports, at any depth, also for type checkers only."""
-    return imports(path.read_text(), _module(path))
+    return imports(path.read_text(), module_of(path))
 
 
-PURE = [p for p in (ROOT / "elastrain").glob("*.py") if p.name != "__init__.py"]
-RUNTIME_TRAFFIC = [p for room in ("elastrain", *ROOMS) for p in _sources(ROOT / room)]
+def _is_pure(path: Path) -> bool:
+    return not NOT_PURE & set(path.parts[len(ROOT.parts) :]) and path != ROOT / "elastrain/__init__.py"
 
 
-PURE_MODULES = frozenset(_module(p) for p in PURE)
+PURE = [path for path in files(ROOT / "elastrain") if _is_pure(path)]
+PURE_MODULES = frozenset(module_of(path).removesuffix(".__init__") for path in PURE)
+PRODUCT = [path for room in ("elastrain", *ROOMS) for path in files(ROOT / room)]
 
 
 def not_pure(source: str, module: str) -> set[str]:
     """What a pure part may not import: it may values of the standard library, and other pure parts."""
-    return {
-        name
-        for name in imports(source, module)
-        if name != "elastrain" and not within(name, PURE_STANDARD) and not within(name, PURE_MODULES)
-    }
+    allowed = PURE_STANDARD | PURE_MODULES
+    return {name for name in imports(source, module) if not within(name, allowed)}
 
 
 def beyond_room(source: str, module: str, room: str) -> set[str]:
     """What a room that stands alone may not import: anything of ours but itself."""
-    return {
-        name
-        for name in imports(source, module)
-        if within(name, {"elastrain"}) and name != "elastrain" and not within(name, {f"elastrain.{room}"})
-    }
+    ours = {name for name in imports(source, module) if within(name, {"elastrain"})}
+    return {name for name in ours if not within(name, {f"elastrain.{room}"})}
 
 
 def beyond_launcher(source: str, module: str) -> set[str]:
-    """What the launcher may not import of ours. A package on the way to a module that it may is no import by itself."""
-    ways = {name.rpartition(".")[0] for name in LAUNCHER_MAY_IMPORT} | {"elastrain"}
-    return {
-        name
-        for name in imports(source, module)
-        if within(name, {"elastrain"}) and name not in ways and not within(name, LAUNCHER_MAY_IMPORT)
-    }
+    """What the launcher may not import of ours."""
+    ours = {name for name in imports(source, module) if within(name, {"elastrain"})}
+    return {name for name in ours if not within(name, LAUNCHER_MAY_IMPORT)}
 
 
 def beyond_wing(source: str, module: str, wing: str) -> set[str]:
@@ -128,50 +113,45 @@ def beyond_wing(source: str, module: str, wing: str) -> set[str]:
 
 def beyond_wire(source: str, module: str) -> set[str]:
     """What the runtime may not import of the communicator: it needs links and shared memory, no collectives."""
-    return {
-        name
-        for name in imports(source, module)
-        if within(name, {"elastrain.comm"})
-        and name != "elastrain.comm"
-        and not within(name, RUNTIME_MAY_IMPORT_OF_COMM)
-    }
+    found = {name for name in imports(source, module) if within(name, {"elastrain.comm"})}
+    return {name for name in found if not within(name, RUNTIME_MAY_IMPORT_OF_COMM)}
 
 
 @pytest.mark.parametrize("path", PURE, ids=lambda p: p.name)
 def test_pure_part_uses_only_values(path: Path) -> None:
-    assert not_pure(path.read_text(), _module(path)) == set()
+    assert not_pure(path.read_text(), module_of(path)) == set()
 
 
 @pytest.mark.parametrize("room", ["comm", "snapshot", "offload"])
 def test_room_stands_alone(room: str) -> None:
-    for path in _sources(ROOT / room):
-        assert beyond_room(path.read_text(), _module(path), room) == set(), path
+    for path in files(ROOT / room):
+        assert beyond_room(path.read_text(), module_of(path), room) == set(), path
 
 
 @pytest.mark.parametrize("wing", WINGS)
 def test_a_wing_of_the_communicator_imports_those_before_it(wing: str) -> None:
-    for path in _sources(ROOT / "comm" / wing):
-        assert beyond_wing(path.read_text(), _module(path), wing) == set(), path
+    for path in files(ROOT / "comm" / wing):
+        assert beyond_wing(path.read_text(), module_of(path), wing) == set(), path
 
 
 def test_every_file_of_the_communicator_lies_in_a_wing_or_at_its_door() -> None:
-    places = {path.relative_to(ROOT / "comm").parts[0] for path in _sources(ROOT / "comm")}
+    places = {path.relative_to(ROOT / "comm").parts[0] for path in files(ROOT / "comm")}
     assert places == {*WINGS, "__init__.py", "autoload.py", "errors.py"}
 
 
 def test_the_runtime_uses_links_and_shared_memory_of_the_communicator() -> None:
-    for path in _sources(ROOT / "elastrain" / "runtime"):
-        assert beyond_wire(path.read_text(), _module(path)) == set(), path
+    for path in files(ROOT / "elastrain" / "runtime"):
+        assert beyond_wire(path.read_text(), module_of(path)) == set(), path
 
 
 def test_launcher_knows_only_the_pure_parts_and_the_handshake() -> None:
-    for path in _sources(ROOT / "launcher"):
-        assert beyond_launcher(path.read_text(), _module(path)) == set(), path
+    for path in files(ROOT / "launcher"):
+        assert beyond_launcher(path.read_text(), module_of(path)) == set(), path
 
 
 def test_launcher_imports_torch_late() -> None:
-    for path in _sources(ROOT / "launcher"):
-        found = imports(path.read_text(), _module(path), typing_too=False, top_only=True)
+    for path in files(ROOT / "launcher"):
+        found = imports(path.read_text(), module_of(path), typing_too=False, top_only=True)
         assert not any(within(name, {"torch"}) for name in found), path
 
 
@@ -186,13 +166,19 @@ PURE_PLANTS = {
     "what knows the machine": "import ctypes, pathlib, multiprocessing",
     "part of what knows the machine": "from os.path import join",
     "another library": "import numpy.random",
+    "the whole package": "import elastrain\ncomm = elastrain.comm",
+    "the whole package, by a star": "from elastrain import *",
+    "a part of the runtime from a folder below": "from ..runtime.job import Job",
+    "a way to import what no text names": "from importlib import import_module as load",
     "for type checkers only": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor",
 }
 
 
 @pytest.mark.parametrize("source", PURE_PLANTS.values(), ids=PURE_PLANTS)
 def test_what_is_planted_in_a_pure_part_is_found(source: str) -> None:
+    """Alone, and below what a real one holds."""
     assert not_pure(source, "elastrain.plan")
+    assert not_pure(PURE[0].read_text() + source, module_of(PURE[0]))
 
 
 def test_an_import_by_a_call_is_found_by_the_name_of_its_module() -> None:
@@ -208,7 +194,8 @@ def test_what_pure_parts_may_import_is_let_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["from ..offload import keeper", "from elastrain import offload", "from .. import fold"]
+    "source",
+    ["from ..offload import keeper", "from elastrain import offload", "from .. import fold", "import elastrain"],
 )
 def test_what_is_planted_in_a_room_is_found(source: str) -> None:
     assert beyond_room(source, "elastrain.comm.errors", "comm")
@@ -224,7 +211,14 @@ def test_what_is_planted_in_a_wing_or_in_the_runtime_is_found(source: str) -> No
 
 
 @pytest.mark.parametrize(
-    "source", ["from elastrain.offload import keeper", "from ..comm import mesh", "import elastrain.fold"]
+    "source",
+    [
+        "from elastrain.offload import keeper",
+        "from ..comm import mesh",
+        "import elastrain.fold",
+        "from elastrain import comm",
+        "import elastrain.offload",
+    ],
 )
 def test_what_is_planted_in_the_launcher_is_found(source: str) -> None:
     assert beyond_launcher(source, "elastrain.launcher.say")
@@ -240,12 +234,12 @@ def test_torch_in_the_launcher_is_found_at_the_top_and_let_pass_in_functions_and
     assert "torch.Tensor" not in found("import typing\nif typing.TYPE_CHECKING:\n    from torch import Tensor")
 
 
-@pytest.mark.parametrize("path", RUNTIME_TRAFFIC, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("path", PRODUCT, ids=lambda p: str(p.relative_to(ROOT)))
 def test_nothing_imports_experiments_or_tests(path: Path) -> None:
     assert not {name.split(".")[0] for name in _imports(path)} & {"experiments", "tests"}
 
 
-@pytest.mark.parametrize("path", RUNTIME_TRAFFIC, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("path", PRODUCT, ids=lambda p: str(p.relative_to(ROOT)))
 def test_no_unsafe_deserialization(path: Path) -> None:
     tree = ast.parse(path.read_text())
     unsafe = {name.split(".")[0] for name in _imports(path)} & UNSAFE_MODULES
@@ -263,7 +257,7 @@ def test_no_unsafe_deserialization(path: Path) -> None:
 
 def test_rooms_are_imported_under_elastrain_only() -> None:
     """`import comm.mesh` from the repository root would make a second module object."""
-    for path in [*RUNTIME_TRAFFIC, *_sources(ROOT / "tests"), *_sources(ROOT / "experiments")]:
+    for path in [*PRODUCT, *files(ROOT / "tests"), *files(ROOT / "experiments")]:
         assert not {name.split(".")[0] for name in _imports(path)} & set(ROOMS), path
 
 

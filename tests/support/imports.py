@@ -1,8 +1,8 @@
 """What a source file imports, found in its text: every module that it names, and every name that it takes from one.
 
 `from elastrain import comm` imports a module as much as `import elastrain.comm` does, `from .comm import mesh` too, and
-`importlib.import_module` with a literal. Imports that only type checkers see (`if TYPE_CHECKING:`) cannot reach at run
-time: they are left out where that is what is asked for.
+`importlib.import_module` with a literal. Nothing is left out but, where the caller asks for it, what only type checkers
+see (`if TYPE_CHECKING:`) and what functions import when they are called.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ IMPORTING_CALLS = {"import_module", "__import__"}
 def imports(source: str, module: str, *, typing_too: bool = True, top_only: bool = False) -> set[str]:
     """Full dotted names. `module` is the file's own name (`elastrain.plan`; a package's ends with `.__init__`).
 
-    Of `from a.b import c` both `a.b` and `a.b.c` are given: whether `c` is a module, no text tells. `top_only` leaves
-    out what functions import when they are called.
+    `from a.b import c` gives `a.b.c`, since no text tells whether `c` is a module; `within` finds either. A plain `a.b`
+    comes from `import a.b` or a star only: it stands for the whole of it. `typing_too=False` leaves out what only type
+    checkers see, `top_only` what functions import when they are called.
     """
     found: set[str] = set()
     for node in _nodes(ast.parse(source).body, typing_too=typing_too, top_only=top_only):
@@ -25,7 +26,7 @@ def imports(source: str, module: str, *, typing_too: bool = True, top_only: bool
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             origin = _origin(node, module)
-            found |= {origin, *(f"{origin}.{alias.name}" for alias in node.names if alias.name != "*")}
+            found |= {origin if alias.name == "*" else f"{origin}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Call) and (name := _called_import(node)) is not None:
             found.add(_absolute(name, module))
     return found
