@@ -9,12 +9,13 @@ FOLDERS := elastrain comm snapshot offload launcher tests experiments docs
 export OMP_NUM_THREADS := 1
 export PYTHONHASHSEED := 0
 
-.PHONY: help install lint check format test docs demo clean
+.PHONY: help install lint check format test docs house demo clean
 help:
 	@echo "make demo    three nodes train, a worker and a node are killed, nothing is lost (some two minutes)"
 	@echo "make check   format, lint, types, layers, unit tests (some two minutes)"
 	@echo "make test    everything that runs without a GPU (some half an hour on two cores)"
 	@echo "make docs    pages and API reference, in site/ (a quarter of a minute)"
+	@echo "make house   sizes, double names, unused dependencies: what is over the limits (seconds)"
 	@echo "make format  rewrite the sources in the house format"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -46,6 +47,9 @@ test: lint
 
 docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+house: $(STAMP)
+	@$(BIN)/python -m tests.support.table
 
 demo: $(STAMP)
 	$(BIN)/python -m experiments.demo.run

@@ -1,0 +1,158 @@
+"""The house's limits: where each figure has to arrive, how far off it may be today, what to do about a difference.
+
+`tests/unit/house.toml` lists by name what is over its limit today. It is a ratchet: no name may come in, no figure may
+grow, and a name that has improved is struck or lowered. `python -m tests.support.table` prints all figures; with
+`--lower` it strikes and lowers.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tests.support.house import House, Sizes, measure
+from tests.support.sources import ROOT
+
+TABLE = ROOT / "tests/unit/house.toml"
+LOWER = "python -m tests.support.table --lower"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Where one figure has to arrive, for every file, function or class, and what to do with one that is over it."""
+
+    at_most: int
+    advice: str
+
+
+LIMITS = {
+    "file_lines": Limit(350, "split it by what it is responsible for"),
+    "function_lines": Limit(40, "let parts of it have names of their own"),
+    "parameters": Limit(6, "group what belongs together in a frozen value"),
+    "object_fields": Limit(12, "find the parts that own some of them"),
+    "object_methods": Limit(25, "find the parts that some of them are about"),
+    "object_lines": Limit(300, "find the parts in it"),
+    "inherited_state": Limit(0, "hold an object instead of inheriting its fields"),
+    "double_names": Limit(0, "name one of the classes for what it is"),
+    "unread_wire_fields": Limit(0, "do not send what nobody reads"),
+    "unused_dependencies": Limit(0, "strike it in pyproject.toml and constraints.txt"),
+}
+TOTALS = {"function_median": 6, "function_p90": 16, "product_lines": 26_500}
+"""Figures of the whole product, and where they have to arrive."""
+COMMENTS_PERCENT = 6.0
+"""Of the lines of the pure parts, at least."""
+SLACK = {"product_lines": 300, "comments_percent": 0.2}
+
+Table = Mapping[str, Mapping[str, float]]
+
+
+def by_figure(house: House) -> dict[str, Sizes]:
+    """Every figure that has a limit for each name."""
+    return {
+        "file_lines": house.files,
+        "function_lines": house.functions,
+        "parameters": house.parameters,
+        "object_fields": house.object_fields,
+        "object_methods": house.object_methods,
+        "object_lines": house.object_lines,
+        "inherited_state": house.inherited_state,
+        "double_names": house.double_names,
+        "unread_wire_fields": house.unread_wire_fields,
+        "unused_dependencies": house.unused_dependencies,
+    }
+
+
+def read() -> Table:
+    return tomllib.loads(TABLE.read_text())
+
+
+def worse(figure: str, measured: Sizes, listed: Mapping[str, float]) -> list[str]:
+    """A sentence for each name that is over the limit and not listed, or over what is listed."""
+    limit = LIMITS[figure]
+    return [
+        f"{name}: {figure} {size}, at most {listed.get(name, limit.at_most)}: {limit.advice} "
+        f"(if it was only renamed, rename its line in {TABLE.name})"
+        for name, size in sorted(measured.items())
+        if size > listed.get(name, limit.at_most)
+    ]
+
+
+def outdated(figure: str, measured: Sizes, listed: Mapping[str, float]) -> list[str]:
+    """A sentence for each line of the table that allows more than is needed. A tenth is let pass: many land at once."""
+    return [
+        f"{name}: {figure} {measured.get(name, 0)}, the table allows {allowed}: run `{LOWER}`"
+        for name, allowed in sorted(listed.items())
+        if measured.get(name, 0) <= LIMITS[figure].at_most or measured[name] < 0.9 * allowed
+    ]
+
+
+def worse_totals(house: House, listed: Mapping[str, float]) -> list[str]:
+    """A sentence for each total that is worse than the table allows. Getting better is free."""
+    found = [
+        f"{figure} {getattr(house, figure)}, at most {listed[figure]} (to arrive at {target})"
+        for figure, target in TOTALS.items()
+        if getattr(house, figure) > listed[figure]
+    ]
+    percent = house.comments_percent["pure"]
+    if percent < listed["comments_percent"]:
+        found.append(f"{percent} % of the pure parts' lines are comments, {listed['comments_percent']} % were: say why")
+    return found
+
+
+def lowered(house: House, table: Table) -> dict[str, dict[str, float]]:
+    """The table with everything struck or lowered that has improved. What has become worse stays as it is listed."""
+    sizes = by_figure(house)
+    lower: dict[str, dict[str, float]] = {"totals": _lowered_totals(house, table["totals"])}
+    for figure, limit in LIMITS.items():
+        still = {name: sizes[figure].get(name, 0) for name in table.get(figure, {})}
+        lower[figure] = {
+            name: min(size, table[figure][name]) for name, size in sorted(still.items()) if size > limit.at_most
+        }
+    return lower
+
+
+def _lowered_totals(house: House, listed: Mapping[str, float]) -> dict[str, float]:
+    """Not below the target, and with some slack: what others land next may need a few lines first."""
+    wanted = {name: getattr(house, name) + SLACK.get(name, 0) for name in TOTALS}
+    totals = {name: min(listed[name], max(TOTALS[name], wanted[name])) for name in TOTALS}
+    percent = min(COMMENTS_PERCENT, round(house.comments_percent["pure"] - SLACK["comments_percent"], 1))
+    return {**totals, "comments_percent": max(listed["comments_percent"], percent)}
+
+
+def as_toml(table: Table) -> str:
+    """One line per name, so that two who strike different names seldom meet."""
+    head = "# Who is over the house's limits today. Lines are struck or lowered, never added or raised:\n"
+    parts = [f"{head}#   {LOWER}\n"]
+    for figure, names in table.items():
+        limit = f"  # at most {LIMITS[figure].at_most}" if figure in LIMITS else ""
+        parts += [f"\n[{figure}]{limit}\n", *(f'"{name}" = {size}\n' for name, size in names.items())]
+    return "".join(parts)
+
+
+def report(house: House) -> str:
+    """All figures as they are now, the worst names of each."""
+    lines = [f"{figure:<20}{getattr(house, figure):>7}   to arrive at {target}" for figure, target in TOTALS.items()]
+    percents = ", ".join(f"{room} {percent}" for room, percent in house.comments_percent.items())
+    lines.append(
+        f"{'comments %':<20}{house.comments_percent['pure']:>7}   to arrive at {COMMENTS_PERCENT} ({percents})"
+    )
+    for figure, sizes in by_figure(house).items():
+        limit = LIMITS[figure].at_most
+        over = sorted(((size, name) for name, size in sizes.items() if size > limit), reverse=True)
+        largest = max(sizes.values(), default=0)
+        lines.append(f"{figure:<20}{largest:>7}   at most {limit}; {len(over)} over it")
+        lines += [f"{size:>27}   {name}" for size, name in over]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> None:
+    house = measure()
+    sys.stdout.write(report(house) + "\n")
+    if "--lower" in arguments:
+        TABLE.write_text(as_toml(lowered(house, read())))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
