@@ -75,7 +75,7 @@ class Arithmetic(Protocol):
         """A state with memory of its own, and the digest of what was packed."""
 
 
-class Shelf(Protocol[Key]):
+class StateStore(Protocol[Key]):
     """States by key. What was taken out and changed has to be put back."""
 
     @property

@@ -20,7 +20,7 @@ def join_weights(left: Weight, right: Weight) -> Weight:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedGradient:
     """A shard's gradient over the whole step, as its primary has it."""
 
     contribution: Contribution
@@ -68,7 +68,7 @@ class Attempt:
     own: list[PartialSet] = field(default_factory=list)
     sent: set[tuple[int, Node]] = field(default_factory=set)
     folds: dict[tuple[int, int], PartialSet] = field(default_factory=dict)
-    finished: dict[int, Finished] = field(default_factory=dict)
+    finished: dict[int, FinishedGradient] = field(default_factory=dict)
     acks: dict[int, set[str]] = field(default_factory=dict)
     votes: dict[str, Vote] = field(default_factory=dict)
     voted: bool = False

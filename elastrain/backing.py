@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from elastrain import protocol as p
-from elastrain.attempt import Finished
+from elastrain.attempt import FinishedGradient
 from elastrain.comparing import Comparing
-from elastrain.messages import Ack, Copied, Copy, Doubt, Gradient
-from elastrain.standing import Held
+from elastrain.messages import Ack, Copied, Doubt, Gradient, ShardCopy
+from elastrain.standing import HeldShard
 
 
 class Backing(Comparing):
@@ -42,14 +42,14 @@ class Backing(Comparing):
             return
         for index, shard in enumerate(message.shards):
             held = self._held(shard)
-            held.kept[message.step] = Finished(
+            held.kept[message.step] = FinishedGradient(
                 message.contribution, message.touched[index], message.square_norms[index]
             )
             self._do(p.StoreGradient(step=message.step, shard=shard, payload=payload, index=index))
             held.owed[message.step] = source
         self._acknowledge(message.shards)
 
-    def _may_acknowledge(self, held: Held, step: int) -> bool:
+    def _may_acknowledge(self, held: HeldShard, step: int) -> bool:
         """A backup answers for `step` only when its state of the step before is verified."""
         return held.version == step - 1
 
@@ -65,8 +65,8 @@ class Backing(Comparing):
 
     # ------------------------------------------------------------------------------------------- backups behind
 
-    def _held(self, shard: int) -> Held:
-        return self.held.setdefault(shard, Held())
+    def _held(self, shard: int) -> HeldShard:
+        return self.held.setdefault(shard, HeldShard())
 
     def _drop_given_away(self) -> None:
         for shard in sorted(self._dropping):
@@ -138,7 +138,7 @@ class Backing(Comparing):
 
     def _send_copy(self, shard: int, member: str) -> None:
         """With the digest that is known to be right, so that what has changed here since does not spread."""
-        self._send(member, Copy(step=self.committed, shard=shard, digest=self.held[shard].digest))
+        self._send(member, ShardCopy(step=self.committed, shard=shard, digest=self.held[shard].digest))
 
     def _may_copy(self) -> bool:
         """A copy is read before the state moves on, so a vote waits for it: copies are made while runs are computed.

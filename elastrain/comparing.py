@@ -14,7 +14,7 @@ from elastrain.fold import is_covered
 from elastrain.messages import Digests, Doubt, Evidence
 from elastrain.placement import Holders
 from elastrain.reduction import Reduction
-from elastrain.standing import Held
+from elastrain.standing import HeldShard
 from elastrain.witness import Difference, Ends, Verdict, judge, judge_copy, judge_parameters, look_again, other_primary
 
 
@@ -45,7 +45,7 @@ class Comparing(Reduction):
         members = {*before[shard].all, *self.now[shard].all, *self._followers[shard]}
         return members & set(self._others)
 
-    def _on_digested(self, event: p.Digested) -> None:
+    def _on_digested(self, event: p.StatesDigested) -> None:
         self._digesting = False
         if event.step != self.committed or self.recovering:
             return
@@ -239,12 +239,12 @@ class Comparing(Reduction):
             held.answers[source] = message.digest
             self._judge(held)
 
-    def _judge(self, held: Held) -> None:
+    def _judge(self, held: HeldShard) -> None:
         assert held.difference is not None
         if held.answers.keys() >= set(self._others):
             self._conclude(held, judge(held.difference, held.answers))
 
-    def _conclude(self, held: Held, verdict: Verdict) -> None:
+    def _conclude(self, held: HeldShard, verdict: Verdict) -> None:
         assert held.difference is not None
         shard, step = held.difference.shard, held.difference.step
         if verdict.ends is Ends.NOTHING:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 from elastrain import protocol as p
 from elastrain.committing import Committing
-from elastrain.messages import Done, GoesOn
+from elastrain.messages import EndsBefore, GoesOn
 
 
 def job_ends(voters: Sequence[str], left: Collection[str], going: Collection[str]) -> bool | None:
@@ -33,7 +33,7 @@ class Leaving(Committing):
         if self._finishing is not None and self.me not in self._done and self._is_settled():
             self._done[self.me] = self._finishing
             for member in self._others:
-                self._send(member, Done(step=self._finishing))
+                self._send(member, EndsBefore(step=self._finishing))
 
     def _is_settled(self) -> bool:
         """The last step's parameters and copies are compared, too."""

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from elastrain import protocol as p
-from elastrain.arithmetic import Arithmetic, GradientSlot, Shelf, State, Tensor
+from elastrain.arithmetic import Arithmetic, GradientSlot, State, StateStore, Tensor
 from elastrain.fold import Node, is_covered, overlap
 from elastrain.lending import Buffers
-from elastrain.messages import Copy, Gradient, Message, Partial, Publish
+from elastrain.messages import Gradient, Message, Partial, Publish, ShardCopy
 
 BEHIND_BYTES = 4 << 20
 """State that is updated in one go behind the scenes: it keeps the engine from its messages for that long."""
@@ -24,7 +24,7 @@ EVER = 1 << 62
 
 
 @dataclass(eq=False)
-class Slot:
+class UsedSlot:
     """A gradient slot, the blocks whose partial it holds, and whether the training loop accumulates into it."""
 
     slot: GradientSlot
@@ -41,8 +41,8 @@ class Ledger:
         runs: int,
         lanes: Sequence[int],
         arithmetic: Arithmetic,
-        states: Shelf[int],
-        scratch: Shelf[tuple[int, int]],
+        states: StateStore[int],
+        scratch: StateStore[tuple[int, int]],
     ) -> None:
         self.behind: deque[p.ApplyBehind | p.ComputeDigests | p.DigestParameters] = deque()
         self._digested: dict[int, int] = {}
@@ -52,8 +52,8 @@ class Ledger:
         self._arithmetic = arithmetic
         self._buffers: Buffers[Tensor] = Buffers(arithmetic.new_buffer, arithmetic.kind)
         self._free_slots: list[GradientSlot] = []
-        self._running: Slot | None = None
-        self._own: dict[tuple[int, int], dict[Node, Slot]] = {}
+        self._running: UsedSlot | None = None
+        self._own: dict[tuple[int, int], dict[Node, UsedSlot]] = {}
         """(step, block) -> this member's partials."""
         self._ended = -1
         """Newest step whose attempt has ended: what is computed for it from then on serves nobody."""
@@ -72,10 +72,10 @@ class Ledger:
     def start_run(self) -> GradientSlot:
         """A slot for the next run; the training loop zeroes it and accumulates into it."""
         slot = self._free_slots.pop() if self._free_slots else self._arithmetic.new_slot()
-        self._running = Slot(slot)
+        self._running = UsedSlot(slot)
         return slot
 
-    def block_done(self, event: p.RunDone) -> None:
+    def block_done(self, event: p.BlockDone) -> None:
         """The block's part of the run is a partial of this member, unless it has it already or the step has ended."""
         assert self._running is not None
         node, mine = (event.run, event.run + 1), self._own.setdefault((event.step, event.block), {})
@@ -96,11 +96,11 @@ class Ledger:
             self._stop(self._running)
             self._running = None
 
-    def _stop(self, slot: Slot) -> None:
+    def _stop(self, slot: UsedSlot) -> None:
         slot.running = False
         self._recycle(slot)
 
-    def _recycle(self, slot: Slot) -> None:
+    def _recycle(self, slot: UsedSlot) -> None:
         """A slot is free when it holds no partial and nobody computes into it: then, and once."""
         if not slot.blocks and not slot.running:
             assert all(slot.slot is not free for free in self._free_slots), "a gradient slot is free twice"
@@ -121,8 +121,10 @@ class Ledger:
                 self._enter_fold((command.shard, command.lane), command.node, self._incoming(command))
             case p.CombineShard():
                 self._combine_shard(command)
-            case p.Finish():
-                return p.Finished(step=command.step, square_norms={s: self._finish(command, s) for s in command.shards})
+            case p.FinishGradients():
+                return p.GradientsFinished(
+                    step=command.step, square_norms={s: self._finish(command, s) for s in command.shards}
+                )
             case p.StoreGradient():
                 self._store_gradient(command)
             case p.Create():
@@ -194,7 +196,7 @@ class Ledger:
 
     # --------------------------------------------------------------------------------------------------- comparisons
 
-    def _compute_digests(self, task: p.ComputeDigests) -> p.Digested:
+    def _compute_digests(self, task: p.ComputeDigests) -> p.StatesDigested:
         digests: dict[int, int] = {}
         published: dict[int, int] = {}
         for shard in dict.fromkeys((*task.shards, *task.published)):
@@ -204,7 +206,7 @@ class Ledger:
                 digests[shard] = self._arithmetic.digest(state)
             if shard in task.published:
                 published[shard] = self._arithmetic.digest_published(shard, state)
-        return p.Digested(step=task.step, digests=digests, published=published)
+        return p.StatesDigested(step=task.step, digests=digests, published=published)
 
     def _digest_parameters(self, task: p.DigestParameters) -> list[p.Event]:
         """Some of them, and the rest in later turns."""
@@ -285,7 +287,7 @@ class Ledger:
             self._buffers.give_back(right)
         return out
 
-    def _finish(self, command: p.Finish, shard: int) -> float:
+    def _finish(self, command: p.FinishGradients, shard: int) -> float:
         """The sum over all runs of each lane, and nothing less, added in block order."""
         total, *more = (self._folds[shard, lane].pop(self._root) for lane in range(self._lanes[shard]))
         for tensor in more:
@@ -379,6 +381,6 @@ class Ledger:
                 return [self._gradient_of(message.step, shard) for shard in message.shards]
             case Publish():
                 return [self._arithmetic.parameters(shard) for shard in message.shards]
-            case Copy():
+            case ShardCopy():
                 return self._arithmetic.pack(self._states[message.shard])
         return []

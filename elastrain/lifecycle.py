@@ -16,17 +16,17 @@ from elastrain.leaving import Leaving
 from elastrain.messages import (
     Ack,
     Copied,
-    Copy,
     Digests,
-    Done,
     Doubt,
+    EndsBefore,
     Evidence,
     GoesOn,
     Gradient,
-    LoopState,
+    LoopHandover,
     Message,
     Partial,
     Publish,
+    ShardCopy,
 )
 from elastrain.placement import target
 from elastrain.recovery import decide
@@ -56,15 +56,15 @@ class Lifecycle(Leaving):
                 self._asked = self.begun
                 self._go_on()
                 self._end_run()
-            case p.RunDone():
+            case p.BlockDone():
                 self._on_run_done(event)
             case p.Checked():
                 self._on_checked(event)
-            case p.Finished():
+            case p.GradientsFinished():
                 self._on_finished(event)
             case p.AppliedBehind():
                 self._on_applied_behind(event)
-            case p.Digested():
+            case p.StatesDigested():
                 self._on_digested(event)
             case p.ParametersDigested():
                 self._on_parameters_digested(event)
@@ -74,9 +74,9 @@ class Lifecycle(Leaving):
                 self._on_digested_again(event)
             case p.TookCopy():
                 self._on_took_copy(event)
-            case p.Finishing():
+            case p.LoopEnded():
                 self._finishing = event.step
-            case p.Ended():
+            case p.JobEnded():
                 self._let_go()
         self._progress()
         out, self._out = self._out, []
@@ -133,7 +133,7 @@ class Lifecycle(Leaving):
         self._forget_comparison()
         self._announced = False
         self._later = [a for a in self._later if not self._is_stale(a)]
-        self._do(p.Edit(view=self.view))
+        self._do(p.EditMesh(view=self.view))
         report = self._report()
         self._allowed = frozenset(report.pending[: report.fixed])
         self._reports[self.me] = report
@@ -191,7 +191,7 @@ class Lifecycle(Leaving):
         match message:
             case Partial() | Gradient() | Ack() | Vote():
                 return message.step > self.committed + 1
-            case Digests() | Copy() | Copied() | Doubt() | Evidence():
+            case Digests() | ShardCopy() | Copied() | Doubt() | Evidence():
                 return message.step > self.committed
             case _:
                 return False
@@ -220,7 +220,7 @@ class Lifecycle(Leaving):
                 self._on_publish(message, arrival.payload)
             case Digests():
                 self._on_digests(source, message)
-            case Copy():
+            case ShardCopy():
                 if message.step == self.committed:
                     self._do(
                         p.TakeCopy(
@@ -237,9 +237,9 @@ class Lifecycle(Leaving):
                 self._on_doubt(source, message)
             case Evidence():
                 self._on_evidence(source, message)
-            case LoopState():
+            case LoopHandover():
                 self._loop_state = (message.step, message.state, arrival.payload)
-            case Done():
+            case EndsBefore():
                 self._done[source] = message.step
                 self._go_on()
             case GoesOn():
@@ -421,7 +421,7 @@ class Lifecycle(Leaving):
         if self._newcomers and not self.recovering and self.begun == self.committed + 1:
             assert self._loop_state is not None
             for member in self._newcomers:
-                self._send(member, LoopState(step=self.begun, state=self._loop_state[1]))
+                self._send(member, LoopHandover(step=self.begun, state=self._loop_state[1]))
             self._newcomers = ()
 
     def _enter(self) -> None:

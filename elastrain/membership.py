@@ -37,7 +37,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Ruling:
     """A yes or no, and why."""
 
     yes: bool
@@ -128,32 +128,32 @@ def redundancy(holders: HoldersByShard, alive: Collection[str], backups: int) ->
     return words + (", copying" if spare < min(backups, len(alive) - 1) else "")
 
 
-def may_restart(*, exit_code: int, finishing: bool, refused: bool, used: int, allowed: int) -> Verdict:
+def may_restart(*, exit_code: int, finishing: bool, refused: bool, used: int, allowed: int) -> Ruling:
     """Whether a worker that ended is started again. `exit_code` < 0 is minus the signal."""
     if refused:
-        return Verdict(yes=False, reason="it was refused; the same worker would be refused again")
+        return Ruling(yes=False, reason="it was refused; the same worker would be refused again")
     if exit_code == 0:
-        return Verdict(yes=False, reason="its script ended by itself")
+        return Ruling(yes=False, reason="its script ended by itself")
     if finishing:
-        return Verdict(yes=False, reason="the job is finishing")
+        return Ruling(yes=False, reason="the job is finishing")
     if used >= allowed:
-        return Verdict(yes=False, reason=f"all {allowed} restarts are used up (--max-restarts)")
-    return Verdict(yes=True, reason=f"restart {used + 1} of {allowed}")
+        return Ruling(yes=False, reason=f"all {allowed} restarts are used up (--max-restarts)")
+    return Ruling(yes=True, reason=f"restart {used + 1} of {allowed}")
 
 
-def ends_job(failure: Failure, earlier: Sequence[Failure], *, committed: bool) -> Verdict:
+def ends_job(failure: Failure, earlier: Sequence[Failure], *, committed: bool) -> Ruling:
     """Whether an exception in the user's code ends the job: before the first commit, or the same from two members."""
     if not committed:
-        return Verdict(yes=True, reason=f"the script raised on {failure.member} before the first commit")
+        return Ruling(yes=True, reason=f"the script raised on {failure.member} before the first commit")
     for other in earlier:
         same = other.signature == failure.signature and other.place == failure.place
         if same and other.member != failure.member:
-            return Verdict(
+            return Ruling(
                 yes=True,
                 reason=f"{other.member} and {failure.member} raised the same exception at {failure.place}: "
                 "it is a fault in the script, not in a machine",
             )
-    return Verdict(yes=False, reason=f"the script raised on {failure.member} at {failure.place}; another member tries")
+    return Ruling(yes=False, reason=f"the script raised on {failure.member} at {failure.place}; another member tries")
 
 
 def spec_difference(expected: Mapping[str, object], came: Mapping[str, object]) -> str:

@@ -72,7 +72,7 @@ class Digests:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copy:
+class ShardCopy:
     """A shard's whole state as of `step`, for a member that is to become a holder."""
 
     step: int
@@ -111,7 +111,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoopState:
+class LoopHandover:
     """What a newcomer's training loop needs to enter `step`: schedulers, registered objects. Tensors travel beside."""
 
     step: int
@@ -119,7 +119,7 @@ class LoopState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
+class EndsBefore:
     """The training loop of this member has ended before `step`."""
 
     step: int
@@ -140,12 +140,12 @@ Message: TypeAlias = (
     | Vote
     | Publish
     | Digests
-    | Copy
+    | ShardCopy
     | Copied
     | Doubt
     | Evidence
-    | LoopState
-    | Done
+    | LoopHandover
+    | EndsBefore
     | GoesOn
 )
 

@@ -50,7 +50,7 @@ class Ready:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunDone:
+class BlockDone:
     """The gradient of one block over one run is complete."""
 
     step: int
@@ -70,8 +70,8 @@ class Checked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished:
-    """Result of `Finish`: squared norms per shard."""
+class GradientsFinished:
+    """Result of `FinishGradients`: squared norms per shard."""
 
     step: int
     square_norms: dict[int, float]
@@ -87,7 +87,7 @@ class AppliedBehind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Digested:
+class StatesDigested:
     """Result of `ComputeDigests`."""
 
     step: int
@@ -136,40 +136,40 @@ class TookCopy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finishing:
+class LoopEnded:
     """The training loop ended before `step`."""
 
     step: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class JobEnded:
     """The launcher says that a member left in peace: all had the last step, nobody is waited for."""
 
 
 Event: TypeAlias = (
-    Ended
+    JobEnded
     | Viewed
     | Arrived
     | Began
     | Ready
-    | RunDone
+    | BlockDone
     | Checked
-    | Finished
+    | GradientsFinished
     | AppliedBehind
-    | Digested
+    | StatesDigested
     | ParametersDigested
     | UpdatedAgain
     | DigestedAgain
     | TookCopy
-    | Finishing
+    | LoopEnded
 )
 
 # ----------------------------------------------------------------------------------------------------------- commands
 
 
 @dataclass(frozen=True, kw_only=True)
-class Edit:
+class EditMesh:
     """Edit the mesh in place to this view; from now on frames of older generations are void."""
 
     view: View
@@ -260,8 +260,8 @@ class CombineShard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finish:
-    """Add the lanes of these shards in block order and measure them. Answer: `Finished`."""
+class FinishGradients:
+    """Add the lanes of these shards in block order and measure them. Answer: `GradientsFinished`."""
 
     step: int
     shards: tuple[int, ...]
@@ -329,7 +329,7 @@ class Unbind:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeDigests:
-    """Digest these states, and what was published of their parameters, when there is time. Answer: `Digested`."""
+    """Digest these states, and what was published of their parameters, when there is time. Answer: `StatesDigested`."""
 
     step: int
     shards: tuple[int, ...]
@@ -438,7 +438,7 @@ class Fail:
 
 
 Command: TypeAlias = (
-    Edit
+    EditMesh
     | Send
     | ReadView
     | Compute
@@ -448,7 +448,7 @@ Command: TypeAlias = (
     | CombineOwn
     | Keep
     | CombineShard
-    | Finish
+    | FinishGradients
     | StoreGradient
     | Create
     | Apply

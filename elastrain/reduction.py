@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from elastrain import protocol as p
-from elastrain.attempt import Finished, Weight
+from elastrain.attempt import FinishedGradient, Weight
 from elastrain.fold import Node, is_covered
 from elastrain.messages import Partial
 from elastrain.standing import Standing
@@ -19,7 +19,7 @@ class Reduction(Standing):
         """Send finished gradients to backups and followers."""
         raise NotImplementedError
 
-    def _on_run_done(self, event: p.RunDone) -> None:
+    def _on_run_done(self, event: p.BlockDone) -> None:
         if event.step != self.attempt.step:
             return
         if self.recovering:
@@ -94,20 +94,20 @@ class Reduction(Standing):
     def _finish_folds(self) -> None:
         whole, self._whole = self._whole, []
         if whole:
-            self._do(p.Finish(step=self.attempt.step, shards=tuple(whole)))
+            self._do(p.FinishGradients(step=self.attempt.step, shards=tuple(whole)))
 
     def _is_folded(self, shard: int) -> bool:
         lanes = range(len(self.shape.shards[shard].lanes))
         return all((shard, n) in self.attempt.folds and self.attempt.folds[shard, n].complete for n in lanes)
 
-    def _on_finished(self, event: p.Finished) -> None:
+    def _on_finished(self, event: p.GradientsFinished) -> None:
         if event.step != self.attempt.step:
             return
         root = self.attempt.fold.root
         for shard, square_norm in event.square_norms.items():
             lanes = range(len(self.shape.shards[shard].lanes))
             weights = [self.attempt.folds[shard, lane].weight(root) for lane in lanes]
-            self.attempt.finished[shard] = Finished(
+            self.attempt.finished[shard] = FinishedGradient(
                 contribution=weights[0][0], touched=tuple(w[1] for w in weights), square_norm=square_norm
             )
         if not self.recovering:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from elastrain import protocol as p
-from elastrain.attempt import Attempt, Finished
+from elastrain.attempt import Attempt, FinishedGradient
 from elastrain.fold import Fold
 from elastrain.messages import Message
 from elastrain.placement import Holders, Placement
@@ -26,12 +26,12 @@ NEVER = -2
 
 
 @dataclass
-class Held:
+class HeldShard:
     """A shard's state in this member's hands."""
 
     version: int = NEVER
     """The step after which it stands, verified (or its own work as primary)."""
-    kept: dict[int, Finished] = field(default_factory=dict)
+    kept: dict[int, FinishedGradient] = field(default_factory=dict)
     """Finished gradients by step, until their update is verified."""
     scratch: dict[int, int] = field(default_factory=dict)
     """Step -> digest of the update made behind, not yet verified."""
@@ -70,7 +70,7 @@ class Standing:
         self.goal: Placement = ()
         self.parameters = [NEVER] * len(shape.shards)
         self._missing: set[int] | None = None
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, HeldShard] = {}
         self.bound: set[int] = set()
         self.begun = -1
         self.entered = False
@@ -79,7 +79,7 @@ class Standing:
         self._out: list[p.Command] = []
         self._reports: dict[str, Report] = {}
         self._later: list[p.Arrived] = []
-        self._deferred: list[p.RunDone] = []
+        self._deferred: list[p.BlockDone] = []
         self._whole: list[int] = []
         self._allowed: frozenset[int] = frozenset()
         self._ready = False

@@ -25,7 +25,7 @@ from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.values import Frame, How, Lost, Newer, Peer
 from elastrain.lifecycle import Lifecycle
-from elastrain.messages import Copied, Copy, LoopState, Message, Partial, Publish, decode, encode
+from elastrain.messages import Copied, LoopHandover, Message, Partial, Publish, ShardCopy, decode, encode
 from elastrain.runtime.channel import Channel, ChannelClosedError
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.faults import ArmedFault, Faults
@@ -159,7 +159,7 @@ class Engine:
             raise errors.StoppedError("the job has ended")
         return outcome
 
-    def block_done(self, event: p.RunDone) -> None:
+    def block_done(self, event: p.BlockDone) -> None:
         self._tell(event)
 
     def checked(self, event: p.Checked) -> None:
@@ -168,7 +168,7 @@ class Engine:
     def finish(self, step: int) -> None:
         """Wait until every member is at the end. Raises StoppedError if most members go on."""
         self._faults.reach(step, "shutdown")
-        self._tell(p.Finishing(step=step))
+        self._tell(p.LoopEnded(step=step))
         self._next()
 
     def close(self) -> None:
@@ -272,7 +272,7 @@ class Engine:
                     self._events.append(result)
 
     def _before(self, event: p.Event) -> None:
-        if isinstance(event, p.RunDone):
+        if isinstance(event, p.BlockDone):
             self._executor.block_done(event)
         elif isinstance(event, p.Ready):
             self._executor.end_run()
@@ -288,7 +288,7 @@ class Engine:
                 self._outbox.put(Work(command, self._executor.check_slot()))
             case p.Advance() | p.Enter() | p.Leave():
                 self._release(command)
-            case p.Edit():
+            case p.EditMesh():
                 self._edit(command.view)
             case p.Passed():
                 self._passed(command)
@@ -324,7 +324,7 @@ class Engine:
                 self._faults.reach(message.step, "reduce")
             case Report() if message.committed >= 0:
                 self._faults.reach(message.committed + 1, "recover")
-            case Copy() | Copied():
+            case ShardCopy() | Copied():
                 self._faults.reach(message.step + 1, "rebalance")
         try:
             self._mesh.send(command.to, kind, body, self._payload(message))
@@ -337,7 +337,7 @@ class Engine:
                 self._faults.reach(message.step, "publish")
 
     def _payload(self, message: Message) -> list[Tensor]:
-        return self._loop_payload() if isinstance(message, LoopState) else self._executor.payload(message)
+        return self._loop_payload() if isinstance(message, LoopHandover) else self._executor.payload(message)
 
     def _edit(self, view: View) -> None:
         self.view = view
@@ -451,7 +451,7 @@ class Engine:
                 self._journal.write("view", generation=view.generation, members=list(view.ids), reason=view.reason)
                 self._inbox.append(p.Viewed(view=view))
             case "ended":
-                self._inbox.append(p.Ended())
+                self._inbox.append(p.JobEnded())
             case "fault":
                 self._faults.arm(
                     ArmedFault(

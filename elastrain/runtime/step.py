@@ -308,7 +308,7 @@ class Step:
         self._parts.reach(self.number, "backward")
         mask = sum(1 << leaf for leaf in touched)
         self._parts.engine.block_done(
-            p.RunDone(step=self.number, run=self._run, block=block, contribution=self._contribution, touched=mask)
+            p.BlockDone(step=self.number, run=self._run, block=block, contribution=self._contribution, touched=mask)
         )
 
 

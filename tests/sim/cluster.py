@@ -16,7 +16,7 @@ from elastrain import protocol as p
 from elastrain.ledger import Ledger
 from elastrain.lifecycle import Lifecycle
 from elastrain.membership import HoldersByShard, Outcome, propose
-from elastrain.messages import Ack, Copy, Digests, Gradient, Partial, Publish
+from elastrain.messages import Ack, Digests, Gradient, Partial, Publish, ShardCopy
 from elastrain.placement import Placement
 from elastrain.scaling import LossScale
 from elastrain.values import Report, Shape, ShardShape, Vote
@@ -24,7 +24,7 @@ from elastrain.world import Member, View
 from tests.sim.checks import Checks, Truth, content
 from tests.sim.member import Outbox, Run, SimMember, Violation
 
-DEATHS = (object, Report, Partial, Gradient, Ack, Vote, Publish, Publish, Digests, Copy)
+DEATHS = (object, Report, Partial, Gradient, Ack, Vote, Publish, Publish, Digests, ShardCopy)
 Choice = tuple[Any, Callable[[Any], None], Any]
 """(what is slow or not, what to do, with what)."""
 
@@ -340,7 +340,7 @@ class Cluster:
             self._check_all_are_done(name)
             self.ended = True
             for other in self.members:
-                self.loops[other].appendleft(p.Ended)
+                self.loops[other].appendleft(p.JobEnded)
 
     def _check_all_are_done(self, name: str) -> None:
         """The end is a barrier: who has passed it frees all others, wherever they are."""
@@ -402,7 +402,7 @@ class Cluster:
             raise Violation(f"the loop of {name} enters step {step} with the state of step {member.loop}")
         self.loops[name].append(lambda: member.begin(step))
         if step >= self._end_of(name):
-            self.loops[name].append(lambda: p.Finishing(step=step))
+            self.loops[name].append(lambda: p.LoopEnded(step=step))
         else:
             self.loops[name].append(p.Ready)
 

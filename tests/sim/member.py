@@ -116,7 +116,7 @@ class SimMember:
         run.weights = self.digest()
         run.told = self.contribution_of_run(run.compute.step, run.compute.run)
 
-    def backward(self, run: Run, block: int) -> p.RunDone | None:
+    def backward(self, run: Run, block: int) -> p.BlockDone | None:
         """One block's gradients land; it is reported once, however often the run is computed."""
         step, number = run.compute.step, run.compute.run
         weights = run.weights if run.weights == self.digest() else symbol("torn", run.weights, self.digest())
@@ -128,7 +128,7 @@ class SimMember:
             return None
         run.reported.add(block)
         touched = 1 << number if symbol("touched", step, number, block) % 3 else 0
-        return p.RunDone(step=step, run=number, block=block, contribution=run.told, touched=touched)
+        return p.BlockDone(step=step, run=number, block=block, contribution=run.told, touched=touched)
 
     def compute_again(self, run: Run) -> None:
         """The drive did not give back what was saved for this backward."""
@@ -199,7 +199,7 @@ class SimMember:
         return out
 
     def _before(self, event: p.Event) -> None:
-        if isinstance(event, p.RunDone):
+        if isinstance(event, p.BlockDone):
             self.ledger.block_done(event)
         elif isinstance(event, p.Ready):
             self.ledger.end_run()
@@ -214,7 +214,7 @@ class SimMember:
             case p.Send():
                 out.frames.append((command.to, self.generation, command.message, self._payload(command.message)))
                 out.phases.append(type(command.message).__name__)
-            case p.Edit():
+            case p.EditMesh():
                 self.generation = command.view.generation
             case p.ReadView():
                 out.read_view = True

@@ -16,9 +16,9 @@ from unittest.mock import patch
 from elastrain import protocol as p
 from elastrain.attempt import PartialSet, Weight
 from elastrain.fold import Combine, Fold, Node, absorb, covers
-from elastrain.ledger import Ledger, Slot, Tensor
+from elastrain.ledger import Ledger, Tensor, UsedSlot
 from elastrain.lifecycle import Lifecycle
-from elastrain.messages import Gradient, LoopState, Publish
+from elastrain.messages import Gradient, LoopHandover, Publish
 from elastrain.placement import Holders
 from elastrain.recovery import decide
 from elastrain.scaling import advance
@@ -154,7 +154,7 @@ class CountsWhatItChecks(Lifecycle):
     def _on_checked(self, event: p.Checked) -> None:
         if event.run not in self.attempt.ended and event.run != self.attempt.running and event.check is not None:
             told = Contribution(event.check.loss, event.check.weight)
-            self._on_run_done(p.RunDone(step=event.step, run=event.run, block=0, contribution=told, touched=0))
+            self._on_run_done(p.BlockDone(step=event.step, run=event.run, block=0, contribution=told, touched=0))
         super()._on_checked(event)
 
 
@@ -267,7 +267,7 @@ class SendsTheLoopStateOfTheStepBefore(Lifecycle):
     def _pay_loop_state(self) -> None:
         if self._newcomers and not self.recovering and self._loop_state is not None:
             for member in self._newcomers:
-                self._send(member, LoopState(step=self.committed + 1, state=self._loop_state[1]))
+                self._send(member, LoopHandover(step=self.committed + 1, state=self._loop_state[1]))
             self._newcomers = ()
 
 
@@ -663,11 +663,11 @@ class FreesASlotTwice(Ledger):
         self._running.blocks = {0, 1, 2, 3}
         return slot
 
-    def block_done(self, event: p.RunDone) -> None:
+    def block_done(self, event: p.BlockDone) -> None:
         assert self._running is not None
         self._own.setdefault((event.step, event.block), {})[event.run, event.run + 1] = self._running
 
-    def _recycle(self, slot: Slot) -> None:
+    def _recycle(self, slot: UsedSlot) -> None:
         if not slot.blocks and not slot.running:
             self._free_slots.append(slot.slot)
 
@@ -679,7 +679,7 @@ class TakesTheFirstSumForTheWhole(Ledger):
     def _enter_fold(self, key: tuple[int, int], node: Node, tensor: Tensor) -> None:
         self._folds.setdefault(key, {})[node] = tensor
 
-    def _finish(self, command: p.Finish, shard: int) -> float:
+    def _finish(self, command: p.FinishGradients, shard: int) -> float:
         partials = self._folds[shard, 0]
         root = next(node for node in partials if node[0] == 0)
         partials[self._root] = partials.pop(root)

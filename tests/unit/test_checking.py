@@ -60,7 +60,7 @@ def test_checks_are_made_in_the_first_step_and_on_request(every: int, steps: lis
     pair = Pair(replace(SHAPE, backups=0, cross_check_every=every))
     pair.start()
     for step in range(3):
-        pair.tell("a", p.RunDone(step=step, run=0, block=0, contribution=TOLD, touched=1))
+        pair.tell("a", p.BlockDone(step=step, run=0, block=0, contribution=TOLD, touched=1))
         pair.tell("a", p.Ready())
         for name in ("a", "b"):
             pair.tell(name, p.Began(step=step + 1, settings="lr", state="s"))
@@ -78,7 +78,7 @@ def _waiting() -> Lifecycle:
     b.parameters, b._missing = [-1], None
     b.handle(p.Began(step=0, settings="lr", state="s"))
     assert p.Compute(step=0, run=1, probed=True) in b.handle(p.Ready())
-    b.handle(p.RunDone(step=0, run=1, block=0, contribution=TOLD, touched=1))
+    b.handle(p.BlockDone(step=0, run=1, block=0, contribution=TOLD, touched=1))
     b._compared = True  # with what it has computed is shown elsewhere
     return b
 

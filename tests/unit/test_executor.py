@@ -66,7 +66,7 @@ def _compute_run(executor: Executor, run: int) -> None:
     for block in range(len(executor.layout.blocks)):
         for flat in slot.block_flats(block):
             flat.fill_(float(run + 1))
-        executor.block_done(p.RunDone(step=0, run=run, block=block, contribution=Contribution(), touched=0))
+        executor.block_done(p.BlockDone(step=0, run=run, block=block, contribution=Contribution(), touched=0))
     executor.end_run()
 
 
@@ -81,7 +81,7 @@ def test_combining_adds_in_the_left_slot_and_frees_the_right_one(executor: Execu
 
 
 def _done(executor: Executor, block: int, run: int = 0, step: int = 0) -> None:
-    executor.block_done(p.RunDone(step=step, run=run, block=block, contribution=Contribution(), touched=0))
+    executor.block_done(p.BlockDone(step=step, run=run, block=block, contribution=Contribution(), touched=0))
 
 
 def test_a_step_that_ends_within_a_backward_frees_its_slot_once_and_not_before_the_run_ends(
@@ -180,8 +180,8 @@ def test_a_fold_never_writes_what_belongs_to_another_member() -> None:
     for left, right, parent in [((0, 1), (1, 2), (0, 2)), ((2, 3), (3, 4), (2, 4)), ((0, 2), (2, 4), (0, 4))]:
         combine = Combine(left=left, right=right, parent=parent)
         executor.carry_out(p.CombineShard(step=0, shard=0, lane=0, combine=combine))
-    result = executor.carry_out(p.Finish(step=0, shards=(0,)))
-    assert isinstance(result, p.Finished)
+    result = executor.carry_out(p.FinishGradients(step=0, shards=(0,)))
+    assert isinstance(result, p.GradientsFinished)
     assert math.isclose(result.square_norms[0], 36.0 * numel)
     assert [float(part[0]) for part in parts] == [0.0, 1.0, 2.0, 3.0]
 
@@ -203,8 +203,8 @@ def test_a_partial_that_covers_others_takes_their_place_and_gives_their_buffers_
     _keep(executor, (4, 6), torch.full_like(like, 2.0))
     combine((0, 4), (4, 6), (0, 6))
     assert executor.gradients_bytes() == made_bytes, "the buffer of the covered sum is used again"
-    result = executor.carry_out(p.Finish(step=0, shards=(0,)))
-    assert isinstance(result, p.Finished)
+    result = executor.carry_out(p.FinishGradients(step=0, shards=(0,)))
+    assert isinstance(result, p.GradientsFinished)
     assert math.isclose(result.square_norms[0], 36.0 * like.numel())
 
 
@@ -212,7 +212,7 @@ def test_a_finished_gradient_is_the_sum_over_all_runs_and_nothing_less() -> None
     executor = _executor(runs=4)
     _keep(executor, (0, 2), torch.zeros(executor.layout.shards[0].numel))
     with pytest.raises(KeyError):
-        executor.carry_out(p.Finish(step=0, shards=(0,)))
+        executor.carry_out(p.FinishGradients(step=0, shards=(0,)))
 
 
 def _finish(executor: Executor, value: float, step: int = 0) -> None:
@@ -221,7 +221,7 @@ def _finish(executor: Executor, value: float, step: int = 0) -> None:
         executor.carry_out(
             p.Keep(step=step, shard=shard.index, lane=0, node=(0, 1), payload=[tensor], index=0, block=shard.block)
         )
-    executor.carry_out(p.Finish(step=step, shards=tuple(s.index for s in executor.layout.shards)))
+    executor.carry_out(p.FinishGradients(step=step, shards=tuple(s.index for s in executor.layout.shards)))
 
 
 def test_a_step_is_applied_as_it_was_finished_although_who_computed_it_all_has_gone_on() -> None:
@@ -230,7 +230,7 @@ def test_a_step_is_applied_as_it_was_finished_although_who_computed_it_all_has_g
     theirs = torch.full((disturbed.layout.shards[0].numel,), 3.0)
     for executor in (disturbed, undisturbed):
         _keep(executor, (0, 1), theirs if executor is disturbed else theirs.clone())
-        executor.carry_out(p.Finish(step=0, shards=(0,)))
+        executor.carry_out(p.FinishGradients(step=0, shards=(0,)))
     theirs.zero_()
     for executor in (disturbed, undisturbed):
         executor.carry_out(p.Apply(record=_record(), shards=(0,), touched=_everything(executor)))
@@ -244,9 +244,9 @@ def test_a_frozen_block_is_folded_and_backed_up_with_nothing() -> None:
         executor.carry_out(p.Keep(step=0, shard=0, lane=0, node=(run, run + 1), payload=[nothing], index=0, block=0))
     combine = Combine(left=(0, 1), right=(1, 2), parent=(0, 2))
     executor.carry_out(p.CombineShard(step=0, shard=0, lane=0, combine=combine))
-    result = executor.carry_out(p.Finish(step=0, shards=(0,)))
+    result = executor.carry_out(p.FinishGradients(step=0, shards=(0,)))
     executor.carry_out(p.StoreGradient(step=0, shard=0, payload=[nothing], index=0))
-    assert result == p.Finished(step=0, square_norms={0: 0.0})
+    assert result == p.GradientsFinished(step=0, square_norms={0: 0.0})
 
 
 def _everything(executor: Executor) -> dict[int, tuple[int, ...]]:

@@ -64,7 +64,7 @@ def _step(executor: Executor, step: int, value: float) -> None:
                     step=step, shard=shard.index, lane=lane, node=(0, 1), payload=[gradient], index=0, block=shard.block
                 )
             )
-    executor.carry_out(p.Finish(step=step, shards=tuple(s.index for s in shards)))
+    executor.carry_out(p.FinishGradients(step=step, shards=tuple(s.index for s in shards)))
     mask = (1 << len(executor.layout.leaves)) - 1
     touched = {s.index: (mask,) * len(s.lanes) for s in shards}
     executor.carry_out(p.Apply(record=record, shards=tuple(touched), touched=touched))

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from elastrain import protocol as p
-from elastrain.attempt import Finished
+from elastrain.attempt import FinishedGradient
 from elastrain.leaving import job_ends
 from elastrain.lifecycle import Lifecycle
-from elastrain.messages import Ack, Copied, Copy, Digests, Done, Doubt, Evidence, Gradient, Message, Partial
+from elastrain.messages import Ack, Copied, Digests, Doubt, EndsBefore, Evidence, Gradient, Message, Partial, ShardCopy
 from elastrain.values import Check, Contribution, Report, Shape, ShardShape, Vote
 from elastrain.world import Member, View
 
@@ -45,12 +45,12 @@ class Pair:
         commands = core.handle(event)
         self.done[name] += commands
         for command in commands:
-            if isinstance(command, p.Edit):
+            if isinstance(command, p.EditMesh):
                 self.generation = max(self.generation, command.view.generation)
             if isinstance(command, p.Send):
                 self.tell(other, p.Arrived(source=name, generation=self.generation, message=command.message))
-            if isinstance(command, p.Finish):
-                self.tell(name, p.Finished(step=command.step, square_norms=dict.fromkeys(command.shards, 4.0)))
+            if isinstance(command, p.FinishGradients):
+                self.tell(name, p.GradientsFinished(step=command.step, square_norms=dict.fromkeys(command.shards, 4.0)))
             if isinstance(command, p.Recompute) or (isinstance(command, p.Compute) and command.probed):
                 check = Check(micro_batch=command.run, loss=0.5, weight=1.0, digests=(self.digests[name],))
                 self.tell(name, p.Checked(step=command.step, run=command.run, check=check))
@@ -58,7 +58,7 @@ class Pair:
                 self.tell(name, p.Ready())
             if isinstance(command, p.ComputeDigests) and not command.shards:
                 self.tell(
-                    name, p.Digested(step=command.step, digests={}, published=dict.fromkeys(command.published, 5))
+                    name, p.StatesDigested(step=command.step, digests={}, published=dict.fromkeys(command.published, 5))
                 )
             if isinstance(command, p.DigestParameters):
                 self.tell(name, p.ParametersDigested(turn=command.turn, digests={0: self.computes_with[name]}))
@@ -73,7 +73,7 @@ class Pair:
                 self.tell(name, p.Ready())
 
     def one_step(self) -> None:
-        self.tell("a", p.RunDone(step=0, run=0, block=0, contribution=TOLD, touched=1))
+        self.tell("a", p.BlockDone(step=0, run=0, block=0, contribution=TOLD, touched=1))
         self.tell("a", p.Ready())
 
 
@@ -104,7 +104,7 @@ def doubting() -> tuple[Pair, Lifecycle]:
     pair = Pair()
     pair.start()
     pair.one_step()
-    pair.tell("a", p.Digested(step=0, digests={0: 1}, published={0: 6}))
+    pair.tell("a", p.StatesDigested(step=0, digests={0: 1}, published={0: 6}))
     commands = pair.b.handle(p.AppliedBehind(step=0, shard=0, digest=2))
     assert [c.shard for c in commands if isinstance(c, p.UpdateAgain)] == [0]
     assert not any(isinstance(c, p.Swap | p.Fail) for c in commands)
@@ -282,7 +282,7 @@ def test_in_the_first_view_everybody_owes_a_report() -> None:
 def test_a_frame_of_a_newer_generation_is_held_and_makes_it_read_the_view() -> None:
     pair = Pair()
     pair.start()
-    commands = pair.a.handle(p.Arrived(source="b", generation=3, message=Done(step=0)))
+    commands = pair.a.handle(p.Arrived(source="b", generation=3, message=EndsBefore(step=0)))
     assert commands == [p.ReadView(generation=3)]
 
 
@@ -308,9 +308,9 @@ def test_what_belongs_to_a_step_that_is_over_is_ignored() -> None:
     for message in stale:
         assert pair.b.handle(p.Arrived(source="a", generation=1, message=message)) == []
     events: list[p.Event] = [
-        p.RunDone(step=0, run=0, block=0, contribution=TOLD, touched=1),
-        p.Finished(step=0, square_norms={0: 1.0}),
-        p.Digested(step=7, digests={0: 1}, published={}),
+        p.BlockDone(step=0, run=0, block=0, contribution=TOLD, touched=1),
+        p.GradientsFinished(step=0, square_norms={0: 1.0}),
+        p.StatesDigested(step=7, digests={0: 1}, published={}),
         p.TookCopy(step=7, shard=0, intact=True, source="b", told=1),
         p.AppliedBehind(step=7, shard=0, digest=1),
     ]
@@ -323,7 +323,7 @@ def test_a_damaged_copy_is_sent_once_more() -> None:
     pair.start()
     pair.a._copying[0, "b"] = -1
     broken = p.Arrived(source="b", generation=1, message=Copied(step=-1, shard=0, intact=False))
-    assert [c.message for c in sent(pair.a.handle(broken), Copy)] == [Copy(step=-1, shard=0, digest=None)]
+    assert [c.message for c in sent(pair.a.handle(broken), ShardCopy)] == [ShardCopy(step=-1, shard=0, digest=None)]
 
 
 @pytest.mark.parametrize(("now", "kind"), [(1, "CorruptedError"), (3, "DivergedError")])
@@ -343,7 +343,7 @@ def test_a_copy_that_is_damaged_twice_tells_who_is_wrong(now: int, kind: str) ->
 def test_a_copy_of_the_committed_step_is_taken_and_answered() -> None:
     pair = Pair()
     pair.start()
-    commands = pair.b.handle(p.Arrived(source="a", generation=1, message=Copy(step=-1, shard=0, digest=None)))
+    commands = pair.b.handle(p.Arrived(source="a", generation=1, message=ShardCopy(step=-1, shard=0, digest=None)))
     assert any(isinstance(c, p.TakeCopy) for c in commands)
     answer = sent(pair.b.handle(p.TookCopy(step=-1, shard=0, intact=True, source="a", told=1)), Copied)
     assert [c.message for c in answer] == [Copied(step=-1, shard=0, intact=True)]
@@ -364,9 +364,9 @@ def test_different_hyperparameters_end_the_job() -> None:
 def test_members_that_are_done_wait_for_each_other_and_leave() -> None:
     pair = Pair()
     pair.start(ready=False)
-    pair.tell("a", p.Finishing(step=0))
+    pair.tell("a", p.LoopEnded(step=0))
     assert p.Leave() not in pair.done["a"]
-    pair.tell("b", p.Finishing(step=0))
+    pair.tell("b", p.LoopEnded(step=0))
     assert p.Leave() in pair.done["a"] and p.Leave() in pair.done["b"]
 
 
@@ -375,7 +375,7 @@ def test_a_member_that_leaves_its_loop_alone_is_told_at_once_that_others_go_on(f
     """Of two, the lower rank decides."""
     pair = Pair()
     pair.start(ready=False)
-    events = [("b", p.Finishing(step=0)), ("a", p.Ready())]
+    events = [("b", p.LoopEnded(step=0)), ("a", p.Ready())]
     for name, event in events if first == "leaves" else reversed(events):
         pair.tell(name, event)
     failures = [command for command in pair.done["b"] if isinstance(command, p.Fail)]
@@ -388,7 +388,7 @@ def test_a_member_that_leaves_its_loop_alone_is_told_at_once_that_others_go_on(f
 def test_a_member_that_would_go_on_alone_ends_with_those_who_have_left(first: str) -> None:
     pair = Pair()
     pair.start(ready=False)
-    events = [("a", p.Finishing(step=0)), ("b", p.Ready())]
+    events = [("a", p.LoopEnded(step=0)), ("b", p.Ready())]
     for name, event in events if first == "leaves" else reversed(events):
         pair.tell(name, event)
     assert p.Leave() in pair.done["a"]
@@ -420,7 +420,7 @@ def test_of_two_halves_the_one_with_the_lowest_rank_decides() -> None:
 def test_when_one_has_left_in_peace_the_others_do_not_wait() -> None:
     pair = Pair()
     pair.start()
-    assert pair.a.handle(p.Ended()) == [p.Leave()]
+    assert pair.a.handle(p.JobEnded()) == [p.Leave()]
 
 
 def test_a_loss_while_all_are_finishing_needs_no_state() -> None:
@@ -428,7 +428,7 @@ def test_a_loss_while_all_are_finishing_needs_no_state() -> None:
     pair.start()
     pair.one_step()
     pair.b.parameters = [0]
-    pair.b.handle(p.Finishing(step=1))
+    pair.b.handle(p.LoopEnded(step=1))
     assert p.Leave() in pair.b.handle(p.Viewed(view=view(2, "b")))
 
 
@@ -447,7 +447,7 @@ def test_runs_that_end_during_a_recovery_count_afterwards() -> None:
     pair = Pair()
     pair.start()
     pair.a.handle(p.Viewed(view=view(2, "a", "c")))
-    pair.a.handle(p.RunDone(step=0, run=0, block=0, contribution=TOLD, touched=1))
+    pair.a.handle(p.BlockDone(step=0, run=0, block=0, contribution=TOLD, touched=1))
     assert pair.a.attempt.own[0].nodes == frozenset()
     report = Lifecycle(me="c", shape=SHAPE)._report()
     commands = pair.a.handle(p.Arrived(source="c", generation=2, message=replace(report, begun=-1)))
@@ -464,7 +464,7 @@ def test_a_finished_shard_reads_no_more_partials_since_their_owner_may_let_go_of
     late = Partial(step=0, block=0, node=(1, 2), contribution=TOLD, touched=1, lanes=((0, 0),))
     arrived = p.Arrived(source="b", generation=1, message=late)
     before = pair.a.attempt.finished
-    before[0] = Finished(TOLD, (1,), 4.0)
+    before[0] = FinishedGradient(TOLD, (1,), 4.0)
     assert not [c for c in pair.a.handle(arrived) if isinstance(c, p.Keep)]
     del before[0]
     assert [c for c in pair.a.handle(arrived) if isinstance(c, p.Keep)], "before that, it reads them"

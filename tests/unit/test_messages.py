@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from elastrain.messages import KINDS, Ack, Done, Publish, decode, encode
+from elastrain.messages import KINDS, Ack, EndsBefore, Publish, decode, encode
 from elastrain.placement import Holders
 from elastrain.values import Contribution, Record, Vote
 
@@ -40,12 +40,12 @@ def test_the_smallest_difference_of_a_float_survives() -> None:
     ("kind", "body", "says"),
     [
         (99, b"{}", "kind 99 is unknown"),
-        (KINDS[Done], b"[]", "malformed Done"),
-        (KINDS[Done], b'{"step": 1, "other": 2}', "malformed Done"),
+        (KINDS[EndsBefore], b"[]", "malformed Done"),
+        (KINDS[EndsBefore], b'{"step": 1, "other": 2}', "malformed Done"),
         (KINDS[Ack], b"{}", "malformed Ack"),
-        (KINDS[Done], b"no json", "Expecting value"),
-        (KINDS[Done], b"\xff\xfe\xff", "decode"),
-        (KINDS[Done], b"[" * 100_000, "malformed Done"),
+        (KINDS[EndsBefore], b"no json", "Expecting value"),
+        (KINDS[EndsBefore], b"\xff\xfe\xff", "decode"),
+        (KINDS[EndsBefore], b"[" * 100_000, "malformed Done"),
         (KINDS[Vote], b'{"contribution": 1}', "malformed Vote"),
         (KINDS[Vote], b'{"roles": [[0, {"primary": "a"}]]}', "malformed Vote"),
     ],

@@ -284,8 +284,8 @@ def test_the_executor_folds_and_applies_them_unless_the_step_is_skipped(skipped:
             )
         combine = p.Combine(left=(0, 1), right=(1, 2), parent=(0, 2))
         executor.carry_out(p.CombineShard(step=0, shard=shard.index, lane=0, combine=combine))
-    finished = executor.carry_out(p.Finish(step=0, shards=every))
-    assert isinstance(finished, p.Finished)
+    finished = executor.carry_out(p.FinishGradients(step=0, shards=every))
+    assert isinstance(finished, p.GradientsFinished)
     norms = finished.square_norms
     assert {norms[s] for s in every if statistics.is_statistics(layout, s)} == {0.0}
     assert all(torch.equal(slot.lane(layout.shards[0], 0), kept) for slot, kept in before.items())

@@ -177,7 +177,7 @@ class FakeEngine:
     def checked(self, event: p.Checked) -> None:
         self.checks.append(event)
 
-    def block_done(self, event: p.RunDone) -> None:
+    def block_done(self, event: p.BlockDone) -> None:
         self.runs.append(event.run)
 
     @staticmethod
