@@ -30,7 +30,7 @@ from elastrain.comm.groups.work import Received, Work
 from elastrain.comm.shm.alarm import Alarm, waits_available
 from elastrain.comm.shm.segments import Imports, Segment
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import Frame, How, Lost, Newer, Peer
+from elastrain.comm.wire.values import Frame, LossCause, Newer, Peer, PeerLost
 from elastrain.comm.wire.wires import Event
 
 _ABORT_BODY = struct.Struct("<HB")  # length of the lost member's id (0: none is lost), flags; id and reason follow
@@ -64,7 +64,7 @@ class Communicator:
     def __init__(self, mesh: Mesh, *, timeout_s: float = 60.0) -> None:
         self.address = mesh.address
         self.newest_generation = 0  # that anybody was heard of in
-        self.lost: dict[str, How] = {}  # members of the view, and how that became known
+        self.lost: dict[str, LossCause] = {}  # members of the view, and how that became known
         self._mesh = mesh
         self._timeout_s = timeout_s
         self._error: CommError | None = None
@@ -253,7 +253,7 @@ class Communicator:
     def hear(self, event: Event) -> None:
         if isinstance(event, Frame):
             self._receive(event)
-        elif isinstance(event, Lost):
+        elif isinstance(event, PeerLost):
             self._lose(event)
         elif isinstance(event, Newer):
             self.newest_generation = event.generation
@@ -325,7 +325,7 @@ class Communicator:
         try:
             self._understand(frame)
         except ProtocolError as error:
-            self._lose(Lost(member=frame.source, reason=f"it broke the protocol: {error}", at_s=time.monotonic()))
+            self._lose(PeerLost(member=frame.source, reason=f"it broke the protocol: {error}", at_s=time.monotonic()))
 
     def _understand(self, frame: Frame) -> None:
         if frame.kind == Kind.FENCE:
@@ -344,17 +344,23 @@ class Communicator:
 
     # Failures
 
-    def _lose(self, lost: Lost) -> None:
-        self.lost[lost.member] = lost.how
-        if lost.how not in (How.LEFT, How.UNREACHED):
+    def _lose(self, lost: PeerLost) -> None:
+        self.lost[lost.member] = lost.cause
+        if lost.cause not in (LossCause.LEFT, LossCause.UNREACHED):
             self.break_off(MemberLost(lost.member, lost.reason))
 
     def _hear_abort(self, frame: Frame) -> None:
         (id_bytes, flags), text = unpack(_ABORT_BODY, frame)
         member, reason = text[:id_bytes].decode(errors="replace"), text[id_bytes:].decode(errors="replace")
-        if member and self.lost.get(member) is not How.LEFT:
+        if member and self.lost.get(member) is not LossCause.LEFT:
             known = self.lost.get(member)
-            self.lost[member] = How.DEAD if flags & _PROVEN else How.BROKEN if known in (None, How.UNREACHED) else known
+            self.lost[member] = (
+                LossCause.DEAD
+                if flags & _PROVEN
+                else LossCause.BROKEN
+                if known in (None, LossCause.UNREACHED)
+                else known
+            )
         if self._error is None:
             self._fail(MemberLost(member, reason) if member else Aborted(reason))
             if not flags & _TOLD_ALL:
@@ -365,7 +371,7 @@ class Communicator:
         if self._error is not None:
             return
         lost = error.member.encode() if isinstance(error, MemberLost) else b""
-        proven = isinstance(error, MemberLost) and self.lost.get(error.member) is How.DEAD
+        proven = isinstance(error, MemberLost) and self.lost.get(error.member) is LossCause.DEAD
         reason = str(error) if isinstance(error, Timeout) else error.reason
         flags = _PROVEN * proven + _TOLD_ALL * self._mesh.linked_to_all
         body = _ABORT_BODY.pack(len(lost), flags) + lost + f"{reason} (told by {self._mesh.me!r})".encode()

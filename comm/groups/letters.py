@@ -19,7 +19,7 @@ from elastrain.comm.groups.kinds import Kind, only_tensor, unpack
 from elastrain.comm.groups.lines import Lines, why_gone
 from elastrain.comm.groups.mailbox import Address, Mailbox
 from elastrain.comm.groups.work import Received, Work
-from elastrain.comm.wire.values import Frame, How
+from elastrain.comm.wire.values import Frame, LossCause
 
 _BODY = struct.Struct("<Qqq")  # group, tag, the sender's fence
 
@@ -27,7 +27,7 @@ _BODY = struct.Struct("<Qqq")  # group, tag, the sender's fence
 class Postman(Protocol):
     """What letters ask of their communicator; by its thread."""
 
-    lost: dict[str, How]
+    lost: dict[str, LossCause]
 
     @property
     def error(self) -> CommError | None: ...

@@ -25,7 +25,7 @@ from elastrain.comm.groups.kinds import Kind, only_tensor, unpack
 from elastrain.comm.groups.lanes import Request
 from elastrain.comm.wire.frames import tensor_bytes
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import Frame, How
+from elastrain.comm.wire.values import Frame, LossCause
 
 _BODY = struct.Struct("<QQBq")  # group, sequence, round, the sender's fence; the operation's words follow
 _EARLY_MAX = 1 << 16
@@ -36,7 +36,7 @@ _NOTHING = torch.empty(0)
 class Breaking(Protocol):
     """What lines ask of their communicator; by its thread."""
 
-    lost: dict[str, How]
+    lost: dict[str, LossCause]
 
     @property
     def error(self) -> CommError | None: ...
@@ -309,9 +309,9 @@ class Lines:
         self._count[0] += 1
 
 
-def why_gone(lost: Mapping[str, How], member: str | None) -> MemberLost | None:
+def why_gone(lost: Mapping[str, LossCause], member: str | None) -> MemberLost | None:
     """The error of who waits for a member whose end alone breaks nothing off."""
-    how = lost.get(member or "")
-    if how is How.LEFT:
+    cause = lost.get(member or "")
+    if cause is LossCause.LEFT:
         return MemberLost(member or "", "it left")
-    return MemberLost(member or "", "it could not be reached") if how is How.UNREACHED else None
+    return MemberLost(member or "", "it could not be reached") if cause is LossCause.UNREACHED else None

@@ -22,7 +22,7 @@ from elastrain.comm.groups.communicator import Communicator
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.torch_backend.process_group import ProcessGroup
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import How, MeshConfig, Peer
+from elastrain.comm.wire.values import LossCause, MeshConfig, Peer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def session() -> Session:
 def remember_proofs(current: Session) -> None:
     """To be called before an edit, which forgets how members were lost."""
     lost = current.communicator.lost
-    current.proven |= {member for member, how in lost.items() if how in (How.DEAD, How.LEFT)}
+    current.proven |= {member for member, cause in lost.items() if cause in (LossCause.DEAD, LossCause.LEFT)}
 
 
 register()

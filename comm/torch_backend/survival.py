@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 from elastrain.comm.errors import Aborted, CommError
 from elastrain.comm.torch_backend import bootstrap, view
 from elastrain.comm.torch_backend.bootstrap import Session
-from elastrain.comm.wire.values import How
+from elastrain.comm.wire.values import LossCause
 
 _EXCHANGE_S = 2.0  # then somebody may have failed differently: propose again
 
@@ -164,7 +164,7 @@ def _exchange(session: Session, *, complete: bool) -> list[tuple[int, bool]]:
 def _check_wanted(session: Session) -> None:
     """Raises Aborted where this member must not go on."""
     lost = session.communicator.lost
-    if How.LEFT_US_OUT in lost.values():
+    if LossCause.LEFT_US_OUT in lost.values():
         raise Aborted("the others went on without this member: end this process, and join as a new one")
     bootstrap.remember_proofs(session)
     survivors = [peer.id for peer in session.peers if peer.id not in lost]

@@ -28,7 +28,7 @@ from elastrain.comm.wire.frames import (
     tensor_bytes,
 )
 from elastrain.comm.wire.stream import Outbox, Stream
-from elastrain.comm.wire.values import Frame, How, Peer
+from elastrain.comm.wire.values import Frame, LossCause, Peer
 
 _BEACON = FIRST_CONTROL_KIND  # with the sender's beacon
 _SEGMENT = FIRST_CONTROL_KIND + 1  # with a segment; body: number, size
@@ -39,7 +39,7 @@ _LOSS = FIRST_CONTROL_KIND + 5  # somebody else was lost; body: how (its place i
 _NEWER = FIRST_CONTROL_KIND + 6  # body: a generation that somebody is in
 _SEGMENT_BODY = struct.Struct("<IQ")
 _NUMBER = struct.Struct("<Q")
-_HOWS = tuple(How)
+_HOWS = tuple(LossCause)
 _RETURN_AT_COUNT = 32
 _RETURN_AFTER_S = 0.05  # references are given back in lumps: each frame wakes a process
 
@@ -59,13 +59,13 @@ class Link:
         self.deadline_s = math.inf
         self.knock: socket.socket | None = None
         self.knocks = 0
-        self.rumour: How | None = None  # how others have lost it
-        self.told_losses: list[tuple[str, How]] = []  # of others, by the peer
+        self.rumour: LossCause | None = None  # how others have lost it
+        self.told_losses: list[tuple[str, LossCause]] = []  # of others, by the peer
         self.told_newer = 0
         self.newest = 0  # generation of a frame that came: of older ones nothing follows
         self.lost: str | None = None
         self.lost_at_s = 0.0
-        self.lost_how = How.BROKEN
+        self.lost_cause = LossCause.BROKEN
         self.left_out: int | None = None
         self.stream: Stream | None = None
         self.outbox = Outbox()
@@ -138,8 +138,8 @@ class Link:
     def push_farewell(self, generation: int) -> None:
         self.outbox.push(farewell(generation))
 
-    def push_loss(self, member: str, how: How, generation: int) -> None:
-        self._push_control(_LOSS, generation, bytes([_HOWS.index(how)]) + member.encode())
+    def push_loss(self, member: str, cause: LossCause, generation: int) -> None:
+        self._push_control(_LOSS, generation, bytes([_HOWS.index(cause)]) + member.encode())
 
     def push_newer(self, newer: int, generation: int) -> None:
         self._push_control(_NEWER, generation, _NUMBER.pack(newer))

@@ -32,8 +32,8 @@ class Frame:
     tensors: tuple[torch.Tensor, ...]
 
 
-class How(enum.Enum):
-    """How a member was lost: what that says about it."""
+class LossCause(enum.Enum):
+    """What is known of a lost member."""
 
     BROKEN = "broken"  # its link failed; it may be alive
     DEAD = "dead"  # its process has ended, that is proven
@@ -43,7 +43,7 @@ class How(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lost:
+class PeerLost:
     """A peer's link broke or its process died; told once per view, and again should others know better how.
 
     `at_s`: time.monotonic() when it became known.
@@ -52,7 +52,7 @@ class Lost:
     member: str
     reason: str
     at_s: float
-    how: How = How.BROKEN
+    cause: LossCause = LossCause.BROKEN
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,18 +25,24 @@ from elastrain.comm.wire.link import Link, farewell
 from elastrain.comm.wire.loop import READ, WRITE, Loop
 from elastrain.comm.wire.ring import neighbours
 from elastrain.comm.wire.stream import Stream
-from elastrain.comm.wire.values import Frame, How, Lost, MeshConfig, Newer
+from elastrain.comm.wire.values import Frame, LossCause, MeshConfig, Newer, PeerLost
 
-Event = Frame | Lost | Newer
+Event = Frame | PeerLost | Newer
 _RUMOURS_MAX = 4096
 _KNOCKS_MAX = 3
 # What one learns later replaces what says less.
-_CERTAINTY = {How.UNREACHED: 0, How.BROKEN: 1, How.LEFT_US_OUT: 2, How.LEFT: 2, How.DEAD: 2}
+_CERTAINTY = {
+    LossCause.UNREACHED: 0,
+    LossCause.BROKEN: 1,
+    LossCause.LEFT_US_OUT: 2,
+    LossCause.LEFT: 2,
+    LossCause.DEAD: 2,
+}
 _TOLD = {
-    How.UNREACHED: "it could not be reached",
-    How.BROKEN: "its connection to another member broke",
-    How.LEFT: "it left",
-    How.DEAD: "its process ended",
+    LossCause.UNREACHED: "it could not be reached",
+    LossCause.BROKEN: "its connection to another member broke",
+    LossCause.LEFT: "it left",
+    LossCause.DEAD: "its process ended",
 }
 
 
@@ -69,7 +75,7 @@ class Wires:
         self._untold: collections.deque[Link] = collections.deque()  # lost links that the ring was not told of
         self._tending = False
         self._words: list[tuple[int, bytes]] = []  # said to all in this generation
-        self._rumours: dict[str, tuple[How, int]] = {}  # losses of who is in no view of ours yet; generation
+        self._rumours: dict[str, tuple[LossCause, int]] = {}  # losses of who is in no view of ours yet; generation
         # Authenticated members that no view of ours names yet; their newest generation beside. As many as there are:
         # who is turned away here does not come again, and is lost to us in the view that names it.
         self._aside: dict[str, tuple[socket.socket, int]] = {}
@@ -112,8 +118,8 @@ class Wires:
     def _push_losses(self, link: Link) -> None:
         for member in self._order:
             other = self._links.get(member)
-            if other is not None and other.lost is not None and other.lost_how is not How.LEFT_US_OUT:
-                link.push_loss(member, other.lost_how, self.generation)
+            if other is not None and other.lost is not None and other.lost_cause is not LossCause.LEFT_US_OUT:
+                link.push_loss(member, other.lost_cause, self.generation)
 
     def _call_on(self, link: Link) -> None:
         """Dial, or knock."""
@@ -194,8 +200,8 @@ class Wires:
             return
         link = self._links.get(member)
         if link is not None and link.stream is None:
-            late = How.LEFT if ended else How.UNREACHED
-            self._lose(link, reason, how=late if link.patient else How.BROKEN)
+            late = LossCause.LEFT if ended else LossCause.UNREACHED
+            self._lose(link, reason, cause=late if link.patient else LossCause.BROKEN)
 
     def _serve(self, link: Link, events: int) -> None:
         if events & WRITE:
@@ -269,20 +275,20 @@ class Wires:
             link, at_s = self._deaths.popleft()
             if link.lost is None and self._links.get(link.peer.id) is link:
                 self._read(link, everything=True)
-                self._lose(link, "its process ended", at_s=at_s, how=How.DEAD)
+                self._lose(link, "its process ended", at_s=at_s, cause=LossCause.DEAD)
 
-    def _lose(self, link: Link, reason: str, *, at_s: float | None = None, how: How = How.BROKEN) -> None:
+    def _lose(self, link: Link, reason: str, *, at_s: float | None = None, cause: LossCause = LossCause.BROKEN) -> None:
         if link.lost is not None:
             return
-        ended = link.left_out is None and (how is How.DEAD or link.proven_dead)
+        ended = link.left_out is None and (cause is LossCause.DEAD or link.proven_dead)
         if link.left_out is not None:  # it has said why itself
-            how = How.LEFT_US_OUT if link.left_out else How.LEFT
+            cause = LossCause.LEFT_US_OUT if link.left_out else LossCause.LEFT
             reason = f"it went on without us in generation {link.left_out}" if link.left_out else "it left"
         elif ended:
-            how, reason = How.DEAD, _TOLD[How.DEAD]
-        elif link.rumour is not None and _CERTAINTY[link.rumour] > _CERTAINTY[how]:
-            how, reason = link.rumour, _TOLD[link.rumour]
-        link.lost, link.lost_how = reason, how
+            cause, reason = LossCause.DEAD, _TOLD[LossCause.DEAD]
+        elif link.rumour is not None and _CERTAINTY[link.rumour] > _CERTAINTY[cause]:
+            cause, reason = link.rumour, _TOLD[link.rumour]
+        link.lost, link.lost_cause = reason, cause
         link.lost_at_s = time.monotonic() if at_s is None else at_s
         self._hang_up(link)
         if ended:
@@ -293,7 +299,7 @@ class Wires:
 
     def _tell_lost(self, link: Link) -> None:
         assert link.lost is not None
-        self._ready.append(Lost(member=link.peer.id, reason=link.lost, at_s=link.lost_at_s, how=link.lost_how))
+        self._ready.append(PeerLost(member=link.peer.id, reason=link.lost, at_s=link.lost_at_s, cause=link.lost_cause))
 
     # The ring
 
@@ -301,24 +307,24 @@ class Wires:
         links = [self._links[member] for member in self._ring if member in self._links]
         return [link for link in links if link.opened and link.lost is None]
 
-    def _hear_loss(self, member: str, how: How, *, generation: int) -> None:
+    def _hear_loss(self, member: str, cause: LossCause, *, generation: int) -> None:
         """Somebody else has lost it. Who has a link of its own sees for itself."""
         link = self._links.get(member)
-        if how not in _TOLD or member == self.me:
+        if cause not in _TOLD or member == self.me:
             return
         if link is None:
             if len(self._rumours) < _RUMOURS_MAX:
-                self._rumours[member] = (how, generation)
+                self._rumours[member] = (cause, generation)
         elif link.lost is not None:
-            if _CERTAINTY[how] > _CERTAINTY[link.lost_how]:
-                link.lost_how = how
+            if _CERTAINTY[cause] > _CERTAINTY[link.lost_cause]:
+                link.lost_cause = cause
                 self._tell_lost(link)
                 self._untold.append(link)
                 self._tend()
         elif link.stream is not None or self._door.is_dialling(member):
-            link.rumour = how if link.rumour is None else max(how, link.rumour, key=lambda one: _CERTAINTY[one])
+            link.rumour = cause if link.rumour is None else max(cause, link.rumour, key=lambda one: _CERTAINTY[one])
         else:
-            self._lose(link, _TOLD[how], how=how)
+            self._lose(link, _TOLD[cause], cause=cause)
 
     def _tend(self) -> None:
         """Tell the ring of who was lost, and close it around them. Not within itself: what it does may lose others."""
@@ -335,9 +341,9 @@ class Wires:
             self._tending = False
 
     def _tell_ring(self, lost: Link) -> None:
-        if lost.lost_how is not How.LEFT_US_OUT:
+        if lost.lost_cause is not LossCause.LEFT_US_OUT:
             for link in self._along_the_ring():
-                link.push_loss(lost.peer.id, lost.lost_how, self.generation)
+                link.push_loss(lost.peer.id, lost.lost_cause, self.generation)
                 self._flush(link)
 
     def _close_ring(self) -> bool:

@@ -23,7 +23,7 @@ from elastrain import protocol as p
 from elastrain.comm.errors import CommError
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import Frame, How, Lost, Newer, Peer
+from elastrain.comm.wire.values import Frame, LossCause, Newer, Peer, PeerLost
 from elastrain.lifecycle import Lifecycle
 from elastrain.messages import Copied, LoopHandover, Message, Partial, Publish, ShardCopy, decode, encode
 from elastrain.runtime.channel import Channel, ChannelClosedError
@@ -243,7 +243,7 @@ class Engine:
     def _let_loop_go_first(self, for_s: float) -> None:
         self._loop_goes_first_until_s = time.monotonic() + for_s
 
-    def _arrived(self, arrival: Frame | Lost | Newer) -> None:
+    def _arrived(self, arrival: Frame | PeerLost | Newer) -> None:
         match arrival:
             case Frame():
                 message = decode(arrival.kind, arrival.body)
@@ -255,9 +255,9 @@ class Engine:
                         payload=arrival.tensors,
                     )
                 )
-            case Lost():
+            case PeerLost():
                 self._journal.write("lost", at_s=arrival.at_s, peer=arrival.member, reason=arrival.reason)
-                self._suspect(arrival.member, arrival.reason, dead=arrival.how is How.DEAD)
+                self._suspect(arrival.member, arrival.reason, dead=arrival.cause is LossCause.DEAD)
             case Newer():
                 pass  # the agent tells every view as soon as it stands: there is nothing to ask for
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import Frame, Lost, MeshConfig, Newer, Peer
+from elastrain.comm.wire.values import Frame, MeshConfig, Newer, Peer, PeerLost
 
 Transport = Literal["unix", "tcp"]
 SECRET = b"s" * 32
@@ -23,7 +23,7 @@ class Cast:
         self.transport = transport
         self.config = MeshConfig(transport=transport, **(config or {}))  # type: ignore[arg-type]
         self.meshes: dict[str, Mesh] = {}
-        self.events: dict[str, list[Frame | Lost | Newer]] = {}
+        self.events: dict[str, list[Frame | PeerLost | Newer]] = {}
 
     def add(self, name: str, *, secret: bytes | None = SECRET, beacon: Beacon | None = None, job: str = "job") -> Mesh:
         # TCP is spoken between nodes only: every member gets a node of its own there.
@@ -64,7 +64,7 @@ class Cast:
         return sum(frame.body == body and frame.generation == generation for frame in self.frames(name))
 
     def lost(self, name: str) -> dict[str, str]:
-        return {event.member: event.reason for event in self.events[name] if isinstance(event, Lost)}
+        return {event.member: event.reason for event in self.events[name] if isinstance(event, PeerLost)}
 
     def newer(self, name: str) -> list[int]:
         return [event.generation for event in self.events[name] if isinstance(event, Newer)]

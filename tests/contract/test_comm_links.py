@@ -15,7 +15,7 @@ from elastrain.comm.errors import MemberLost
 from elastrain.comm.wire import handshake
 from elastrain.comm.wire.door import choose_address
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import How, Lost
+from elastrain.comm.wire.values import LossCause, PeerLost
 from tests.contract.comm_tools import SECRET, Cast, Transport, cast
 
 pytestmark = pytest.mark.parametrize("transport", get_args(Transport))
@@ -270,8 +270,8 @@ def test_who_closed_its_mesh_is_known_as_left_to_all(transport: Transport) -> No
     with ring(transport) as made:
         made.leave("d")
         made.until(lambda: all("d" in made.lost(name) for name in "abcefgh"))
-        losses = [event for name in "abcefgh" for event in made.events[name] if isinstance(event, Lost)]
-        assert {event.how for event in losses} == {How.LEFT} and len(losses) == 7
+        losses = [event for name in "abcefgh" for event in made.events[name] if isinstance(event, PeerLost)]
+        assert {event.cause for event in losses} == {LossCause.LEFT} and len(losses) == 7
         with pytest.raises(MemberLost, match="it left"):
             made.meshes["h"].send("d", 1)
         made.until(lambda: _standing(made.meshes["c"]) == "be" and _standing(made.meshes["e"]) == "cf")

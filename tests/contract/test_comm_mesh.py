@@ -17,7 +17,7 @@ import torch
 from elastrain.comm.errors import CommError, MemberLost
 from elastrain.comm.wire.frames import DTYPES, HEADER_BYTES, encode
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import Frame, How, Lost, MeshConfig, Newer, Peer
+from elastrain.comm.wire.values import Frame, LossCause, MeshConfig, Newer, Peer, PeerLost
 from elastrain.comm.wire.wires import dials
 from tests.contract.comm_tools import DEADLINE_S, Cast, Transport, cast
 
@@ -242,7 +242,7 @@ def test_frames_sent_before_the_end_arrive_before_lost(transport: Transport) -> 
         made.until(lambda: bool(made.lost("b")))
         kinds = [event.kind if isinstance(event, Frame) else event for event in made.events["b"]]
         assert kinds[:-1] == list(range(20))
-        assert isinstance(kinds[-1], Lost) and (kinds[-1].reason, kinds[-1].how) == ("it left", How.LEFT)
+        assert isinstance(kinds[-1], PeerLost) and (kinds[-1].reason, kinds[-1].cause) == ("it left", LossCause.LEFT)
 
 
 def test_lost_is_told_once_and_sending_raises(transport: Transport) -> None:
@@ -253,7 +253,7 @@ def test_lost_is_told_once_and_sending_raises(transport: Transport) -> None:
         for _ in range(5):
             made.events["b"] += made.meshes["b"].poll(0.001)
         (lost,) = made.events["b"]
-        assert isinstance(lost, Lost) and before_s <= lost.at_s <= time.monotonic()
+        assert isinstance(lost, PeerLost) and before_s <= lost.at_s <= time.monotonic()
         with pytest.raises(MemberLost, match="'a' is lost: it left"):
             made.meshes["b"].send("a", 1)
         made.meshes["b"].edit(2, made.peers("b"))
@@ -267,12 +267,12 @@ def test_a_new_view_that_still_names_a_lost_member_tells_of_it_again(transport: 
         made.until(lambda: "c" in made.lost("a"))
         for generation in (2, 3):
             made.meshes["a"].edit(generation, everybody)
-            assert [type(event) for event in made.meshes["a"].poll(0)] == [Lost]
+            assert [type(event) for event in made.meshes["a"].poll(0)] == [PeerLost]
         made.meshes["b"].edit(3, everybody)  # lost, but not told yet
         made.events["b"].clear()
         made.until(lambda: "c" in made.lost("b"))
         made.meshes["b"].poll(0.01)
-        assert sum(isinstance(event, Lost) for event in made.events["b"]) == 1
+        assert sum(isinstance(event, PeerLost) for event in made.events["b"]) == 1
 
 
 def test_a_loss_that_an_edit_has_dealt_with_is_not_told(transport: Transport) -> None:
@@ -280,7 +280,7 @@ def test_a_loss_that_an_edit_has_dealt_with_is_not_told(transport: Transport) ->
         made.leave("c")
         made.until(lambda: made.meshes["a"]._links["c"].lost is not None)
         made.events["a"].clear()
-        made.meshes["a"]._ready.append(Lost(member="c", reason="just heard", at_s=0.0))
+        made.meshes["a"]._ready.append(PeerLost(member="c", reason="just heard", at_s=0.0))
         made.meshes["a"].edit(2, made.peers("ab"))
         assert [event for event in made.meshes["a"].poll(0) if not isinstance(event, Newer)] == []
 

@@ -18,7 +18,7 @@ from elastrain.comm.groups.communicator import Communicator
 from elastrain.comm.groups.work import Work
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import How, MeshConfig, Peer
+from elastrain.comm.wire.values import LossCause, MeshConfig, Peer
 from tests.contract.comm_tools import SECRET, Transport
 from tests.integration.comm_processes import Child, Wire
 
@@ -99,7 +99,10 @@ class _Member:
     def await_proof(self, members: str) -> dict[str, str]:
         """Who saw a link break hears of the proof from whoever has it."""
         deadline_s = time.monotonic() + PROMPT_S
-        while not {self.comm.lost[each] for each in members} <= {How.DEAD, How.LEFT} and time.monotonic() < deadline_s:
+        while (
+            not {self.comm.lost[each] for each in members} <= {LossCause.DEAD, LossCause.LEFT}
+            and time.monotonic() < deadline_s
+        ):
             time.sleep(0.001)
         return {member: how.value for member, how in self.comm.lost.items()}
 

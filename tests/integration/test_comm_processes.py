@@ -19,7 +19,7 @@ import torch
 
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import Frame, Lost, MeshConfig, Newer, Peer
+from elastrain.comm.wire.values import Frame, MeshConfig, Newer, Peer, PeerLost
 from tests.contract.comm_tools import DEADLINE_S, SECRET, Transport
 from tests.integration.comm_processes import Child, Wire
 
@@ -51,9 +51,9 @@ def _child(
     return body
 
 
-def until(mesh: Mesh, claim: Callable[[list[Frame | Lost | Newer]], bool]) -> list[Frame | Lost | Newer]:
+def until(mesh: Mesh, claim: Callable[[list[Frame | PeerLost | Newer]], bool]) -> list[Frame | PeerLost | Newer]:
     """Poll until the claim holds of everything that came; returns that."""
-    events: list[Frame | Lost | Newer] = []
+    events: list[Frame | PeerLost | Newer] = []
     deadline_s = time.monotonic() + DEADLINE_S
     while not claim(events):
         assert time.monotonic() < deadline_s, events
@@ -85,8 +85,8 @@ def pair(
         mesh.close()
 
 
-def is_lost(events: list[Frame | Lost | Newer]) -> bool:
-    return any(isinstance(event, Lost) for event in events)
+def is_lost(events: list[Frame | PeerLost | Newer]) -> bool:
+    return any(isinstance(event, PeerLost) for event in events)
 
 
 def _with_ballast(mesh: Mesh, wire: Wire) -> None:
@@ -106,13 +106,13 @@ def test_a_kill_is_known_within_milliseconds(transport: Transport, capsys: pytes
             child.kill()
             (lost,) = until(mesh, is_lost)
             returned_s.append(time.monotonic() - killed_s)
-            assert isinstance(lost, Lost) and lost.member == "b"
+            assert isinstance(lost, PeerLost) and lost.member == "b"
             known_s.append(lost.at_s - killed_s)
             reasons.append(lost.reason)
     with capsys.disabled():
         median_ms, worst_ms = statistics.median(returned_s) * 1e3, max(returned_s) * 1e3
         print(  # noqa: T201 - a figure
-            f"\n{transport}: SIGKILL -> Lost out of poll: median {median_ms:.2f} ms, worst {worst_ms:.2f} ms"
+            f"\n{transport}: SIGKILL -> PeerLost out of poll: median {median_ms:.2f} ms, worst {worst_ms:.2f} ms"
             f" (known after {statistics.median(known_s) * 1e3:.2f} ms)"
         )
     if transport == "unix":
@@ -138,7 +138,7 @@ def test_frames_that_arrived_before_the_kill_come_before_lost(transport: Transpo
         child.join()
         events = until(mesh, is_lost)
         assert [event.kind for event in events if isinstance(event, Frame)] == list(range(20))
-        assert isinstance(events[-1], Lost)
+        assert isinstance(events[-1], PeerLost)
         mesh.edit(2, [Peer(id="a", node=mesh.node, address=mesh.address)])
         # The dead member's memory lives as long as somebody refers to it.
         for event in events[:-1]:
@@ -158,7 +158,7 @@ def test_half_a_frame_is_no_frame(transport: Transport) -> None:
         for _ in range(3):
             mesh.poll(0.05)
         child.kill()
-        assert [type(event) for event in until(mesh, is_lost)] == [Lost]
+        assert [type(event) for event in until(mesh, is_lost)] == [PeerLost]
 
 
 def _fork_a_loader(mesh: Mesh, wire: Wire) -> None:
@@ -238,7 +238,7 @@ def test_a_member_that_leaves_says_so(transport: Transport) -> None:
     with pair(transport, _leave) as (mesh, child):
         assert child.join() == 0
         (lost,) = until(mesh, is_lost)
-        assert isinstance(lost, Lost) and lost.reason in ("it left", "its process ended")
+        assert isinstance(lost, PeerLost) and lost.reason in ("it left", "its process ended")
 
 
 def _tell_address_and_wait(mesh: Mesh, wire: Wire) -> None:

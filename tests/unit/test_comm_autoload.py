@@ -57,7 +57,7 @@ def test_the_entry_point_registers_the_backend_at_import_torch_and_brings_nothin
         "import torch\n"
         "assert 'elastrain' in torch.distributed.Backend.backend_list\n"
         "ours = {name for name in sys.modules if name.split('.')[0] == 'elastrain'}\n"
-        "assert ours == {'elastrain', 'elastrain.comm', 'elastrain.comm.autoload'}, ours\n"
+        "assert ours == {'elastrain', 'elastrain.version', 'elastrain.comm', 'elastrain.comm.autoload'}, ours\n"
     )
     assert done.returncode == 0, done.stderr
 
