@@ -220,12 +220,3 @@ def advance(state: State, event: Event) -> Step:
     if isinstance(event, Spill | Prefetch | Found):
         return state, ()
     raise ImpossibleEventError(f"{type(event).__name__} can not happen to a storage that is {state.value}")
-
-
-def as_markdown() -> str:
-    """The table for the documentation."""
-    lines = ["| state | event | next | commands |", "|---|---|---|---|"]
-    for (state, event), (after, commands) in TABLE.items():
-        done = ", ".join(type(command).__name__ for command in commands) or "–"
-        lines.append(f"| {state.value} | {event.__name__} | {after.value} | {done} |")
-    return "\n".join(lines)

@@ -1,0 +1,69 @@
+"""The pages in docs/ are about this code: files that they name are there, pictures are those of the tables."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from docs import machines
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+TEXTS = [*PAGES, ROOT / "README.md"]
+WORDS_MAX = 120
+FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"(?<![\w/.])((?:[\w.-]+/)*[\w-]+\.py)\b")
+NOT_OURS = {"train.py", "hook.py"}
+"""Scripts of users, in commands."""
+
+
+@cache
+def sources() -> frozenset[str]:
+    """Every Python file, by its path from the root."""
+    folders = ("elastrain", "comm", "snapshot", "offload", "launcher", "tests", "experiments", "examples", "docs")
+    return frozenset(str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def paragraphs(text: str) -> list[str]:
+    """What stands between blank lines, each point of a list for itself; no tables, no code."""
+    found = []
+    for part in re.split(r"\n\s*\n", FENCE.sub("", text)):
+        found += re.split(r"\n(?=\s*(?:\*|\d+\.) )", part) if "|" not in part[:1] else []
+    return found
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda path: path.name)
+def test_no_paragraph_is_longer_than_a_reader_holds(page: Path) -> None:
+    long = [each[:60] for each in paragraphs(page.read_text()) if len(each.split()) > WORDS_MAX]
+    assert long == []
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda path: path.name)
+def test_the_files_that_are_named_are_there(page: Path) -> None:
+    named = set(FILE.findall(page.read_text())) - NOT_OURS
+    assert [name for name in sorted(named) if not any(f"/{path}".endswith(f"/{name}") for path in sources())] == []
+
+
+def test_the_pictures_of_the_machines_are_those_of_their_tables() -> None:
+    assert machines.PAGE.read_text() == machines.page(), "run `python -m docs.machines`"
+
+
+def test_a_picture_has_every_arrow_of_its_table() -> None:
+    for machine in machines.machines():
+        picture = machines.picture(machine)
+        assert all(f"    {arrow.state} --> {arrow.after}" in picture for arrow in machine.arrows)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    assert [page.name for page in PAGES if f": {page.name}" not in navigation] == []
+
+
+def test_a_word_of_the_glossary_has_one_entry() -> None:
+    rows = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs/glossary.md").read_text(), flags=re.MULTILINE)
+    words = [word.strip() for row in rows for word in row.split(",") if row not in ("word", "---")]
+    assert len(words) > 40
+    assert sorted({word for word in words if words.count(word) > 1}) == []
