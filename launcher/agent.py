@@ -12,11 +12,12 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
+from elastrain.agent_messages import Stop
 from elastrain.errors import ConfigError
 from elastrain.launcher import rundir, workers
 from elastrain.launcher.core import Core
@@ -27,6 +28,7 @@ from elastrain.launcher.faults import Fault, make_fault
 from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.loop import Loop
 from elastrain.launcher.notices import Over
+from elastrain.launcher.operator_messages import Answer, AskFault, Request
 from elastrain.launcher.others import Meeting, Others
 from elastrain.launcher.registry import LoneRegistry, Registry
 from elastrain.launcher.rundir import RunDir
@@ -311,7 +313,7 @@ class Agent:
             self._registry.put_left(self._job.incarnation)
         running = self._seats.running
         for member in running:
-            self._seats.tell(Tell(member=member, message={"type": "stop", "reason": end.sentence}))
+            self._seats.tell(Tell(member=member, message=Stop(reason=end.sentence)))
             self._seats.signal(member, signal.SIGTERM)
         if running:
             self._kill_due_s = time.monotonic() + self._config.stop_grace_s
@@ -342,19 +344,19 @@ class Agent:
 
     # ---- the operator
 
-    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        if request["type"] == "status":
-            return {"ok": True, "state": describe(self._core, self._config.job, time.monotonic())}
-        if request["type"] != "inject":
-            return {"ok": False, "sentence": f"this agent does not know {request['type']!r}"}
+    def _answer(self, request: Request) -> Answer:
+        if isinstance(request, AskFault):
+            return self._inject(request)
+        return Answer(ok=True, state=describe(self._core, self._config.job, time.monotonic()))
+
+    def _inject(self, request: AskFault) -> Answer:
         try:
-            at = request.get("at")
-            fault = make_fault(str(request.get("class")), str(request.get("target")), None if at is None else str(at))
+            fault = make_fault(request.kind, request.target, request.at)
         except ConfigError as error:
-            return {"ok": False, "sentence": str(error)}
+            return Answer(ok=False, sentence=str(error))
         sentence, taken, commands = self._core.inject(fault)
         self._do(commands)
-        return {"ok": taken, "sentence": sentence}
+        return Answer(ok=taken, sentence=sentence)
 
     # ---- the end
 

@@ -1,6 +1,6 @@
 """Non-blocking sockets that carry JSON lines: the workers' channel and the operator's. Bytes in, lines out.
 
-What the lines mean is for `messages`, `core` and `control`; nothing here decides.
+What the lines say is known to those who encode and decode them; nothing here decides.
 """
 
 from __future__ import annotations
@@ -8,11 +8,9 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from elastrain.launcher.messages import LINE_BYTES_MAX, BadMessageError, encode
+from elastrain.codec import LINE_BYTES_MAX, BadMessageError
 
 _READ_BYTES = 1 << 16
 _FDS_MAX = 4
@@ -67,9 +65,9 @@ class Channel:
             raise BadMessageError(f"a line longer than {LINE_BYTES_MAX} bytes")
         return Received(lines=tuple(bytes(line) for line in lines), fds=tuple(fds), closed=closed)
 
-    def send(self, message: Mapping[str, Any]) -> bool:
-        """Queue the message and write what can be written. False if the other end is gone or reads nothing."""
-        self._out += encode(message)
+    def send(self, line: bytes) -> bool:
+        """Queue the line and write what can be written. False if the other end is gone or reads nothing."""
+        self._out += line
         return self.flush() and len(self._out) <= _QUEUE_BYTES_MAX
 
     def flush(self) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from elastrain.codec import LINE_BYTES_MAX
 from elastrain.errors import ConfigError, ElastrainError
 from elastrain.launcher import rundir
-from elastrain.launcher.messages import LINE_BYTES_MAX, encode
+from elastrain.launcher.operator_messages import ANSWER, REQUEST, Answer, AskState, Request
 from elastrain.launcher.rundir import RunDir
 
 _TIMEOUT_S = 10.0
@@ -18,7 +18,7 @@ class NoAnswerError(ElastrainError):
     """The run's agent is there but does not answer."""
 
 
-def ask(run: RunDir, request: Mapping[str, Any]) -> dict[str, Any]:
+def ask(run: RunDir, request: Request) -> Answer:
     """The agent's answer. Raises ConfigError if the run has ended, NoAnswerError if the agent is stuck."""
     for node in rundir.nodes_of(run):
         answer = _ask(node, request)
@@ -54,29 +54,25 @@ def _merged(whole: dict[str, Any], states: Sequence[dict[str, Any]]) -> dict[str
 
 
 def _state(run: RunDir) -> dict[str, Any]:
-    answer = _ask(run, {"type": "status"})
+    answer = _ask(run, AskState())
     if answer is not None:
-        living: dict[str, Any] = answer["state"]
-        return living
+        return answer.state
     left = run.read_state()
     if left["exit_code"] is None:  # the agent could not write its last words
         left["state"] = "vanished"
     return left
 
 
-def _ask(run: RunDir, request: Mapping[str, Any]) -> dict[str, Any] | None:
+def _ask(run: RunDir, request: Request) -> Answer | None:
     sock = rundir.connect(run, _TIMEOUT_S)
     if sock is None:
         return None
     try:
         with sock, sock.makefile("rb") as lines:
-            sock.sendall(encode(request))
+            sock.sendall(REQUEST.encode(request))
             line = lines.readline(LINE_BYTES_MAX)
     except TimeoutError:
         raise NoAnswerError(f"the agent of {run.path} does not answer within {_TIMEOUT_S:g} s") from None
     except OSError:
         return None
-    if not line:
-        return None
-    answer: dict[str, Any] = json.loads(line)
-    return answer
+    return ANSWER.decode(line) if line else None

@@ -9,23 +9,22 @@ In layers, a file each: `roll` (what is known), `requests` (faults), `ending`, `
 
 from __future__ import annotations
 
-from elastrain.errors import ConfigError
-from elastrain.launcher.faults import make_fault
-from elastrain.launcher.losing import Losing
-from elastrain.launcher.messages import (
+from elastrain.agent_messages import (
     Diverged,
     Failed,
     Finished,
+    FromWorker,
     Hello,
     LostState,
-    Message,
     NoRoom,
     Note,
-    Phase,
     Progress,
     Struck,
     Suspect,
 )
+from elastrain.errors import ConfigError
+from elastrain.launcher.faults import make_fault
+from elastrain.launcher.losing import Losing
 from elastrain.launcher.notices import Ask, Beat, Digested, Ended, Exited, Left, Notice, Over, Raised, Suspected
 from elastrain.launcher.roll import MEET, RESTART, WARM_UP
 from elastrain.launcher.values import Command, FullPriority, Kill, KillNode, Log, PutBegun, Worker
@@ -34,7 +33,7 @@ from elastrain.launcher.values import Command, FullPriority, Kill, KillNode, Log
 class Core(Losing):
     """See the module's docstring."""
 
-    def on_message(self, member: str, message: Message, now: float) -> list[Command]:
+    def on_message(self, member: str, message: FromWorker, now: float) -> list[Command]:
         """A worker spoke. Words of a worker that is gone are still heard where they tell why."""
         worker = self.workers[member]
         if self.end is not None:
@@ -46,9 +45,6 @@ class Core(Losing):
                 return self._on_suspect(worker, message, now)
             case Progress():
                 return self._on_progress(worker, message, now)
-            case Phase():
-                worker.phase = f"{message.phase} of step {message.step}"
-                return []
             case Failed():
                 return self._on_failed(worker, message, now)
             case LostState() if self.view is None or member not in self.view:
@@ -135,7 +131,7 @@ class Core(Losing):
         first = worker.step is None
         if worker.step is not None and message.step <= worker.step:
             worker.redone_steps += worker.step - message.step + 1
-        worker.step, worker.phase = message.step, ""
+        worker.step = message.step
         if self.step is None or message.step > self.step:
             self.step, self.loss, self.samples = message.step, message.loss, message.samples
         worker.holders = message.holders if message.holders is not None else worker.holders

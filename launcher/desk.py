@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
+from elastrain.codec import BadMessageError
 from elastrain.launcher.channel import Channel, peer_uid
 from elastrain.launcher.door import accept
 from elastrain.launcher.loop import Loop
-from elastrain.launcher.messages import BadMessageError, decode
-
-Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+from elastrain.launcher.operator_messages import ANSWER, REQUEST, Answer, Request
 
 
 class OperatorDesk:
-    """`answer` turns a request (an object with a `type`) into the answer (an object with `ok`)."""
+    """Reads requests from the listener's connections; `answer` is called with each, in the agent's loop."""
 
-    def __init__(self, loop: Loop, listener: socket.socket, answer: Answer) -> None:
+    def __init__(self, loop: Loop, listener: socket.socket, answer: Callable[[Request], Answer]) -> None:
         self._loop = loop
         self._listener = listener
         self._answer = answer
@@ -44,12 +42,12 @@ class OperatorDesk:
     def _on_request(self, channel: Channel) -> None:
         try:
             received = channel.receive()
-            answers = [self._answer(decode(line)) for line in received.lines]
+            answers = [self._answer(REQUEST.decode(line)) for line in received.lines]
             over = received.closed or bool(answers)
         except BadMessageError as problem:
-            answers, over = [{"ok": False, "sentence": f"the request is not understood: {problem}"}], True
+            answers, over = [Answer(ok=False, sentence=f"the request is not understood: {problem}")], True
         for answer in answers:
-            channel.send(answer)
+            channel.send(ANSWER.encode(answer))
         if over:
             self._loop.drop(channel.sock)
             self._open.discard(channel)

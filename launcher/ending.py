@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastrain.launcher.messages import Finished
+from elastrain.agent_messages import EndReached, Finished
 from elastrain.launcher.notices import Digested, Ended, Left, Over
 from elastrain.launcher.requests import Requests
 from elastrain.launcher.values import Command, End, Kill, Log, Stage, Tell, TellNodes, Worker
@@ -77,7 +77,7 @@ class Ending(Requests):
         return commands
 
     def _free_all(self) -> list[Command]:
-        return [Tell(member=other.id, message={"type": "ended"}) for other in self.living]
+        return [Tell(member=other.id, message=EndReached()) for other in self.living]
 
     def _on_peaceful_exit(self, worker: Worker, how: str) -> list[Command]:
         if worker.exit_code != 0 and not worker.ended_by_us:

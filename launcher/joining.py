@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastrain.launcher.messages import Hello
+from elastrain.agent_messages import Hello, Refused
 from elastrain.launcher.requests import fault_fields, fault_message
 from elastrain.launcher.roll import WARM_UP
 from elastrain.launcher.values import (
@@ -159,7 +159,7 @@ class Joining(Viewing):
         worker.refused = True
         sentence = f"{worker.id} is refused: {difference}"
         commands: list[Command] = [
-            Tell(member=worker.id, message={"type": "refused", "reason": sentence}),
+            Tell(member=worker.id, message=Refused(reason=sentence)),
             Log(event="refused", fields={"member": worker.id, "reason": difference}, say=sentence),
         ]
         if worker.initial:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from elastrain.codec import BadMessageError
 from elastrain.comm.errors import CommError
 from elastrain.comm.wire.handshake import Handshake, Role, dial
 from elastrain.launcher.channel import Channel
 from elastrain.launcher.door import Door
 from elastrain.launcher.loop import Loop
-from elastrain.launcher.messages import BadMessageError, decode
-from elastrain.launcher.notices import Beat, Notice, read, spell
+from elastrain.launcher.notices import NOTICE, Beat, Notice
 from elastrain.launcher.storethread import Inbox
 from elastrain.launcher.values import NodeRecord
 
@@ -245,7 +245,7 @@ class Links:
                     link.up = True
                     self._events.on_up(link.record.name, "its agent answers again")
             for line in received.lines:
-                self._events.on_notice(link.record.name, read(decode(line)))
+                self._events.on_notice(link.record.name, NOTICE.decode(line))
         except BadMessageError as problem:
             self._broken(link, f"it said what no agent says: {problem}")
             return
@@ -254,7 +254,7 @@ class Links:
 
     def _send(self, link: _Link, notice: Notice) -> bool:
         with link.lock:
-            return link.channel is None or link.channel.send(spell(notice))
+            return link.channel is None or link.channel.send(NOTICE.encode(notice))
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_S):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from elastrain.agent_messages import Failed, Suspect
 from elastrain.launcher.joining import Joining
-from elastrain.launcher.messages import Failed, Suspect
 from elastrain.launcher.notices import Ended, Exited, Raised, Suspected
 from elastrain.launcher.roll import MEET, WARM_UP
 from elastrain.launcher.values import Command, Log, Node, Propose, Stage, TakeNumber, TellNodes, Worker

@@ -5,36 +5,30 @@ Facts only (who died, who is suspected, that the work is done): views are agreed
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import TypeAlias
 
-from elastrain.launcher.messages import BadMessageError
+from elastrain.codec import LineCodec, Tagged
 
 
-@dataclass(frozen=True, kw_only=True)
-class Beat:
+class Beat(Tagged, frozen=True, kw_only=True):
     """The sender's agent lives."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exited:
+class Exited(Tagged, frozen=True, kw_only=True):
     """A worker of the sender's node has ended: proof."""
 
     member: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Suspected:
-    """A worker of the sender's node (`by`) can not reach `member`."""
+class Suspected(Tagged, frozen=True, kw_only=True):
+    """A worker of the sender's node (`by`) cannot reach `member`."""
 
     member: str
     by: str
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Raised:
+class Raised(Tagged, frozen=True, kw_only=True):
     """The script raised on `member`, a worker of the sender's node: `micro_batch` is -1 outside of any."""
 
     member: str
@@ -44,26 +38,22 @@ class Raised:
     traceback: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ended:
+class Ended(Tagged, frozen=True, kw_only=True):
     """A member has passed the end of the job: nobody waits for anybody any more."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Digested:
+class Digested(Tagged, frozen=True, kw_only=True):
     """A worker of the sender's node has passed the end of the job, with these parameters."""
 
     member: str
     digest: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Left:
+class Left(Tagged, frozen=True, kw_only=True):
     """The sender's workers have ended well, and its agent goes: nothing is lost with it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Over:
+class Over(Tagged, frozen=True, kw_only=True):
     """The job has ended for everyone."""
 
     code: int
@@ -71,8 +61,7 @@ class Over:
     detail: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ask:
+class Ask(Tagged, frozen=True, kw_only=True):
     """A fault that the operator asked for elsewhere, aimed at the receiver's node or one of its workers."""
 
     kind: str
@@ -80,27 +69,5 @@ class Ask:
     at: str = ""
 
 
-Notice = Beat | Exited | Suspected | Raised | Ended | Digested | Left | Over | Ask
-_KINDS: dict[str, type[Notice]] = {
-    kind.__name__.lower(): kind for kind in (Beat, Exited, Suspected, Raised, Ended, Digested, Left, Over, Ask)
-}
-
-
-def spell(notice: Notice) -> dict[str, Any]:
-    """The JSON object for `channel.Channel.send`."""
-    return {"type": type(notice).__name__.lower(), **vars(notice)}
-
-
-def read(value: Mapping[str, Any]) -> Notice:
-    """Raises BadMessageError."""
-    kind = _KINDS.get(value["type"])
-    if kind is None:
-        raise BadMessageError(f"unknown notice {value['type']!r:.40}")
-    wanted = {field.name: int if field.type == "int" else str for field in fields(kind)}
-    given = {name: came for name, came in value.items() if name != "type"}
-    if given.keys() - wanted.keys() or any(type(given[name]) is not wanted[name] for name in given):
-        raise BadMessageError(f"the fields of {value['type']!r:.40} are not as agreed")
-    try:
-        return kind(**given)
-    except TypeError as missing:
-        raise BadMessageError(f"{value['type']}: {missing}") from None
+Notice: TypeAlias = Beat | Exited | Suspected | Raised | Ended | Digested | Left | Over | Ask
+NOTICE: LineCodec[Notice] = LineCodec(Notice)

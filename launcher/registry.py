@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from msgspec.structs import asdict
+
 from elastrain.launcher.followed import Followed
 from elastrain.launcher.notices import Over
 from elastrain.launcher.presence import Lapsed, Presence, Report, Unreachable
@@ -178,7 +180,7 @@ class SharedRegistry:
         self._presence = Presence(self._store, self._inbox, key, value, LEASE_S, self._on_presence)
 
     def put_end(self, over: Over) -> None:
-        self._thread.call(lambda _: self._keys.put_once("end", vars(over)), lambda _: None)
+        self._thread.call(lambda _: self._keys.put_once("end", asdict(over)), lambda _: None)
 
     def put_left(self, incarnation: int) -> None:
         self._thread.call(lambda _: self._keys.put_left(incarnation), lambda _: None)

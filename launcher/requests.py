@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from elastrain.agent_messages import ArmFault
 from elastrain.launcher.faults import RANDOM, Fault
 from elastrain.launcher.notices import Ask
 from elastrain.launcher.roll import Roll
@@ -74,14 +75,8 @@ class Requests(Roll):
         return worker.stage is Stage.MEMBER if worker is not None else self._node_of(member) is not None
 
 
-def fault_message(fault: Fault) -> dict[str, Any]:
-    return {
-        "type": "fault",
-        "class": fault.kind,
-        "step": fault.step,
-        "phase": fault.phase,
-        "node": bool(fault.node),
-    }
+def fault_message(fault: Fault) -> ArmFault:
+    return ArmFault(kind=fault.kind, step=fault.step, phase=fault.phase, node=bool(fault.node))
 
 
 def fault_fields(fault: Fault) -> dict[str, Any]:

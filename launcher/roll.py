@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from elastrain.agent_messages import Hello
 from elastrain.launcher.faults import Fault
-from elastrain.launcher.messages import Hello
 from elastrain.launcher.values import End, JobConfig, Node, NodeRecord, Parked, Roster, Stage, Worker
 from elastrain.membership import Failure
 from elastrain.world import Member, View

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from elastrain.agent_messages import FROM_WORKER, TO_WORKER, Hello
+from elastrain.codec import BadMessageError
 from elastrain.comm.shm.liveness import Watcher, watch_beacon
 from elastrain.launcher import priority, workers
 from elastrain.launcher.channel import Channel, Received
@@ -17,7 +19,6 @@ from elastrain.launcher.core import Core
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.loop import Loop
-from elastrain.launcher.messages import BadMessageError, Hello, parse
 from elastrain.launcher.values import Command, Start, Tell
 from elastrain.launcher.workers import Logs, Script, Surroundings, WorkerProcess
 
@@ -93,7 +94,7 @@ class Seats:
         seat = self._seats.get(command.member)
         if seat is None or seat.channel is None:
             return
-        if not seat.channel.send(command.message):
+        if not seat.channel.send(TO_WORKER.encode(command.message)):
             # It may have said its last words before it closed its end.
             self._on_channel(command.member)
             self._drop_channel(command.member)
@@ -190,7 +191,7 @@ class Seats:
     def _hear(self, member: str, received: Received) -> None:
         try:
             for line in received.lines:
-                message = parse(line)
+                message = FROM_WORKER.decode(line)
                 if isinstance(message, Hello) and received.fds and self._seats[member].watcher is None:
                     self._watch_beacon(member, received.fds[0])
                 self._do(self._core.on_message(member, message, time.monotonic()))

@@ -74,7 +74,7 @@ def _member(core: Core, member: Member, rank: int) -> dict[str, Any]:
     if worker is not None:
         return _worker(core, worker, rank)
     state = "member" if core.is_alive(member.id) else "gone"
-    unknown = {"pid": None, "step": None, "phase": "", "digest": ""}
+    unknown = {"pid": None, "step": None, "digest": ""}
     return {"rank": rank, "id": member.id, "node": member.node, "state": state, **unknown}
 
 
@@ -86,6 +86,5 @@ def _worker(core: Core, worker: Worker, rank: int | None) -> dict[str, Any]:
         "pid": worker.pid,
         "state": str(worker.stage) if not worker.finished else "finished",
         "step": worker.step,
-        "phase": worker.phase,
         "digest": worker.digest,
     }

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from elastrain.agent_messages import ToWorker
 from elastrain.launcher.notices import Notice
 from elastrain.world import Member, View
 
@@ -139,7 +140,6 @@ class Worker:
     """The newest step that it has committed."""
     holders: Mapping[str, Sequence[str]] | None = None
     """Who holds what, as it said last: it says so with its first commit, and whenever that changes."""
-    phase: str = ""
     redone_steps: int = 0
     goes_ahead: bool = False
     """It has not committed a step of its own yet, and computes at a higher priority than the others."""
@@ -227,8 +227,10 @@ class KillNode:
 
 @dataclass(frozen=True, kw_only=True)
 class Tell:
+    """A message to one of this node's workers."""
+
     member: str
-    message: Mapping[str, Any]
+    message: ToWorker
 
 
 @dataclass(frozen=True, kw_only=True)

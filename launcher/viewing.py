@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from elastrain.agent_messages import NewView
 from elastrain.launcher.faults import RANDOM
 from elastrain.launcher.parking import Parking
 from elastrain.launcher.roll import MEET, WARM_UP
@@ -47,10 +47,9 @@ class Viewing(Parking):
                 if not worker.initial:
                     worker.goes_ahead = True
                     commands.append(FullPriority(member=worker.id, ahead=True))
-        message = view_message(view)
         # Members that the view leaves out hear of it too: that is how they learn that they are to end.
         for worker in [w for w in self.workers.values() if w.stage in (Stage.MEMBER, Stage.FINISHED)]:
-            commands.append(Tell(member=worker.id, message=message))
+            commands.append(Tell(member=worker.id, message=NewView(view=view)))
             if worker.id not in view:
                 self._must_leave(worker, now + self.config.leave_timeout_s)
         fields = {"generation": view.generation, "members": list(view.ids), "reason": view.reason}
@@ -225,17 +224,6 @@ class Viewing(Parking):
             elif self.view.members[0].node == self.config.node:
                 commands += self.inject(fault)[2]
         return commands
-
-
-def view_message(view: View) -> dict[str, Any]:
-    """What workers are told of a view."""
-    return {
-        "type": "view",
-        "generation": view.generation,
-        "members": [{"id": m.id, "node": m.node, "address": m.address} for m in view.members],
-        "reason": view.reason,
-        "begun": view.begun,
-    }
 
 
 def _describe(view: View) -> str:

@@ -26,9 +26,10 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from elastrain.codec import Document
 from elastrain.launcher.store import Item, LeaseLostError, Store
 from elastrain.launcher.values import NodeRecord, Roster
-from elastrain.world import Member, View
+from elastrain.world import View
 
 _LOOK_AGAIN_S = 0.1
 
@@ -193,40 +194,7 @@ def hint_key(job: str) -> str:
     return f"/elastrain/.secrets/{job}"
 
 
-def encode_view(view: View) -> bytes:
-    members = [_member(m) for m in view.members]
-    return json.dumps({**vars(view), "members": members}).encode()
-
-
-def decode_view(value: bytes) -> View:
-    raw = json.loads(value)
-    members = tuple(Member(**m) for m in raw["members"])
-    return View(**{**raw, "members": members})
-
-
-def encode_record(record: NodeRecord) -> bytes:
-    return json.dumps(_record(record)).encode()
-
-
-def decode_record(value: bytes) -> NodeRecord:
-    return _as_record(json.loads(value))
-
-
-def encode_roster(roster: Roster) -> bytes:
-    return json.dumps({"nodes": [_record(node) for node in roster.nodes]}).encode()
-
-
-def decode_roster(value: bytes) -> Roster:
-    return Roster(nodes=tuple(_as_record(node) for node in json.loads(value)["nodes"]))
-
-
-def _member(member: Member) -> dict[str, Any]:
-    return vars(member)
-
-
-def _record(record: NodeRecord) -> dict[str, Any]:
-    return {**vars(record), "ready": [_member(member) for member in record.ready]}
-
-
-def _as_record(raw: Mapping[str, Any]) -> NodeRecord:
-    return NodeRecord(**{**raw, "ready": tuple(Member(**member) for member in raw["ready"])})
+_VIEW, _RECORD, _ROSTER = Document(View), Document(NodeRecord), Document(Roster)
+encode_view, decode_view = _VIEW.encode, _VIEW.decode
+encode_record, decode_record = _RECORD.encode, _RECORD.decode
+encode_roster, decode_roster = _ROSTER.encode, _ROSTER.decode

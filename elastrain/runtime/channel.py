@@ -1,26 +1,24 @@
-"""The worker's line to its agent: JSON lines over an authenticated UNIX socket.
-
-Losing it means that the launcher is gone: the worker then has nobody to tell it who is alive, and stops.
-"""
+"""The worker's end of its agent's channel: typed messages both ways, over a UNIX socket with a handshake."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
-from collections.abc import Mapping
-from typing import Any
 
+from elastrain.agent_messages import FROM_WORKER, TO_WORKER, FromWorker, ToWorker
+from elastrain.codec import LINE_BYTES_MAX, BadMessageError
+from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.wire.handshake import dial
+from elastrain.errors import RefusedError
+from elastrain.runtime.environment import Environment
 
 CONNECT_TIMEOUT_S = 20.0
 SEND_TIMEOUT_S = 20.0
-LINE_BYTES_MAX = 1 << 20
 
 
 class ChannelClosedError(ConnectionError):
-    """The agent is gone."""
+    """The agent is gone, or says what no agent says."""
 
 
 class Channel:
@@ -39,9 +37,9 @@ class Channel:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, kind: str, *, fd: int | None = None, **fields: object) -> None:
-        """One message; `fd` travels beside it. Raises ChannelClosedError."""
-        line = json.dumps({"type": kind, **fields}, separators=(",", ":")).encode() + b"\n"
+    def send(self, message: FromWorker, *, fd: int | None = None) -> None:
+        """Send one message; `fd` travels beside it. Raises ChannelClosedError."""
+        line = FROM_WORKER.encode(message)
         with self._lock:
             try:
                 if fd is not None:
@@ -51,8 +49,8 @@ class Channel:
             except OSError as error:
                 raise ChannelClosedError(f"the agent does not answer: {error}") from error
 
-    def receive(self) -> list[Mapping[str, Any]]:
-        """All messages that are there, without waiting. Raises ChannelClosedError when the agent is gone."""
+    def receive(self) -> list[ToWorker]:
+        """Return all messages that are there, without waiting. Raises ChannelClosedError when the agent is gone."""
         try:
             data = self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -64,7 +62,10 @@ class Channel:
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         if len(self._buffer) > LINE_BYTES_MAX:
             raise ChannelClosedError(f"the agent sent a line of more than {LINE_BYTES_MAX} bytes")
-        return [json.loads(line) for line in lines]
+        try:
+            return [TO_WORKER.decode(line) for line in lines]
+        except BadMessageError as error:
+            raise ChannelClosedError(f"the agent sent what no agent sends: {error}") from error
 
     def close(self) -> None:
         self._socket.close()
@@ -73,3 +74,13 @@ class Channel:
         """A data loader must not keep the agent believing that its worker lives."""
         if self._socket.fileno() >= 0:
             os.close(self._socket.detach())
+
+
+def connect(environment: Environment) -> Channel | None:
+    """The channel to this worker's agent; None without a launcher. Raises ConnectionError, RefusedError."""
+    if environment.agent is None:
+        return None
+    try:
+        return Channel(environment.agent, secret=environment.secret, job=environment.job, member=environment.member)
+    except HandshakeRefused as refused:
+        raise RefusedError(refused.reason) from None

@@ -6,7 +6,6 @@ main thread never sends; forward and backward go on while the engine folds, comm
 
 from __future__ import annotations
 
-import os
 import queue
 import sys
 import threading
@@ -18,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from elastrain import agent_messages as am
 from elastrain import errors
 from elastrain import protocol as p
 from elastrain.comm.errors import CommError
@@ -28,7 +28,7 @@ from elastrain.lifecycle import Lifecycle
 from elastrain.messages import Copied, LoopHandover, Message, Partial, Publish, ShardCopy, decode, encode
 from elastrain.runtime.channel import Channel, ChannelClosedError
 from elastrain.runtime.executor import Executor
-from elastrain.runtime.faults import ArmedFault, Faults
+from elastrain.runtime.faults import Faults
 from elastrain.runtime.journal import Journal
 from elastrain.runtime.model import GradientSlot
 from elastrain.runtime.optimizer import Hyper
@@ -44,7 +44,10 @@ HANDED_OVER_S = 0.003
 RECOVERY_DEADLINE_S = 10.0
 """A report that has not come by then is reported to the agent, who judges its sender."""
 
-_ENDS_THE_JOB = {"StateLostError": "lost_state", "DivergedError": "diverged"}
+_ENDS_THE_JOB: dict[str, type[am.LostState | am.Diverged]] = {
+    "StateLostError": am.LostState,
+    "DivergedError": am.Diverged,
+}
 """What no replacement of this member could mend: told to the launcher, which ends the job on all nodes with it."""
 
 
@@ -117,15 +120,8 @@ class Engine:
         """Tell the launcher that this member is ready; alone, the view is this member."""
         if self._channel is not None:
             self._mesh.watch(self._channel.fileno(), self._hear)
-            self._channel.send(
-                "hello",
-                fd=self._beacon.fd,
-                member=self.me,
-                pid=os.getpid(),
-                address=self._mesh.address,
-                spec=dict(spec),
-                beacon=True,
-            )
+            hello = am.Hello(member=self.me, address=self._mesh.address, spec=dict(spec))
+            self._channel.send(hello, fd=self._beacon.fd)
         else:
             alone = Member(id=self.me, node="node0", address=self._mesh.address)
             self._inbox.append(p.Viewed(view=View(generation=1, members=(alone,), reason="a job of one")))
@@ -375,15 +371,8 @@ class Engine:
             skipped=record.skipped,
             loss_scale=record.scaler.scale,
         )
-        self._say(
-            "progress",
-            step=record.step,
-            generation=record.generation,
-            loss=loss if loss is None or loss == loss else None,
-            samples=told.samples,
-            at_s=time.monotonic(),
-            **self._holders_news(),
-        )
+        loss = loss if loss is None or loss == loss else None
+        self._say(am.Progress(step=record.step, loss=loss, samples=told.samples, holders=self._holders_news()))
         if record.warning:
             self._warn(record)
         if self._room is not None:
@@ -398,13 +387,13 @@ class Engine:
             sys.stderr.flush()
         self._warned = True
 
-    def _holders_news(self) -> dict[str, Any]:
+    def _holders_news(self) -> dict[str, tuple[str, ...]] | None:
         """Who holds what, when it changed: the launcher judges by it whether a view keeps the state."""
         holders = self.core.now
         if holders == self._holders_told:
-            return {}
+            return None
         self._holders_told = holders
-        return {"holders": {str(shard): list(h.all) for shard, h in enumerate(holders)}}
+        return {str(shard): h.all for shard, h in enumerate(holders)}
 
     def _release(self, outcome: p.Advance | p.Enter | p.Leave) -> None:
         if isinstance(outcome, p.Advance):
@@ -421,14 +410,14 @@ class Engine:
     def _noticed(self, reason: str) -> None:
         """It was put right; whoever looks after the machine should know."""
         self._journal.write("noticed", reason=reason)
-        self._say("event", noticed=reason)
+        self._say(am.Note(fields={"noticed": reason}))
         sys.stderr.write(f"elastrain: {reason}\n")
         sys.stderr.flush()
 
     def _fail(self, command: p.Fail) -> None:
         self._journal.write("failed", kind=command.kind, reason=command.reason)
         if command.kind in _ENDS_THE_JOB:
-            self._say(_ENDS_THE_JOB[command.kind], sentence=command.reason)
+            self._say(_ENDS_THE_JOB[command.kind](sentence=command.reason))
         raise getattr(errors, command.kind)(command.reason)
 
     def _hear(self) -> None:
@@ -441,37 +430,26 @@ class Engine:
         for message in messages:
             self._heard(message)
 
-    def _heard(self, message: Mapping[str, Any]) -> None:
-        match message["type"]:
-            case "view":
-                members = tuple(Member(id=m["id"], node=m["node"], address=m["address"]) for m in message["members"])
-                view = View(
-                    generation=message["generation"], members=members, reason=message["reason"], begun=message["begun"]
-                )
+    def _heard(self, message: am.ToWorker) -> None:
+        match message:
+            case am.NewView(view=view):
                 self._journal.write("view", generation=view.generation, members=list(view.ids), reason=view.reason)
                 self._inbox.append(p.Viewed(view=view))
-            case "ended":
+            case am.EndReached():
                 self._inbox.append(p.JobEnded())
-            case "fault":
-                self._faults.arm(
-                    ArmedFault(
-                        kind=message["class"],
-                        step=message.get("step"),
-                        phase=message.get("phase"),
-                        node=message.get("node", False),
-                    )
-                )
-            case "refused":
-                raise errors.RefusedError(message["reason"])
-            case "stop":
-                raise errors.StoppedError(message["reason"])
+            case am.ArmFault():
+                self._faults.arm(message)
+            case am.Refused():
+                raise errors.RefusedError(message.reason)
+            case am.Stop():
+                raise errors.StoppedError(message.reason)
 
     def _suspect(self, member: str, reason: str, *, dead: bool = False) -> None:
-        self._say("suspect", member=member, reason=reason, dead=dead)
+        self._say(am.Suspect(member=member, reason=reason, dead=dead))
 
-    def _say(self, kind: str, **fields: Any) -> None:
+    def _say(self, message: am.FromWorker) -> None:
         if self._channel is not None:
-            self._channel.send(kind, **fields)
+            self._channel.send(message)
 
     def _watch_recovery(self) -> None:
         since = self._recovering_since_s

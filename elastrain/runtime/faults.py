@@ -8,27 +8,20 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from elastrain.agent_messages import ArmFault
 from elastrain.runtime.journal import Journal
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArmedFault:
-    kind: str
-    step: int | None
-    phase: str | None
-    node: bool = False
-    """The whole node is to die with this worker."""
-
-
 class Faults:
+    """The faults that this member's agent has asked for. `kill_node` tells it that one for its whole node is due."""
+
     def __init__(self, journal: Journal, kill_node: Callable[[], None]) -> None:
         self._journal = journal
         self._kill_node = kill_node
-        self._armed: list[ArmedFault] = []
+        self._armed: list[ArmFault] = []
 
-    def arm(self, fault: ArmedFault) -> None:
+    def arm(self, fault: ArmFault) -> None:
         self._armed.append(fault)
 
     def reach(self, step: int, phase: str) -> None:

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from elastrain import agent_messages as am
 from elastrain import protocol as p
 from elastrain.checks import is_due, neighbour, probes
-from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.values import MeshConfig
@@ -38,7 +38,7 @@ from elastrain.errors import (
 from elastrain.lifecycle import Lifecycle
 from elastrain.offload.errors import SpillWriteError
 from elastrain.plan import plan
-from elastrain.runtime.channel import Channel, ChannelClosedError
+from elastrain.runtime.channel import ChannelClosedError, connect
 from elastrain.runtime.describe import describe
 from elastrain.runtime.engine import Engine
 from elastrain.runtime.environment import Environment, read_environment
@@ -61,12 +61,15 @@ from elastrain.scaling import LossScale, rule_of
 
 _LAST_WORDS = (RefusedError, StoppedError, CorruptedError, DriveFailedError, SpillWriteError)
 """What ends a member without being the script's fault."""
-_ENDS_THE_JOB: dict[type[BaseException], str] = {
-    NoRoomError: "no_room",
-    StateLostError: "lost_state",
-    DivergedError: "diverged",
+_ENDS_THE_JOB: dict[type[BaseException], type[am.NoRoom | am.LostState | am.Diverged]] = {
+    NoRoomError: am.NoRoom,
+    StateLostError: am.LostState,
+    DivergedError: am.Diverged,
 }
 """What no replacement could do better: the launcher ends the job with the sentence, and shows it on every screen."""
+
+_SIGNATURE_CHARS_MAX, _TRACEBACK_CHARS_MAX = 1 << 12, 1 << 16
+"""An exception may hold a whole tensor as text; what the launcher is told goes into one line of limited length."""
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -128,7 +131,7 @@ class Job:
         self._room_config = room
         self._room: RoomKeeper | None = None
         self._beacon = Beacon()
-        self._channel = _connect(environment)
+        self._channel = connect(environment)
         self._faults = Faults(self._journal, self._kill_node)
         self._registered: dict[str, Any] = {}
         self._parts: Parts | None = None
@@ -371,7 +374,7 @@ class Job:
         self._journal.write("finished", step=step, digest=digest)
         if self._channel is not None:
             try:
-                self._channel.send("finished", step=step, digest=digest)
+                self._channel.send(am.Finished(step=step, digest=digest))
             except ChannelClosedError:
                 pass  # the launcher has gone before us: nothing depends on it any more
         parts.engine.close()
@@ -383,7 +386,7 @@ class Job:
     def _kill_node(self) -> None:
         """The launcher has told this worker to, by a fault on request."""
         if self._channel is not None:
-            self._channel.send("struck")
+            self._channel.send(am.Struck())
 
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """The script ends with an exception: tell the launcher where it was, then show it as Python does."""
@@ -414,26 +417,18 @@ class Job:
             return
         with suppress(ChannelClosedError):  # nobody is left to be told
             if type(error) in _ENDS_THE_JOB:
-                self._channel.send(_ENDS_THE_JOB[type(error)], sentence=str(error))
+                self._channel.send(_ENDS_THE_JOB[type(error)](sentence=str(error)))
                 return
             signature = f"{type(error).__name__}: {error}"
             whole = "".join(traceback.format_exception(error))
             self._channel.send(
-                "failed",
-                step=self._step.number if self._step else 0,
-                micro_batch=self._step.micro_batch if self._step else None,
-                signature=signature,
-                traceback=f"{signature}\n" if isinstance(error, ElastrainError) else whole,
+                am.Failed(
+                    step=self._step.number if self._step else 0,
+                    micro_batch=self._step.micro_batch if self._step else None,
+                    signature=signature[:_SIGNATURE_CHARS_MAX],
+                    traceback=f"{signature}\n" if isinstance(error, ElastrainError) else whole[-_TRACEBACK_CHARS_MAX:],
+                )
             )
-
-
-def _connect(environment: Environment) -> Channel | None:
-    if environment.agent is None:
-        return None
-    try:
-        return Channel(environment.agent, secret=environment.secret, job=environment.job, member=environment.member)
-    except HandshakeRefused as refused:
-        raise RefusedError(refused.reason) from None
 
 
 def _mesh_config(environment: Environment) -> MeshConfig:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from elastrain.batch import DataOrder
 from elastrain.launcher import control
+from elastrain.launcher.operator_messages import AskFault
 from elastrain.launcher.rundir import RunDir
 from elastrain.world import PHASES
 from experiments.jobs import Script, alone, elastic, finish
@@ -97,10 +98,10 @@ class Driver:
     def inject(self, member: str, at: str) -> None:
         """As `elastrain inject kill`. Raises StrikeError if the agent refuses."""
         target = f"node:{self.run.nodes[member]}" if self.whole_nodes else f"member:{member}"
-        request = {"type": "inject", "class": "kill", "target": target, "at": at}
+        request = AskFault(kind="kill", target=target, at=at)
         answer = control.ask(RunDir(path=self.folder), request)
-        if not answer["ok"]:
-            raise StrikeError(str(answer["sentence"]))
+        if not answer.ok:
+            raise StrikeError(answer.sentence)
 
     def kill(self, member: str) -> None:
         if self.whole_nodes:

@@ -11,6 +11,7 @@ from typing import Any
 
 from elastrain.errors import ElastrainError
 from elastrain.launcher import control, rundir
+from elastrain.launcher.operator_messages import AskState
 from elastrain.launcher.rundir import RunDir
 from experiments.journals import Follower, Run
 from experiments.storm.cases import LONG_S, LOSSES, ROOM_FOR_COMMITS, Case, Fault
@@ -109,7 +110,7 @@ class Striker:
             if node.path.name in self._stopped_nodes or ("node0" in self._stopped_nodes and self.case.nodes == 1):
                 continue
             try:
-                found.append(control.ask(node, {"type": "status"})["state"])
+                found.append(control.ask(node, AskState()).state)
             except (ElastrainError, OSError, KeyError):  # it has ended, or has just been killed
                 continue
         return found

@@ -9,6 +9,7 @@ import typer
 
 from elastrain.launcher import control, rundir
 from elastrain.launcher.faults import make_fault
+from elastrain.launcher.operator_messages import Answer, AskFault
 
 
 def inject(
@@ -26,7 +27,6 @@ def inject(
 ) -> int:
     """Inject a fault into a run that was started with --inject or --faults."""
     make_fault(kind, target, at)
-    answer = control.ask(rundir.find(run), {"type": "inject", "class": kind, "target": target, "at": at})
-    taken = bool(answer["ok"])
-    print(f"elastrain: {answer['sentence']}", file=sys.stdout if taken else sys.stderr)
-    return 0 if taken else 1
+    answer: Answer = control.ask(rundir.find(run), AskFault(kind=kind, target=target, at=at))
+    print(f"elastrain: {answer.sentence}", file=sys.stdout if answer.ok else sys.stderr)
+    return 0 if answer.ok else 1

@@ -49,7 +49,7 @@ def _show(state: dict[str, Any]) -> None:
 
 
 def _show_members(members: list[dict[str, Any]]) -> None:
-    columns = ("rank", "id", "node", "pid", "state", "step", "phase")
+    columns = ("rank", "id", "node", "pid", "state", "step")
     rows = [[_or_dash(member[column]) for column in columns] for member in members]
     if not sys.stdout.isatty():
         widths = [max(len(row[place]) for row in (columns, *rows)) for place in range(len(columns))]

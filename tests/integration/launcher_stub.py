@@ -6,7 +6,6 @@ Run by the launcher as an ordinary script; imports no torch, so that it starts i
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import select
 import signal
@@ -14,12 +13,13 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
+from elastrain import agent_messages as am
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.wire.handshake import dial
+from elastrain.world import View
 
-HOLDERS = {"0": ["m0", "m1"], "1": ["m1", "m2"], "2": ["m2", "m0"]}
+HOLDERS = {"0": ("m0", "m1"), "1": ("m1", "m2"), "2": ("m2", "m0")}
 
 
 class Agent:
@@ -32,14 +32,14 @@ class Agent:
         dial(self.sock, secret=secret, job=os.environ["ELASTRAIN_JOB"], me=os.environ["ELASTRAIN_MEMBER"], timeout_s=5)
         self._rest = b""
 
-    def say(self, message_type: str, fds: tuple[int, ...] = (), **fields: Any) -> None:
-        line = json.dumps({"type": message_type, **fields}).encode() + b"\n"
+    def say(self, message: am.FromWorker, fds: tuple[int, ...] = ()) -> None:
+        line = am.FROM_WORKER.encode(message)
         if fds:
             socket.send_fds(self.sock, [line], list(fds))
         else:
             self.sock.sendall(line)
 
-    def hear(self, timeout_s: float) -> list[dict[str, Any]]:
+    def hear(self, timeout_s: float) -> list[am.ToWorker]:
         """What came within the time; ends the process when the agent is gone."""
         if not select.select([self.sock], [], [], timeout_s)[0]:
             return []
@@ -47,7 +47,7 @@ class Agent:
         if not data:
             os._exit(7)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        return [am.TO_WORKER.decode(line) for line in lines]
 
 
 def main() -> None:
@@ -65,7 +65,7 @@ def main() -> None:
     if me in options.never_ready:
         while True:
             agent.hear(60)
-    agent.say("hello", (beacon.fd,), member=me, pid=os.getpid(), address=f"unix:{me}", spec=spec, beacon=True)
+    agent.say(am.Hello(member=me, address=f"unix:{me}", spec=spec), (beacon.fd,))
     if me in options.garbage:
         agent.sock.sendall(b"{]\n")
     Worker(me, agent, options).train()
@@ -74,8 +74,8 @@ def main() -> None:
 class Worker:
     def __init__(self, me: str, agent: Agent, options: argparse.Namespace) -> None:
         self.me, self.agent, self.options = me, agent, options
-        self.view: dict[str, Any] | None = None
-        self.fault: dict[str, Any] | None = None
+        self.view: View | None = None
+        self.fault: am.ArmFault | None = None
 
     def train(self) -> None:
         while self.view is None:
@@ -84,49 +84,41 @@ class Worker:
             self._maybe_fail(step)
             self._step(step)
             if self.options.finish.exists():
-                self.agent.say("finished", step=step, digest="other" if self.me in self.options.other_digest else "d")
+                digest = "other" if self.me in self.options.other_digest else "d"
+                self.agent.say(am.Finished(step=step, digest=digest))
                 sys.exit(0)
 
     def _step(self, step: int) -> None:
         assert self.view is not None
-        if self.fault and self.fault["step"] in (None, step):
+        if self.fault and self.fault.step in (None, step):
             os.kill(os.getpid(), signal.SIGKILL)
         self._listen(0.02)
-        generation = self.view["generation"]
-        loss = 1 / (step + 1)
-        self.agent.say(
-            "progress",
-            step=step,
-            generation=generation,
-            loss=loss,
-            samples=8 * step,
-            at_s=time.monotonic(),
-            holders=HOLDERS if self.options.holders and step == 0 else None,
-        )
+        holders = HOLDERS if self.options.holders and step == 0 else None
+        self.agent.say(am.Progress(step=step, loss=1 / (step + 1), samples=8 * step, holders=holders))
 
     def _maybe_fail(self, step: int) -> None:
         if self.options.bug_file and self.options.bug_file.exists() and self.me in self.options.bug:
             text = "Traceback (most recent call last):\nValueError: odd batch\n"
-            self.agent.say("failed", step=3, micro_batch=5, signature="ValueError: odd batch", traceback=text)
+            self.agent.say(am.Failed(step=3, micro_batch=5, signature="ValueError: odd batch", traceback=text))
             sys.exit(1)
 
     def _listen(self, timeout_s: float) -> None:
         for message in self.agent.hear(timeout_s):
-            if message["type"] == "view":
-                self._on_view(message)
-            elif message["type"] == "fault":
+            if isinstance(message, am.NewView):
+                self._on_view(message.view)
+            elif isinstance(message, am.ArmFault):
                 self.fault = message
-            elif message["type"] == "refused":
-                sys.stderr.write(f"refused: {message['reason']}\n")
+            elif isinstance(message, am.Refused):
+                sys.stderr.write(f"refused: {message.reason}\n")
                 sys.exit(3)
-            elif message["type"] == "stop" and not self.options.ignore_term:
+            elif isinstance(message, am.Stop) and not self.options.ignore_term:
                 sys.exit(4)
 
-    def _on_view(self, message: dict[str, Any]) -> None:
-        if self.me in [member["id"] for member in message["members"]]:
-            self.view = message
-        ids = [member["id"] for member in message["members"]]
-        self.agent.say("event", kind="saw_view", generation=message["generation"], members=ids, at_s=time.monotonic())
+    def _on_view(self, view: View) -> None:
+        if self.me in view:
+            self.view = view
+        seen = {"kind": "saw_view", "generation": view.generation, "members": view.ids, "at_s": time.monotonic()}
+        self.agent.say(am.Note(fields=seen))
 
 
 def _options() -> argparse.Namespace:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from elastrain.launcher import control
+from elastrain.launcher.operator_messages import AskFault
 from elastrain.launcher.rundir import RunDir
 from tests.integration.launcher_harness import _in_sessions, until
 from tests.integration.training import SCRIPT, Run, environment
@@ -115,8 +116,8 @@ class NodesJob:
             _kill_group(pid)
 
     def inject(self, target: str) -> None:
-        answer = control.ask(self.run, {"type": "inject", "class": "kill", "target": target, "at": None})
-        assert answer["ok"], answer
+        answer = control.ask(self.run, AskFault(kind="kill", target=target))
+        assert answer.ok, answer
 
     def signal_etcd(self, number: int) -> None:
         os.kill(self.etcd(), number)

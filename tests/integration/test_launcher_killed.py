@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from elastrain.launcher import control, rundir
+from elastrain.launcher.operator_messages import AskState
 from elastrain.launcher.rundir import RunDir
 from tests.integration.launcher_harness import _in_sessions, until
 from tests.integration.training import environment
@@ -158,5 +159,5 @@ def test_workers_in_user_code_end_with_their_agent_and_the_node_comes_back(tmp_p
 
 
 def _is_there(run: _Killed, node: str, *, beside: int) -> bool:
-    answer = control._ask(rundir.of_node(run.run, node), {"type": "status"})
+    answer = control._ask(rundir.of_node(run.run, node), AskState())
     return answer is not None and run.event("start", source=f"agent:{node}")["pid"] != beside

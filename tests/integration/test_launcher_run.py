@@ -15,6 +15,7 @@ import pytest
 from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.wire.handshake import dial
 from elastrain.launcher import control
+from elastrain.launcher.operator_messages import AskFault
 from elastrain.launcher.priority import WARM_UP_NICE
 from tests.integration.launcher_harness import Launched, until
 
@@ -207,8 +208,8 @@ def test_fault_at_a_step_kills_the_target_and_only_there(tmp_path: Path) -> None
 def test_inject_needs_an_armed_run(tmp_path: Path) -> None:
     with Launched(tmp_path, "--nproc-per-node", "2") as job:
         job.wait_step(1)
-        answer = control.ask(job.run, {"type": "inject", "class": "kill", "target": "member:m1"})
-        assert (answer["ok"], "not armed" in answer["sentence"]) == (False, True)
+        answer = control.ask(job.run, AskFault(kind="kill", target="member:m1"))
+        assert (answer.ok, "not armed" in answer.sentence) == (False, True)
         assert job.finish() == 0
 
 

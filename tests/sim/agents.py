@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from elastrain.agent_messages import Failed, Hello, LostState, NewView, Progress, Suspect
 from elastrain.launcher.core import Core
-from elastrain.launcher.messages import Failed, Hello, LostState, Progress, Suspect
 from elastrain.launcher.notices import Notice, Over
 from elastrain.launcher.store import MemoryStore
 from elastrain.launcher.values import (
@@ -413,7 +413,7 @@ class World:
         self.at(self.rng.choice((0.2, 0.5, 3.0)), lambda: self._say_hello(worker))
 
     def _say_hello(self, worker: SimWorker) -> None:
-        hello = Hello(member=worker.id, pid=1, address="x", spec={"backups": self.play.backups})
+        hello = Hello(member=worker.id, address="x", spec={"backups": self.play.backups})
         self._from_worker(worker, hello)
 
     def _from_worker(self, worker: SimWorker, message: Any) -> None:
@@ -444,10 +444,8 @@ class World:
 
     def _tell(self, agent: SimAgent, command: Tell) -> None:
         worker = agent.workers[command.member]
-        if command.message["type"] == "view":
-            raw = dict(command.message)
-            members = tuple(Member(**m) for m in raw["members"])
-            view = View(generation=raw["generation"], members=members, reason=raw["reason"], begun=raw["begun"])
+        if isinstance(command.message, NewView):
+            view = command.message.view
             self.at(0.001, lambda: self._viewed(worker, view) if worker.alive else None)
 
     def _viewed(self, worker: SimWorker, view: View) -> None:
@@ -536,7 +534,7 @@ class World:
         holders = {str(s): h.all for s, h in enumerate(worker.now)}
         news = holders if holders != worker.told else None
         worker.told = holders
-        self._from_worker(worker, Progress(step=worker.committed, generation=view.generation, holders=news))
+        self._from_worker(worker, Progress(step=worker.committed, holders=news))
 
     # ---- faults
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from elastrain.agent_messages import Progress
 from elastrain.launcher.core import Core
-from elastrain.launcher.messages import Progress
 from elastrain.launcher.values import Command, Stage, Worker
 from elastrain.membership import missing_state
 from tests.sim.agents import Violation, World, outcome

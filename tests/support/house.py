@@ -258,7 +258,7 @@ def unread_wire_fields(sources: list[Source]) -> list[str]:
     unread = []
     for source in wire:
         for node in source.tree.body:
-            if isinstance(node, ast.ClassDef) and _is_dataclass(node):
+            if isinstance(node, ast.ClassDef) and _is_value(node):
                 readers = [
                     loaded
                     for module, (named, loaded) in reads.items()
@@ -269,8 +269,10 @@ def unread_wire_fields(sources: list[Source]) -> list[str]:
     return unread
 
 
-def _is_dataclass(node: ast.ClassDef) -> bool:
-    return any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
+def _is_value(node: ast.ClassDef) -> bool:
+    """A dataclass, or a kind of `elastrain.codec`."""
+    tagged = any(ast.unparse(base) == "Tagged" for base in node.bases)
+    return tagged or any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
 def _mentioned(source: Source) -> set[str]:

@@ -7,21 +7,21 @@ from typing import Any, TypeVar
 
 import pytest
 
-from elastrain.launcher.core import Core
-from elastrain.launcher.faults import Fault
-from elastrain.launcher.messages import (
+from elastrain import agent_messages as am
+from elastrain.agent_messages import (
     Diverged,
     Failed,
     Finished,
+    FromWorker,
     Hello,
     LostState,
-    Message,
     NoRoom,
     Note,
-    Phase,
     Progress,
     Suspect,
 )
+from elastrain.launcher.core import Core
+from elastrain.launcher.faults import Fault
 from elastrain.launcher.state import describe
 from elastrain.launcher.values import (
     Command,
@@ -38,6 +38,7 @@ from elastrain.launcher.values import (
     TakeNumber,
     Tell,
 )
+from elastrain.world import Member
 
 C = TypeVar("C", bound=Command)
 NOW = 1000.0
@@ -75,16 +76,16 @@ class Job:
                 return self.core.on_answer(command.view, NOW)
         return []
 
-    def say(self, member: str, message: Message, now: float = NOW) -> list[Command]:
+    def say(self, member: str, message: FromWorker, now: float = NOW) -> list[Command]:
         return self.do(self.core.on_message(member, message, now))
 
     def hello(self, member: str, now: float = NOW, **spec: Any) -> list[Command]:
-        hello = Hello(member=member, pid=1, address=f"unix:{member}", spec=spec or {"seed": 0}, beacon=True)
+        hello = Hello(member=member, address=f"unix:{member}", spec=spec or {"seed": 0})
         return self.say(member, hello, now)
 
     def commit(self, step: int, *members: str, holders: dict[str, tuple[str, ...]] | None = None) -> None:
         for member in members or self.ids:
-            self.say(member, Progress(step=step, generation=self.generation, loss=1.0, samples=step, holders=holders))
+            self.say(member, Progress(step=step, loss=1.0, samples=step, holders=holders))
 
     def die(self, member: str, exit_code: int = -9, now: float = NOW) -> list[Command]:
         died = self.do(self.core.on_death(member, "mutex", now, now))
@@ -113,8 +114,8 @@ def of(kind: type[C], commands: Sequence[Command]) -> list[C]:
     return [command for command in commands if isinstance(command, kind)]
 
 
-def told(commands: Sequence[Command], message_type: str) -> list[str]:
-    return [c.member for c in of(Tell, commands) if c.message["type"] == message_type]
+def told(commands: Sequence[Command], kind: type[am.ToWorker]) -> list[str]:
+    return [c.member for c in of(Tell, commands) if isinstance(c.message, kind)]
 
 
 def logged(commands: Sequence[Command], event: str) -> list[Log]:
@@ -132,17 +133,18 @@ def test_first_view_comes_with_the_last_hello_in_order_of_slots() -> None:
     assert not of(Propose, job.hello("m0"))
     commands = job.hello("m1")
     assert job.ids == ("m0", "m1", "m2")
-    assert told(commands, "view") == ["m0", "m1", "m2"]
-    view = of(Tell, commands)[-1].message
-    assert view["generation"] == 1
-    assert view["members"][2] == {"id": "m2", "node": "node0", "address": "unix:m2"}
+    assert told(commands, am.NewView) == ["m0", "m1", "m2"]
+    assert job.core.view is not None
+    assert of(Tell, commands)[-1].message == am.NewView(view=job.core.view)
+    third = Member(id="m2", node="node0", address="unix:m2")
+    assert (job.core.view.generation, job.core.view.members[2]) == (1, third)
 
 
 def test_death_edits_the_view_before_the_restart_and_the_new_worker_warms_up() -> None:
     job = running()
     died = job.do(job.core.on_death("m1", "mutex", NOW, NOW))
     assert job.ids == ("m0", "m2")
-    assert told(died, "view") == ["m0", "m2"]
+    assert told(died, am.NewView) == ["m0", "m2"]
     ended = job.do(job.core.on_exit("m1", -9, NOW))
     assert of(Start, ended) == [Start(member="m3", slot=1, rank=2, restarts=1, warm_up=True, world_size=3)]
     joined = job.hello("m3")
@@ -163,8 +165,8 @@ def test_newcomer_goes_ahead_of_the_others_until_it_has_committed_its_first_step
     job = running()
     job.die("m1")
     assert of(FullPriority, job.hello("m3")) == [FullPriority(member="m3", ahead=True)]
-    assert of(FullPriority, job.say("m3", Progress(step=4, generation=3))) == [FullPriority(member="m3")]
-    assert not of(FullPriority, job.say("m3", Progress(step=5, generation=3)))
+    assert of(FullPriority, job.say("m3", Progress(step=4))) == [FullPriority(member="m3")]
+    assert not of(FullPriority, job.say("m3", Progress(step=5)))
 
 
 def test_joiner_that_dies_is_not_given_priority_later() -> None:
@@ -217,7 +219,7 @@ def test_restart_no_longer_counts_an_hour_after_the_replacement_has_committed() 
     job.hello("m3")
     assert job.do(job.core.on_tick(NOW + 3600)) == []
     assert job.core.restarts_used == 1  # it has not done anything yet
-    job.say("m3", Progress(step=1, generation=3), NOW + 5000)
+    job.say("m3", Progress(step=1), NOW + 5000)
     job.do(job.core.on_tick(NOW + 8599))
     assert job.core.restarts_used == 1
     job.do(job.core.on_tick(NOW + 8600))
@@ -344,7 +346,7 @@ def test_first_worker_of_another_spec_ends_the_job() -> None:
     job = Job(2)
     job.hello("m0", seed=0)
     commands = job.hello("m1", seed=1)
-    assert told(commands, "refused") == ["m1"]
+    assert told(commands, am.Refused) == ["m1"]
     end = of(End, commands)[0]
     assert (end.code, end.sentence) == (
         1,
@@ -367,7 +369,7 @@ def test_joiner_of_another_spec_is_refused_and_not_started_again() -> None:
     job = running()
     job.die("m1")
     commands = job.hello("m3", seed=9)
-    assert told(commands, "refused") == ["m3"]
+    assert told(commands, am.Refused) == ["m3"]
     assert not of(End, commands)
     assert job.core.next_deadline_s() == NOW + 2
     assert of(Kill, job.do(job.core.on_tick(NOW + 2)))[0].member == "m3"
@@ -379,7 +381,7 @@ def test_second_hello_or_one_in_anothers_name_is_the_end_of_its_sender() -> None
     job = running()
     assert of(Kill, job.hello("m0"))[0].member == "m0"
     job.die("m1")
-    commands = job.say("m3", Hello(member="m0", pid=1, address="", spec={"seed": 0}))
+    commands = job.say("m3", Hello(member="m0", address="", spec={"seed": 0}))
     assert of(Kill, commands)[0].member == "m3"
 
 
@@ -424,7 +426,7 @@ def test_suspected_member_that_lives_on_is_ended_after_a_while() -> None:
     assert job.do(job.core.on_tick(NOW + 0.9)) == []
     commands = job.do(job.core.on_tick(NOW + 1))
     assert logged(commands, "end_suspect")[0].say == "m1 lives, but m0, m2 can not reach it: it is ended"
-    assert (job.ids, told(commands, "view")) == (("m0", "m2"), ["m0", "m1", "m2"])
+    assert (job.ids, told(commands, am.NewView)) == (("m0", "m2"), ["m0", "m1", "m2"])
     assert of(Kill, job.do(job.core.on_tick(NOW + 3)))[0].member == "m1", "it had time to leave by itself"
 
 
@@ -498,8 +500,8 @@ def test_members_that_end_with_different_parameters_fail_the_job() -> None:
 
 def test_first_to_finish_frees_the_others_from_waiting() -> None:
     job = running()
-    assert told(job.say("m0", Finished(step=9, digest="d")), "ended") == ["m0", "m1", "m2"]
-    assert told(job.say("m1", Finished(step=9, digest="d")), "ended") == []
+    assert told(job.say("m0", Finished(step=9, digest="d")), am.EndReached) == ["m0", "m1", "m2"]
+    assert told(job.say("m1", Finished(step=9, digest="d")), am.EndReached) == []
 
 
 def test_death_once_one_has_finished_changes_neither_view_nor_outcome() -> None:
@@ -604,7 +606,7 @@ def test_fault_at_once_kills_and_one_at_a_step_is_handed_over() -> None:
     job = running(armed=True)
     assert of(Kill, job.core.inject(Fault(kind="kill", member="m1"))[2])[0].member == "m1"
     tell = of(Tell, job.core.inject(Fault(kind="kill", member="m1", step=4, phase="commit"))[2])[0]
-    assert tell.message == {"type": "fault", "class": "kill", "step": 4, "phase": "commit", "node": False}
+    assert tell.message == am.ArmFault(kind="kill", step=4, phase="commit")
 
 
 def test_fault_for_a_worker_that_is_not_ready_waits_for_its_hello() -> None:
@@ -613,7 +615,7 @@ def test_fault_for_a_worker_that_is_not_ready_waits_for_its_hello() -> None:
     sentence, taken, commands = job.core.inject(Fault(kind="kill", member="m3", step=4))
     assert (taken, commands) == (True, [])
     assert "waits for m3" in sentence
-    assert told(job.hello("m3"), "fault") == ["m3"]
+    assert told(job.hello("m3"), am.ArmFault) == ["m3"]
 
 
 def test_fault_for_nobody_is_refused_with_the_list_of_the_living() -> None:
@@ -637,13 +639,13 @@ def test_faults_of_the_file_are_handed_over_with_hello_and_first_view() -> None:
         Fault(kind="kill", member="m3", step=7),
     ]
     job = Job(2, faults, armed=True)
-    assert told(job.hello("m1"), "fault") == ["m1"]
-    assert told(job.hello("m0"), "fault") == ["m1"]
+    assert told(job.hello("m1"), am.ArmFault) == ["m1"]
+    assert told(job.hello("m0"), am.ArmFault) == ["m1"]
     job.commit(0)
     job.die("m1")
     job.hello("m2")
     job.die("m2")
-    assert told(job.hello("m3"), "fault") == ["m3"]
+    assert told(job.hello("m3"), am.ArmFault) == ["m3"]
 
 
 # ---- what status shows
@@ -652,10 +654,9 @@ def test_faults_of_the_file_are_handed_over_with_hello_and_first_view() -> None:
 def test_status_shows_members_in_rank_order_then_the_warming_up() -> None:
     job = running()
     job.die("m0")
-    job.say("m2", Phase(step=1, phase="backward"))
     state = describe(job.core, "job", NOW)
-    rows = [(m["rank"], m["id"], m["state"], m["phase"]) for m in state["members"]]
-    assert rows == [(0, "m1", "member", ""), (1, "m2", "member", "backward of step 1"), (None, "m3", "starting", "")]
+    rows = [(m["rank"], m["id"], m["state"]) for m in state["members"]]
+    assert rows == [(0, "m1", "member"), (1, "m2", "member"), (None, "m3", "starting")]
     assert (state["state"], state["generation"], state["step"], state["restarts_left"]) == ("running", 2, 0, 9)
     assert state["reasons"][-1] == "generation 2: m0 lost"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import stat
 import threading
@@ -15,89 +14,17 @@ from typing import Any
 
 import pytest
 
+from elastrain.codec import BadMessageError
 from elastrain.errors import ConfigError
 from elastrain.launcher import enrol, priority, rundir
 from elastrain.launcher.channel import Channel
 from elastrain.launcher.enrol import Place, Terms, enter, secret_of
 from elastrain.launcher.events import EventLog
-from elastrain.launcher.messages import (
-    LINE_BYTES_MAX,
-    BadMessageError,
-    Diverged,
-    Failed,
-    Finished,
-    Hello,
-    LostState,
-    NoRoom,
-    Note,
-    Phase,
-    Progress,
-    Suspect,
-    encode,
-    parse,
-)
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.store import ForgedValueError, MemoryStore, Store
 from elastrain.launcher.values import NodeRecord, Roster
 from elastrain.launcher.views import JobKeys, decode_view, encode_view
 from elastrain.world import Member, View
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (
-            {"type": "hello", "member": "m0", "pid": 3, "address": "unix:x", "spec": {"seed": 0}, "beacon": True},
-            Hello(member="m0", pid=3, address="unix:x", spec={"seed": 0}, beacon=True),
-        ),
-        ({"type": "suspect", "member": "m1", "reason": "reset"}, Suspect(member="m1", reason="reset")),
-        (
-            {"type": "progress", "step": 3, "generation": 2, "loss": 1, "samples": 8, "at_s": 2.5},
-            Progress(step=3, generation=2, loss=1.0, samples=8, at_s=2.5),
-        ),
-        (
-            {"type": "progress", "step": 3, "generation": 2, "holders": {"0": ["m0", "m1"]}},
-            Progress(step=3, generation=2, holders={"0": ("m0", "m1")}),
-        ),
-        ({"type": "phase", "step": 3, "phase": "commit"}, Phase(step=3, phase="commit")),
-        (
-            {"type": "failed", "step": 3, "micro_batch": None, "signature": "E", "traceback": "TB"},
-            Failed(step=3, micro_batch=None, signature="E", traceback="TB"),
-        ),
-        ({"type": "lost_state", "sentence": "gone"}, LostState(sentence="gone")),
-        ({"type": "diverged", "sentence": "differs"}, Diverged(sentence="differs")),
-        ({"type": "no_room", "sentence": "12 MiB too small"}, NoRoom(sentence="12 MiB too small")),
-        ({"type": "finished", "step": 9, "digest": "d"}, Finished(step=9, digest="d")),
-        ({"type": "event", "x": 1}, Note(fields={"x": 1})),
-    ],
-)
-def test_every_message_is_read(line: dict[str, object], message: object) -> None:
-    assert parse(encode(line)) == message
-
-
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        (b"{]", "not a line of JSON"),
-        (b"\xff", "not a line of JSON"),
-        (b"[]", "not an object with a type"),
-        (b"{}", "not an object with a type"),
-        (b'{"type": "shout"}', "unknown type 'shout'"),
-        (b'{"type": "phase", "step": 1}', "phase without 'phase'"),
-        (b'{"type": "phase", "step": "1", "phase": "x"}', "phase: step is '1'"),
-        (b'{"type": "phase", "step": true, "phase": "x"}', "phase: step is True"),
-        (b'{"type": "progress", "step": 1, "generation": 1, "holders": {"0": "m0"}}', "progress: holders is 'm0'"),
-        (b'{"type": "hello", "member": "m0", "pid": 1, "address": "", "spec": 3}', "hello: spec is 3"),
-    ],
-)
-def test_nonsense_is_named(line: bytes, problem: str) -> None:
-    with pytest.raises(BadMessageError, match=re.escape(problem)):
-        parse(line)
-
-
-def test_message_over_the_limit_is_not_sent() -> None:
-    with pytest.raises(ValueError, match="over the limit"):
-        encode({"type": "event", "x": "x" * LINE_BYTES_MAX})
 
 
 def channels() -> tuple[Channel, socket.socket]:
@@ -143,21 +70,21 @@ def test_line_without_end_is_refused_before_it_fills_the_memory() -> None:
 
 def test_reader_that_is_slow_gets_everything_and_one_that_never_reads_is_given_up() -> None:
     channel, other = channels()
-    message = {"type": "event", "x": "x" * 500_000}
+    message = b"x" * 500_000 + b"\n"
     assert channel.send(message)
     assert channel.wants_to_write
     received = 0
-    while channel.wants_to_write or received < len(encode(message)):
+    while channel.wants_to_write or received < len(message):
         received += len(other.recv(1 << 20))
         channel.flush()
-    assert received == len(encode(message))
+    assert received == len(message)
     assert not all(channel.send(message) for _ in range(20))
 
 
 def test_sending_to_a_closed_end_says_so() -> None:
     channel, other = channels()
     other.close()
-    assert not channel.send({"type": "stop"})
+    assert not channel.send(b"{}\n")
 
 
 def test_nodes_that_share_a_folder_make_one_secret_at_the_same_time(tmp_path: Path) -> None:

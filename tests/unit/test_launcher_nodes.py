@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from elastrain import agent_messages as am
+from elastrain.agent_messages import Diverged, Failed, Finished, Hello, LostState, Progress, Struck, Suspect
 from elastrain.launcher.core import Core
 from elastrain.launcher.faults import Fault
-from elastrain.launcher.messages import Diverged, Failed, Finished, Hello, LostState, Progress, Struck, Suspect, encode
-from elastrain.launcher.notices import Exited, Over, spell
+from elastrain.launcher.notices import NOTICE, Exited, Over, Raised
 from elastrain.launcher.state import describe
 from elastrain.launcher.store import MemoryStore
 from elastrain.launcher.values import (
@@ -172,11 +173,11 @@ class Cluster:
 
     def hello(self, *members: str, **spec: Any) -> None:
         for member in members:
-            self.say(member, Hello(member=member, pid=1, address=f"unix:{member}", spec=spec or {"seed": 0}))
+            self.say(member, Hello(member=member, address=f"unix:{member}", spec=spec or {"seed": 0}))
 
     def commit(self, step: int, *members: str, holders: dict[str, tuple[str, ...]] | None = None) -> None:
         for member in members:
-            self.say(member, Progress(step=step, generation=1, holders=holders))
+            self.say(member, Progress(step=step, holders=holders))
 
     def die(self, member: str, exit_code: int = -9) -> None:
         agent = self.of(member)
@@ -577,8 +578,8 @@ def test_view_that_somebody_took_away_from_living_nodes_is_put_again() -> None:
 def test_members_that_a_view_leaves_out_are_told_and_ended_if_they_stay() -> None:
     cluster = running()
     cluster.cut_off("node2")
-    told = [c for c in cluster.agents["node2"].done if isinstance(c, Tell) and c.message["type"] == "view"]
-    assert [m["id"] for m in told[-1].message["members"]] == ["m0", "m1"]
+    told = [c.message for c in cluster.agents["node2"].done if isinstance(c, Tell)]
+    assert [message.view.ids for message in told if isinstance(message, am.NewView)][-1] == ("m0", "m1")
     cluster.tick(2.1)
     assert [c.member for c in cluster.agents["node2"].done if isinstance(c, Kill)] == ["m2"]
 
@@ -872,7 +873,8 @@ def test_long_traceback_fits_into_what_agents_may_say() -> None:
     cluster = running()
     cluster.say("m0", Failed(step=5, micro_batch=3, signature="s", traceback="\x01" * 10_000_000 + "the end"))
     told = [c.message for c in cluster.agents["node0"].done if isinstance(c, TellNodes)]
-    assert [message for message in map(spell, told) if encode(message)][-1]["traceback"].endswith("the end")
+    heard = NOTICE.decode(NOTICE.encode(told[-1]))
+    assert isinstance(heard, Raised) and heard.traceback.endswith("the end")
 
 
 # ---- the end
@@ -890,7 +892,7 @@ def test_first_to_finish_frees_the_members_of_all_nodes() -> None:
     cluster = running()
     cluster.say("m1", Finished(step=9, digest="d"))
     for agent in cluster.living:
-        assert [c.message["type"] for c in agent.done if isinstance(c, Tell)][-1] == "ended"
+        assert [c.message for c in agent.done if isinstance(c, Tell)][-1] == am.EndReached()
 
 
 def test_every_node_ends_well_when_its_own_members_have_left() -> None:
@@ -971,8 +973,9 @@ def test_node_is_struck_in_a_phase_by_its_worker_that_gets_there() -> None:
     cluster = running(armed=True)
     agent = cluster.agents["node0"]
     cluster.do(agent, agent.core.inject(Fault(kind="kill", node="node2", step=4, phase="commit"))[2])
-    told = [c.message for c in cluster.agents["node2"].done if isinstance(c, Tell) and c.message["type"] == "fault"]
-    assert told == [{"type": "fault", "class": "kill", "step": 4, "phase": "commit", "node": True}]
+    told = [c.message for c in cluster.agents["node2"].done if isinstance(c, Tell)]
+    fault = am.ArmFault(kind="kill", step=4, phase="commit", node=True)
+    assert [message for message in told if isinstance(message, am.ArmFault)] == [fault]
     cluster.say("m2", Struck())
     assert [a.name for a in cluster.living if any(isinstance(c, KillNode) for c in a.done)] == ["node2"]
 

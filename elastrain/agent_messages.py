@@ -1,0 +1,130 @@
+"""What a worker and its agent say to each other, in both directions. Both ends import these kinds; nobody spells one.
+
+A message is one line of JSON over the worker's channel (`FROM_WORKER`, `TO_WORKER`). Values only: what follows from a
+message is decided by the agent's core and by the worker's lifecycle.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from elastrain.codec import LineCodec, Tagged
+from elastrain.world import View
+
+# ------------------------------------------------------------------------------------------------ from worker to agent
+
+
+class Hello(Tagged, frozen=True, kw_only=True):
+    """The worker is ready to join: its model is built, its mesh listens. Its beacon's descriptor travels beside."""
+
+    member: str
+    address: str
+    """Where its mesh listens."""
+    spec: dict[str, Any]
+    """What all members must have in common; see `Settings.describe`."""
+
+
+class Suspect(Tagged, frozen=True, kw_only=True):
+    """The worker cannot reach `member`. `dead`: the other's process has ended, its robust mutex proves it."""
+
+    member: str
+    reason: str
+    dead: bool = False
+
+
+class Progress(Tagged, frozen=True, kw_only=True):
+    """The worker has passed the commit of `step`."""
+
+    step: int
+    loss: float | None = None
+    """Weighted mean over the global batch; None where it is not a number."""
+    samples: int | None = None
+    holders: dict[str, tuple[str, ...]] | None = None
+    """Shard -> its primary, then its backups; sent only when they have changed."""
+
+
+class Failed(Tagged, frozen=True, kw_only=True):
+    """The user's script has raised; the worker ends after this."""
+
+    step: int
+    micro_batch: int | None
+    signature: str
+    """Type and text of the exception: two members with one signature at one place failed for one reason."""
+    traceback: str
+
+
+class LostState(Tagged, frozen=True, kw_only=True):
+    """No living member holds the state of some shard."""
+
+    sentence: str
+
+
+class Diverged(Tagged, frozen=True, kw_only=True):
+    """Two members differ where they must be equal, and no replacement could mend it: going on would keep wrong bits."""
+
+    sentence: str
+
+
+class NoRoom(Tagged, frozen=True, kw_only=True):
+    """The present plan does not fit this worker's memory limit; the sentence says how much is missing."""
+
+    sentence: str
+
+
+class Finished(Tagged, frozen=True, kw_only=True):
+    """The worker has passed the end of the job, before `step`, with parameters of this digest."""
+
+    step: int
+    digest: str
+
+
+class Struck(Tagged, frozen=True, kw_only=True):
+    """A fault on request: the worker has come to where its whole node is to be killed."""
+
+
+class Note(Tagged, frozen=True, kw_only=True):
+    """A line for the run's event log; the fields are the worker's own."""
+
+    fields: dict[str, Any]
+
+
+FromWorker: TypeAlias = Hello | Suspect | Progress | Failed | LostState | Diverged | NoRoom | Finished | Struck | Note
+FROM_WORKER: LineCodec[FromWorker] = LineCodec(FromWorker)
+
+# ------------------------------------------------------------------------------------------------ from agent to worker
+
+
+class NewView(Tagged, frozen=True, kw_only=True):
+    """This view stands in the store. Members that it leaves out are told, too: so they learn that they have to end."""
+
+    view: View
+
+
+class EndReached(Tagged, frozen=True, kw_only=True):
+    """A member has passed the end of the job: from now on nobody waits for anybody."""
+
+
+class ArmFault(Tagged, frozen=True, kw_only=True):
+    """A fault on request: strike at this step and phase, or at the first that comes where one of them is None."""
+
+    kind: str
+    step: int | None
+    phase: str | None
+    node: bool = False
+    """The whole node is to die with this worker."""
+
+
+class Refused(Tagged, frozen=True, kw_only=True):
+    """This worker may not join; the reason names the setting that differs."""
+
+    reason: str
+
+
+class Stop(Tagged, frozen=True, kw_only=True):
+    """The job has ended from outside, or for the reason given: the worker ends."""
+
+    reason: str
+
+
+ToWorker: TypeAlias = NewView | EndReached | ArmFault | Refused | Stop
+TO_WORKER: LineCodec[ToWorker] = LineCodec(ToWorker)

@@ -1,0 +1,32 @@
+"""What the operator's commands ask an agent over its control socket, and the answer: one line of JSON each."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from elastrain.codec import LineCodec, Tagged
+
+
+class AskState(Tagged, frozen=True, kw_only=True):
+    """What `elastrain status` shows."""
+
+
+class AskFault(Tagged, frozen=True, kw_only=True):
+    """A fault in the words of the command line; see `faults.make_fault`."""
+
+    kind: str
+    target: str
+    at: str | None = None
+
+
+class Answer(Tagged, frozen=True, kw_only=True):
+    """`ok`: the request was taken. `sentence` is for the operator; `state` answers `AskState`."""
+
+    ok: bool
+    sentence: str = ""
+    state: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it for each value
+
+
+Request: TypeAlias = AskState | AskFault
+REQUEST: LineCodec[Request] = LineCodec(Request)
+ANSWER: LineCodec[Answer] = LineCodec(Answer)
