@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from elastrain import protocol as p
 from elastrain.attempt import FinishedGradient
+from elastrain.codec import BitMask
 from elastrain.comparing import Comparing
 from elastrain.messages import Ack, Copied, Doubt, Gradient, ShardCopy
 from elastrain.standing import HeldShard
@@ -32,7 +33,7 @@ class Backing(Comparing):
                     step=self.attempt.step,
                     shards=tuple(their),
                     contribution=done[0].contribution,
-                    touched=tuple(f.touched for f in done),
+                    touched=tuple(tuple(map(BitMask, f.touched)) for f in done),
                     square_norms=tuple(f.square_norm for f in done),
                 ),
             )

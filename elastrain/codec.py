@@ -1,4 +1,4 @@
-"""Typed values to bytes and back: tagged kinds as lines of JSON, single kinds as JSON or MessagePack.
+"""Typed values to bytes and back: tagged kinds as lines of JSON, numbered kinds as MessagePack, documents as JSON.
 
 One library (msgspec) checks every field against its annotation while it parses, so that a kind needs no code but its
 class. Bytes in, values out; what carries the bytes is elsewhere.
@@ -6,6 +6,7 @@ class. Bytes in, values out; what carries the bytes is elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -45,6 +46,50 @@ class LineCodec(Generic[Value]):
         except (ValueError, RecursionError) as error:  # a deep nesting costs the sender nothing
             raise BadMessageError(f"not a line of JSON ({error})") from None
         return value
+
+
+class BitMask(int):
+    """A whole number that may have more than 64 bits, for a field of a numbered kind: MessagePack has none such."""
+
+
+class NumberedCodec(Generic[Value]):
+    """`kinds` maps classes of frozen values to the numbers that travel in a frame's head; bodies are MessagePack.
+
+    Not JSON, which has neither NaN nor infinities: a gradient that overflows must read as what it is.
+    """
+
+    def __init__(self, kinds: Mapping[type[Value], int]) -> None:
+        self._numbers = kinds
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_as_bytes)
+        self._decoders = {
+            number: (kind, msgspec.msgpack.Decoder(kind, dec_hook=_from_bytes)) for kind, number in kinds.items()
+        }
+
+    def encode(self, value: Value) -> tuple[int, bytes]:
+        """`(number, body)`."""
+        return self._numbers[type(value)], self._encoder.encode(value)
+
+    def decode(self, number: int, body: bytes) -> Value:
+        """The value. Raises BadMessageError."""
+        if number not in self._decoders:
+            raise BadMessageError(f"message kind {number} is unknown")
+        kind, decoder = self._decoders[number]
+        try:
+            return decoder.decode(body)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise BadMessageError(f"malformed {kind.__name__} message: {error}") from None
+
+
+def _as_bytes(value: object) -> bytes:
+    if isinstance(value, BitMask):
+        return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    raise TypeError(f"a {type(value).__name__} has no place in a message")
+
+
+def _from_bytes(kind: type, value: object) -> BitMask:
+    if kind is BitMask and isinstance(value, bytes):
+        return BitMask.from_bytes(value, "little", signed=True)
+    raise TypeError(f"expected bytes of a mask, got {type(value).__name__}")
 
 
 class Document(Generic[Value]):

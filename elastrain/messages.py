@@ -1,4 +1,4 @@
-"""What members say to each other during a step: frozen values, and at the end of this file their JSON form.
+"""What members say to each other during a step: frozen values, and their form in a frame.
 
 A message carries decisions and names only; numbers (gradients, parameters, state) travel beside it as tensors, in the
 order in which the message names their shards. `Report` and `Vote` are sent as they are: what is decided over lives in
@@ -7,14 +7,12 @@ values.py. Nothing here decides anything.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
+from elastrain.codec import BitMask, NumberedCodec
 from elastrain.fold import Node
-from elastrain.placement import Holders
-from elastrain.scaling import Scaler
-from elastrain.values import Check, Contribution, Record, Report, Vote
+from elastrain.values import Contribution, Record, Report, Vote
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +23,7 @@ class Partial:
     block: int
     node: Node
     contribution: Contribution
-    touched: int
+    touched: BitMask
     """Bit mask over the block's leaves: which got a gradient at all."""
     lanes: tuple[tuple[int, int], ...]
     """(shard, lane) of each tensor."""
@@ -38,7 +36,7 @@ class Gradient:
     step: int
     shards: tuple[int, ...]
     contribution: Contribution
-    touched: tuple[tuple[int, ...], ...]
+    touched: tuple[tuple[BitMask, ...], ...]
     """Per shard and lane, the folded bit masks."""
     square_norms: tuple[float, ...]
 
@@ -149,54 +147,18 @@ Message: TypeAlias = (
     | GoesOn
 )
 
-# ------------------------------------------------------------------------------------------------------- the JSON form
+# ----------------------------------------------------------------------------------------------- as bytes in a frame
 
 KINDS: dict[type, int] = {kind: number for number, kind in enumerate(get_args(Message), start=1)}
-_ENCODER = json.JSONEncoder(separators=(",", ":"), default=vars)
-"""Tuples become lists, dataclasses become objects; made once, since every message passes through it."""
-_BY_NUMBER = {number: kind for kind, number in KINDS.items()}
+"""Class of a message -> the number that stands for it in a frame."""
+_CODEC: NumberedCodec[Message] = NumberedCodec(KINDS)
 
 
 def encode(message: Message) -> tuple[int, bytes]:
-    """`(kind, body)`. Floats are written so that they read back exactly."""
-    return KINDS[type(message)], _ENCODER.encode(vars(message)).encode()
+    """`(kind, body)`. Floats are written so that they read back exactly, NaN and infinities too."""
+    return _CODEC.encode(message)
 
 
 def decode(kind: int, body: bytes) -> Message:
-    """Inverse of `encode`. Raises ValueError on anything that is not such a message."""
-    cls = _BY_NUMBER.get(kind)
-    if cls is None:
-        raise ValueError(f"message kind {kind} is unknown")
-    try:
-        fields = json.loads(body)
-        message: Message = cls(**{name: _rebuild(name, value) for name, value in fields.items()})
-    except (TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
-        raise ValueError(f"malformed {cls.__name__} message: {error}") from error
-    return message
-
-
-def _rebuild(name: str, value: Any) -> Any:
-    if value is None:
-        return None
-    if name == "contribution":
-        return Contribution(**value)
-    if name == "record":
-        return Record(**{key: _rebuild(key, item) for key, item in value.items()})
-    if name in ("scaler", "next_scaler"):
-        return Scaler(**value)
-    if name == "checks":
-        return tuple(Check(**{key: _rebuild(key, item) for key, item in check.items()}) for check in value)
-    if name == "roles":
-        return tuple((shard, _holders(holders)) for shard, holders in value)
-    if name == "base":
-        return tuple(_holders(holders) for holders in value)
-    return _tuples(value)
-
-
-def _holders(value: dict[str, Any]) -> Holders:
-    return Holders(value["primary"], tuple(value["backups"]))
-
-
-def _tuples(value: Any) -> Any:
-    # A comprehension, not a generator: half the time of decoding was spent in switching between frames.
-    return tuple([_tuples(item) if type(item) is list else item for item in value]) if type(value) is list else value
+    """Inverse of `encode`. Raises BadMessageError, a ValueError, on anything that is not such a message."""
+    return _CODEC.decode(kind, body)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from elastrain import protocol as p
 from elastrain.attempt import FinishedGradient, Weight
+from elastrain.codec import BitMask
 from elastrain.fold import Node, is_covered
 from elastrain.messages import Partial
 from elastrain.standing import Standing
@@ -55,7 +56,7 @@ class Reduction(Standing):
                     block=block,
                     node=node,
                     contribution=weight[0],
-                    touched=weight[1],
+                    touched=BitMask(weight[1]),
                     lanes=tuple(wanted),
                 ),
             )

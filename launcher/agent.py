@@ -345,11 +345,8 @@ class Agent:
     # ---- the operator
 
     def _answer(self, request: Request) -> Answer:
-        if isinstance(request, AskFault):
-            return self._inject(request)
-        return Answer(ok=True, state=describe(self._core, self._config.job, time.monotonic()))
-
-    def _inject(self, request: AskFault) -> Answer:
+        if not isinstance(request, AskFault):
+            return Answer(ok=True, state=describe(self._core, self._config.job, time.monotonic()))
         try:
             fault = make_fault(request.kind, request.target, request.at)
         except ConfigError as error:

@@ -6,16 +6,15 @@ In a worker of `elastrain run` it lies in the run's folder, `offload/<member>.js
 from __future__ import annotations
 
 import itertools
-import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from enum import Enum
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path as FilePath
-from typing import Any
+
+import msgspec
 
 from elastrain.offload.errors import OffloadConfigError
-from elastrain.offload.stats import DeviceStats, Lifetime, OffloadStats, PassProfile, Path
+from elastrain.offload.stats import OffloadStats
 
 FORMAT = 1
 WRITE_EVERY_S = 5.0
@@ -76,50 +75,28 @@ class ProfileFile:
         fresh.replace(self._path)
 
 
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A profile as it lies in a file."""
+
+    format: int
+    stats: OffloadStats
+    places: tuple[Place, ...]
+    reason: str
+    host: str = ""
+
+
 def encode(profile: Profile) -> str:
     """One JSON object."""
-    return json.dumps({"format": FORMAT, **asdict(profile)}, default=_plain, separators=(",", ":"))
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Enum):
-        return value.value
-    raise TypeError(f"{type(value).__name__} has no place in a profile")
+    file = _File(format=FORMAT, stats=profile.stats, places=profile.places, reason=profile.reason, host=profile.host)
+    return msgspec.json.encode(file).decode()
 
 
 def read(file: FilePath) -> Profile:
     """Raises OffloadConfigError, in one sentence, if there is no profile that can be read."""
     try:
-        told = json.loads(file.read_text())
-        if told.pop("format", None) != FORMAT:
+        told = msgspec.json.decode(file.read_bytes(), type=_File)
+        if told.format != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
-        return Profile(
-            stats=_stats(told["stats"]),
-            places=tuple(Place(**each) for each in told["places"]),
-            reason=str(told["reason"]),
-            host=str(told.get("host", "")),
-        )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise OffloadConfigError(f"{file} holds no profile of an offload that can be read ({error!r})") from None
-
-
-def _stats(told: Mapping[str, Any]) -> OffloadStats:
-    last = told["last"]
-    return OffloadStats(
-        **{
-            **told,
-            "faults": tuple(told["faults"]),
-            "devices": tuple(DeviceStats(**{**each, "packing": tuple(each["packing"])}) for each in told["devices"]),
-            "last": None if last is None else _pass(last),
-        }
-    )
-
-
-def _pass(told: Mapping[str, Any]) -> PassProfile:
-    return PassProfile(
-        **{
-            **told,
-            "lifetimes": tuple(Lifetime(**{**each, "path": Path(each["path"])}) for each in told["lifetimes"]),
-            "timeline": tuple((float(at_s), int(live)) for at_s, live in told["timeline"]),
-        }
-    )
+    return Profile(stats=told.stats, places=told.places, reason=told.reason, host=told.host)

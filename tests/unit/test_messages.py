@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from elastrain.messages import KINDS, Ack, EndsBefore, Publish, decode, encode
@@ -39,17 +40,22 @@ def test_the_smallest_difference_of_a_float_survives() -> None:
 @pytest.mark.parametrize(
     ("kind", "body", "says"),
     [
-        (99, b"{}", "kind 99 is unknown"),
-        (KINDS[EndsBefore], b"[]", "malformed EndsBefore"),
-        (KINDS[EndsBefore], b'{"step": 1, "other": 2}', "malformed EndsBefore"),
-        (KINDS[Ack], b"{}", "malformed Ack"),
-        (KINDS[EndsBefore], b"no json", "Expecting value"),
-        (KINDS[EndsBefore], b"\xff\xfe\xff", "decode"),
-        (KINDS[EndsBefore], b"[" * 100_000, "malformed EndsBefore"),
-        (KINDS[Vote], b'{"contribution": 1}', "malformed Vote"),
-        (KINDS[Vote], b'{"roles": [[0, {"primary": "a"}]]}', "malformed Vote"),
+        (99, b"\x80", "kind 99 is unknown"),
+        (KINDS[EndsBefore], msgspec.msgpack.encode([]), "malformed EndsBefore"),
+        (KINDS[Ack], msgspec.msgpack.encode({}), "malformed Ack"),
+        (KINDS[EndsBefore], b"", "malformed EndsBefore"),
+        (KINDS[EndsBefore], b"\xff\xfe\xff", "malformed EndsBefore"),
+        (KINDS[EndsBefore], b"\x91" * 100_000, "malformed EndsBefore"),
+        (KINDS[EndsBefore], msgspec.msgpack.encode({"step": True}), r"Expected `int`, got `bool` - at `\$.step`"),
+        (
+            KINDS[Ack],
+            msgspec.msgpack.encode({"step": 1, "shards": [1.5]}),
+            r"Expected `int`, got `float` - at `\$.shards",
+        ),
+        (KINDS[Vote], msgspec.msgpack.encode({"contribution": 1}), "malformed Vote"),
+        (KINDS[Vote], msgspec.msgpack.encode({"roles": [[0, {"primary": "a"}]]}), "malformed Vote"),
     ],
-    ids=["kind", "list", "extra", "lacking", "text", "bytes", "deep", "contribution", "roles"],
+    ids=["kind", "list", "lacking", "empty", "bytes", "deep", "bool", "float", "contribution", "roles"],
 )
 def test_what_is_no_message_is_refused(kind: int, body: bytes, says: str) -> None:
     with pytest.raises(ValueError, match=says):
