@@ -107,7 +107,7 @@ class Settings:
         }
         return {
             "elastrain": __version__,
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),  # a class of its own, which no codec knows
             "Python": platform.python_version(),
             "NumPy": np.__version__,
             "hash of a word": hash("elastrain"),
