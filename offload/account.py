@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from elastrain.offload.notes import NoteLock
+from elastrain.offload.deferred import DeferredLock
 
 
 class Watched(weakref.ref[torch.UntypedStorage]):
@@ -20,7 +20,7 @@ class Watched(weakref.ref[torch.UntypedStorage]):
 class Account:
     """`changed` is called with the lock held after each change. Holds no storage alive."""
 
-    def __init__(self, lock: NoteLock, changed: Callable[[], None]) -> None:
+    def __init__(self, lock: DeferredLock, changed: Callable[[], None]) -> None:
         self.live_bytes = 0
         self._changed = changed
         weak_lock, weak_self = weakref.ref(lock), weakref.ref(self)

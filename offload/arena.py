@@ -10,15 +10,15 @@ from __future__ import annotations
 import weakref
 
 from elastrain.offload.buffers import HUGE_PAGE_BYTES, Lease, drop_pages, lease, lease_in, pages
+from elastrain.offload.deferred import DeferredLock
 from elastrain.offload.engines.port import round_up
-from elastrain.offload.notes import NoteLock
 from elastrain.offload.slab import Slot, SlotAllocator
 
 
-class Arena:
+class ReadArena:
     """Leases in memory that is used again once a lease's storage is gone. Its pages go when nothing is lent."""
 
-    def __init__(self, lock: NoteLock) -> None:
+    def __init__(self, lock: DeferredLock) -> None:
         self._lock = weakref.ref(lock)
         self._memory = memoryview(b"")
         self._slots = SlotAllocator(0)

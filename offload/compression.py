@@ -18,7 +18,7 @@ from pathlib import Path
 
 import zstandard
 
-from elastrain.offload.engines.port import Engine, round_up
+from elastrain.offload.engines.port import IoEngine, round_up
 
 LEVEL = 1
 SAMPLE_BYTES = 256 << 10
@@ -76,7 +76,7 @@ class Codec:
     """
 
     def __init__(
-        self, engine: Engine, *, idle_cores: Callable[[], float], clock: Callable[[], float] = time.monotonic
+        self, engine: IoEngine, *, idle_cores: Callable[[], float], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.written_bytes = self.read_bytes = 0
         self.reasons: dict[str, str] = {}

@@ -18,7 +18,7 @@ import xxhash
 
 from elastrain.offload.buffers import cut, page_image, tensor_checksum
 from elastrain.offload.compression import Codec, IdleCores
-from elastrain.offload.engines.port import CudaEngine, Engine, round_up
+from elastrain.offload.engines.port import CudaEngine, IoEngine, round_up
 from elastrain.offload.errors import CorruptSpillError, SpillReadError, SpillWriteError
 from elastrain.offload.queue import RequestQueue
 from elastrain.offload.slab import Slot, SlotAllocator
@@ -58,7 +58,7 @@ class Copy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind(Generic[P]):
+class PieceKind(Generic[P]):
     """How to measure and to sum one piece of memory."""
 
     size_bytes: Callable[[P], int]
@@ -76,11 +76,11 @@ def _sum_of_views(piece: list[memoryview]) -> int:
     return int(digest.intdigest())
 
 
-HOST = Kind[list[memoryview]](size_bytes=lambda piece: sum(view.nbytes for view in piece), checksum=_sum_of_views)
-CUDA = Kind[torch.Tensor](size_bytes=lambda piece: piece.nbytes, checksum=tensor_checksum)
+HOST = PieceKind[list[memoryview]](size_bytes=lambda piece: sum(view.nbytes for view in piece), checksum=_sum_of_views)
+CUDA = PieceKind[torch.Tensor](size_bytes=lambda piece: piece.nbytes, checksum=tensor_checksum)
 
 
-def _agree(pieces: list[P], kind: Kind[P], copy: Copy) -> bool:
+def _agree(pieces: list[P], kind: PieceKind[P], copy: Copy) -> bool:
     return all(kind.checksum(piece) == expected for piece, expected in zip(pieces, copy.checksums, strict=True))
 
 
@@ -125,7 +125,7 @@ class Device:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: IoEngine,
         *,
         quota_bytes: int | None = None,
         threads: int = 2,
@@ -197,7 +197,12 @@ class Device:
         self._get(copy, _pieces_of(memory), CUDA, engine.read_cuda, cancelled)
 
     def _put(
-        self, slot: Slot, pieces: list[P], kind: Kind[P], move: Callable[[int, P], None], cancelled: Callable[[], bool]
+        self,
+        slot: Slot,
+        pieces: list[P],
+        kind: PieceKind[P],
+        move: Callable[[int, P], None],
+        cancelled: Callable[[], bool],
     ) -> tuple[int, ...]:
         moved_bytes, sums = 0, []
         self.writes.start()
@@ -219,7 +224,12 @@ class Device:
         return tuple(sums)
 
     def _get(
-        self, copy: Copy, pieces: list[P], kind: Kind[P], move: Callable[[int, P], None], cancelled: Callable[[], bool]
+        self,
+        copy: Copy,
+        pieces: list[P],
+        kind: PieceKind[P],
+        move: Callable[[int, P], None],
+        cancelled: Callable[[], bool],
     ) -> None:
         moved_bytes = 0
         self.reads.start()

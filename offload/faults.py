@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from elastrain.offload.engines.port import Engine
+from elastrain.offload.engines.port import IoEngine
 
 
 @dataclass(frozen=True, kw_only=True)
-class Faults:
+class EngineFaults:
     """What goes wrong. Counts are calls that still succeed; None means never. A device that vanished stays away."""
 
     write_fails_after: int | None = None
@@ -28,7 +28,7 @@ class Faults:
 class FaultyEngine:
     """`inner`, with faults."""
 
-    def __init__(self, inner: Engine, faults: Faults) -> None:
+    def __init__(self, inner: IoEngine, faults: EngineFaults) -> None:
         self.name = inner.name
         self._inner = inner
         self._faults = faults
@@ -81,7 +81,7 @@ class ThrottledEngine:
 
     def __init__(
         self,
-        inner: Engine,
+        inner: IoEngine,
         *,
         bytes_per_s: float,
         clock: Callable[[], float] = time.monotonic,

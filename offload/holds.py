@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 
 from elastrain.offload import residency
+from elastrain.offload.deferred import DeferredLock
 from elastrain.offload.mover import Mover
-from elastrain.offload.notes import NoteLock
-from elastrain.offload.records import Record
+from elastrain.offload.records import SpillRecord
 
 
 class Operator(NamedTuple):
@@ -33,16 +33,16 @@ def running_operator() -> Operator:
 class Hold(NamedTuple):
     """A storage that `operator` saved. `is_shared`: another one had saved it before, so that there may be a copy."""
 
-    record: Record
+    record: SpillRecord
     storage: torch.UntypedStorage
     operator: Operator
     is_shared: bool
 
 
 class Holds:
-    """What is held, in the order of saving. `Record.held` counts the holds of a record. The keeper's lock guards it."""
+    """What is held, in the order of saving. `SpillRecord.held` counts its holds. The manager's lock guards all."""
 
-    def __init__(self, lock: NoteLock, mover: Mover) -> None:
+    def __init__(self, lock: DeferredLock, mover: Mover) -> None:
         self._lock = lock
         self._mover = mover
         self._holds: list[Hold] = []
@@ -54,12 +54,12 @@ class Holds:
         hold.record.held += 1
         self._holds.append(hold)
 
-    def forget(self, record: Record) -> None:
+    def forget(self, record: SpillRecord) -> None:
         """Nobody asks for it any more."""
         if record.held:
             self._take([each for each in self._holds if each.record is record])
 
-    def let_leave(self, record: Record) -> None:
+    def let_leave(self, record: SpillRecord) -> None:
         """Send it out as soon as nobody holds it, if it was to leave."""
         if record.wants_to_leave and not record.held:
             record.wants_to_leave = False
@@ -75,7 +75,7 @@ class Holds:
             returned = self._take([each for each in self._holds if _has_returned(each.operator, running)])
         self._let_go(returned)
 
-    def settle_operators_of(self, record: Record) -> None:
+    def settle_operators_of(self, record: SpillRecord) -> None:
         """Backward asks for this storage: whatever saved it has returned."""
         with self._lock:
             operators = {each.operator for each in self._holds if each.record is record}

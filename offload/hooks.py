@@ -1,4 +1,4 @@
-"""`save_on_disk`: saved-tensor hooks that hand each activation to the keeper, and what the user holds of it.
+"""`save_on_disk`: saved-tensor hooks that hand each activation to the manager, and what the user holds of it.
 
 The sibling of `torch.autograd.graph.save_on_cpu`. Hooks decide nothing: identity says what a tensor is, the policy
 how much leaves, the residency table what happens to it.
@@ -23,15 +23,24 @@ from elastrain.offload.compiled import CompileWatch
 from elastrain.offload.device import Device
 from elastrain.offload.directories import check_directory
 from elastrain.offload.engines.gds import GdsEngine
-from elastrain.offload.engines.port import Engine
+from elastrain.offload.engines.port import IoEngine
 from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.holds import running_operator
-from elastrain.offload.identity import Handle, Kept, VersionWatch, is_part, record_of, remember, stays_because, view_of
-from elastrain.offload.keeper import Keeper
+from elastrain.offload.identity import (
+    SpillHandle,
+    StayingTensor,
+    VersionWatch,
+    is_part,
+    record_of,
+    remember,
+    stays_because,
+    view_of,
+)
+from elastrain.offload.manager import SpillManager
 from elastrain.offload.modules import ModuleTrail, TrailHooks, untraced
 from elastrain.offload.planner import Planner
-from elastrain.offload.profile import Place, Profile, ProfileFile, default_file
+from elastrain.offload.profile import Occupancy, Profile, ProfileFile, default_file
 from elastrain.offload.sharing import shared
 from elastrain.offload.stats import OffloadStats
 
@@ -114,7 +123,7 @@ class ActivationOffload:
         self,
         config: OffloadConfig,
         *,
-        engines: Sequence[Engine] | None = None,
+        engines: Sequence[IoEngine] | None = None,
         clock: Callable[[], float] = time.monotonic,
         describe: Callable[[Profile], Profile] = lambda profile: profile,
     ) -> None:
@@ -123,7 +132,7 @@ class ActivationOffload:
         self._engines = engines
         self._clock = clock
         self._planner = Planner(config.memory_limit)
-        self._keeper: Keeper | None = None
+        self._manager: SpillManager | None = None
         self._opening = threading.Lock()
         self._compile_watch = CompileWatch()
         self._trail = ModuleTrail(self._compile_watch.notice)
@@ -139,9 +148,9 @@ class ActivationOffload:
     def __enter__(self) -> ActivationOffload:
         if self._hooks is not None:
             raise OffloadConfigError("this offload is entered already: make a second one to nest them")
-        keeper = self._open()
+        manager = self._open()
         self._profile.offer(self.profile)
-        keeper.begin_pass()
+        manager.begin_pass()
         self._trail.clear()
         self._trail_hooks = TrailHooks(self._trail)
         self._hooks = torch.autograd.graph.saved_tensors_hooks(untraced(self._pack), untraced(self._unpack))
@@ -152,17 +161,17 @@ class ActivationOffload:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        hooks, trail_hooks, keeper = self._hooks, self._trail_hooks, self._keeper
-        assert hooks is not None and trail_hooks is not None and keeper is not None
+        hooks, trail_hooks, manager = self._hooks, self._trail_hooks, self._manager
+        assert hooks is not None and trail_hooks is not None and manager is not None
         self._hooks = self._trail_hooks = None
         hooks.__exit__(kind, error, trace)
         trail_hooks.remove()
         try:
             self._compile_watch.end(error)
         except BaseException:
-            keeper.end_forward(quietly=True)
+            manager.end_forward(quietly=True)
             raise
-        keeper.end_forward(quietly=error is not None)
+        manager.end_forward(quietly=error is not None)
 
     def stats(self) -> OffloadStats:
         """What happened so far."""
@@ -178,29 +187,29 @@ class ActivationOffload:
         """The same with what belongs to it, as `elastrain offload show` reads it."""
         stats = self.stats()
         spilled_bytes = sum(device.used_bytes for device in stats.devices)
-        place = Place(what="saved activations", memory_bytes=stats.live_bytes, disk_bytes=spilled_bytes)
+        place = Occupancy(what="saved activations", memory_bytes=stats.live_bytes, disk_bytes=spilled_bytes)
         return self._describe(Profile(stats=stats, places=(place,), reason=stats.amount, host=platform.node()))
 
     def close(self) -> None:
         """End the threads and give the disk space back. Saved activations can not be asked for any more."""
-        if self._keeper is not None and not self._closed:
+        if self._manager is not None and not self._closed:
             self._closed = True
             self._profile.write(self.profile)
-            self._keeper.close()
+            self._manager.close()
 
-    def _open(self) -> Keeper:
-        if self._keeper is None:
+    def _open(self) -> SpillManager:
+        if self._manager is None:
             with self._opening:  # a limit may be set while the first forward begins
-                if self._keeper is None:
+                if self._manager is None:
                     self._began_s = self._clock()
-                    self._keeper = Keeper(
+                    self._manager = SpillManager(
                         self._open_devices(),
                         limit_bytes=self.config.memory_limit,
                         plan=self._planner,
                         deadline_s=self.config.deadline_s,
                         clock=self._clock,
                     )
-        return self._keeper
+        return self._manager
 
     def _open_devices(self) -> list[Device]:
         engines = self._engines if self._engines is not None else [self._engine_in(each) for each in self.config.dirs]
@@ -216,21 +225,21 @@ class ActivationOffload:
             for engine in engines
         ]
 
-    def _engine_in(self, directory: str) -> Engine:
+    def _engine_in(self, directory: str) -> IoEngine:
         return GdsEngine(directory) if self.config.gds else shared(PosixEngine(directory), directory)
 
-    def _pack(self, tensor: torch.Tensor) -> Kept | Handle:
+    def _pack(self, tensor: torch.Tensor) -> StayingTensor | SpillHandle:
         module = self._trail.innermost()
         self._compile_watch.check(module)
         # What backward itself saves (a recomputation, a second derivative) is used at once: it stays.
         if torch._C._current_graph_task_id() != -1 or stays_because(tensor, min_bytes=self.config.min_bytes):
-            return Kept(tensor, module)
-        keeper = self._open()
+            return StayingTensor(tensor, module)
+        manager = self._open()
         view, watch, pinned = view_of(tensor), VersionWatch(tensor, module), is_part(tensor)
         # Saving wakes a thread that wants the interpreter: no call of torch, which would give it away, comes after it.
         storage, operator, record = tensor.untyped_storage(), running_operator(), record_of(tensor, pinned=pinned)
-        if record is None or not keeper.share(record, storage, operator):
-            record = keeper.save(
+        if record is None or not manager.share(record, storage, operator):
+            record = manager.save(
                 storage,
                 version=tensor._version,
                 dtype=str(tensor.dtype),
@@ -239,20 +248,20 @@ class ActivationOffload:
                 operator=operator,
             )
             remember(tensor, record)
-        return Handle(record, view, watch, keeper.release)
+        return SpillHandle(record, view, watch, manager.release)
 
-    def _unpack(self, saved: Kept | Handle) -> torch.Tensor:
-        if isinstance(saved, Kept):
+    def _unpack(self, saved: StayingTensor | SpillHandle) -> torch.Tensor:
+        if isinstance(saved, StayingTensor):
             return saved.tensor()
         saved.watch.check()
-        keeper = self._open()
-        tensor = saved.view.of(keeper.need(saved.record))
-        keeper.read_ahead(saved.record)  # last, for the same reason as in `_pack`
+        manager = self._open()
+        tensor = saved.view.of(manager.need(saved.record))
+        manager.read_ahead(saved.record)  # last, for the same reason as in `_pack`
         return tensor
 
 
 def _write_last_profile(offload: weakref.ref[ActivationOffload]) -> None:
     """At the end of a process that did not close it."""
     left = offload()
-    if left is not None and left._keeper is not None and not left._closed:
+    if left is not None and left._manager is not None and not left._closed:
         left._profile.write(left.profile)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from elastrain.offload.errors import ModifiedInPlaceError
-from elastrain.offload.records import Record
+from elastrain.offload.records import SpillRecord
 
 # Attributes of a storage object survive as long as the storage does, through all views of it.
 _RECORD = "_elastrain_offload_record"
@@ -21,7 +21,7 @@ _STAYS = "_elastrain_offload_stays"
 DEVICES = frozenset({"cpu", "cuda"})
 
 
-class View(NamedTuple):
+class TensorView(NamedTuple):
     """How a tensor looks at its storage."""
 
     dtype: torch.dtype
@@ -36,9 +36,9 @@ class View(NamedTuple):
         )
 
 
-def view_of(tensor: torch.Tensor) -> View:
+def view_of(tensor: torch.Tensor) -> TensorView:
     """Dtype, offset, shape and strides, exactly."""
-    return View(tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
+    return TensorView(tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
 
 
 @cache
@@ -70,7 +70,7 @@ class VersionWatch:
             raise _changed(self._module, self._version, self._alias._version)
 
 
-class Kept:
+class StayingTensor:
     """What a graph node holds for a tensor that stays in memory."""
 
     __slots__ = ("_module", "_tensor", "_version")
@@ -90,12 +90,14 @@ class Kept:
         return tensor
 
 
-class Handle:
+class SpillHandle:
     """What a graph node holds for a tensor that may leave; `forget` is called when the node lets go of it."""
 
     __slots__ = ("_forget", "record", "view", "watch")
 
-    def __init__(self, record: Record, view: View, watch: VersionWatch, forget: Callable[[Record], None]) -> None:
+    def __init__(
+        self, record: SpillRecord, view: TensorView, watch: VersionWatch, forget: Callable[[SpillRecord], None]
+    ) -> None:
         self._forget = forget
         self.record = record
         self.view = view
@@ -106,7 +108,7 @@ class Handle:
 
 
 def stays_because(tensor: torch.Tensor, *, min_bytes: int) -> str | None:
-    """Why a tensor is left in memory, and not counted; None if it is the keeper's."""
+    """Why a tensor is left in memory, and not counted; None if it is the manager's."""
     whole = _whole(tensor)
     if type(whole) is torch.nn.Parameter or (whole.is_leaf and whole.requires_grad):
         return "it is a parameter or a view of one"
@@ -151,15 +153,15 @@ def mark_as_staying(tensor: torch.Tensor) -> None:
         setattr(tensor.untyped_storage(), _STAYS, True)
 
 
-def record_of(tensor: torch.Tensor, *, pinned: bool) -> Record | None:
+def record_of(tensor: torch.Tensor, *, pinned: bool) -> SpillRecord | None:
     """The record under which this storage was saved before: at this very version, or it is pinned as is asked for."""
-    reference: weakref.ref[Record] | None = getattr(tensor.untyped_storage(), _RECORD, None)
+    reference: weakref.ref[SpillRecord] | None = getattr(tensor.untyped_storage(), _RECORD, None)
     record = reference() if reference is not None else None
     if record is None or record.pinned != pinned:
         return None
     return record if pinned or record.version == tensor._version else None
 
 
-def remember(tensor: torch.Tensor, record: Record) -> None:
+def remember(tensor: torch.Tensor, record: SpillRecord) -> None:
     """Find `record` again when a view of the same storage is saved."""
     setattr(tensor.untyped_storage(), _RECORD, weakref.ref(record))

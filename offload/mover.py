@@ -1,6 +1,6 @@
 """Moves saved storages between memory and devices: performs what the residency table commands, and decides nothing.
 
-Everything here runs with the keeper's lock held, but for the reading and writing itself: devices do that in their own
+Everything here runs with the manager's lock held, but for the reading and writing itself: devices do that in their own
 threads (`transfer.py`), and report how it ended.
 """
 
@@ -13,11 +13,11 @@ import torch
 
 from elastrain.offload import residency, transfer
 from elastrain.offload.account import Account
+from elastrain.offload.deferred import DeferredLock
 from elastrain.offload.device import Copy, Device, EndedEarlyError, NoSpaceError
 from elastrain.offload.errors import OffloadError, SpillReadError, SpillWriteError
-from elastrain.offload.notes import NoteLock
-from elastrain.offload.queue import Request, Urgency
-from elastrain.offload.records import Record
+from elastrain.offload.queue import IoRequest, Urgency
+from elastrain.offload.records import SpillRecord
 from elastrain.offload.residency import State
 
 
@@ -30,11 +30,11 @@ class Mover:
     def __init__(
         self,
         devices: Sequence[Device],
-        lock: NoteLock,
+        lock: DeferredLock,
         account: Account,
         *,
-        take: Callable[[Record, Copy], torch.UntypedStorage],
-        dropped: Callable[[Record], None],
+        take: Callable[[SpillRecord, Copy], torch.UntypedStorage],
+        dropped: Callable[[SpillRecord], None],
     ) -> None:
         self.writing_bytes = self.spilled_bytes = 0
         self.faults: list[str] = []
@@ -45,7 +45,7 @@ class Mover:
         self._dropped = dropped
         self._write_fault: SpillWriteError | None = None
 
-    def apply(self, record: Record, event: residency.Event) -> tuple[residency.Command, ...]:
+    def apply(self, record: SpillRecord, event: residency.Event) -> tuple[residency.Command, ...]:
         """What happened to a storage, or what is asked for it: carried out at once, as far as it is not I/O."""
         before = record.state
         record.state, commands = residency.advance(before, event)
@@ -58,7 +58,7 @@ class Mover:
             self._dropped(record)
         return commands
 
-    def _perform(self, record: Record, command: residency.Command) -> None:
+    def _perform(self, record: SpillRecord, command: residency.Command) -> None:
         match command:
             case residency.HandBack() | residency.RaiseFault():
                 pass  # for who asked
@@ -90,14 +90,14 @@ class Mover:
 
     # Writing.
 
-    def _start_write(self, record: Record) -> None:
+    def _start_write(self, record: SpillRecord) -> None:
         device = min(self._devices, key=lambda each: _done_after(each, record.size_bytes))
         device.queued_bytes += record.size_bytes
         record.device, record.spilled = device, True
         self.spilled_bytes += record.size_bytes
         record.request = device.queue.submit(Urgency.WRITE, partial(self._write, record))
 
-    def _write(self, record: Record, request: Request) -> None:
+    def _write(self, record: SpillRecord, request: IoRequest) -> None:
         """In a device's thread: the record is in a state that holds its memory until this has reported."""
         device, storage = record.device, record.storage
         assert device is not None and storage is not None
@@ -119,7 +119,7 @@ class Mover:
 
     def _has_written(
         self,
-        record: Record,
+        record: SpillRecord,
         event: residency.Event,
         copy: Copy | None,
         fault: SpillWriteError | None,
@@ -146,7 +146,7 @@ class Mover:
             self._lock.tell()
             return True
 
-    def compare(self, record: Record, storage: torch.UntypedStorage) -> None:
+    def compare(self, record: SpillRecord, storage: torch.UntypedStorage) -> None:
         """The memory was saved once more: give up a copy that has other bytes. The lock is not held.
 
         What is being written now is compared when that ends.
@@ -162,7 +162,7 @@ class Mover:
                 record.newer = storage
                 self._renew(record)
 
-    def _renew(self, record: Record) -> None:
+    def _renew(self, record: SpillRecord) -> None:
         """The memory counts instead of an outdated copy, as soon as that is not being read any more."""
         if record.newer is None or record.state is State.READING:
             return
@@ -171,7 +171,7 @@ class Mover:
             record.storage = newer
             self.apply(record, residency.Outdated())
 
-    def _write_failed(self, record: Record, fault: SpillWriteError) -> None:
+    def _write_failed(self, record: SpillRecord, fault: SpillWriteError) -> None:
         record.fault = fault
         if str(fault) not in self.faults:
             self.faults.append(str(fault))
@@ -180,7 +180,7 @@ class Mover:
 
     # Reading.
 
-    def _start_read(self, record: Record, *, urgent: bool) -> None:
+    def _start_read(self, record: SpillRecord, *, urgent: bool) -> None:
         device, copy = record.device, record.copy
         assert device is not None and copy is not None
         try:
@@ -194,7 +194,7 @@ class Mover:
         urgency = Urgency.DEMAND if urgent else Urgency.PREFETCH
         record.request = device.queue.submit(urgency, partial(self._read, record))
 
-    def _read(self, record: Record, request: Request) -> None:
+    def _read(self, record: SpillRecord, request: IoRequest) -> None:
         """In a device's thread: the record is in a state that holds its memory until this has reported."""
         device, copy, storage = record.device, record.copy, record.storage
         assert device is not None and copy is not None and storage is not None
@@ -225,7 +225,7 @@ def again(fault: OffloadError) -> OffloadError:
     return type(fault)(*fault.args)
 
 
-def _io_of(record: Record) -> tuple[Device, Request]:
+def _io_of(record: SpillRecord) -> tuple[Device, IoRequest]:
     assert record.device is not None and record.request is not None
     return record.device, record.request
 

@@ -23,7 +23,7 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Occupancy:
     """How much of one kind of state is in memory and how much on disk, in bytes."""
 
     what: str
@@ -36,7 +36,7 @@ class Profile:
     """One process: its activations, what else it holds and where, and why."""
 
     stats: OffloadStats
-    places: tuple[Place, ...] = ()
+    places: tuple[Occupancy, ...] = ()
     reason: str = ""
     host: str = ""
     """The machine whose drives these are."""
@@ -80,7 +80,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     format: int
     stats: OffloadStats
-    places: tuple[Place, ...]
+    places: tuple[Occupancy, ...]
     reason: str
     host: str = ""
 

@@ -22,19 +22,19 @@ class Urgency(IntEnum):
     WRITE = 3
 
 
-class Request:
+class IoRequest:
     """One read or write of one storage."""
 
     __slots__ = ("cancelled", "taken", "urgency", "work")
 
-    def __init__(self, urgency: Urgency, work: Callable[[Request], None]) -> None:
+    def __init__(self, urgency: Urgency, work: Callable[[IoRequest], None]) -> None:
         self.urgency = urgency
         self.work = work
         self.taken = False
         self.cancelled = False
 
 
-def _done(_: Request) -> None:
+def _done(_: IoRequest) -> None:
     """What is left to do of a request that was run. Its work, and what that refers to, is let go of."""
 
 
@@ -44,7 +44,7 @@ class RequestQueue:
     def __init__(self, name: str, *, threads: int) -> None:
         self._ready = threading.Condition(threading.Lock())
         self._idle = 0
-        self._heap: list[tuple[int, int, Request]] = []
+        self._heap: list[tuple[int, int, IoRequest]] = []
         self._sequence = itertools.count()
         self._closed = False
         self._threads = [
@@ -54,18 +54,18 @@ class RequestQueue:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, urgency: Urgency, work: Callable[[Request], None]) -> Request:
-        request = Request(urgency, work)
+    def submit(self, urgency: Urgency, work: Callable[[IoRequest], None]) -> IoRequest:
+        request = IoRequest(urgency, work)
         self._push(request)
         return request
 
-    def hasten(self, request: Request) -> None:
+    def hasten(self, request: IoRequest) -> None:
         """Move a request that has not begun to the front."""
         if request.urgency > Urgency.DEMAND and not request.taken:
             request.urgency = Urgency.DEMAND
             self._push(request)
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: IoRequest) -> None:
         """Let a request end as soon as it can; it still runs, to say so."""
         request.cancelled = True
         if not request.taken:
@@ -81,7 +81,7 @@ class RequestQueue:
             if thread is not threading.current_thread():
                 thread.join(timeout_s)
 
-    def _push(self, request: Request) -> None:
+    def _push(self, request: IoRequest) -> None:
         with self._ready:
             heapq.heappush(self._heap, (request.urgency, next(self._sequence), request))
             if self._idle:
@@ -93,7 +93,7 @@ class RequestQueue:
             work(request)
             del work, request  # nothing is held while there is nothing to do
 
-    def _take(self) -> Request | None:
+    def _take(self) -> IoRequest | None:
         with self._ready:
             while True:
                 while self._heap:

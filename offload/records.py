@@ -1,4 +1,4 @@
-"""What the keeper knows of each saved storage and of each pass: plain holders. Their owner's lock guards them."""
+"""What the manager knows of each saved storage and of each pass: plain holders. Their owner's lock guards them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from elastrain.offload.account import Watched
 from elastrain.offload.device import Copy, Device
 from elastrain.offload.errors import OffloadError
-from elastrain.offload.queue import Request
+from elastrain.offload.queue import IoRequest
 from elastrain.offload.residency import State
 from elastrain.offload.stats import Lifetime, PassProfile, Path
 from elastrain.offload.transfer import ready_event
 
 
-class Record:
-    """One saved storage of one pass. Everything but the constants belongs to the keeper's lock."""
+class SpillRecord:
+    """One saved storage of one pass. Everything but the constants belongs to the manager's lock."""
 
     def __init__(self, storage: torch.UntypedStorage, *, version: int, dtype: str, module: str, pinned: bool) -> None:
         self.size_bytes = storage.nbytes()
@@ -32,7 +32,7 @@ class Record:
         self.original = weakref.ref(storage)
         self.copy: Copy | None = None
         self.device: Device | None = None
-        self.request: Request | None = None
+        self.request: IoRequest | None = None
         self.fault: OffloadError | None = None
         self.watched: list[Watched] = []
         self.handles = 0
@@ -73,7 +73,7 @@ class Pass:
     def __init__(self, number: int, began_s: float) -> None:
         self.number = number
         self.began_s = began_s
-        self.records: list[Record] = []
+        self.records: list[SpillRecord] = []
         self.open = 0
         self.unneeded = 0
         self.collecting = True
@@ -91,7 +91,7 @@ class Pass:
         for turn, index in enumerate(turns):
             self.records[index].turn = turn
 
-    def in_turn(self, turn: int) -> Record:
+    def in_turn(self, turn: int) -> SpillRecord:
         """The storage that backward is to ask for then."""
         return self.records[self.turns[turn]]
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from elastrain.offload.engines.port import Engine
+from elastrain.offload.engines.port import IoEngine
 
 WIDTH = 2
 """Two requests at a time are what a drive needs to be busy; more only make the others wait longer."""
@@ -32,7 +32,7 @@ _MUTEX_AT = 0
 _TURNS_FROM = 8
 
 
-class Turns:
+class TicketLock:
     """`file` is made if it is not there; all who name it take turns. Safe from any thread."""
 
     def __init__(self, file: str | os.PathLike[str], *, width: int = WIDTH) -> None:
@@ -85,7 +85,7 @@ class Turns:
 
 
 # A forked child inherits open files, and with them locks: it must not keep the turn of a parent that died.
-_OPEN: weakref.WeakSet[Turns] = weakref.WeakSet()
+_OPEN: weakref.WeakSet[TicketLock] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
@@ -131,12 +131,12 @@ class Places:
                     self._free += 1
 
 
-class DriveTurns:
+class SharedDrive:
     """The turns of one process at a drive that others use too: all who name the same file. Safe from any thread."""
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
-        self._drive = Turns(file)
-        self._writes = Turns(f"{os.fspath(file)}-writes")
+        self._drive = TicketLock(file)
+        self._writes = TicketLock(f"{os.fspath(file)}-writes")
         self._own_writes = Places(WIDTH)
         self._own_reads = Places(WIDTH)
 
@@ -161,7 +161,7 @@ class DriveTurns:
 class SharedEngine:
     """`inner`, one turn per request."""
 
-    def __init__(self, inner: Engine, turns: DriveTurns) -> None:
+    def __init__(self, inner: IoEngine, turns: SharedDrive) -> None:
         self.name = inner.name
         self._inner = inner
         self._turns = turns
@@ -185,7 +185,7 @@ class SharedEngine:
         self._turns.close()
 
 
-def shared(engine: Engine, directory: str | os.PathLike[str]) -> Engine:
+def shared(engine: IoEngine, directory: str | os.PathLike[str]) -> IoEngine:
     """In a worker of `elastrain run`, `engine` taking turns with the node's other workers on the same drive."""
     run = os.environ.get("ELASTRAIN_RUN_DIR")
     if not run:
@@ -194,4 +194,4 @@ def shared(engine: Engine, directory: str | os.PathLike[str]) -> Engine:
     folder.mkdir(mode=0o700, exist_ok=True)
     drive = os.stat(directory).st_dev
     name = f"{platform.node()}-{os.major(drive)}-{os.minor(drive)}.turns"
-    return SharedEngine(engine, DriveTurns(folder / name))
+    return SharedEngine(engine, SharedDrive(folder / name))

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from elastrain.offload.profile import Place, Profile
+from elastrain.offload.profile import Occupancy, Profile
 from elastrain.offload.stats import DeviceStats, Lifetime, PassProfile, Path, drive_writes_per_day, size
 
 COLUMNS = 60
@@ -34,7 +34,7 @@ def render(profile: Profile) -> str:
     return "\n".join([*lines, *_places(profile.places), *([] if stats.last is None else _last_pass(stats.last))])
 
 
-def _places(places: Sequence[Place]) -> list[str]:
+def _places(places: Sequence[Occupancy]) -> list[str]:
     if not places:
         return []
     rows = [f"{each.what:<40}{size(each.memory_bytes):>12}{size(each.disk_bytes):>12}" for each in places]

@@ -21,7 +21,7 @@ from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.errors import LimitTooSmallError, OffloadConfigError
 from elastrain.offload.hooks import ActivationOffload, OffloadConfig
 from elastrain.offload.policy import IN_FLIGHT_STORAGES
-from elastrain.offload.profile import Place, Profile
+from elastrain.offload.profile import Occupancy, Profile
 from elastrain.offload.sharing import shared
 from elastrain.plan import plan
 from elastrain.runtime.executor import Executor
@@ -273,10 +273,10 @@ class RoomKeeper:
         executor, needs = self._executor, self._needs
         memory_bytes, disk_bytes = executor.states_bytes()
         places = (
-            Place(what="parameters", memory_bytes=executor.model.nbytes, disk_bytes=0),
-            Place(what="gradients and sums", memory_bytes=executor.gradients_bytes(), disk_bytes=0),
-            Place(what="optimizer shards", memory_bytes=memory_bytes, disk_bytes=disk_bytes),
-            Place(what="everything else", memory_bytes=needs.base_bytes if needs else 0, disk_bytes=0),
+            Occupancy(what="parameters", memory_bytes=executor.model.nbytes, disk_bytes=0),
+            Occupancy(what="gradients and sums", memory_bytes=executor.gradients_bytes(), disk_bytes=0),
+            Occupancy(what="optimizer shards", memory_bytes=memory_bytes, disk_bytes=disk_bytes),
+            Occupancy(what="everything else", memory_bytes=needs.base_bytes if needs else 0, disk_bytes=0),
         )
         stats = activations.stats
         shard_devices = tuple(device.stats() for device in self._devices)

@@ -17,9 +17,9 @@ import threading
 import time
 from pathlib import Path
 
-from elastrain.offload.engines.port import Engine
+from elastrain.offload.engines.port import IoEngine
 from elastrain.offload.engines.posix import PosixEngine
-from elastrain.offload.sharing import DriveTurns, SharedEngine
+from elastrain.offload.sharing import SharedDrive, SharedEngine
 from experiments.harness import add_record_flag, record
 from experiments.offload.device import spill_directory
 
@@ -30,9 +30,9 @@ THREADS = (8, 2, 2, 2)
 
 def write_for(directory: str, turns: str, threads: int, seconds: float) -> None:
     """One rank: prints how many pieces it wrote and its longest wait for one."""
-    engine: Engine = PosixEngine(directory)
+    engine: IoEngine = PosixEngine(directory)
     if turns:
-        engine = SharedEngine(engine, DriveTurns(turns))
+        engine = SharedEngine(engine, SharedDrive(turns))
     engine.reserve(threads * PIECES_PER_THREAD * PIECE_BYTES)
     waits_s: list[float] = []
     sys.stdin.readline()

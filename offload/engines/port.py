@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 PAGE_BYTES = 4096
 
 
-class Engine(Protocol):
+class IoEngine(Protocol):
     """A linear space of bytes that is gone when the process is gone, however it ends.
 
     `views` are contiguous, writable for `read`, and page-aligned in address and length. Calls for disjoint ranges may

@@ -16,22 +16,22 @@ import pytest
 from elastrain.offload.buffers import lease
 from elastrain.offload.directories import check_directory
 from elastrain.offload.engines.memory import MemoryEngine, NullEngine
-from elastrain.offload.engines.port import PAGE_BYTES, Engine
+from elastrain.offload.engines.port import PAGE_BYTES, IoEngine
 from elastrain.offload.engines.posix import Calls, PosixEngine
 from elastrain.offload.errors import OffloadConfigError
-from elastrain.offload.faults import Faults, FaultyEngine, ThrottledEngine
+from elastrain.offload.faults import EngineFaults, FaultyEngine, ThrottledEngine
 
-Make = Callable[[Path], Engine]
+Make = Callable[[Path], IoEngine]
 KEEPING: dict[str, Make] = {
     "posix": PosixEngine,
     "memory": lambda _: MemoryEngine(),
-    "faulty without faults": lambda path: FaultyEngine(PosixEngine(path), Faults()),
+    "faulty without faults": lambda path: FaultyEngine(PosixEngine(path), EngineFaults()),
     "throttled": lambda path: ThrottledEngine(PosixEngine(path), bytes_per_s=1e12),
 }
 
 
 @pytest.fixture(params=KEEPING)
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[IoEngine]:
     made = KEEPING[request.param](tmp_path)
     yield made
     made.close()
@@ -43,7 +43,7 @@ def page(fill: int, pages: int = 1) -> memoryview:
     return view
 
 
-def test_what_was_written_is_read(engine: Engine) -> None:
+def test_what_was_written_is_read(engine: IoEngine) -> None:
     engine.reserve(8 * PAGE_BYTES)
     engine.write(2 * PAGE_BYTES, [page(1), page(2, 3)])
     back = [page(0, 3), page(0)]
@@ -51,7 +51,7 @@ def test_what_was_written_is_read(engine: Engine) -> None:
     assert b"".join(back) == bytes([1]) * PAGE_BYTES + bytes([2]) * 3 * PAGE_BYTES
 
 
-def test_neighbours_are_left_alone(engine: Engine) -> None:
+def test_neighbours_are_left_alone(engine: IoEngine) -> None:
     engine.reserve(3 * PAGE_BYTES)
     for index in (0, 2, 1):
         engine.write(index * PAGE_BYTES, [page(index + 1)])
@@ -60,7 +60,7 @@ def test_neighbours_are_left_alone(engine: Engine) -> None:
     assert bytes(back[::PAGE_BYTES]) == bytes([1, 2, 3])
 
 
-def test_growing_keeps_what_is_there(engine: Engine) -> None:
+def test_growing_keeps_what_is_there(engine: IoEngine) -> None:
     engine.reserve(PAGE_BYTES)
     engine.write(0, [page(7)])
     engine.reserve(100 * PAGE_BYTES)
@@ -69,7 +69,7 @@ def test_growing_keeps_what_is_there(engine: Engine) -> None:
     assert bytes(back) == bytes([7]) * PAGE_BYTES
 
 
-def test_threads_move_disjoint_ranges_at_the_same_time(engine: Engine) -> None:
+def test_threads_move_disjoint_ranges_at_the_same_time(engine: IoEngine) -> None:
     engine.reserve(64 * PAGE_BYTES)
 
     def there_and_back(index: int) -> bool:
@@ -82,7 +82,7 @@ def test_threads_move_disjoint_ranges_at_the_same_time(engine: Engine) -> None:
         assert all(pool.map(there_and_back, range(64)))
 
 
-def test_closing_twice_is_fine(engine: Engine) -> None:
+def test_closing_twice_is_fine(engine: IoEngine) -> None:
     engine.close()
     engine.close()
 

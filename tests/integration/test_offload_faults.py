@@ -27,11 +27,11 @@ from elastrain.offload import (
     SpillWriteError,
     save_on_disk,
 )
-from elastrain.offload.arena import Arena
+from elastrain.offload.arena import ReadArena
 from elastrain.offload.buffers import Lease
 from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.engines.posix import Calls, PosixEngine
-from elastrain.offload.faults import Faults, FaultyEngine, ThrottledEngine
+from elastrain.offload.faults import EngineFaults, FaultyEngine, ThrottledEngine
 
 MIN_BYTES = 1024
 DEADLINE_S = 60
@@ -60,7 +60,7 @@ def expected() -> list[Tensor]:
     return [p.grad for p in net.parameters() if p.grad is not None]
 
 
-def with_faults(tmp_path: Path, faults: Faults, memory_limit: int | None = None) -> ActivationOffload:
+def with_faults(tmp_path: Path, faults: EngineFaults, memory_limit: int | None = None) -> ActivationOffload:
     config = OffloadConfig(dirs=(str(tmp_path),), memory_limit=memory_limit, min_bytes=MIN_BYTES, deadline_s=20.0)
     return ActivationOffload(config, engines=[FaultyEngine(MemoryEngine(), faults)])
 
@@ -90,9 +90,9 @@ def drained(offload: ActivationOffload) -> None:
 
 
 READ_FAULTS = {
-    "EIO": (Faults(read_fails_after=2), SpillReadError, "does not give activations back"),
-    "flipped bytes": (Faults(flips_after=2), CorruptSpillError, "other bytes than were written"),
-    "a device that vanished": (Faults(vanishes_after=12), SpillReadError, "No such device|injected fault"),
+    "EIO": (EngineFaults(read_fails_after=2), SpillReadError, "does not give activations back"),
+    "flipped bytes": (EngineFaults(flips_after=2), CorruptSpillError, "other bytes than were written"),
+    "a device that vanished": (EngineFaults(vanishes_after=12), SpillReadError, "No such device|injected fault"),
 }
 
 
@@ -107,12 +107,14 @@ def test_a_read_fault_raises_in_backward_and_the_micro_batch_can_be_computed_aga
         loss.backward()
     assert offload.stats().faults
     del loss
-    sound = with_faults(tmp_path, Faults())
+    sound = with_faults(tmp_path, EngineFaults())
     assert_right(step(net, sound))
 
 
-@pytest.mark.parametrize("faults", [Faults(write_fails_after=3), Faults(vanishes_after=3)], ids=["EIO", "vanished"])
-def test_a_write_fault_is_said_at_once_and_no_gradient_is_wrong(tmp_path: Path, faults: Faults) -> None:
+@pytest.mark.parametrize(
+    "faults", [EngineFaults(write_fails_after=3), EngineFaults(vanishes_after=3)], ids=["EIO", "vanished"]
+)
+def test_a_write_fault_is_said_at_once_and_no_gradient_is_wrong(tmp_path: Path, faults: EngineFaults) -> None:
     offload, net = with_faults(tmp_path, faults), network()
 
     def until_it_is_said() -> None:
@@ -126,7 +128,7 @@ def test_a_write_fault_is_said_at_once_and_no_gradient_is_wrong(tmp_path: Path, 
 
 
 def test_a_full_device_without_a_limit_keeps_the_rest_in_memory(tmp_path: Path) -> None:
-    offload, net = with_faults(tmp_path, Faults(full_after=3)), network()
+    offload, net = with_faults(tmp_path, EngineFaults(full_after=3)), network()
     for _ in range(3):
         net.zero_grad()
         with offload:
@@ -138,7 +140,7 @@ def test_a_full_device_without_a_limit_keeps_the_rest_in_memory(tmp_path: Path) 
 
 
 def test_a_full_device_under_a_limit_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
-    offload, net = with_faults(tmp_path, Faults(full_after=3), memory_limit=6 * 8192), network()
+    offload, net = with_faults(tmp_path, EngineFaults(full_after=3), memory_limit=6 * 8192), network()
     said = ""
     try:
         steps(net, offload)
@@ -181,17 +183,17 @@ def test_where_there_is_no_memory_to_read_into_reading_ahead_waits_and_a_need_sa
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what could not be read is still on disk: the same backward works once there is memory."""
-    there = Arena.lease
+    there = ReadArena.lease
     asked, missing = 0, 0
 
-    def lease(self: Arena, *, size_bytes: int, shift_bytes: int, capacity_bytes: int) -> Lease:
+    def lease(self: ReadArena, *, size_bytes: int, shift_bytes: int, capacity_bytes: int) -> Lease:
         nonlocal asked
         asked += 1
         if asked <= missing:
             raise MemoryError("no memory is left")
         return there(self, size_bytes=size_bytes, shift_bytes=shift_bytes, capacity_bytes=capacity_bytes)
 
-    monkeypatch.setattr(Arena, "lease", lease)
+    monkeypatch.setattr(ReadArena, "lease", lease)
     offload, net = save_on_disk(tmp_path, min_bytes=MIN_BYTES, deadline_s=20.0), network()
     for missing in (0, 1, 3):
         with offload:

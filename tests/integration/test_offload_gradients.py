@@ -19,7 +19,7 @@ from elastrain.offload import Path as Way
 from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.faults import ThrottledEngine
 from elastrain.offload.queue import RequestQueue
-from elastrain.offload.records import Record
+from elastrain.offload.records import SpillRecord
 
 MIN_BYTES = 1024
 Loss = Callable[[nn.Module, Tensor], Tensor]
@@ -582,7 +582,7 @@ def test_a_finished_pass_leaves_nothing_to_the_garbage_collector(tmp_path: Path)
     try:
         passes(offload, net, x, 2)
         offload.close()  # its threads have let go of what they worked on
-        assert [each for each in gc.get_objects() if type(each) is Record] == []
+        assert [each for each in gc.get_objects() if type(each) is SpillRecord] == []
     finally:
         gc.enable()
 

@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_flatten
 from elastrain.offload import ActivationOffload, OffloadConfig, OffloadError
 from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.holds import Operator, running_operator
-from elastrain.offload.keeper import Keeper
-from elastrain.offload.records import Record
+from elastrain.offload.manager import SpillManager
+from elastrain.offload.records import SpillRecord
 from elastrain.offload.residency import State
 
 SAMPLES = 2
@@ -100,16 +100,16 @@ def same(a: list[Tensor] | str, b: list[Tensor] | str) -> bool:
 
 def everything_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The drive is as fast as can be: what may leave has left before the hook comes back to the operator."""
-    save = Keeper.save
+    save = SpillManager.save
 
-    def save_and_wait(self: Keeper, *args: Any, **kwargs: Any) -> Record:
+    def save_and_wait(self: SpillManager, *args: Any, **kwargs: Any) -> SpillRecord:
         record = save(self, *args, **kwargs)
         with self._lock:
             while record.state is State.WRITING:
                 self._wait(time.monotonic() + 20.0, OffloadError, "writing")
         return record
 
-    monkeypatch.setattr(Keeper, "save", save_and_wait)
+    monkeypatch.setattr(SpillManager, "save", save_and_wait)
 
 
 def test_every_operator_has_the_gradients_that_it_has_without(

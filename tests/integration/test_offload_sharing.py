@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 from elastrain.offload.engines.memory import MemoryEngine
-from elastrain.offload.sharing import DriveTurns, Places, SharedEngine, Turns, shared
+from elastrain.offload.sharing import Places, SharedDrive, SharedEngine, TicketLock, shared
 
 TAKES = """
 import sys, time
-from elastrain.offload.sharing import Turns
-turns = Turns(sys.argv[1], width=int(sys.argv[2]))
+from elastrain.offload.sharing import TicketLock
+turns = TicketLock(sys.argv[1], width=int(sys.argv[2]))
 print("ready", flush=True)
 sys.stdin.readline()
 for _ in range(int(sys.argv[3])):
@@ -65,7 +65,7 @@ def test_turns_are_taken_in_the_order_of_asking_and_at_most_so_many_at_a_time(tm
 
 def test_no_process_gets_two_turns_while_another_waits_for_one(tmp_path: Path) -> None:
     file = tmp_path / "turns"
-    turns, other = Turns(file, width=1), start(file, width=1, count=1)
+    turns, other = TicketLock(file, width=1), start(file, width=1, count=1)
     assert other.stdin is not None and other.stdout is not None
     with turns.turn() as first:
         other.stdin.write("\n")
@@ -86,7 +86,7 @@ def test_a_killed_process_keeps_nobody_waiting(tmp_path: Path) -> None:
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait(timeout=30)
     try:
-        with Turns(file, width=1).turn() as number:
+        with TicketLock(file, width=1).turn() as number:
             assert number == 1
     finally:
         os.kill(child, signal.SIGKILL)
@@ -94,8 +94,8 @@ def test_a_killed_process_keeps_nobody_waiting(tmp_path: Path) -> None:
 
 HOLDS = """
 import os, signal, sys
-from elastrain.offload.sharing import Turns
-with Turns(sys.argv[1], width=1).turn():
+from elastrain.offload.sharing import TicketLock
+with TicketLock(sys.argv[1], width=1).turn():
     child = os.fork()  # as a data loader is; it must not inherit the turn
     if child:
         print(child, flush=True)
@@ -104,7 +104,7 @@ with Turns(sys.argv[1], width=1).turn():
 
 
 def test_an_engine_that_takes_turns_moves_the_same_bytes(tmp_path: Path) -> None:
-    engine = SharedEngine(MemoryEngine(), DriveTurns(tmp_path / "turns"))
+    engine = SharedEngine(MemoryEngine(), SharedDrive(tmp_path / "turns"))
     engine.reserve(8192)
     engine.write(4096, [memoryview(bytearray(b"x" * 4096))])
     back = bytearray(4096)
@@ -157,12 +157,12 @@ def test_a_rank_that_reads_goes_before_the_ranks_that_wait_to_write(tmp_path: Pa
     page = memoryview(bytearray(4096))
     ranks = []
     for number in range(6):  # each with open files of its own, as processes have: locks belong to them
-        engine = SharedEngine(gate, DriveTurns(file))
+        engine = SharedEngine(gate, SharedDrive(file))
         ranks.append(threading.Thread(target=engine.write, args=(number, [page])))
         ranks[-1].start()
         until(partial(_has_drawn, writes, number + 1))
         until(partial(_has_drawn, file, min(number + 1, 2)))
-    reader = threading.Thread(target=SharedEngine(gate, DriveTurns(file)).read, args=(0, [page]))
+    reader = threading.Thread(target=SharedEngine(gate, SharedDrive(file)).read, args=(0, [page]))
     reader.start()
     until(partial(_has_drawn, file, 3))
     gate.end_write(0)
@@ -203,10 +203,10 @@ def _waits(places: Places, wanted: int) -> bool:
 WRITES = """
 import json, mmap, sys, threading, time
 from elastrain.offload.engines.posix import PosixEngine
-from elastrain.offload.sharing import DriveTurns, SharedEngine
+from elastrain.offload.sharing import SharedDrive, SharedEngine
 
 directory, turns, threads, pieces, SIZE = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), 4 << 20
-engine = SharedEngine(PosixEngine(directory), DriveTurns(turns))
+engine = SharedEngine(PosixEngine(directory), SharedDrive(turns))
 engine.reserve(threads * SIZE)
 ended_s = []
 def work(thread):

@@ -8,20 +8,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrain.offload.arena import Arena
+from elastrain.offload.arena import ReadArena
 from elastrain.offload.buffers import shift_of
+from elastrain.offload.deferred import DeferredLock
 from elastrain.offload.engines.port import PAGE_BYTES
-from elastrain.offload.notes import NoteLock
 
 MB = 1 << 20
 
 
-def make() -> tuple[Arena, NoteLock]:
-    lock = NoteLock(lambda: None)
-    return Arena(lock), lock
+def make() -> tuple[ReadArena, DeferredLock]:
+    lock = DeferredLock(lambda: None)
+    return ReadArena(lock), lock
 
 
-def lent(arena: Arena, size_bytes: int, shift_bytes: int, capacity_bytes: int) -> torch.Tensor:
+def lent(arena: ReadArena, size_bytes: int, shift_bytes: int, capacity_bytes: int) -> torch.Tensor:
     storage = arena.lease(size_bytes=size_bytes, shift_bytes=shift_bytes, capacity_bytes=capacity_bytes).storage
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 

@@ -22,8 +22,8 @@ from torch.utils.checkpoint import checkpoint
 
 from elastrain.offload import ActivationOffload, OffloadConfig, OffloadError
 from elastrain.offload.engines.memory import MemoryEngine
-from elastrain.offload.engines.port import Engine
-from elastrain.offload.faults import Faults, FaultyEngine, ThrottledEngine
+from elastrain.offload.engines.port import IoEngine
+from elastrain.offload.faults import EngineFaults, FaultyEngine, ThrottledEngine
 
 SIDE = 16
 TENSOR_BYTES = 4 * SIDE * SIDE
@@ -223,7 +223,7 @@ class Dawdling:
         self._random = random.Random(seed)
         self._inner = MemoryEngine()
 
-    def slow(self) -> Engine:
+    def slow(self) -> IoEngine:
         return ThrottledEngine(self._inner, bytes_per_s=1e9, sleep=lambda _: self._nap())
 
     def _nap(self) -> None:
@@ -232,7 +232,7 @@ class Dawdling:
             gc.collect(0)
 
 
-def offload(engine: Engine, *, limit_bytes: int | None, threads: int) -> ActivationOffload:
+def offload(engine: IoEngine, *, limit_bytes: int | None, threads: int) -> ActivationOffload:
     config = OffloadConfig(
         dirs=("/",),
         quota=4 << 20,
@@ -269,7 +269,7 @@ def test_a_faulty_drive_is_an_error_or_no_difference_and_never_a_wrong_gradient(
     program: list[Step], end: str, limit_bytes: int | None, fault: str, after: int
 ) -> None:
     expected = outcome(program, end, nullcontext())
-    made = offload(FaultyEngine(MemoryEngine(), Faults(**{fault: after})), limit_bytes=limit_bytes, threads=2)
+    made = offload(FaultyEngine(MemoryEngine(), EngineFaults(**{fault: after})), limit_bytes=limit_bytes, threads=2)
     for _ in range(3):
         with suppress(OffloadError):
             assert outcome(program, end, made) == expected

@@ -199,7 +199,7 @@ def test_what_pure_parts_may_import_is_let_pass() -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["from ..offload import keeper", "from elastrain import offload", "from .. import fold", "import elastrain"],
+    ["from ..offload import manager", "from elastrain import offload", "from .. import fold", "import elastrain"],
 )
 def test_what_is_planted_in_a_room_is_found(source: str) -> None:
     assert beyond_room(source, "elastrain.comm.errors", "comm")
@@ -217,7 +217,7 @@ def test_what_is_planted_in_a_wing_or_in_the_runtime_is_found(source: str) -> No
 @pytest.mark.parametrize(
     "source",
     [
-        "from elastrain.offload import keeper",
+        "from elastrain.offload import manager",
         "from ..comm import mesh",
         "import elastrain.fold",
         "from elastrain import comm",

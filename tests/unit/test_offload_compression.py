@@ -12,7 +12,7 @@ from elastrain.offload.device import Device
 from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.engines.port import PAGE_BYTES
 from elastrain.offload.errors import SpillReadError
-from elastrain.offload.faults import Faults, FaultyEngine, ThrottledEngine
+from elastrain.offload.faults import EngineFaults, FaultyEngine, ThrottledEngine
 
 SIZE = 64 * PAGE_BYTES
 SAMPLE = Sample(plain_bytes=1 << 20, packed_bytes=1 << 18, pack_s=1e-3, unpack_s=5e-4)
@@ -73,7 +73,7 @@ def test_a_class_that_stops_paying_is_written_as_it_is_again() -> None:
 
 @pytest.mark.parametrize("flips_after", [None, 0])
 def test_a_device_packs_checks_and_tells(flips_after: int | None) -> None:
-    engine = FaultyEngine(ThrottledEngine(MemoryEngine(), bytes_per_s=1e8), Faults(flips_after=flips_after))
+    engine = FaultyEngine(ThrottledEngine(MemoryEngine(), bytes_per_s=1e8), EngineFaults(flips_after=flips_after))
     device = Device(engine, threads=0, idle_cores=lambda: 2.0)
     payload = memoryview(bytearray(os.urandom(90_000) + bytes(90_000)))
     for _ in range(3):

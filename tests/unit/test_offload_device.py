@@ -12,9 +12,9 @@ import torch
 from elastrain.offload.buffers import bytes_of, lease, tensor_checksum
 from elastrain.offload.device import PIECE_BYTES, Device, EndedEarlyError, Meter, NoSpaceError
 from elastrain.offload.engines.memory import MemoryEngine
-from elastrain.offload.engines.port import PAGE_BYTES, CudaEngine, Engine
+from elastrain.offload.engines.port import PAGE_BYTES, CudaEngine, IoEngine
 from elastrain.offload.errors import CorruptSpillError, SpillReadError, SpillWriteError
-from elastrain.offload.faults import Faults, FaultyEngine
+from elastrain.offload.faults import EngineFaults, FaultyEngine
 from elastrain.offload.hooks import ActivationOffload, OffloadConfig
 
 Make = Callable[..., Device]
@@ -28,9 +28,11 @@ def never() -> bool:
 def make() -> Iterator[Make]:
     made: list[Device] = []
 
-    def device(engine: Engine | None = None, *, quota_bytes: int = 1 << 40, faults: Faults | None = None) -> Device:
+    def device(
+        engine: IoEngine | None = None, *, quota_bytes: int = 1 << 40, faults: EngineFaults | None = None
+    ) -> Device:
         inner = engine or MemoryEngine()
-        made.append(Device(FaultyEngine(inner, faults or Faults()), quota_bytes=quota_bytes, threads=1))
+        made.append(Device(FaultyEngine(inner, faults or EngineFaults()), quota_bytes=quota_bytes, threads=1))
         return made[-1]
 
     yield device
@@ -53,14 +55,14 @@ def test_a_copy_comes_back(make: Make, size_bytes: int, shift_bytes: int) -> Non
 
 
 def test_flipped_bytes_are_noticed(make: Make) -> None:
-    device, memory = make(faults=Faults(flips_after=0)), lease(size_bytes=PAGE_BYTES, shift_bytes=0)
+    device, memory = make(faults=EngineFaults(flips_after=0)), lease(size_bytes=PAGE_BYTES, shift_bytes=0)
     copy = device.write(payload(PAGE_BYTES), 0, never)
     with pytest.raises(CorruptSpillError, match="other bytes than were written"):
         device.read(copy, memory.image, never)
 
 
 def test_a_read_error_says_what_to_do(make: Make) -> None:
-    device, memory = make(faults=Faults(read_fails_after=0)), lease(size_bytes=PAGE_BYTES, shift_bytes=0)
+    device, memory = make(faults=EngineFaults(read_fails_after=0)), lease(size_bytes=PAGE_BYTES, shift_bytes=0)
     copy = device.write(payload(PAGE_BYTES), 0, never)
     with pytest.raises(SpillReadError, match="compute the micro-batch again"):
         device.read(copy, memory.image, never)
@@ -69,13 +71,13 @@ def test_a_read_error_says_what_to_do(make: Make) -> None:
 @pytest.mark.parametrize(
     ("faults", "error"),
     [
-        (Faults(write_fails_after=0), SpillWriteError),
-        (Faults(vanishes_after=0), SpillWriteError),
-        (Faults(full_after=0), NoSpaceError),
+        (EngineFaults(write_fails_after=0), SpillWriteError),
+        (EngineFaults(vanishes_after=0), SpillWriteError),
+        (EngineFaults(full_after=0), NoSpaceError),
     ],
 )
 def test_a_write_error_has_a_name_and_gives_the_slot_back(
-    make: Make, faults: Faults, error: type[SpillWriteError]
+    make: Make, faults: EngineFaults, error: type[SpillWriteError]
 ) -> None:
     device = make(faults=faults)
     with pytest.raises(error):

@@ -10,7 +10,7 @@ import torch
 from elastrain.offload import ActivationOffload, OffloadConfig
 from elastrain.offload.device import Device
 from elastrain.offload.engines.memory import MemoryEngine
-from elastrain.offload.keeper import Keeper
+from elastrain.offload.manager import SpillManager
 from elastrain.offload.planner import Planner
 from elastrain.offload.residency import State
 from elastrain.offload.stats import PassProfile
@@ -43,45 +43,45 @@ class Interrupted(MemoryEngine):
 
 
 def test_a_limit_lowered_while_a_forward_waits_for_room_is_kept_not_refused() -> None:
-    device = Device(Interrupted(lambda: keeper.set_limit(2 * SIZE_BYTES)), threads=1)
-    keeper = Keeper([device], limit_bytes=4 * SIZE_BYTES, plan=KeepsAll(4 * SIZE_BYTES), deadline_s=30.0)
-    keeper.begin_pass()
+    device = Device(Interrupted(lambda: manager.set_limit(2 * SIZE_BYTES)), threads=1)
+    manager = SpillManager([device], limit_bytes=4 * SIZE_BYTES, plan=KeepsAll(4 * SIZE_BYTES), deadline_s=30.0)
+    manager.begin_pass()
     records = [
-        keeper.save(torch.full((SIZE_BYTES,), n, dtype=torch.uint8).untyped_storage(), version=0, dtype="", module="")
+        manager.save(torch.full((SIZE_BYTES,), n, dtype=torch.uint8).untyped_storage(), version=0, dtype="", module="")
         for n in range(4)  # the fourth waits for the first one's write, which lowers the limit
     ]
-    keeper.end_forward(quietly=False)
-    assert keeper.stats(elapsed_s=1.0).live_bytes <= 2 * SIZE_BYTES
+    manager.end_forward(quietly=False)
+    assert manager.stats(elapsed_s=1.0).live_bytes <= 2 * SIZE_BYTES
     for number, record in reversed(list(enumerate(records))):
-        bytes_back = torch.empty(0, dtype=torch.uint8).set_(keeper.need(record))
+        bytes_back = torch.empty(0, dtype=torch.uint8).set_(manager.need(record))
         assert torch.equal(bytes_back, torch.full((SIZE_BYTES,), number, dtype=torch.uint8))
-        keeper.release(record)
-    keeper.begin_pass()
-    keeper.close()
+        manager.release(record)
+    manager.begin_pass()
+    manager.close()
 
 
 def test_reading_ahead_follows_the_order_in_which_the_last_backward_asked() -> None:
     """What is saved first may be needed second: an encoder's output, by the last layer of the decoder."""
     order = (3, 0, 2, 1)
     device = Device(MemoryEngine(), threads=1)
-    keeper = Keeper([device], limit_bytes=2 * SIZE_BYTES, plan=Planner(2 * SIZE_BYTES), deadline_s=30.0)
+    manager = SpillManager([device], limit_bytes=2 * SIZE_BYTES, plan=Planner(2 * SIZE_BYTES), deadline_s=30.0)
     for number in range(3):
-        keeper.begin_pass()
+        manager.begin_pass()
         records = [
-            keeper.save(torch.empty(SIZE_BYTES, dtype=torch.uint8).untyped_storage(), version=0, dtype="", module="")
+            manager.save(torch.empty(SIZE_BYTES, dtype=torch.uint8).untyped_storage(), version=0, dtype="", module="")
             for _ in range(4)  # each save waits until all before it are on the device
         ]
-        keeper.end_forward(quietly=False)
+        manager.end_forward(quietly=False)
         first, *rest = (records[index] for index in order)
-        keeper.need(first)
-        keeper.read_ahead(first)
+        manager.need(first)
+        manager.read_ahead(first)
         coming = [index for index in range(3) if records[index].state in (State.READING, State.RELOADED)]
         assert coming == ([0] if number else [2])  # there is room for one more
-        keeper.release(first)
+        manager.release(first)
         for record in rest:
-            keeper.need(record)
-            keeper.release(record)
-    keeper.close()
+            manager.need(record)
+            manager.release(record)
+    manager.close()
 
 
 def test_a_limit_that_is_set_while_the_first_forward_begins_is_that_of_the_same_keeper() -> None:

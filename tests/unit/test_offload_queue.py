@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastrain.offload.queue import Request, RequestQueue, Urgency
+from elastrain.offload.queue import IoRequest, RequestQueue, Urgency
 
 DEADLINE_S = 10.0
 
@@ -22,12 +22,12 @@ class Gate:
         self.queue.submit(Urgency.DEMAND, self._hold)
         assert self._busy.wait(DEADLINE_S)
 
-    def _hold(self, _: Request) -> None:
+    def _hold(self, _: IoRequest) -> None:
         self._busy.set()
         assert self._go.wait(DEADLINE_S)
 
-    def submit(self, urgency: Urgency, name: str) -> Request:
-        def work(request: Request) -> None:
+    def submit(self, urgency: Urgency, name: str) -> IoRequest:
+        def work(request: IoRequest) -> None:
             self.order.append(name + (" cancelled" if request.cancelled else ""))
 
         return self.queue.submit(urgency, work)

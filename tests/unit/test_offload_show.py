@@ -9,7 +9,7 @@ import pytest
 
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.plot import draw, saved_in_all
-from elastrain.offload.profile import WRITE_EVERY_S, Place, Profile, ProfileFile, read
+from elastrain.offload.profile import WRITE_EVERY_S, Occupancy, Profile, ProfileFile, read
 from elastrain.offload.show import COLUMNS, Drive, curve, drives, render
 from elastrain.offload.stats import DeviceStats, Lifetime, OffloadStats, PassProfile, Path, size
 
@@ -78,7 +78,7 @@ STATS = OffloadStats(
 )
 PROFILE = Profile(
     stats=STATS,
-    places=(Place(what="optimizer shards", memory_bytes=MIB, disk_bytes=5 * MIB),),
+    places=(Occupancy(what="optimizer shards", memory_bytes=MIB, disk_bytes=5 * MIB),),
     reason="the last 3 MiB stay",
 )
 

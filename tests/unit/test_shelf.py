@@ -8,7 +8,7 @@ import torch
 from elastrain.errors import DriveFailedError
 from elastrain.offload.device import Device
 from elastrain.offload.engines.memory import MemoryEngine
-from elastrain.offload.faults import Faults, FaultyEngine
+from elastrain.offload.faults import EngineFaults, FaultyEngine
 from elastrain.runtime.shelf import Shelf
 from elastrain.snapshot.state import ShardState
 
@@ -16,8 +16,8 @@ NUMEL = 192
 MODEL = [torch.zeros(NUMEL) for _ in range(4)]
 
 
-def device(*, capacity_bytes: int = 1 << 30, faults: Faults | None = None) -> Device:
-    engine = FaultyEngine(MemoryEngine(capacity_bytes=capacity_bytes), faults or Faults())
+def device(*, capacity_bytes: int = 1 << 30, faults: EngineFaults | None = None) -> Device:
+    engine = FaultyEngine(MemoryEngine(capacity_bytes=capacity_bytes), faults or EngineFaults())
     return Device(engine, threads=0)
 
 
@@ -75,7 +75,7 @@ def test_what_was_changed_is_there_once_it_is_put_back() -> None:
 
 
 def test_a_state_moves_between_shelves_without_being_read() -> None:
-    kept, behind, disk = shelf(), shelf(), device(faults=Faults(read_fails_after=0))
+    kept, behind, disk = shelf(), shelf(), device(faults=EngineFaults(read_fails_after=0))
     for each in (kept, behind):
         each.use([disk], frozenset({0}))
     kept[0], behind[1] = state(0), state(0)
@@ -86,7 +86,7 @@ def test_a_state_moves_between_shelves_without_being_read() -> None:
 
 def test_a_state_that_comes_back_changed_is_refused() -> None:
     kept = shelf()
-    kept.use([device(faults=Faults(flips_after=0))], frozenset({0}))
+    kept.use([device(faults=EngineFaults(flips_after=0))], frozenset({0}))
     kept[0] = state(0)
     with pytest.raises(DriveFailedError, match=r"shard 0 .other bytes came back"):
         kept[0]
@@ -94,7 +94,7 @@ def test_a_state_that_comes_back_changed_is_refused() -> None:
 
 def test_a_device_that_gives_nothing_back_is_named() -> None:
     kept = shelf()
-    kept.use([device(faults=Faults(read_fails_after=0))], frozenset({0}))
+    kept.use([device(faults=EngineFaults(read_fails_after=0))], frozenset({0}))
     kept[0] = state(0)
     with pytest.raises(DriveFailedError, match=r"does not give back the optimizer state of shard 0 .*injected fault"):
         kept[0]

@@ -1,6 +1,6 @@
 """Keeps saved storages: passes, waiting, and room within the limit, as the policy decides. `mover.py` moves them.
 
-One lock guards all records; finalizers leave notes with it (`notes.py`). No I/O is done here.
+One lock guards all records; finalizers leave notes with it (`deferred.py`). No I/O is done here.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import torch
 
 from elastrain.offload import policy, residency, transfer
 from elastrain.offload.account import Account
-from elastrain.offload.arena import Arena
+from elastrain.offload.arena import ReadArena
+from elastrain.offload.deferred import DeferredLock
 from elastrain.offload.device import Copy, Device
 from elastrain.offload.errors import LimitTooSmallError, OffloadError, SpillReadError, SpillWriteError
 from elastrain.offload.holds import Hold, Holds, Operator
 from elastrain.offload.mover import Mover, again
-from elastrain.offload.notes import NoteLock
 from elastrain.offload.planner import Planner
-from elastrain.offload.records import Pass, Record, Totals
+from elastrain.offload.records import Pass, SpillRecord, Totals
 from elastrain.offload.residency import State
 from elastrain.offload.stats import OffloadStats, Path
 
 
-class Keeper:
+class SpillManager:
     """Owns every saved storage between the moment a forward saves it and the moment no graph can ask for it.
 
     `plan` says how much to spill, and is told of each finished pass. `deadline_s` bounds every wait for a device.
@@ -48,11 +48,11 @@ class Keeper:
         self._plan = plan
         self._deadline_s = deadline_s
         self._clock = clock
-        self._lock = NoteLock(self._read_ahead)
+        self._lock = DeferredLock(self._read_ahead)
         self._account = Account(self._lock, self._count_live)
-        self._arena = Arena(self._lock)
+        self._arena = ReadArena(self._lock)
         self._passes: list[Pass] = []
-        self._pass_of: dict[Record, Pass] = {}
+        self._pass_of: dict[SpillRecord, Pass] = {}
         self._mover = Mover(self.devices, self._lock, self._account, take=self._take, dropped=self._dropped)
         self._holds = Holds(self._lock, self._mover)
         self._smallest_bytes = 0
@@ -93,13 +93,13 @@ class Keeper:
         module: str,
         pinned: bool = False,
         operator: Operator | None = None,
-    ) -> Record:
+    ) -> SpillRecord:
         """Take a storage, which never leaves if `pinned`, and not before the `operator` that saves it has returned.
 
         Waits while there is no room for it within the limit.
         """
         self._holds.settle(operator)
-        record = Record(storage, version=version, dtype=dtype, module=module, pinned=pinned)
+        record = SpillRecord(storage, version=version, dtype=dtype, module=module, pinned=pinned)
         with self._lock:
             current = self._current_pass()
             self._enter(record, current)
@@ -118,8 +118,8 @@ class Keeper:
             self._smallest_bytes = max(self._smallest_bytes, passed_bytes)
         return record
 
-    def share(self, record: Record, storage: torch.UntypedStorage, operator: Operator) -> bool:
-        """One more graph node wants a storage that was saved before; False if it is gone, or is another keeper's.
+    def share(self, record: SpillRecord, storage: torch.UntypedStorage, operator: Operator) -> bool:
+        """One more graph node wants a storage that was saved before; False if it is gone, or is another manager's.
 
         Once the `operator` has returned, a copy that was made before is compared with the memory.
         """
@@ -132,7 +132,7 @@ class Keeper:
             self.totals.shared_bytes += record.size_bytes
             return True
 
-    def need(self, record: Record) -> torch.UntypedStorage:
+    def need(self, record: SpillRecord) -> torch.UntypedStorage:
         """The storage, in memory. Raises `SpillReadError` (or its subclass) if it does not come back."""
         if record.held:
             self._holds.settle_operators_of(record)
@@ -147,12 +147,12 @@ class Keeper:
                 self._refuse_small_limit()
             return memory
 
-    def read_ahead(self, record: Record) -> None:
+    def read_ahead(self, record: SpillRecord) -> None:
         """What backward will need after this storage, as far as there is room."""
         with self._lock:
             self._prefetch(self._pass_of[record])
 
-    def release(self, record: Record) -> None:
+    def release(self, record: SpillRecord) -> None:
         """One graph node less. Called by finalizers: never blocks, never raises."""
         if os.getpid() == self._pid:
             self._lock.later(partial(self._release, record))
@@ -226,7 +226,7 @@ class Keeper:
         last = self._passes[-1] if self._passes else None
         return last if last is not None and last.collecting else self._open_pass()
 
-    def _enter(self, record: Record, current: Pass) -> None:
+    def _enter(self, record: SpillRecord, current: Pass) -> None:
         record.index = len(current.records)
         record.handles = 1
         record.stalled_s = current.save_stall_s
@@ -239,7 +239,7 @@ class Keeper:
         self._pass_of[record] = current
         self.totals.saved_bytes += record.size_bytes
 
-    def _count_need(self, record: Record, current: Pass, began_s: float) -> None:
+    def _count_need(self, record: SpillRecord, current: Pass, began_s: float) -> None:
         now_s = self._clock()
         record.waited_s += now_s - began_s
         current.need_stall_s += now_s - began_s
@@ -258,11 +258,11 @@ class Keeper:
         rate_bytes_per_s = sum(device.rate_bytes_per_s() for device in self.devices)
         self._plan.pass_ended(ended.profile(self._clock() - ended.began_s), rate_bytes_per_s)
 
-    def _dropped(self, record: Record) -> None:
+    def _dropped(self, record: SpillRecord) -> None:
         self._holds.forget(record)
         del self._pass_of[record]
 
-    def _release(self, record: Record) -> None:
+    def _release(self, record: SpillRecord) -> None:
         record.handles -= 1
         if record.handles:
             return
@@ -274,7 +274,7 @@ class Keeper:
         self._mover.apply(record, residency.Release())
         self._finish(current)
 
-    def _take(self, record: Record, copy: Copy) -> torch.UntypedStorage:
+    def _take(self, record: SpillRecord, copy: Copy) -> torch.UntypedStorage:
         """Memory for what is read back."""
         place, current = record.place, self._pass_of[record]
         if place.type != "cpu":
@@ -312,7 +312,7 @@ class Keeper:
         foreseen_bytes = self.limit_bytes if self._foreseen_bytes is None else self._foreseen_bytes
         return max(0, self.limit_bytes - max(current.largest_bytes, foreseen_bytes))
 
-    def _passed_bytes(self, record: Record, current: Pass) -> int:
+    def _passed_bytes(self, record: SpillRecord, current: Pass) -> int:
         """By a storage that was just saved: how much is live if that is more than the limit, and none could leave.
 
         0 where another limit held a moment ago, this storage was not foreseen, or a drive or a backward is the cause.
@@ -334,7 +334,7 @@ class Keeper:
 
     # Room in backward.
 
-    def _wait_for_memory(self, record: Record, began_s: float) -> torch.UntypedStorage:
+    def _wait_for_memory(self, record: SpillRecord, began_s: float) -> torch.UntypedStorage:
         first_state = record.state
         while True:
             if self._closed and record.storage is None:
@@ -352,12 +352,12 @@ class Keeper:
                 raise again(record.fault)
             self._wait(began_s + self._deadline_s, SpillReadError, "reading activations")
 
-    def _look_for_original(self, record: Record) -> None:
+    def _look_for_original(self, record: SpillRecord) -> None:
         if record.state is State.SPILLED and (original := record.original()) is not None:
             record.storage = original
             self._mover.apply(record, residency.Found())
 
-    def _note_path(self, record: Record, first: State) -> None:
+    def _note_path(self, record: SpillRecord, first: State) -> None:
         if record.path is not Path.UNUSED:
             return
         if first is State.WRITING:
@@ -402,7 +402,7 @@ class Keeper:
             else:
                 passing = False
 
-    def _make_room_for(self, record: Record, until_s: float) -> None:
+    def _make_room_for(self, record: SpillRecord, until_s: float) -> None:
         """Give up what backward needs later, and wait for what is on its way out, before taking memory for this."""
         current = self._pass_of[record]
         self._demanding = True
@@ -419,7 +419,7 @@ class Keeper:
         finally:
             self._demanding = False
 
-    def _evict_for(self, record: Record, current: Pass) -> bool:
+    def _evict_for(self, record: SpillRecord, current: Pass) -> bool:
         """First what is on disk already, at no cost; then, under a limit, what has to be written."""
         for state in (State.RELOADED, State.RESIDENT):
             wanted_bytes = record.size_bytes - self._room_bytes(current) - self._mover.writing_bytes
@@ -428,7 +428,7 @@ class Keeper:
                 return True
         return False
 
-    def _give_up(self, state: State, record: Record, current: Pass, wanted_bytes: int) -> bool:
+    def _give_up(self, state: State, record: SpillRecord, current: Pass, wanted_bytes: int) -> bool:
         candidates = [
             policy.Candidate(turn=each.turn, size_bytes=each.size_bytes)
             for each in current.records

@@ -15,7 +15,7 @@ from types import TracebackType
 LOOK_AGAIN_S = 0.02
 
 
-class NoteLock:
+class DeferredLock:
     """A context manager that holds the lock; notes are acted on after entering and before and after leaving.
 
     `after_notes` is called, with the lock held, whenever notes were acted on.
