@@ -27,7 +27,7 @@ class LineCodec(Generic[Value]):
     """`kinds` is a union of subclasses of `Tagged`: one value is one line of JSON. NaN and infinities become null."""
 
     def __init__(self, kinds: Any) -> None:
-        self._encoder = msgspec.json.Encoder()
+        self._encoder = msgspec.json.Encoder(enc_hook=_plain)
         self._decoder = msgspec.json.Decoder(kinds)
 
     def encode(self, value: Value) -> bytes:
@@ -80,10 +80,18 @@ class NumberedCodec(Generic[Value]):
             raise BadMessageError(f"malformed {kind.__name__} message: {error}") from None
 
 
-def _as_bytes(value: object) -> bytes:
+def _plain(value: object) -> object:
+    """Libraries subclass what JSON knows: torch's version is a str of its own, NumPy's float64 a float."""
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"a {type(value).__name__} has no place in a message")
+
+
+def _as_bytes(value: object) -> object:
     if isinstance(value, BitMask):
         return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-    raise TypeError(f"a {type(value).__name__} has no place in a message")
+    return _plain(value)
 
 
 def _from_bytes(kind: type, value: object) -> BitMask:

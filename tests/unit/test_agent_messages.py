@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,6 +121,17 @@ def test_a_view_that_names_a_member_twice_is_refused() -> None:
     line = f'{{"type": "NewView", "view": {{"generation": 1, "members": {twice}}}}}'
     with pytest.raises(BadMessageError, match="names each member once"):
         am.TO_WORKER.decode(line.encode())
+
+
+def test_what_subclasses_a_plain_value_is_sent_as_one_and_other_things_are_refused() -> None:
+    """torch.__version__ is a str of its own kind."""
+
+    class Version(str): ...
+
+    hello = am.Hello(member="m0", address="", spec={"torch": Version("2"), "clip": np.float64(0.5)})
+    assert am.FROM_WORKER.decode(am.FROM_WORKER.encode(hello)) == hello
+    with pytest.raises(TypeError, match="a lock has no place in a message"):
+        am.FROM_WORKER.encode(am.Note(fields={"x": threading.Lock()}))
 
 
 def test_message_over_the_limit_is_not_sent() -> None:
