@@ -15,6 +15,7 @@ from elastrain.launcher.operator_messages import AskFault
 from elastrain.launcher.rundir import RunDir
 from tests.integration.launcher_harness import _in_sessions, until
 from tests.integration.training import SCRIPT, Run, environment
+from tests.support import warm
 
 ELASTRAIN = (sys.executable, "-m", "elastrain.launcher")
 
@@ -40,7 +41,7 @@ class NodesJob:
         self._output = tmp_path / f"{name}.log"
         command = [*inside, *ELASTRAIN, "run", *options, "--run-dir", str(self.run.path), str(script)]
         with self._output.open("wb") as file:
-            self.process = subprocess.Popen(
+            self.process = warm.Popen(
                 [*command, *arguments, "--slow-while", str(self._slow)],
                 env=environment(),
                 stdout=file,

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.integration.training import ROOT, SCRIPT, environment
+from tests.support import warm
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +18,7 @@ CASES = SCRIPT.parent / "behind_the_back.py"
 
 @functools.cache
 def _done() -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm.run(
         [sys.executable, str(CASES)], env=environment(), capture_output=True, text=True, timeout=250, cwd=ROOT
     )
 

@@ -16,6 +16,7 @@ from tests.integration.training import (
     run_job,
     undisturbed,
 )
+from tests.support import warm
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +45,7 @@ def _alone(
 ) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "script.py"
     script.write_text(PREPARE.format(setup=setup, change=change, body=body))
-    return subprocess.run(
+    return warm.run(
         [sys.executable, str(script)], env=environment(), capture_output=True, text=True, timeout=120, cwd=ROOT
     )
 
@@ -284,7 +285,7 @@ def test_a_member_with_other_settings_is_refused_by_name(tmp_path: Path) -> None
     odd.write_text(text)
     command = [sys.executable, "-m", "elastrain.launcher", "run", "--nproc-per-node", "2"]
     command += ["--run-dir", str(tmp_path / "run"), str(odd), "--steps", "5"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    done = warm.run(command, env=environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
     assert "seed" in done.stderr + done.stdout
 
@@ -297,6 +298,6 @@ def test_members_whose_hyperparameters_drift_apart_stop(tmp_path: Path) -> None:
     odd.write_text(SCRIPT.read_text().replace("scheduler.step()", lagging))
     command = [sys.executable, "-m", "elastrain.launcher", "run", "--nproc-per-node", "2"]
     command += ["--run-dir", str(tmp_path / "run"), str(odd), "--steps", "30"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    done = warm.run(command, env=environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "different hyperparameters" in done.stderr + done.stdout

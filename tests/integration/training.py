@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -16,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.support import warm
 
 SCRIPT = Path(__file__).parent / "scripts" / "small_training.py"
 PRECISION = SCRIPT.parent / "precision_training.py"
@@ -91,7 +92,7 @@ def run_job(
         slow.touch()
         command += ["--slow-while", str(slow)]
         threading.Thread(target=_speed_up, args=(slow, folder / "run", slow_until), daemon=True).start()
-    done = subprocess.run(command, env=environment(**inherited), capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = warm.run(command, env=environment(**inherited), capture_output=True, text=True, timeout=TIMEOUT_S)
     return Run(done.returncode, done.stdout + done.stderr, folder / "run")
 
 
@@ -111,7 +112,7 @@ def undisturbed(*arguments: str, script: Path = SCRIPT) -> Run:
     """The same script alone under `python`: a job of one."""
     folder = Path(tempfile.mkdtemp(prefix="elastrain-test-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)  # kept for other tests of this process
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, str(script), *arguments],
         env=environment(ELASTRAIN_RUN_DIR=str(folder)),
         capture_output=True,
