@@ -66,13 +66,6 @@ class Fold:
         """`(left, right, parent)` of the family that `node` is a child of. Raises ValueError for the root."""
         return _family(self.runs, node)
 
-    def is_node(self, node: Node) -> bool:
-        here = self.root
-        while covers(here, node) and here != node and here[1] - here[0] > 1:
-            left, right = split(here)
-            here = left if covers(left, node) else right
-        return here == node
-
     def cover(self, runs: Iterable[int]) -> tuple[Node, ...]:
         """The fewest nodes that together hold exactly these runs, in order."""
         wanted = frozenset(runs)

@@ -184,10 +184,6 @@ class Layout:
         """The gradient leaves of a block (frozen parameters have none)."""
         return self._leaves_by_block[block]
 
-    def shards_of(self, block: int) -> tuple[Shard, ...]:
-        """The shards whose parameters belong to the block. A tied shard belongs to the first block of its lanes."""
-        return self._shards_by_block[block]
-
     def touched_parameters(self, leaves: Iterable[int]) -> frozenset[int]:
         """Parameters of which at least one of the given leaves got a gradient."""
         return frozenset(self.leaves[leaf].parameter for leaf in leaves)
@@ -196,10 +192,6 @@ class Layout:
     def _leaves_by_block(self) -> tuple[tuple[Leaf, ...], ...]:
         trained = [leaf for leaf in self.leaves if self.flats[leaf.flat].trained]
         return tuple(tuple(leaf for leaf in trained if leaf.block == block) for block in range(len(self.blocks)))
-
-    @cached_property
-    def _shards_by_block(self) -> tuple[tuple[Shard, ...], ...]:
-        return tuple(tuple(s for s in self.shards if s.block == block) for block in range(len(self.blocks)))
 
 
 def default_shard_numel(total_numel: int) -> int:

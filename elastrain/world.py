@@ -17,7 +17,6 @@ PHASES = (
     "publish",
     "recover",
     "rebalance",
-    "checkpoint",
     "shutdown",
 )
 """The places of a step that faults, logs and `status` can name."""

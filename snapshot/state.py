@@ -61,12 +61,6 @@ class ShardState:
             pieces=[{name: _cloned(value) for name, value in piece.items()} for piece in self.pieces],
         )
 
-    def copy_from(self, other: ShardState) -> None:
-        """Take over another state's values; the parameters' memory stays where it is. Shares nothing with `other`."""
-        self.shard, self.version = other.shard, other.version
-        self.parameters.copy_(other.parameters)
-        self.pieces = other.clone().pieces if other.pieces else []
-
     def digest(self) -> int:
         """0..2**64-1 over shard, version, parameters and every entry with its name, equal on every device."""
         meta, tensors = self.pack()

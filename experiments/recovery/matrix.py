@@ -23,8 +23,6 @@ from experiments.recovery import small
 from experiments.recovery.figures import steps_lost, uncommitted, wrong_samples
 
 MEMBERS = 4
-NOT_YET = ("checkpoint",)
-"""Phases that have a name but no code so far."""
 BACKUPS = 2
 """Two, because some cells lose two members at nearly the same time; one loss at a time needs one."""
 STEPS = 300
@@ -169,8 +167,7 @@ STRIKES: dict[str, Callable[[Driver, str, int], str]] = {
 def full(folder: Path) -> list[Cell]:
     """All phases × all ranks."""
     reference = reference_of(folder)
-    phases = [phase for phase in PHASES if phase not in NOT_YET]
-    jobs = [(phase, tuple(range(MEMBERS))) for phase in phases if phase != "shutdown"]
+    jobs = [(phase, tuple(range(MEMBERS))) for phase in PHASES if phase != "shutdown"]
     jobs += [("shutdown", (rank,)) for rank in range(MEMBERS)]
     cells = []
     for phase, ranks in jobs:
@@ -186,7 +183,7 @@ def quick(folder: Path) -> list[Cell]:
 def of_nodes(folder: Path, *, quick: bool) -> list[Cell]:
     """Whole nodes instead of workers: each phase in one of them; and a worker together with a node."""
     reference = reference_of(folder)
-    phases = ["commit"] if quick else [phase for phase in PHASES if phase not in (*NOT_YET, "shutdown")]
+    phases = ["commit"] if quick else [phase for phase in PHASES if phase != "shutdown"]
     cells = [(phase, 1 + index % (MEMBERS - 1)) for index, phase in enumerate((*phases, BOTH))]
     # Four to a job: each waits until the node before has come back.
     jobs = [cells[index : index + 4] for index in range(0, len(cells), 4)] + ([] if quick else [[("shutdown", 1)]])

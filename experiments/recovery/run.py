@@ -312,7 +312,6 @@ def measured(folder: Path, setting: Setting, *, draw: bool) -> dict[str, Any]:
 def struck(folder: Path, *, quick: bool, sofar: bool) -> dict[str, Any]:
     """The matrix of phases and members; `sofar` is whether all digests were equal before it."""
     cells = matrix.quick(folder) if quick else matrix.full(folder)
-    print(f"{', '.join(matrix.NOT_YET)}: does not exist yet")
     equal = all(cell.held for cell in cells)
     return {
         "digest_equal": sofar and equal,

@@ -109,7 +109,7 @@ def test_a_set_of_partials_stays_disjoint_and_leaves_no_siblings(runs: int, rng:
         assert leaves(after) == before | leaves([node])
         assert len(leaves(after)) == sum(stop - start for start, stop in after)
         assert not any(set(split(parent)) <= after for parent in inner_nodes(fold))
-        assert all(fold.is_node(have) for have in after)
+        assert all(fold.cover(range(*have)) == (have,) for have in after)
         assert steps == in_order(steps)
         held = after
 

@@ -28,12 +28,6 @@ def test_a_step_without_runs_is_refused() -> None:
         Fold(0)
 
 
-def test_only_intervals_of_the_tree_are_nodes() -> None:
-    fold = Fold(6)
-    assert fold.is_node((0, 6)) and fold.is_node((0, 4)) and fold.is_node((4, 6)) and fold.is_node((5, 6))
-    assert not fold.is_node((1, 3)) and not fold.is_node((2, 6)) and not fold.is_node((0, 7))
-
-
 def test_cover_joins_what_the_tree_joins() -> None:
     assert Fold(8).cover([0, 1, 2, 3, 6, 7]) == ((0, 4), (6, 8))
     assert Fold(8).cover([1, 2]) == ((1, 2), (2, 3))

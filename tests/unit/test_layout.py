@@ -75,7 +75,6 @@ def test_only_shards_of_real_flats_exist() -> None:
     layout = _tied()
     assert {s.flat for s in layout.shards} == {0, 1}
     assert all(len(s.lanes) == 1 for s in layout.shards if s.flat == 1)
-    assert [s.index for s in layout.shards_of(0)] == [0, 1]
 
 
 def test_lanes_follow_the_order_of_the_blocks() -> None:
