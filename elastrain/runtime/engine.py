@@ -30,9 +30,9 @@ from elastrain.runtime.channel import Channel, ChannelClosedError
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.faults import Faults
 from elastrain.runtime.journal import Journal
+from elastrain.runtime.memory_keeper import MemoryKeeper
 from elastrain.runtime.model import GradientSlot
 from elastrain.runtime.optimizer import Hyper
-from elastrain.runtime.room import RoomKeeper
 from elastrain.values import Record, Report, Vote
 from elastrain.world import Member, View
 
@@ -87,7 +87,7 @@ class Engine:
         channel: Channel | None,
         journal: Journal,
         faults: Faults,
-        room: RoomKeeper | None,
+        room: MemoryKeeper | None,
         report: Callable[[Exception], None],
     ) -> None:
         self.me = me

@@ -49,11 +49,11 @@ from elastrain.runtime.journal import Journal
 from elastrain.runtime.layers import Layers
 from elastrain.runtime.loader import DataLoader
 from elastrain.runtime.loopstate import LoopState, Taken
+from elastrain.runtime.memory_keeper import MemoryKeeper, MemoryLimit
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.runtime.randomness import BEFORE, BlockRandomness
 from elastrain.runtime.registered import stateful
-from elastrain.runtime.room import RoomConfig, RoomKeeper
 from elastrain.runtime.settings import Settings
 from elastrain.runtime.step import Parts, Step, compute_device, warm_up
 from elastrain.runtime.untouched import Untouched
@@ -107,7 +107,7 @@ def init(
     RefusedError if that one has another secret.
     """
     environment = read_environment()
-    room = RoomConfig.of(
+    room = MemoryLimit.of(
         memory_limit or environment.memory_limit_bytes, tuple(offload_dirs) or environment.offload_dirs
     )
     settings = Settings(
@@ -124,12 +124,12 @@ def init(
 class Job:
     """This process's part in the job. Made by `init`."""
 
-    def __init__(self, environment: Environment, settings: Settings, *, room: RoomConfig | None) -> None:
+    def __init__(self, environment: Environment, settings: Settings, *, room: MemoryLimit | None) -> None:
         self._environment = environment
         self._settings = settings
         self._journal = Journal(environment.run_dir, environment.member)
         self._room_config = room
-        self._room: RoomKeeper | None = None
+        self._room: MemoryKeeper | None = None
         self._beacon = Beacon()
         self._channel = connect(environment)
         self._faults = Faults(self._journal, self._kill_node)
@@ -196,7 +196,7 @@ class Job:
             max_grad_norm=max_grad_norm,
         )
         if self._room_config is not None:
-            self._room = RoomKeeper(
+            self._room = MemoryKeeper(
                 self._room_config, me=environment.member, executor=executor, mesh=mesh, journal=self._journal
             )
         engine = Engine(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import pytest
 
 import elastrain
+from elastrain import agent_messages as am
 from elastrain.errors import DivergedError, ElastrainError, NoRoomError, StateLostError
 
 
@@ -15,13 +15,14 @@ class Told:
     """The launcher's ear."""
 
     def __init__(self) -> None:
-        self.words: list[tuple[str, str]] = []
+        self.words: list[tuple[type, str]] = []
 
-    def send(self, kind: str, **fields: Any) -> None:
-        self.words.append((kind, fields.get("sentence", fields.get("signature"))))
+    def send(self, message: am.FromWorker) -> None:
+        said = message.signature if isinstance(message, am.Failed) else getattr(message, "sentence", "")
+        self.words.append((type(message), said))
 
 
-def _end_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[str, str]], list[str]]:
+def _end_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[type, str]], list[str]]:
     """What the launcher is told, and what is shown, as a script with a launcher ends with this."""
     shown: list[str] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(str(error)))
@@ -32,10 +33,10 @@ def _end_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> tuple[li
 
 
 @pytest.mark.parametrize(
-    ("kind", "word"), [(NoRoomError, "no_room"), (StateLostError, "lost_state"), (DivergedError, "diverged")]
+    ("kind", "word"), [(NoRoomError, am.NoRoom), (StateLostError, am.LostState), (DivergedError, am.Diverged)]
 )
 def test_what_ends_the_job_is_one_sentence_of_the_launchers_and_no_traceback_beside_it(
-    kind: type[ElastrainError], word: str, monkeypatch: pytest.MonkeyPatch
+    kind: type[ElastrainError], word: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told, shown = _end_with(kind("shard 3 is gone"), monkeypatch)
     assert told == [(word, "shard 3 is gone")]
@@ -44,5 +45,5 @@ def test_what_ends_the_job_is_one_sentence_of_the_launchers_and_no_traceback_bes
 
 def test_the_scripts_own_exception_is_shown_as_python_does(monkeypatch: pytest.MonkeyPatch) -> None:
     told, shown = _end_with(ValueError("odd batch"), monkeypatch)
-    assert told == [("failed", "ValueError: odd batch")]
+    assert told == [(am.Failed, "ValueError: odd batch")]
     assert shown == ["odd batch"]

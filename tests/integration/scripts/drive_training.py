@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 import elastrain
-from elastrain import room as deciding
+from elastrain import memory_budget as deciding
 from elastrain.offload import device, hooks, mover, residency
 from elastrain.offload.engines.posix import Calls, PosixEngine
-from elastrain.runtime import room
+from elastrain.runtime import memory_keeper
 
 ME = os.environ.get("ELASTRAIN_MEMBER", "m0")
 KEPT_BYTES = 3 << 20
@@ -122,11 +122,11 @@ def main() -> None:
     parser.add_argument("--shards", action="store_true", help="all optimizer shards are on the drive")
     args = parser.parse_args()
     arm(hooks, "activations", args.faults)
-    arm(room, "shards", args.faults)
+    arm(memory_keeper, "shards", args.faults)
     die_in(args.die_in)
     if args.idle_cores is not None:
         device.IdleCores.look = lambda _: args.idle_cores  # type: ignore[method-assign]
-    room.ActivationOffload = SmallOffload  # type: ignore[misc]
+    memory_keeper.ActivationOffload = SmallOffload  # type: ignore[misc]
     if args.shards:
         chosen = deciding.choose_shards
         deciding.choose_shards = lambda held, wanted_bytes: chosen(held, 1 << 60)

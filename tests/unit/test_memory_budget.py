@@ -7,22 +7,22 @@ from dataclasses import replace
 import pytest
 
 from elastrain.errors import ConfigError
-from elastrain.placement import Holders
-from elastrain.room import (
+from elastrain.memory_budget import (
+    Fit,
     Measured,
-    Missing,
     Needs,
-    Room,
+    Shortfall,
     choose_shards,
     copy_budget,
+    fit_plan,
     held_by,
-    make_room,
     settle,
     slots_needed,
     sums_needed,
     too_small,
 )
-from elastrain.runtime.room import RoomConfig
+from elastrain.placement import Holders
+from elastrain.runtime.memory_keeper import MemoryLimit
 
 MIB = 1 << 20
 NEEDS = Needs(
@@ -36,9 +36,9 @@ NEEDS = Needs(
 )
 
 
-def room(limit_mib: int, needs: Needs = NEEDS) -> Room:
-    found = make_room(limit_mib * MIB, needs, has_disk=True, disk_bytes_per_s=1e9)
-    assert isinstance(found, Room), found.reason
+def room(limit_mib: int, needs: Needs = NEEDS) -> Fit:
+    found = fit_plan(limit_mib * MIB, needs, has_disk=True, disk_bytes_per_s=1e9)
+    assert isinstance(found, Fit), found.reason
     return found
 
 
@@ -58,12 +58,12 @@ def test_activations_leave_before_shards_do() -> None:
 
 
 def test_the_smallest_limit_that_works_is_the_one_that_the_sentence_asks_for() -> None:
-    missing = make_room(150 * MIB, NEEDS, has_disk=True, disk_bytes_per_s=1e9)
-    assert isinstance(missing, Missing)
+    missing = fit_plan(150 * MIB, NEEDS, has_disk=True, disk_bytes_per_s=1e9)
+    assert isinstance(missing, Shortfall)
     assert missing.missing_bytes == 25 * MIB
     assert "25 MiB too small for this plan: 175 MiB are needed with activations" in missing.reason
     assert "nobody has measured yet" not in missing.reason
-    early = make_room(
+    early = fit_plan(
         150 * MIB, replace(NEEDS, activations_bytes=0, is_measured=False), has_disk=True, disk_bytes_per_s=1e9
     )
     assert "and more for saved activations, which nobody has measured yet, 150 MiB allowed" in early.reason
@@ -72,17 +72,17 @@ def test_the_smallest_limit_that_works_is_the_one_that_the_sentence_asks_for() -
 
 
 def test_a_directory_without_a_limit_is_refused() -> None:
-    assert RoomConfig.of(None, ()) is None
+    assert MemoryLimit.of(None, ()) is None
     with pytest.raises(ConfigError, match=r"/ssd is for what a memory limit leaves no room for: give one too"):
-        RoomConfig.of(None, ("/ssd",))
+        MemoryLimit.of(None, ("/ssd",))
 
 
 def test_without_a_disk_everything_has_to_fit() -> None:
-    missing = make_room(399 * MIB, NEEDS, has_disk=False, disk_bytes_per_s=1e9)
-    assert isinstance(missing, Missing)
+    missing = fit_plan(399 * MIB, NEEDS, has_disk=False, disk_bytes_per_s=1e9)
+    assert isinstance(missing, Shortfall)
     assert missing.missing_bytes == MIB
     assert "--offload-dir" in missing.reason
-    assert isinstance(make_room(400 * MIB, NEEDS, has_disk=False, disk_bytes_per_s=1e9), Room)
+    assert isinstance(fit_plan(400 * MIB, NEEDS, has_disk=False, disk_bytes_per_s=1e9), Fit)
 
 
 def test_before_a_pass_was_measured_shards_leave_what_they_can_to_activations() -> None:
@@ -153,16 +153,16 @@ def test_backups_go_to_disk_first_and_no_more_than_needed() -> None:
     assert reason == "2 shards held as a backup and 1 as primary are on disk"
 
 
-FITS = Room(activations_bytes=40 * MIB, shards_on_disk_bytes=3 * MIB, reason="it fits")
+FITS = Fit(activations_bytes=40 * MIB, shards_on_disk_bytes=3 * MIB, reason="it fits")
 
 
 @pytest.mark.parametrize(
-    "estimate", [Missing(missing_bytes=1, reason="?"), replace(FITS, shards_on_disk_bytes=9 * MIB)]
+    "estimate", [Shortfall(missing_bytes=1, reason="?"), replace(FITS, shards_on_disk_bytes=9 * MIB)]
 )
-def test_what_was_measured_to_fit_is_not_refused_and_no_shard_leaves_for_an_estimate(estimate: Room | Missing) -> None:
+def test_what_was_measured_to_fit_is_not_refused_and_no_shard_leaves_for_an_estimate(estimate: Fit | Shortfall) -> None:
     measured = Measured(peak_bytes=190 * MIB, activations_bytes=30 * MIB)
     settled = settle(200 * MIB, FITS, estimate, measured)
-    assert isinstance(settled, Room)
+    assert isinstance(settled, Fit)
     assert (settled.activations_bytes, settled.shards_on_disk_bytes) == (40 * MIB, 3 * MIB)
     assert settled.reason == "190 MiB of 200 MiB were held in the last step: it fits as it is"
     assert settle(189 * MIB, FITS, estimate, measured) is estimate, "the step took more than it may"

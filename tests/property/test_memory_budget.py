@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrain.fold import Fold, absorb
+from elastrain.memory_budget import Fit, Needs, Shortfall, choose_shards, fit_plan, held_by, slots_needed
 from elastrain.placement import Holders
-from elastrain.room import Missing, Needs, Room, choose_shards, held_by, make_room, slots_needed
 
 sizes = st.integers(0, 1 << 34)
 
@@ -32,12 +32,12 @@ def needs(draw: st.DrawFn) -> Needs:
 def test_what_stays_fits_into_the_limit_and_nothing_leaves_without_need(
     limit: int, needs: Needs, has_disk: bool
 ) -> None:
-    found = make_room(limit, needs, has_disk=has_disk, disk_bytes_per_s=1e9)
-    if isinstance(found, Missing):
+    found = fit_plan(limit, needs, has_disk=has_disk, disk_bytes_per_s=1e9)
+    if isinstance(found, Shortfall):
         assert found.missing_bytes > 0
-        assert isinstance(make_room(limit + found.missing_bytes, needs, has_disk=has_disk, disk_bytes_per_s=1e9), Room)
-        less = make_room(limit + found.missing_bytes - 1, needs, has_disk=has_disk, disk_bytes_per_s=1e9)
-        assert isinstance(less, Missing)
+        assert isinstance(fit_plan(limit + found.missing_bytes, needs, has_disk=has_disk, disk_bytes_per_s=1e9), Fit)
+        less = fit_plan(limit + found.missing_bytes - 1, needs, has_disk=has_disk, disk_bytes_per_s=1e9)
+        assert isinstance(less, Shortfall)
         return
     kept_shards = needs.shards_bytes - found.shards_on_disk_bytes
     assert needs.fixed_bytes + kept_shards + found.activations_bytes <= limit
@@ -51,10 +51,10 @@ def test_what_stays_fits_into_the_limit_and_nothing_leaves_without_need(
 
 @given(limit=st.integers(1, 1 << 36), needs=needs(), more=sizes)
 def test_a_higher_limit_never_leaves_less_in_memory(limit: int, needs: Needs, more: int) -> None:
-    small = make_room(limit, needs, has_disk=True, disk_bytes_per_s=1e9)
-    large = make_room(limit + more, needs, has_disk=True, disk_bytes_per_s=1e9)
-    if isinstance(small, Room):
-        assert isinstance(large, Room)
+    small = fit_plan(limit, needs, has_disk=True, disk_bytes_per_s=1e9)
+    large = fit_plan(limit + more, needs, has_disk=True, disk_bytes_per_s=1e9)
+    if isinstance(small, Fit):
+        assert isinstance(large, Fit)
         assert large.activations_bytes >= small.activations_bytes
         assert large.shards_on_disk_bytes <= small.shards_on_disk_bytes
 
@@ -62,8 +62,8 @@ def test_a_higher_limit_never_leaves_less_in_memory(limit: int, needs: Needs, mo
 @given(limit=st.integers(1, 1 << 36), needs=needs())
 def test_a_bigger_need_never_makes_room(limit: int, needs: Needs) -> None:
     bigger = replace(needs, gradients_bytes=needs.gradients_bytes + 1)
-    if isinstance(make_room(limit, needs, has_disk=True, disk_bytes_per_s=1e9), Missing):
-        assert isinstance(make_room(limit, bigger, has_disk=True, disk_bytes_per_s=1e9), Missing)
+    if isinstance(fit_plan(limit, needs, has_disk=True, disk_bytes_per_s=1e9), Shortfall):
+        assert isinstance(fit_plan(limit, bigger, has_disk=True, disk_bytes_per_s=1e9), Shortfall)
 
 
 @given(runs=st.integers(1, 40), data=st.data())

@@ -44,7 +44,7 @@ class Needs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class Fit:
     """The plan fits, if saved activations get at most `activations_bytes` and so much of the shards leaves."""
 
     activations_bytes: int
@@ -53,14 +53,14 @@ class Room:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Missing:
+class Shortfall:
     """The plan does not fit, whatever leaves."""
 
     missing_bytes: int
     reason: str
 
 
-def make_room(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_s: float) -> Room | Missing:
+def fit_plan(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_s: float) -> Fit | Shortfall:
     """What stays in memory under `limit_bytes`: less and less of the activations, then of the shards, then it is said.
 
     Where not everything stays and nobody has measured activations yet, they get what all shards can leave them.
@@ -69,7 +69,7 @@ def make_room(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_
     left_bytes = limit_bytes - needs.fixed_bytes
     if needs.shards_bytes + needs.activations_bytes <= left_bytes:
         reason = f"{_mib(needs.total_bytes)} of {_mib(limit_bytes)} are needed: everything stays in memory"
-        return Room(activations_bytes=left_bytes - needs.shards_bytes, shards_on_disk_bytes=0, reason=reason)
+        return Fit(activations_bytes=left_bytes - needs.shards_bytes, shards_on_disk_bytes=0, reason=reason)
     least_bytes = needs.shards_least_bytes + needs.activations_least_bytes
     if not has_disk or least_bytes > left_bytes:
         return _missing(limit_bytes, needs, has_disk=has_disk)
@@ -78,7 +78,7 @@ def make_room(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_
     kept_activations_bytes = left_bytes - kept_shards_bytes
     shards_out_bytes = needs.shards_bytes - kept_shards_bytes
     activations_out_bytes = max(0, needs.activations_bytes - kept_activations_bytes)
-    return Room(
+    return Fit(
         activations_bytes=kept_activations_bytes,
         shards_on_disk_bytes=shards_out_bytes,
         reason=f"{_mib(needs.total_bytes)} are needed and {_mib(limit_bytes)} allowed: "
@@ -94,15 +94,15 @@ class Measured:
     activations_bytes: int
 
 
-def settle(limit_bytes: int, last: Room, decided: Room | Missing, measured: Measured) -> Room | Missing:
+def settle(limit_bytes: int, last: Fit, decided: Fit | Shortfall, measured: Measured) -> Fit | Shortfall:
     """What to do after a step, when `decided` was estimated anew: what was measured to fit goes before estimates.
 
     Then nothing is refused, and no shard leaves; activations get what was left.
     """
-    more_leaves = isinstance(decided, Missing) or decided.shards_on_disk_bytes > last.shards_on_disk_bytes
+    more_leaves = isinstance(decided, Shortfall) or decided.shards_on_disk_bytes > last.shards_on_disk_bytes
     if measured.peak_bytes > limit_bytes or not more_leaves:
         return decided
-    return Room(
+    return Fit(
         activations_bytes=measured.activations_bytes + limit_bytes - measured.peak_bytes,
         shards_on_disk_bytes=last.shards_on_disk_bytes,
         reason=f"{_mib(measured.peak_bytes)} of {_mib(limit_bytes)} were held in the last step: it fits as it is",
@@ -122,7 +122,7 @@ def _leaving(activations_bytes: int, shards_bytes: int, disk_bytes_per_s: float)
     return " and ".join(parts)
 
 
-def _missing(limit_bytes: int, needs: Needs, *, has_disk: bool) -> Missing:
+def _missing(limit_bytes: int, needs: Needs, *, has_disk: bool) -> Shortfall:
     least_bytes = needs.fixed_bytes + needs.shards_least_bytes + needs.activations_least_bytes
     wanted_bytes = least_bytes if has_disk else needs.total_bytes
     missing_bytes = wanted_bytes - limit_bytes
@@ -132,7 +132,7 @@ def _missing(limit_bytes: int, needs: Needs, *, has_disk: bool) -> Missing:
         else "and there is no directory on an SSD to move anything to (--offload-dir)"
     )
     unknown = "" if needs.is_measured else ", and more for saved activations, which nobody has measured yet"
-    return Missing(
+    return Shortfall(
         missing_bytes=missing_bytes,
         reason=f"a member's memory limit is {_mib(missing_bytes)} too small for this plan: {_mib(wanted_bytes)} are "
         f"needed {how}{unknown}, {_mib(limit_bytes)} allowed; smaller micro-batches would change the bits: raise the "

@@ -1,4 +1,4 @@
-"""Keeps a member within its memory limit: measures, asks `elastrain.room`, and lets leave what has to.
+"""Keeps a member within its memory limit: measures, asks `elastrain.memory_budget`, and lets leave what has to.
 
 The engine's thread measures and decides, after every step and whenever a view is in order; the main thread enters
 `computing()` around each micro-batch. No decision is made here.
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from elastrain import room
+from elastrain import memory_budget as budget
 from elastrain.errors import ConfigError, NoRoomError
 from elastrain.fold import Node, leaves
 from elastrain.ledger import BEHIND_BYTES
@@ -48,31 +48,31 @@ WORTH_TELLING = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoomConfig:
+class MemoryLimit:
     """`limit_bytes` is what this process may hold in memory; `directories` are on SSDs, empty for none."""
 
     limit_bytes: int
     directories: tuple[str, ...] = ()
 
     @staticmethod
-    def of(limit_bytes: int | None, directories: tuple[str, ...]) -> RoomConfig | None:
+    def of(limit_bytes: int | None, directories: tuple[str, ...]) -> MemoryLimit | None:
         """None without a limit. Raises ConfigError for directories without one: nothing would ever go there."""
         if limit_bytes is None and directories:
             raise ConfigError(
                 f"{directories[0]} is for what a memory limit leaves no room for: give one too (--memory-limit), or "
                 "leave the directory out (--offload-dir)"
             )
-        return None if limit_bytes is None else RoomConfig(limit_bytes=limit_bytes, directories=directories)
+        return None if limit_bytes is None else MemoryLimit(limit_bytes=limit_bytes, directories=directories)
 
     def __post_init__(self) -> None:
         if self.limit_bytes <= 0:
             raise ConfigError(f"memory_limit must be a positive number of bytes; got {self.limit_bytes}")
 
 
-class RoomKeeper:
+class MemoryKeeper:
     """One member's memory. Raises ConfigError if a directory can not be used."""
 
-    def __init__(self, config: RoomConfig, *, me: str, executor: Executor, mesh: Mesh, journal: Journal) -> None:
+    def __init__(self, config: MemoryLimit, *, me: str, executor: Executor, mesh: Mesh, journal: Journal) -> None:
         give_freed_memory_back()
         self._config = config
         self._me = me
@@ -80,9 +80,9 @@ class RoomKeeper:
         self._journal = journal
         self._meter = PeakMeter(mesh.shared_bytes)
         self._base_bytes: deque[int] = deque(maxlen=MEASURED_STEPS)
-        self._last: room.Room | None = None
-        self._held: tuple[room.Held, ...] = ()
-        self._needs: room.Needs | None = None
+        self._last: budget.Fit | None = None
+        self._held: tuple[budget.Held, ...] = ()
+        self._needs: budget.Needs | None = None
         self._steps_in_view = self._measured_steps = self._expected_bytes = 0
         self._share = 1
         self._offload: ActivationOffload | None = None
@@ -121,7 +121,7 @@ class RoomKeeper:
         except LimitTooSmallError as error:
             raise NoRoomError(
                 f"member {self._me}: "
-                + room.too_small(
+                + budget.too_small(
                     self._config.limit_bytes,
                     needed_bytes=error.smallest_bytes,
                     left_bytes=error.limit_bytes,
@@ -139,11 +139,11 @@ class RoomKeeper:
         own = frozenset(node for partials in core.attempt.own for node in partials.nodes)
         is_checked = core.attempt.recomputes > 0 or shape.cross_check_every > 0
         slots = max(
-            room.slots_needed(shape.runs, (), plan(view.ids, shape.runs)[self._me], is_checked=is_checked),
-            room.slots_needed(shape.runs, own, _left_to_do(recovery.runs[self._me], own)),
+            budget.slots_needed(shape.runs, (), plan(view.ids, shape.runs)[self._me], is_checked=is_checked),
+            budget.slots_needed(shape.runs, own, _left_to_do(recovery.runs[self._me], own)),
         )
         moments = self._executor.states.moments() or ASSUMED_MOMENTS
-        self._held = room.held_by(
+        self._held = budget.held_by(
             self._me, (core.now, core.goal), shape.sizes, moments=moments, masters=self._executor.model.has_masters
         )
         expected_bytes = slots * self._executor.slot_bytes + self._sums_bytes(len(view.members))
@@ -154,7 +154,7 @@ class RoomKeeper:
             gradients_bytes = held_bytes + max(0, expected_bytes - self._expected_bytes)
         self._expected_bytes, self._steps_in_view = expected_bytes, 0
         least_bytes = max(*shape.sizes, sum(shape.sizes) // COPY_SHARE)
-        core.copy_budget_bytes = room.copy_budget(
+        core.copy_budget_bytes = budget.copy_budget(
             self._config.limit_bytes,
             self._needs_with(gradients_bytes),
             members=len(view.members),
@@ -182,7 +182,7 @@ class RoomKeeper:
         gradients_bytes = self._needs.gradients_bytes
         if self._steps_in_view >= SETTLED_STEPS:
             gradients_bytes = min(gradients_bytes, self._executor.gradients_bytes())
-        self._decide(gradients_bytes, room.Measured(peak_bytes=peak_bytes, activations_bytes=activations_bytes))
+        self._decide(gradients_bytes, budget.Measured(peak_bytes=peak_bytes, activations_bytes=activations_bytes))
 
     def close(self) -> None:
         """Give the space on disk back; states that lie there are gone."""
@@ -197,27 +197,27 @@ class RoomKeeper:
         """As a primary: sums on the way, scratch of updates. As a backup: kept gradients of two steps, scratch."""
         primary_bytes = sum(each.parameters_bytes for each in self._held if each.is_primary)
         backup_bytes = sum(each.parameters_bytes for each in self._held if not each.is_primary)
-        return (1 + room.sums_needed(members)) * primary_bytes + 2 * backup_bytes + BEHIND_BYTES
+        return (1 + budget.sums_needed(members)) * primary_bytes + 2 * backup_bytes + BEHIND_BYTES
 
-    def _decide(self, gradients_bytes: int, measured: room.Measured | None = None) -> None:
+    def _decide(self, gradients_bytes: int, measured: budget.Measured | None = None) -> None:
         """`measured` is a step under the present plan; None when the plan is a new one."""
         self._needs = needs = self._needs_with(gradients_bytes)
         limit_bytes = self._config.limit_bytes
-        decided = room.make_room(
+        decided = budget.fit_plan(
             limit_bytes,
             needs,
             has_disk=bool(self._devices),
             disk_bytes_per_s=sum(device.rate_bytes_per_s() for device in self._devices) or 1.0,
         )
         if measured is not None and self._last is not None:
-            decided = room.settle(limit_bytes, self._last, decided, measured)
-        if isinstance(decided, room.Missing):
+            decided = budget.settle(limit_bytes, self._last, decided, measured)
+        if isinstance(decided, budget.Shortfall):
             self._journal.write("no_room", reason=decided.reason, **asdict(needs))
             raise NoRoomError(f"member {self._me}: {decided.reason}")
         if measured is None or self._is_news(decided) or self._share != self._share_of_activations():
             self._carry_out(decided, needs)
 
-    def _needs_with(self, gradients_bytes: int) -> room.Needs:
+    def _needs_with(self, gradients_bytes: int) -> budget.Needs:
         executor = self._executor
         base_bytes = max(self._base_bytes, default=max(0, self._meter.now_bytes - executor.memory_bytes()))
         saved_bytes = largest_bytes = 0
@@ -226,7 +226,7 @@ class RoomKeeper:
             largest_bytes = max((each.size_bytes for each in last.lifetimes), default=0)
         shards_bytes = sum(each.leaves_bytes for each in self._held)
         largest_shard_bytes = max((each.leaves_bytes for each in self._held), default=0)
-        return room.Needs(
+        return budget.Needs(
             base_bytes=base_bytes,
             parameters_bytes=executor.model.nbytes,
             gradients_bytes=gradients_bytes,
@@ -237,7 +237,7 @@ class RoomKeeper:
             is_measured=self._measured_steps > 0,
         )
 
-    def _is_news(self, decided: room.Room) -> bool:
+    def _is_news(self, decided: budget.Fit) -> bool:
         """Within a view, memory is given back to activations only where it is worth it, and to shards never."""
         last = self._last
         if last is None or decided.shards_on_disk_bytes > last.shards_on_disk_bytes:
@@ -252,9 +252,9 @@ class RoomKeeper:
         """
         return 1 if self._measured_steps >= SETTLED_STEPS else 2
 
-    def _carry_out(self, decided: room.Room, needs: room.Needs) -> None:
+    def _carry_out(self, decided: budget.Fit, needs: budget.Needs) -> None:
         self._last = decided
-        outside, which = room.choose_shards(self._held, decided.shards_on_disk_bytes)
+        outside, which = budget.choose_shards(self._held, decided.shards_on_disk_bytes)
         reason = f"{decided.reason}; {which}" if outside else decided.reason
         self._executor.keep_outside(self._devices, outside)
         if self._offload is not None:
