@@ -1,9 +1,12 @@
-"""Settings for every test: the profile of the property tests, and whole lines on standard error."""
+"""Settings for every test: the profile of the property tests, whole lines on standard error, seconds per folder."""
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # The same examples in every run: a failure is a fault of the code, never of the day. No deadline: machines are shared.
@@ -14,3 +17,26 @@ settings.load_profile("house")
 
 # Unbuffered, Python writes a line of standard error in pieces, and what other processes write comes between.
 os.environ.pop("PYTHONUNBUFFERED", None)
+
+BUDGETS_S = {"unit": 50, "property": 30, "sim": 60, "contract": 80, "integration": 380}
+"""Seconds that each folder may take on two quiet cores, ten minutes together."""
+
+_seconds: dict[str, float] = defaultdict(float)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    folder = Path(report.nodeid.partition("::")[0]).parts[1:2]
+    _seconds["/".join(folder)] += report.duration
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What each folder took beside its budget. Nothing fails for it: a busy machine says nothing about the tests."""
+    told = [(folder, _seconds[folder], budget_s) for folder, budget_s in BUDGETS_S.items() if folder in _seconds]
+    if sum(seconds for _, seconds, _ in told) < 10:
+        return
+    terminalreporter.section("seconds per folder, of its budget")
+    for folder, seconds, budget_s in told:
+        over = "" if seconds <= budget_s else "  over"
+        terminalreporter.write_line(f"{folder:<12}{seconds:>7.0f} of {budget_s:>4}{over}")
+    whole = sum(seconds for _, seconds, _ in told), sum(budget_s for _, _, budget_s in told)
+    terminalreporter.write_line(f"{'together':<12}{whole[0]:>7.0f} of {whole[1]:>4}")

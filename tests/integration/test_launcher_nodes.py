@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tests.contract.etcd_tools import add_users, make_certificates, respawn, tls
 from tests.integration.launcher_harness import _in_sessions, until
 from tests.integration.nodes_harness import ELASTRAIN, NodesJob
 from tests.integration.training import SCRIPT, assert_equal_to_undisturbed, environment
+from tests.support import warm
 
 pytestmark = pytest.mark.slow
 ARGUMENTS = ("--steps", "60", "--backups", "1")
@@ -301,7 +301,7 @@ def test_same_exception_on_members_of_two_nodes_ends_the_job_with_its_traceback_
 def refused(tmp_path: Path, *options: str, name: str = "refused") -> str:
     """The one sentence that a wrong command ends with."""
     command = [*ELASTRAIN, "run", *options, "--run-dir", str(tmp_path / name), str(SCRIPT), *ARGUMENTS]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=90)
+    done = warm.run(command, env=environment(), capture_output=True, text=True, timeout=90)
     assert done.returncode in (1, 2), done.stderr
     assert "Traceback" not in done.stderr
     assert "Handshake" not in done.stderr  # gRPC's own words
@@ -386,7 +386,7 @@ def test_what_scripts_are_told_about_several_nodes(tmp_path: Path) -> None:
         "pathlib.Path(sys.argv[1], 'rank' + told['RANK']).write_text(json.dumps(told))\n"
     )
     command = [*ELASTRAIN, "run", "--local-nodes", "2", "--nproc-per-node", "2", "--run-dir", str(tmp_path / "run")]
-    done = subprocess.run(
+    done = warm.run(
         [*command, str(script), str(tmp_path)], env=environment(), capture_output=True, text=True, timeout=40
     )
     assert done.returncode == 0, done.stderr
@@ -410,6 +410,6 @@ def test_node_whose_script_ends_before_the_agents_have_met_is_not_lost(tmp_path:
     script.write_text("import os, time\ntime.sleep(2.0 * int(os.environ['GROUP_RANK']))\n")
     command = [*ELASTRAIN, "run", "--local-nodes", "2", "--nproc-per-node", "1", "--run-dir", str(tmp_path / "run")]
     paths = {**environment(), "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([*command, str(script)], env=paths, capture_output=True, text=True, timeout=40)
+    done = warm.run([*command, str(script)], env=paths, capture_output=True, text=True, timeout=40)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("every worker's script has ended") == 2

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.integration.launcher_harness import Launched
+from tests.support import warm
 
 ELASTRAIN = [sys.executable, "-m", "elastrain.launcher"]
 
@@ -59,7 +59,7 @@ def test_a_vocabulary_made_of_a_set_of_words_is_the_same_in_every_worker(tmp_pat
     for number, seed in enumerate(({}, {}, {"PYTHONHASHSEED": "7"})):
         folder = ["--run-dir", str(tmp_path / f"run{number}")]
         started = [*command, *folder, str(script(tmp_path, text)), str(tmp_path)]
-        subprocess.run(started, env={**unset, **seed}, check=True, timeout=60)
+        warm.run(started, env={**unset, **seed}, check=True, timeout=60)
         orders.append({(tmp_path / str(rank)).read_text() for rank in range(3)})
     assert [len(order) for order in orders] == [1, 1, 1]
     assert orders[0] == orders[1], "another run of the script"
@@ -133,7 +133,7 @@ def test_exit_code_of_a_script_that_fails_is_not_zero_and_said(tmp_path: Path) -
 )
 def test_wrong_input_ends_in_one_sentence_and_exit_code_2(tmp_path: Path, flags: list[str], sentence: str) -> None:
     env = {**os.environ, "ELASTRAIN_HOME": str(tmp_path)}
-    done = subprocess.run([*ELASTRAIN, "run", *flags], capture_output=True, text=True, timeout=90, env=env)
+    done = warm.run([*ELASTRAIN, "run", *flags], capture_output=True, text=True, timeout=90, env=env)
     assert done.returncode == 2
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
@@ -144,7 +144,7 @@ def test_faults_file_is_checked_before_anything_starts(tmp_path: Path) -> None:
     faults = tmp_path / "faults"
     faults.write_text("kill --target member:m1 --at step=1\nkill --target member:m1 --at phase=lunch\n")
     command = [*ELASTRAIN, "run", "--run-dir", str(tmp_path / "run"), "--faults", str(faults), __file__]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    done = warm.run(command, capture_output=True, text=True, timeout=90)
     assert done.returncode == 2
     assert f"{faults}, line 2: unknown phase 'lunch'" in done.stderr
     assert not (tmp_path / "run").exists()
@@ -167,7 +167,7 @@ def test_nothing_is_written_outside_the_runs_folder(tmp_path: Path) -> None:
         folder.mkdir()
     env = {**os.environ, "TMPDIR": str(temporary), "HOME": str(home), "ELASTRAIN_HOME": ""}
     command = [*ELASTRAIN, "run", "--run-dir", str(run), "--tee", "3", str(script(tmp_path, "print('hello')"))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=env)
+    done = warm.run(command, capture_output=True, text=True, timeout=90, env=env)
     assert (done.returncode, done.stdout) == (0, "[m0] hello\n")
     assert not list(temporary.iterdir())
     assert not list(home.iterdir())

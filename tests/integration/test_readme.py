@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.training import ROOT, environment
+from tests.support import warm
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +44,7 @@ def _right_hand(block: str) -> str:
 def _run(script: str, folder: Path, **inherited: str) -> subprocess.CompletedProcess[str]:
     path = folder / "snippet.py"
     path.write_text(script.replace("1000", "3"))
-    return subprocess.run(
+    return warm.run(
         [sys.executable, str(path)],
         env=environment(**inherited),
         capture_output=True,
@@ -100,7 +101,7 @@ def test_the_one_line_of_offload_works_after_import_elastrain_alone(tmp_path: Pa
 
 def _flags_of(command: str) -> set[str]:
     """As its help shows them."""
-    shown = subprocess.run(
+    shown = warm.run(
         [sys.executable, "-m", "elastrain.launcher", *command.split(), "--help"],
         env={**environment(), "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
         capture_output=True,

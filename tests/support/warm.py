@@ -198,7 +198,7 @@ def _can_be_warm(arguments: Sequence[str], environment: dict[str, str]) -> bool:
         return False
     seen = {name: value for name, value in {**_AT_IMPORT, **THERE}.items() if _is_read_at_start(name)}
     wanted = {**NO_SEED, **{name: value for name, value in environment.items() if _is_read_at_start(name)}}
-    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+    paths = environment.get("PYTHONPATH", str(ROOT)).split(os.pathsep)
     return wanted == seen and str(ROOT) in paths and _size(arguments, environment) < _PADDING_BYTES
 
 
@@ -359,7 +359,7 @@ def _body(arguments: list[str]) -> Callable[[], None]:
     main.__dict__.update(__builtins__=__import__("builtins"), __spec__=None, __annotations__={})
     what, rest = arguments[0], arguments[1:]
     sys.path[:] = [path for path in sys.path if path not in ("", str(ROOT))]
-    sys.path[:0] = [path for path in os.environ["PYTHONPATH"].split(os.pathsep) if path]
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if what == "-m":
         sys.argv = rest
         sys.path.insert(0, os.getcwd())
