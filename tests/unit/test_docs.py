@@ -12,7 +12,7 @@ from docs import machines
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-TEXTS = [*PAGES, ROOT / "README.md"]
+TEXTS = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"))]
 WORDS_MAX = 120
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"(?<![\w/.])((?:[\w.-]+/)*[\w-]+\.py)\b")
