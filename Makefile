@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DOCS   := $(VENV)/.installed-docs
-FOLDERS := elastrain comm snapshot offload launcher tests experiments docs
+FOLDERS := elastrain comm snapshot offload launcher tests experiments examples docs
 # One intra-op thread per process: the bits depend on it, and tests run several processes on few cores.
 export OMP_NUM_THREADS := 1
 export PYTHONHASHSEED := 0
