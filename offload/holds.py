@@ -92,7 +92,7 @@ class Holds:
 
     def _let_go(self, returned: Sequence[Hold]) -> None:
         for hold in returned:
-            if hold.is_shared and not hold.record.pinned:
+            if hold.is_shared and not hold.record.origin.pinned:
                 self._mover.compare(hold.record, hold.storage)
         if returned:
             with self._lock:

@@ -41,6 +41,7 @@ from elastrain.offload.manager import SpillManager
 from elastrain.offload.modules import ModuleTrail, TrailHooks, untraced
 from elastrain.offload.planner import Planner
 from elastrain.offload.profile import Occupancy, Profile, ProfileFile, default_file
+from elastrain.offload.records import Origin
 from elastrain.offload.sharing import shared
 from elastrain.offload.stats import OffloadStats
 
@@ -239,14 +240,8 @@ class ActivationOffload:
         # Saving wakes a thread that wants the interpreter: no call of torch, which would give it away, comes after it.
         storage, operator, record = tensor.untyped_storage(), running_operator(), record_of(tensor, pinned=pinned)
         if record is None or not manager.share(record, storage, operator):
-            record = manager.save(
-                storage,
-                version=tensor._version,
-                dtype=str(tensor.dtype),
-                module=module,
-                pinned=pinned,
-                operator=operator,
-            )
+            origin = Origin(storage, version=tensor._version, dtype=str(tensor.dtype), module=module, pinned=pinned)
+            record = manager.save(storage, origin, operator)
             remember(tensor, record)
         return SpillHandle(record, view, watch, manager.release)
 

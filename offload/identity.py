@@ -157,9 +157,9 @@ def record_of(tensor: torch.Tensor, *, pinned: bool) -> SpillRecord | None:
     """The record under which this storage was saved before: at this very version, or it is pinned as is asked for."""
     reference: weakref.ref[SpillRecord] | None = getattr(tensor.untyped_storage(), _RECORD, None)
     record = reference() if reference is not None else None
-    if record is None or record.pinned != pinned:
+    if record is None or record.origin.pinned != pinned:
         return None
-    return record if pinned or record.version == tensor._version else None
+    return record if pinned or record.origin.version == tensor._version else None
 
 
 def remember(tensor: torch.Tensor, record: SpillRecord) -> None:

@@ -75,9 +75,9 @@ class Mover:
                 device, request = _io_of(record)
                 device.queue.cancel(request)
             case residency.FreeSlot():
-                if record.device is not None and record.copy is not None:
-                    record.device.free(record.copy.slot)
-                record.copy = None
+                if record.disk.device is not None and record.disk.copy is not None:
+                    record.disk.device.free(record.disk.copy.slot)
+                record.disk.copy = None
 
     def raise_write_fault(self, *, full_too: bool = False) -> None:
         """Raise what a device did not take, once. A full device only matters (`full_too`) where a limit is passed."""
@@ -93,13 +93,13 @@ class Mover:
     def _start_write(self, record: SpillRecord) -> None:
         device = min(self._devices, key=lambda each: _done_after(each, record.size_bytes))
         device.queued_bytes += record.size_bytes
-        record.device, record.spilled = device, True
+        record.disk.device, record.disk.was_written = device, True
         self.spilled_bytes += record.size_bytes
-        record.request = device.queue.submit(Urgency.WRITE, partial(self._write, record))
+        record.disk.request = device.queue.submit(Urgency.WRITE, partial(self._write, record))
 
     def _write(self, record: SpillRecord, request: IoRequest) -> None:
         """In a device's thread: the record is in a state that holds its memory until this has reported."""
-        device, storage = record.device, record.storage
+        device, storage = record.disk.device, record.storage
         assert device is not None and storage is not None
         event: residency.Event = residency.WriteDone()
         copy, fault = None, None
@@ -107,7 +107,7 @@ class Mover:
         try:
             if request.cancelled:
                 raise EndedEarlyError
-            copy = transfer.write(device, storage, record.ready, lambda: request.cancelled, kind=record.kind)
+            copy = transfer.write(device, storage, record.ready, lambda: request.cancelled, kind=record.origin.kind)
         except EndedEarlyError:
             event = residency.WriteCancelled()
         except SpillWriteError as known:
@@ -130,16 +130,16 @@ class Mover:
 
         What somebody else holds can be changed at any moment while it is written, in ways that no version tells.
         """
-        device, storage, looked_at = record.device, record.storage, record.looked_at
+        device, storage, looked_at = record.disk.device, record.storage, record.disk.compared
         assert device is not None and storage is not None
         if copy is not None and may_change and not transfer.is_same(device, copy, storage, record.ready):
             event = residency.Outdated()
         del storage
         with self._lock:
-            if may_change and copy is not None and record.looked_at != looked_at:
+            if may_change and copy is not None and record.disk.compared != looked_at:
                 return False
             device.queued_bytes -= record.size_bytes
-            record.copy = copy
+            record.disk.copy = copy
             if fault is not None:
                 self._write_failed(record, fault)
             self.apply(record, event)
@@ -153,26 +153,26 @@ class Mover:
         """
         with self._lock:
             record.ready = transfer.ready_event(storage)
-            record.looked_at += 1
-            device, copy = record.device, record.copy
+            record.disk.compared += 1
+            device, copy = record.disk.device, record.disk.copy
         if device is None or copy is None or transfer.is_same(device, copy, storage, record.ready):
             return
         with self._lock:
-            if record.copy is copy:
-                record.newer = storage
+            if record.disk.copy is copy:
+                record.disk.newer = storage
                 self._renew(record)
 
     def _renew(self, record: SpillRecord) -> None:
         """The memory counts instead of an outdated copy, as soon as that is not being read any more."""
-        if record.newer is None or record.state is State.READING:
+        if record.disk.newer is None or record.state is State.READING:
             return
-        newer, record.newer = record.newer, None
+        newer, record.disk.newer = record.disk.newer, None
         if record.state in (State.SPILLED, State.RELOADED, State.FAILED):
             record.storage = newer
             self.apply(record, residency.Outdated())
 
     def _write_failed(self, record: SpillRecord, fault: SpillWriteError) -> None:
-        record.fault = fault
+        record.disk.fault = fault
         if str(fault) not in self.faults:
             self.faults.append(str(fault))
         if self._write_fault is None or isinstance(self._write_fault, NoSpaceError):
@@ -181,7 +181,7 @@ class Mover:
     # Reading.
 
     def _start_read(self, record: SpillRecord, *, urgent: bool) -> None:
-        device, copy = record.device, record.copy
+        device, copy = record.disk.device, record.disk.copy
         assert device is not None and copy is not None
         try:
             record.storage = self._take(record, copy)
@@ -192,11 +192,11 @@ class Mover:
             return  # reading ahead is a wish
         record.watched.append(self._account.watch(record.storage))
         urgency = Urgency.DEMAND if urgent else Urgency.PREFETCH
-        record.request = device.queue.submit(urgency, partial(self._read, record))
+        record.disk.request = device.queue.submit(urgency, partial(self._read, record))
 
     def _read(self, record: SpillRecord, request: IoRequest) -> None:
         """In a device's thread: the record is in a state that holds its memory until this has reported."""
-        device, copy, storage = record.device, record.copy, record.storage
+        device, copy, storage = record.disk.device, record.disk.copy, record.storage
         assert device is not None and copy is not None and storage is not None
         event: residency.Event = residency.ReadDone()
         fault: OffloadError | None = None
@@ -212,7 +212,7 @@ class Mover:
             event, fault = residency.ReadFailed(), SpillReadError(f"{device.engine.name}: {unknown!r}")
         del storage
         with self._lock:
-            record.fault = fault
+            record.disk.fault = fault
             if fault is not None:
                 self.faults.append(str(fault))
             self.apply(record, event)
@@ -226,8 +226,9 @@ def again(fault: OffloadError) -> OffloadError:
 
 
 def _io_of(record: SpillRecord) -> tuple[Device, IoRequest]:
-    assert record.device is not None and record.request is not None
-    return record.device, record.request
+    device, request = record.disk.device, record.disk.request
+    assert device is not None and request is not None
+    return device, request
 
 
 def _done_after(device: Device, size_bytes: int) -> tuple[float, int]:

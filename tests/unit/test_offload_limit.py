@@ -12,6 +12,7 @@ from elastrain.offload.device import Device
 from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.manager import SpillManager
 from elastrain.offload.planner import Planner
+from elastrain.offload.records import Origin, SpillRecord
 from elastrain.offload.residency import State
 from elastrain.offload.stats import PassProfile
 
@@ -42,12 +43,18 @@ class Interrupted(MemoryEngine):
         super().write(offset_bytes, views)
 
 
+def saved(manager: SpillManager, tensor: torch.Tensor) -> SpillRecord:
+    """As a hook does, without a graph node."""
+    storage = tensor.untyped_storage()
+    return manager.save(storage, Origin(storage, version=0, dtype="", module="", pinned=False))
+
+
 def test_a_limit_lowered_while_a_forward_waits_for_room_is_kept_not_refused() -> None:
     device = Device(Interrupted(lambda: manager.set_limit(2 * SIZE_BYTES)), threads=1)
     manager = SpillManager([device], limit_bytes=4 * SIZE_BYTES, plan=KeepsAll(4 * SIZE_BYTES), deadline_s=30.0)
     manager.begin_pass()
     records = [
-        manager.save(torch.full((SIZE_BYTES,), n, dtype=torch.uint8).untyped_storage(), version=0, dtype="", module="")
+        saved(manager, torch.full((SIZE_BYTES,), n, dtype=torch.uint8))
         for n in range(4)  # the fourth waits for the first one's write, which lowers the limit
     ]
     manager.end_forward(quietly=False)
@@ -68,7 +75,7 @@ def test_reading_ahead_follows_the_order_in_which_the_last_backward_asked() -> N
     for number in range(3):
         manager.begin_pass()
         records = [
-            manager.save(torch.empty(SIZE_BYTES, dtype=torch.uint8).untyped_storage(), version=0, dtype="", module="")
+            saved(manager, torch.empty(SIZE_BYTES, dtype=torch.uint8))
             for _ in range(4)  # each save waits until all before it are on the device
         ]
         manager.end_forward(quietly=False)
@@ -84,7 +91,7 @@ def test_reading_ahead_follows_the_order_in_which_the_last_backward_asked() -> N
     manager.close()
 
 
-def test_a_limit_that_is_set_while_the_first_forward_begins_is_that_of_the_same_keeper() -> None:
+def test_a_limit_that_is_set_while_the_first_forward_begins_is_that_of_the_same_manager() -> None:
     """Both open the devices if nobody has: one does, and the other waits."""
     opened, again = threading.Event(), threading.Event()
 

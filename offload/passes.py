@@ -1,0 +1,208 @@
+"""Passes: one forward and its backward each, with the storages that it saved and what was measured of it.
+
+The manager's lock guards all of it. No I/O, and no decision but when a pass is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from elastrain.offload.device import Device
+from elastrain.offload.planner import Planner
+from elastrain.offload.records import SpillRecord
+from elastrain.offload.residency import State
+from elastrain.offload.stats import PassProfile, Path
+
+_PATHS = {
+    State.RESIDENT: Path.KEPT,
+    State.PINNED: Path.KEPT,
+    State.WRITING: Path.FORWARDED,
+    State.FORWARDED: Path.FORWARDED,
+    State.RELOADED: Path.READ_AHEAD,
+}
+"""How a storage came back, by the state in which backward first asked for it; in all others backward waited."""
+
+
+class Measured:
+    """What is counted of one pass."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = self.largest_bytes = self.saved_bytes = 0
+        self.save_stall_s = self.need_stall_s = 0.0
+        self.timeline: list[tuple[float, int]] = []
+
+
+class Totals:
+    """What is counted over all passes."""
+
+    def __init__(self) -> None:
+        self.passes = self.saved_bytes = self.shared_bytes = 0
+        self.forwarded_bytes = self.evicted_bytes = self.peak_bytes = 0
+        self.save_stall_s = self.need_stall_s = 0.0
+
+
+class Pass:
+    """The storages of one forward, in the order of saving."""
+
+    def __init__(self, number: int, began_s: float) -> None:
+        self.number = number
+        self.began_s = began_s
+        self.records: list[SpillRecord] = []
+        self.measured = Measured()
+        # Storages that a graph can still ask for, and those of them that backward has not asked for yet.
+        self.open = self.unneeded = 0
+        # The forward is under way: what is saved belongs to this pass.
+        self.collecting = True
+        self.in_backward = False
+        # Indices of records by their turn, from when backward begins.
+        self._turns: Sequence[int] = ()
+        # No turn above it is on disk only.
+        self.ahead = -1
+
+    def begin_backward(self, turns: Sequence[int]) -> None:
+        """Note that storages are needed from now on, probably those with the highest turn first."""
+        self.in_backward, self.collecting = True, False
+        self._turns, self.ahead = turns, len(turns) - 1
+        for turn, index in enumerate(turns):
+            self.records[index].turn = turn
+
+    def in_turn(self, turn: int) -> SpillRecord:
+        """The storage that backward is to ask for then."""
+        return self.records[self._turns[turn]]
+
+    def profile(self, total_s: float) -> PassProfile:
+        """The finished pass as a value."""
+        measured = self.measured
+        return PassProfile(
+            number=self.number,
+            forward_s=max((each.course.saved_s for each in self.records), default=0.0),
+            total_s=total_s,
+            saved_bytes=measured.saved_bytes,
+            spilled_bytes=sum(each.size_bytes for each in self.records if each.disk.was_written),
+            peak_bytes=measured.peak_bytes,
+            save_stall_s=measured.save_stall_s,
+            need_stall_s=measured.need_stall_s,
+            lifetimes=tuple(each.lifetime() for each in self.records),
+            timeline=tuple(measured.timeline),
+        )
+
+
+class Passes:
+    """All passes that are not over, and whose each record is. `plan` is told of each finished pass."""
+
+    def __init__(self, devices: Sequence[Device], plan: Planner, clock: Callable[[], float]) -> None:
+        self.plan = plan
+        self.totals = Totals()
+        self._devices = devices
+        self._clock = clock
+        self._passes: list[Pass] = []
+        self._of: dict[SpillRecord, Pass] = {}
+
+    def __iter__(self) -> Iterator[Pass]:
+        return iter(self._passes)
+
+    def __contains__(self, record: object) -> bool:
+        return record in self._of
+
+    def of(self, record: SpillRecord) -> Pass:
+        """The pass that has saved it."""
+        return self._of[record]
+
+    def records(self) -> list[SpillRecord]:
+        """All storages of all passes, the first saved first."""
+        return [record for each in self._passes for record in each.records]
+
+    def any_in(self, states: frozenset[State]) -> bool:
+        """Whether any storage is in one of these states."""
+        return any(each.state in states for each in self._of)
+
+    # A pass begins and ends.
+
+    def begin(self) -> Pass:
+        """A new forward begins."""
+        for each in self._passes:
+            each.collecting = False
+        opened = Pass(self.totals.passes, self._clock())
+        self.totals.passes += 1
+        self._passes = [each for each in self._passes if each.open] + [opened]
+        return opened
+
+    def current(self) -> Pass:
+        """The pass whose forward is under way; a new one if there is none (what is saved outside of any forward)."""
+        last = self._passes[-1] if self._passes else None
+        return last if last is not None and last.collecting else self.begin()
+
+    def end_forward(self) -> list[Pass]:
+        """Close the passes that were collecting; returns those of them that have saved something."""
+        ended = [each for each in self._passes if each.collecting and each.records]
+        for each in list(self._passes):
+            each.collecting = False
+            self.finish_if_over(each)
+        return ended
+
+    def finish_if_over(self, ended: Pass) -> None:
+        """Tell the plan of a pass of which nothing can be asked for any more."""
+        if ended.open or ended.collecting or ended not in self._passes:
+            return
+        self._passes.remove(ended)
+        for device in self._devices:
+            device.writes.mark()
+            device.reads.mark()
+        rate_bytes_per_s = sum(device.rate_bytes_per_s() for device in self._devices)
+        self.plan.pass_ended(ended.profile(self._clock() - ended.began_s), rate_bytes_per_s)
+
+    # A storage comes, is needed, and goes.
+
+    def enter(self, record: SpillRecord, current: Pass) -> None:
+        """Count a storage that was just saved."""
+        course, measured = record.course, current.measured
+        course.index = len(current.records)
+        course.stalled_s = measured.save_stall_s
+        course.saved_s = self._clock() - current.began_s - course.stalled_s
+        record.handles = 1
+        current.records.append(record)
+        current.open += 1
+        current.unneeded += 1
+        measured.largest_bytes = max(measured.largest_bytes, record.size_bytes)
+        measured.saved_bytes += record.size_bytes
+        self._of[record] = current
+        self.totals.saved_bytes += record.size_bytes
+
+    def needed(self, record: SpillRecord, current: Pass, began_s: float) -> None:
+        """Count the time since `began_s`, for which backward has waited."""
+        now_s, course = self._clock(), record.course
+        course.waited_s += now_s - began_s
+        current.measured.need_stall_s += now_s - began_s
+        self.totals.need_stall_s += now_s - began_s
+        if course.needed_s is None:
+            course.needed_s = now_s - current.began_s
+            current.unneeded -= 1
+
+    def came_back(self, record: SpillRecord, first: State) -> None:
+        """Note how it came back; `first` is its state when backward asked."""
+        if record.course.path is not Path.UNUSED:
+            return
+        if first is State.WRITING:
+            self.totals.forwarded_bytes += record.size_bytes
+        record.course.path = _PATHS.get(first, Path.WAITED)
+
+    def release(self, record: SpillRecord) -> Pass:
+        """Count the end of its last graph node. The caller lets the storage go, then calls `finish_if_over`."""
+        current, course = self._of[record], record.course
+        course.released_s = self._clock() - current.began_s
+        current.open -= 1
+        if course.needed_s is None:
+            current.unneeded -= 1
+        return current
+
+    def drop(self, record: SpillRecord) -> None:
+        """Forget a storage that is gone for good."""
+        del self._of[record]
+
+    def live(self, live_bytes: int) -> None:
+        """Count how much is in memory now."""
+        now_s = self._clock()
+        self.totals.peak_bytes = max(self.totals.peak_bytes, live_bytes)
+        for each in self._passes:
+            each.measured.peak_bytes = max(each.measured.peak_bytes, live_bytes)
+            each.measured.timeline.append((now_s - each.began_s, live_bytes))
