@@ -71,7 +71,7 @@ class Core(Losing):
             case Suspected():
                 return self._suspect(notice.member, notice.by, notice.reason, now)
             case Ended():
-                return self._on_ended()
+                return self._on_ended(now)
             case Digested():
                 return self._compare(notice.member, notice.digest)
             case Left():
@@ -85,7 +85,7 @@ class Core(Losing):
         """The notice says so, or the store: a node may go before its agent and this one have met."""
         if node in self.nodes:
             self._left.add((node, self.nodes[node].record.incarnation))
-        return []
+        return self._look_at_digests_again()
 
     def on_begun(self) -> list[Command]:
         """The store says that a step has been committed."""
@@ -117,6 +117,8 @@ class Core(Losing):
                 return self._settle(now)
             case "parked":
                 return self._on_parked_too_long()
+            case "digests":
+                return self._on_digests_late()
         if name.startswith(MEET):
             return self._on_never_met(name.removeprefix(MEET), now)
         if name.startswith(RESTART):

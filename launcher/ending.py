@@ -5,6 +5,7 @@ from __future__ import annotations
 from elastrain.agent_messages import EndReached, Finished
 from elastrain.launcher.notices import Digested, Ended, Left, Over
 from elastrain.launcher.requests import Requests
+from elastrain.launcher.roll import DIGESTS
 from elastrain.launcher.values import Command, End, Kill, Log, Stage, Tell, TellNodes, Worker
 
 
@@ -30,9 +31,9 @@ class Ending(Requests):
     def _on_over(self, notice: Over) -> list[Command]:
         return self._finish(notice.code, notice.sentence, notice.detail, everywhere=False)
 
-    def on_job_over(self, over: Over) -> list[Command]:
+    def on_job_over(self, over: Over, now: float) -> list[Command]:
         """The store says so, before or instead of the notice."""
-        return self._on_ended() if over.code == 0 else self._on_over(over)
+        return self._on_ended(now) if over.code == 0 else self._on_over(over)
 
     def _on_finished(self, worker: Worker, message: Finished, now: float) -> list[Command]:
         first = not self._finishing()
@@ -58,7 +59,7 @@ class Ending(Requests):
         self._digests[member] = digest
         other = next((known for known, its in self._digests.items() if its != digest), None)
         if other is None:
-            return []
+            return self._look_at_digests_again()
         return self._finish(
             1,
             f"the parameters at the end differ: {other} has the digest {self._digests[other]}, {member} has {digest}; "
@@ -66,25 +67,25 @@ class Ending(Requests):
             "computes wrongly",
         )
 
-    def _on_ended(self) -> list[Command]:
+    def _on_ended(self, now: float) -> list[Command]:
         """A member on another node has passed the end."""
         if self._finishing() or self.end is not None:
             return []
         self._work_is_done = True
         commands = self._free_all()
         if not self._unfinished():
-            commands += self._end_late_joiners() + self._end_if_all_left()
+            commands += self._end_late_joiners() + self._end_if_all_left(now)
         return commands
 
     def _free_all(self) -> list[Command]:
         return [Tell(member=other.id, message=EndReached()) for other in self.living]
 
-    def _on_peaceful_exit(self, worker: Worker, how: str) -> list[Command]:
+    def _on_peaceful_exit(self, worker: Worker, how: str, now: float) -> list[Command]:
         if worker.exit_code != 0 and not worker.ended_by_us:
             return self._finish(1, f"{how} after it had finished its work")
         if self.view is not None and not self._unfinished():
-            return self._end_late_joiners() + self._end_if_all_left()
-        return self._end_if_all_left()
+            return self._end_late_joiners() + self._end_if_all_left(now)
+        return self._end_if_all_left(now)
 
     def _end_late_joiners(self) -> list[Command]:
         self._vacancies.clear()
@@ -95,22 +96,21 @@ class Ending(Requests):
                 commands.append(Kill(member=other.id, reason=f"{other.id} has nothing left to join"))
         return commands
 
-    def _on_nobody_left(self, worker: Worker, how: str) -> list[Command]:
+    def _on_nobody_left(self, worker: Worker, how: str, now: float) -> list[Command]:
         """The last living member of the view ended without having finished; the next look at the view ends the job."""
         if worker.exit_code == 0:
-            return self._end_late_joiners() + self._end_if_all_left()
+            return self._end_late_joiners() + self._end_if_all_left(now)
         if self._failures and self._failures[-1].member == worker.id:
             how = f"the script raised on {worker.id} at {self._failures[-1].place}"
         self._last_words = f"{how}, and no other member was left: the state is gone"
         return []
 
-    def _end_if_all_left(self, how: str = "") -> list[Command]:
+    def _end_if_all_left(self, now: float, how: str = "") -> list[Command]:
         """`how` the last worker of this node ended."""
         if self.living or self._vacancies or self.end is not None:
             return []
         if self._finishing():
-            after = "" if self.step is None else f" after step {self.step}"
-            return self._finish(0, f"finished{after}", everywhere=False)
+            return self._end_with_all_digests(now)
         codes = [worker.exit_code for worker in self.workers.values()]
         if not self.begun and codes[-1] and not self._alive_in_view():
             return self._finish(
@@ -120,6 +120,40 @@ class Ending(Requests):
             return self._finish(0, "every worker's script has ended", everywhere=False)
         others = len(self._alive_in_view())
         return self._finish(1, f"no worker is left on this node; {others} elsewhere go on", everywhere=False)
+
+    def _end_with_all_digests(self, now: float) -> list[Command]:
+        """The work is done here. A slower node may still find another result: then this one must not have said 0."""
+        to_come = self._digests_to_come()
+        if not to_come:
+            return self._end_well()
+        if DIGESTS in self._deadlines_s:
+            return []
+        self._deadlines_s[DIGESTS] = now + self.config.exit_timeout_s
+        return [Log(event="await_digests", fields={"members": to_come})]
+
+    def _digests_to_come(self) -> list[str]:
+        """Living members of the view, on nodes that answer and have not left, whose digests are not known yet."""
+        members = self.view.members if self.view else ()
+        unlinked = self._unlinked_nodes()
+        there = [m for m in members if m.node not in unlinked and (m.node, m.incarnation) not in self._left]
+        return [m.id for m in there if self.is_alive(m.id) and m.id not in self._digests]
+
+    def _look_at_digests_again(self) -> list[Command]:
+        """Whoever was waited for has told its digest, or can no longer tell it."""
+        waits = DIGESTS in self._deadlines_s and self.end is None
+        return self._end_well() if waits and not self._digests_to_come() else []
+
+    def _on_digests_late(self) -> list[Command]:
+        to_come, limit_s = self._digests_to_come(), self.config.exit_timeout_s
+        say = (
+            f"the parameters of {', '.join(to_come)} at the end are not known after {limit_s:g} s: "
+            "this node ends without having compared its own with them"
+        )
+        return [Log(event="digests_missing", fields={"members": to_come}, say=say), *self._end_well()]
+
+    def _end_well(self) -> list[Command]:
+        after = "" if self.step is None else f" after step {self.step}"
+        return self._finish(0, f"finished{after}", everywhere=False)
 
     def _end_if_nobody_is_left_to_join(self) -> list[Command]:
         """A node that came late, and whose workers were not let in before all others had left."""

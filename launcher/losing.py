@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from elastrain.agent_messages import Failed, Suspect
 from elastrain.launcher.joining import Joining
-from elastrain.launcher.notices import Ended, Exited, Raised, Suspected
+from elastrain.launcher.notices import Digested, Ended, Exited, Raised, Suspected
 from elastrain.launcher.roll import MEET, WARM_UP
 from elastrain.launcher.values import Command, Log, Node, Propose, Stage, TakeNumber, TellNodes, Worker
 from elastrain.membership import Failure, ends_job, may_restart, without_a_suspect
@@ -43,16 +43,16 @@ class Losing(Joining):
         if self.end is not None:
             return log
         if worker.surplus:
-            return log + self._end_if_all_left()
+            return log + self._end_if_all_left(now)
         how = f"{member} ended {describe_exit(exit_code)}"
         if worker.finished:
-            return log + self._on_peaceful_exit(worker, how)
+            return log + self._on_peaceful_exit(worker, how, now)
         if exit_code > 0 and self.blames_the_script:
             return log + self._finish(1, f"{how} before the first commit", self._last_traceback())
         gone = self.view is not None and not self._alive_in_view() and not self._finishing()
         if gone and (self.begun or exit_code == 0):
-            return log + self._on_nobody_left(worker, how) + self._settle(now)
-        return log + self._replace(worker, how, now) + self._end_if_all_left(how)
+            return log + self._on_nobody_left(worker, how, now) + self._settle(now)
+        return log + self._replace(worker, how, now) + self._end_if_all_left(now, how)
 
     def _replace(self, worker: Worker, how: str, now: float) -> list[Command]:
         assert worker.exit_code is not None
@@ -109,7 +109,10 @@ class Losing(Joining):
     def _news_for(self, name: str) -> list[Command]:
         """What the agent there may have missed while it could not be reached."""
         gone = [m for m in (self.view.ids if self.view else ()) if m in self.workers and not self.workers[m].alive]
-        commands: list[Command] = [TellNodes(message=Exited(member=member), node=name) for member in gone]
+        finished = [worker for worker in self.workers.values() if worker.finished]
+        # Digests first: nobody waits for that of a member that is known to be gone.
+        commands: list[Command] = [TellNodes(message=_digested(worker), node=name) for worker in finished]
+        commands += [TellNodes(message=Exited(member=member), node=name) for member in gone]
         mine = [failure for failure in self._failures if failure.member in self.workers]
         commands += [TellNodes(message=_raised(failure), node=name) for failure in mine]
         return commands + ([TellNodes(message=Ended(), node=name)] if self._finishing() else [])
@@ -263,6 +266,10 @@ def _raised(failure: Failure) -> Raised:
         signature=failure.signature,
         traceback=failure.traceback,
     )
+
+
+def _digested(worker: Worker) -> Digested:
+    return Digested(member=worker.id, digest=worker.digest)
 
 
 def _death(member: str, source: str, at_s: float, now: float) -> Log:

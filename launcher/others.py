@@ -126,7 +126,7 @@ class Others:
         if news.roster is not None:
             self._do(self._core.on_roster(news.roster, now))
         if news.end is not None:
-            self._do(self._core.on_job_over(news.end))
+            self._do(self._core.on_job_over(news.end, now))
         for other in [other for other, record in {**self._seen, **others}.items() if record.incarnation in news.left]:
             self._do(self._core.on_left(other))
         self._links.follow(others)

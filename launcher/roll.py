@@ -18,6 +18,7 @@ from elastrain.world import Member, View
 WARM_UP = "warm-up "
 MEET = "meet "
 RESTART = "restart of "
+DIGESTS = "digests"
 
 
 class Roll:
@@ -66,7 +67,7 @@ class Roll:
         """Slots for which a number is on its way, and of whom."""
         self._unchecked: list[tuple[Worker, Hello]] = []
         self._deadlines_s: dict[str, float] = {}
-        """"rendezvous", "last call", "join", "suspicion", "silence", "ask again", "parked", "meet NODE",
+        """"rendezvous", "last call", "join", "suspicion", "silence", "ask again", "parked", "digests", "meet NODE",
         "warm-up MEMBER", "restart of MEMBER", or a member that must leave by itself -> monotonic time."""
 
     @property

@@ -39,7 +39,7 @@ class JobConfig:
     warm_up_s: float = 15.0
     """How long a joiner warms up at low priority at most: until it is a member, the state has fewer copies."""
     exit_timeout_s: float = 30.0
-    """Likewise after its work is finished."""
+    """Likewise after its work is finished; and how long this node then waits for the digests of the others."""
     absent_s: float = 6.0
     """How long a node with members in the view may have neither key nor link before they are taken for dead."""
     silence_grace_s: float = 0.5

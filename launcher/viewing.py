@@ -90,6 +90,9 @@ class Viewing(Parking):
             return []
         if self.roster is None:
             return self._try_roster(now)
+        ended = self._look_at_digests_again()
+        if ended:
+            return ended
         return self._try_first_view() if self.view is None else self._edit_view(now)
 
     # ---- the beginning

@@ -251,6 +251,26 @@ def test_nodes_of_separate_commands_one_of_them_late_one_killed_leave_no_key(tmp
     store.close()
 
 
+def test_separate_commands_whose_members_end_with_different_parameters_both_exit_with_1(
+    tmp_path: Path, etcd: str
+) -> None:
+    """The node that is done first waits for what the other has: it exited with 0, and only the slower one with 1."""
+
+    def node(name: str) -> NodesJob:
+        options = node_options(etcd, tmp_path, name, nodes="2", job="parted")
+        script, arguments = SCRIPT.parent / "altered_training.py", ("--alter", "m1", "--late", "4")
+        return NodesJob(tmp_path, *options, arguments=arguments, name=name, script=script)
+
+    with node("a") as a, node("b") as b:
+        ended = [job.finish() for job in (a, b)]
+        assert [run.exit_code for run in ended] == [1, 1]
+        for run in ended:
+            assert "the parameters at the end differ: m0 has the digest" in run.output
+        assert a.events("await_digests", members=["m1"])
+        for job in (a, b):
+            job.assert_nothing_left()
+
+
 def test_job_whose_lease_was_lost_writes_its_keys_again_and_etcd_forgets_it_when_all_agents_are_killed(
     tmp_path: Path, etcd: str
 ) -> None:

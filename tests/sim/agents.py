@@ -333,7 +333,7 @@ class World:
         if "roster" in items:
             self.do(agent, core.on_roster(decode_roster(items["roster"]), self.now))
         if "end" in items:
-            self.do(agent, core.on_job_over(Over(**JobKeys.read(self._item("end")))))
+            self.do(agent, core.on_job_over(Over(**JobKeys.read(self._item("end"))), self.now))
         for name in gone:
             self.do(agent, core.on_record_gone(name, self.now))
 

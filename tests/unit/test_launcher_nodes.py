@@ -12,7 +12,7 @@ from elastrain import agent_messages as am
 from elastrain.agent_messages import Diverged, Failed, Finished, Hello, LostState, Progress, Struck, Suspect
 from elastrain.launcher.core import Core
 from elastrain.launcher.faults import Fault
-from elastrain.launcher.notices import NOTICE, Exited, Over, Raised
+from elastrain.launcher.notices import NOTICE, Exited, Left, Over, Raised
 from elastrain.launcher.state import describe
 from elastrain.launcher.store import MemoryStore
 from elastrain.launcher.values import (
@@ -841,7 +841,9 @@ def test_same_failure_on_members_of_two_nodes_ends_the_job_on_all_with_its_trace
 def test_node_that_learns_of_the_end_from_the_store_shows_its_traceback_too() -> None:
     cluster = running()
     late = cluster.agents["node2"]
-    cluster.do(late, late.core.on_job_over(Over(code=1, sentence="a fault in the script", detail="Traceback on m1")))
+    cluster.do(
+        late, late.core.on_job_over(Over(code=1, sentence="a fault in the script", detail="Traceback on m1"), NOW)
+    )
     assert late.end is not None
     assert (late.end.code, late.end.detail) == (1, "Traceback on m1")
 
@@ -913,12 +915,83 @@ def test_members_of_two_nodes_that_end_with_different_parameters_fail_the_job_on
     assert all("m1 has the digest d, m2 has other" in end.sentence for end in ends if end is not None)
 
 
+def test_node_that_has_finished_first_ends_with_1_when_a_slower_one_has_another_result() -> None:
+    """It had ended with 0 by then: two commands of one job, of which one said that all was well."""
+    cluster = running()
+    finish(cluster, "m0")
+    assert cluster.agents["node0"].end is None
+    assert [log.fields["members"] for log in cluster.agents["node0"].logged("await_digests")] == [["m1", "m2"]]
+    finish(cluster, "m1")
+    cluster.say("m2", Finished(step=9, digest="other"))
+    assert [agent.end.code for agent in cluster.living if agent.end] == [1, 1, 1]
+
+
+def finished_first(cluster: Cluster) -> Agent:
+    """A node that waits for the digest of m2 only."""
+    finish(cluster, "m0")
+    cluster.say("m1", Finished(step=9, digest="d"))
+    agent = cluster.agents["node0"]
+    assert agent.end is None
+    return agent
+
+
+def test_node_that_has_finished_first_ends_well_with_the_last_digest() -> None:
+    agent = finished_first(cluster := running())
+    cluster.say("m2", Finished(step=9, digest="d"))
+    assert agent.end == End(code=0, sentence="finished after step 0", everywhere=False)
+
+
+def test_node_that_has_finished_first_waits_for_nobody_who_is_dead() -> None:
+    agent = finished_first(cluster := running())
+    cluster.die("m2")
+    assert agent.end is not None
+    assert agent.end.code == 0
+
+
+def test_node_that_has_finished_first_waits_for_no_node_that_does_not_answer() -> None:
+    agent = finished_first(cluster := running())
+    cluster.do(agent, agent.core.on_link("node2", up=False, reason="silence", now=NOW))
+    assert agent.end is not None
+    assert agent.end.code == 0
+
+
+def test_node_that_has_finished_first_waits_for_no_node_that_has_left() -> None:
+    agent = finished_first(cluster := running())
+    cluster.do(agent, agent.core.on_notice("node2", Left(), NOW))
+    assert agent.end is not None
+    assert agent.end.code == 0
+
+
+def test_node_that_has_finished_first_ends_alone_after_a_while_and_names_whose_digest_is_missing() -> None:
+    agent = finished_first(cluster := running(exit_timeout_s=30.0))
+    cluster.tick(29.0)
+    assert agent.end is None
+    cluster.tick(1.0)
+    assert agent.end is not None
+    assert agent.end.code == 0
+    [late] = agent.logged("digests_missing")
+    assert late.say.startswith("the parameters of m2 at the end are not known after 30 s")
+
+
+def test_digest_told_while_two_agents_did_not_hear_each_other_is_told_again() -> None:
+    cluster = running()
+    cluster.cut.add(frozenset(("node0", "node1")))
+    finish(cluster, "m0")
+    cluster.cut.clear()
+    one, other = cluster.agents["node0"], cluster.agents["node1"]
+    one.core.nodes["node1"].linked = other.core.nodes["node0"].linked = False
+    cluster.link(one, other)
+    cluster.say("m1", Finished(step=9, digest="other"))
+    assert [agent.end.code for agent in cluster.living if agent.end] == [1, 1, 1]
+
+
 def test_node_that_came_too_late_ends_well_when_the_others_have_finished() -> None:
     cluster = running()
     cluster.kill_node("node2")
     cluster.lease_goes("node2")
     late = cluster.add("node2")
     finish(cluster, "m0")
+    finish(cluster, "m1")
     assert [c.member for c in late.done if isinstance(c, Kill)] == ["m3"]
     cluster.do(late, late.core.on_death("m3", "pidfd", NOW, NOW))
     cluster.do(late, late.core.on_exit("m3", -9, NOW))
@@ -1005,5 +1078,5 @@ def test_node_that_learns_from_the_store_that_the_work_is_done_ends_well() -> No
     cluster.kill_node("node2")
     cluster.lease_goes("node2")
     late = cluster.add("node2")
-    cluster.do(late, late.core.on_job_over(Over(code=0, sentence="finished after step 9", detail="")))
+    cluster.do(late, late.core.on_job_over(Over(code=0, sentence="finished after step 9", detail=""), NOW))
     assert [c.member for c in late.done if isinstance(c, Kill)] == ["m3"]
