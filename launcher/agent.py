@@ -21,6 +21,7 @@ from elastrain.agent_messages import Stop
 from elastrain.errors import ConfigError
 from elastrain.launcher import rundir, workers
 from elastrain.launcher.core import Core
+from elastrain.launcher.core import events as ev
 from elastrain.launcher.desk import OperatorDesk
 from elastrain.launcher.door import Door, listen_abstract, workers_handshake
 from elastrain.launcher.events import EventLog
@@ -29,7 +30,7 @@ from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.loop import Loop
 from elastrain.launcher.notices import Over
 from elastrain.launcher.operator_messages import Answer, AskFault, Request
-from elastrain.launcher.others import Meeting, Others
+from elastrain.launcher.others import AgentPort, Meeting, Others
 from elastrain.launcher.registry import LoneRegistry, Registry
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
@@ -126,7 +127,7 @@ class Agent:
             self._log.write("start", job=self._config.job, workers=self._job.workers, pid=os.getpid())
             if not self._job.alone:
                 self._registry.put_record(self._record)
-            self._do(self._core.begin(self._record, time.monotonic()))
+            self._happen(ev.NodeRegistered(record=self._record))
             self._write_state(time.monotonic())  # plain scripts may say nothing for ever
             while not self._over():
                 self._turn()
@@ -148,11 +149,11 @@ class Agent:
     def _open_up(self) -> None:
         job = self._config.job
         address = workers.agent_address(job, None if self._job.alone else self._job.node)
-        self._record = replace(self._core.record, master_port=_free_port())
+        self._record = replace(self._core.cluster.peers.record, master_port=_free_port())
         refused = lambda reason: self._log.write("connection_refused", reason=reason)  # noqa: E731
         listener = listen_abstract(address)
         handshake = lambda: workers_handshake(self._secret, job)  # noqa: E731
-        self._seats = Seats(self._loop, self._core, self._log, self._outfit(address), self._guardian, self._do)
+        self._seats = Seats(self._loop, self._log, self._outfit(address), self._guardian, self._happen)
         self._door = Door(self._loop, listener, handshake, self._seats.admit, refused)
         self._open.callback(self._door.close)
         desk = OperatorDesk(self._loop, rundir.listen(self._run), self._answer)
@@ -167,15 +168,12 @@ class Agent:
                 host=self._config.host,
                 key_ttl_s=self._config.key_ttl_s,
             )
-            self._others = Others(
-                self._loop,
-                self._core,
-                self._log,
-                meeting,
-                self._record,
-                do=self._do,
+            port = AgentPort(
+                happen=self._happen,
                 hear_workers=self._seats.hear_all,
+                nodes=lambda: self._core.cluster.peers.nodes,
             )
+            self._others = Others(self._loop, self._log, meeting, self._record, port)
             self._open.callback(self._others.close)
             self._record, self._registry = self._others.record, self._others.registry
         # The first to close: workers end before anything that they use.
@@ -199,7 +197,7 @@ class Agent:
 
     def _master(self) -> tuple[str, int]:
         """Where scripts that call init_process_group themselves meet: on the roster's first node."""
-        first = self._core.roster.nodes[0] if self._core.roster is not None else self._record
+        first = self._core.cluster.roster.nodes[0] if self._core.cluster.roster is not None else self._record
         host = first.endpoint.rpartition(":")[0].strip("[]")
         return host or "127.0.0.1", first.master_port
 
@@ -207,7 +205,7 @@ class Agent:
 
     def _turn(self) -> None:
         timed: list[_Timed] = [self._door, self._seats, self._registry, *([self._others] if self._others else [])]
-        due = [self._kill_due_s, self._give_up_s, self._core.next_deadline_s(), *(t.next_deadline_s() for t in timed)]
+        due = [self._kill_due_s, self._give_up_s, self._core.deadlines.next_s(), *(t.next_deadline_s() for t in timed)]
         self._loop.turn(min((d for d in due if d is not None), default=None))
         now = time.monotonic()
         for one in timed:
@@ -245,10 +243,8 @@ class Agent:
         finally:
             self._busy = False
 
-    def _do_next(self, commands: Sequence[Command]) -> None:
-        """What follows from a command's answer comes before the commands behind it."""
-        self._commands.extendleft(reversed(commands))
-        self._do(())
+    def _happen(self, event: ev.Event) -> None:
+        self._do(self._core.handle(event, time.monotonic()))
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -282,27 +278,31 @@ class Agent:
         """Simulated nodes share a screen: of what concerns all, the first node that answers tells."""
         if not self._config.one_host or self._job.alone or log.event not in _CONCERNS_ALL:
             return False
-        core, me = self._core, self._job.node
+        cluster, me = self._core.cluster, self._job.node
         # A node that has only just come reaches nobody yet.
-        takes_part = core.view is None or any(member.node == me for member in core.view.members)
-        return not takes_part or core.first_answering_node() != me
+        takes_part = cluster.view is None or any(member.node == me for member in cluster.members)
+        return not takes_part or cluster.first_answering_node() != me
 
     def _ask_store(self, command: Propose | PutSpec | PutRoster | PutBegun | PutRecord | TakeNumber) -> None:
-        core, now_s = self._core, time.monotonic
         match command:
             case Propose():
-                self._registry.propose(command.view, lambda view: self._do_next(core.on_answer(view, now_s())))
+                self._registry.propose(command.view, lambda view: self._heard(ev.ProposalAnswered(view=view)))
             case PutSpec():
-                self._registry.put_spec(command.spec, lambda spec: self._do_next(core.on_spec(spec, now_s())))
+                self._registry.put_spec(command.spec, lambda spec: self._heard(ev.SpecStands(spec=spec)))
             case PutRoster():
-                self._registry.put_roster(command.roster, lambda roster: self._do_next(core.on_roster(roster, now_s())))
+                self._registry.put_roster(command.roster, lambda roster: self._heard(ev.RosterStands(roster=roster)))
             case PutBegun():
                 self._registry.put_begun()
             case PutRecord():
                 self._registry.put_record(command.record)
             case TakeNumber():
-                at_least = core.first_unused_number()
-                self._registry.take_number(at_least, lambda number: self._do_next(core.on_number(number, now_s())))
+                at_least = self._core.cluster.first_unused_number()
+                self._registry.take_number(at_least, lambda number: self._heard(ev.NumberTaken(number=number)))
+
+    def _heard(self, answer: ev.Event) -> None:
+        """What follows from a command's answer comes before the commands behind it."""
+        self._commands.extendleft(reversed(self._core.handle(answer, time.monotonic())))
+        self._do(())
 
     def _begin_end(self, end: End) -> None:
         self._end = end
@@ -340,7 +340,9 @@ class Agent:
     def _on_stop_signal(self, number: signal.Signals) -> None:
         if self._end is not None:  # asked twice: no more grace
             self._kill_all()
-        self._do(self._core.stop(128 + number, f"stopped by {number.name}"))
+        self._do(
+            self._core.handle(ev.StopAsked(code=128 + number, sentence=f"stopped by {number.name}"), time.monotonic())
+        )
 
     # ---- the operator
 

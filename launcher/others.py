@@ -5,13 +5,13 @@ Nothing is decided here.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from elastrain.errors import ConfigError
-from elastrain.launcher.core import Core
+from elastrain.launcher.core import events as ev
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.links import LinkEvents, Links, listen
 from elastrain.launcher.loop import Loop
@@ -19,7 +19,7 @@ from elastrain.launcher.notices import Exited, Notice
 from elastrain.launcher.registry import News, SharedRegistry
 from elastrain.launcher.store import Store, StoreError
 from elastrain.launcher.storethread import Inbox
-from elastrain.launcher.values import Command, NodeRecord
+from elastrain.launcher.values import NodeRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,41 +33,39 @@ class Meeting:
     key_ttl_s: float
 
 
-class Others:
-    """`hear_workers` takes in what this node's members have said so far: who holds what decides about a loss."""
+@dataclass(frozen=True, kw_only=True)
+class AgentPort:
+    """What the agent that it belongs to does for it."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        core: Core,
-        log: EventLog,
-        meeting: Meeting,
-        record: NodeRecord,
-        *,
-        do: Callable[[Sequence[Command]], None],
-        hear_workers: Callable[[], None],
-    ) -> None:
-        self._core, self._log, self._do, self._hear_workers = core, log, do, hear_workers
+    happen: Callable[[ev.Event], None]
+    hear_workers: Callable[[], None]
+    """Takes in what this node's members have said so far: who holds what decides about a loss."""
+    nodes: Callable[[], Collection[str]]
+    """The other nodes that are not dead."""
+
+
+class Others:
+    """`record` is completed by where this agent listens."""
+
+    def __init__(self, loop: Loop, log: EventLog, meeting: Meeting, record: NodeRecord, port: AgentPort) -> None:
+        self._log, self._port = log, port
         self._seen: dict[str, NodeRecord] = {}
         self._open = ExitStack()
         inbox = Inbox()
         self._open.callback(inbox.close)
         loop.serve(inbox.fd, inbox.deliver)
-        try:
-            listener = listen(meeting.host)
-        except OSError as error:
-            raise ConfigError(f"--local-addr {meeting.host} is no address of this machine: {error}") from None
+        listener = _listen(meeting.host)
         host = f"[{meeting.host}]" if ":" in meeting.host else meeting.host
         self.record = replace(record, endpoint=f"{host}:{listener.getsockname()[1]}")
         """What this node says of itself, its endpoint included."""
-        events = LinkEvents(
-            on_up=lambda node, why: self._on_link(node, why, up=True),
-            on_down=lambda node, why, closed: self._on_link(node, why, up=False, closed=closed),
-            on_notice=self._on_notice,
-            log_refusal=lambda reason: log.write("connection_refused", reason=reason),
-        )
         self._links = Links(
-            loop, inbox, listener, secret=meeting.secret, job=meeting.job, record=self.record, events=events
+            loop,
+            inbox,
+            listener,
+            secret=meeting.secret,
+            job=meeting.job,
+            record=self.record,
+            events=self._link_events(),
         )
         self._open.callback(self._links.close)
         self.registry = SharedRegistry(
@@ -80,6 +78,14 @@ class Others:
             on_away=self._on_store_away,
         )
         self._open.callback(lambda: self.registry.close(self._links.answering()))
+
+    def _link_events(self) -> LinkEvents:
+        return LinkEvents(
+            on_up=lambda node, why: self._on_link(node, why, up=True),
+            on_down=lambda node, why, closed: self._on_link(node, why, up=False, closed=closed),
+            on_notice=self._on_notice,
+            log_refusal=lambda reason: self._log.write("connection_refused", reason=reason),
+        )
 
     def tell(self, notice: Notice, node: str | None) -> None:
         self._links.tell(notice, node)
@@ -95,44 +101,50 @@ class Others:
         self._open.close()
 
     def _on_link(self, node: str, why: str, *, up: bool, closed: bool = False) -> None:
-        self._hear_workers()
-        self._do(self._core.on_link(node, up=up, reason=why, now=time.monotonic(), closed=closed))
-        self._links.keep(self._core.nodes)
+        self._port.hear_workers()
+        self._port.happen(ev.LinkChanged(node=node, up=up, reason=why, closed=closed))
+        self._links.keep(self._port.nodes())
 
     def _on_notice(self, node: str, notice: Notice) -> None:
         if isinstance(notice, Exited):
-            self._hear_workers()
-        self._do(self._core.on_notice(node, notice, time.monotonic()))
+            self._port.hear_workers()
+        self._port.happen(ev.NoticeCame(node=node, notice=notice))
 
     def _on_store_away(self, error: StoreError | None) -> None:
-        now, core = time.monotonic(), self._core
-        self._do(core.on_store_back(now) if error is None else core.on_store_away(str(error), now))
+        self._port.happen(ev.StoreCameBack() if error is None else ev.StoreWentAway(problem=str(error)))
 
     def _on_news(self, news: News) -> None:
         """The store's whole content, after every change."""
-        now, name = time.monotonic(), self.record.name
+        name = self.record.name
         others = {other: record for other, record in news.nodes.items() if other != name}
         gone = [other for other in self._seen if other not in others] if news.absence_counts else []
         for record in [record for other, record in others.items() if self._seen.get(other) != record]:
-            self._do(self._core.on_record(record, now))
+            self._port.happen(ev.NodeCame(record=record))
         if news.begun:
-            self._do(self._core.on_begun())
+            self._port.happen(ev.FirstCommitStands())
         if news.spec is not None:
-            self._do(self._core.on_spec(dict(news.spec), now))
+            self._port.happen(ev.SpecStands(spec=dict(news.spec)))
         if news.view is not None:
-            self._do(self._core.on_view(news.view, now))
+            self._port.happen(ev.ViewStands(view=news.view))
         if news.removed:
-            self._do(self._core.on_removed(now))
+            self._port.happen(ev.ViewRemoved())
         if news.roster is not None:
-            self._do(self._core.on_roster(news.roster, now))
+            self._port.happen(ev.RosterStands(roster=news.roster))
         if news.end is not None:
-            self._do(self._core.on_job_over(news.end, now))
+            self._port.happen(ev.EndStands(over=news.end))
         for other in [other for other, record in {**self._seen, **others}.items() if record.incarnation in news.left]:
-            self._do(self._core.on_left(other))
+            self._port.happen(ev.NodeLeft(node=other))
         self._links.follow(others)
         for other in gone:
             # What it said before its key went comes first.
             self._links.hear_all()
-            self._do(self._core.on_record_gone(other, now))
+            self._port.happen(ev.LeaseEnded(node=other))
         self._seen = {**({} if news.absence_counts else self._seen), **others}
-        self._links.keep(self._core.nodes)
+        self._links.keep(self._port.nodes())
+
+
+def _listen(host: str) -> socket.socket:
+    try:
+        return listen(host)
+    except OSError as error:
+        raise ConfigError(f"--local-addr {host} is no address of this machine: {error}") from None

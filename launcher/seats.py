@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastrain.agent_messages import FROM_WORKER, TO_WORKER, Hello
@@ -15,11 +15,11 @@ from elastrain.codec import BadMessageError
 from elastrain.comm.shm.liveness import Watcher, watch_beacon
 from elastrain.launcher import priority, workers
 from elastrain.launcher.channel import Channel, Received
-from elastrain.launcher.core import Core
+from elastrain.launcher.core import events as ev
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.loop import Loop
-from elastrain.launcher.values import Command, Start, Tell
+from elastrain.launcher.values import Start, Tell
 from elastrain.launcher.workers import Logs, Script, Surroundings, WorkerProcess
 
 _RESTORE_AGAIN_S = 0.2
@@ -45,18 +45,17 @@ class Outfit:
 
 
 class Seats:
-    """One seat per worker ever started. `do` carries the core's commands out."""
+    """One seat per worker ever started. `happen` takes what the core is to hear."""
 
     def __init__(
         self,
         loop: Loop,
-        core: Core,
         log: EventLog,
         outfit: Outfit,
         guardian: Guardian,
-        do: Callable[[Sequence[Command]], None],
+        happen: Callable[[ev.Event], None],
     ) -> None:
-        self._loop, self._core, self._log, self._outfit, self._do = loop, core, log, outfit, do
+        self._loop, self._log, self._outfit, self._happen = loop, log, outfit, happen
         self._guardian = guardian
         self._seats: dict[str, _Seat] = {}
         self._restore_due_s: dict[str, float] = {}
@@ -82,12 +81,12 @@ class Seats:
         try:
             process = workers.start(command, self._outfit.script, self._outfit.common, self._outfit.logs)
         except OSError as error:
-            self._do(self._core.on_start_failed(command.member, str(error)))
+            self._happen(ev.StartFailed(member=command.member, problem=str(error)))
             return
         self._guardian.watch(process.pid)
         self._seats[command.member] = _Seat(process=process)
-        self._core.workers[command.member].pid = process.pid
         self._log.write("worker_start", member=command.member, pid=process.pid, slot=command.slot)
+        self._happen(ev.WorkerStarted(member=command.member, pid=process.pid))
         self._loop.serve(process.pidfd, lambda: self._on_process_end(command.member))
 
     def tell(self, command: Tell) -> None:
@@ -152,23 +151,20 @@ class Seats:
         os.eventfd_read(self._wake)
         while self._mutex_deaths:
             member, at_s = self._mutex_deaths.popleft()
-            # Who has finished lets its mutex go in peace; its process ends later.
-            if not self._core.workers[member].finished:
-                self._died(member, "mutex", at_s)
+            self.hear_all()
+            self._happen(ev.MutexBroke(member=member, at_s=at_s))
 
     def _on_process_end(self, member: str) -> None:
         seat = self._seats[member]
-        self._died(member, "pidfd", time.monotonic())
+        died_s = time.monotonic()
+        self.hear_all()
+        self._happen(ev.WorkerDied(member=member, source="pidfd", at_s=died_s))
         self._loop.drop(seat.process.pidfd)
         self._guardian.unwatch(seat.process.pid)
         exit_code = seat.process.reap()
         seat.running = False
         self._drop_channel(member)
-        self._do(self._core.on_exit(member, exit_code, time.monotonic()))
-
-    def _died(self, member: str, source: str, at_s: float) -> None:
-        self.hear_all()
-        self._do(self._core.on_death(member, source, at_s, time.monotonic()))
+        self._happen(ev.WorkerExited(member=member, exit_code=exit_code))
 
     def _on_channel(self, member: str) -> None:
         seat = self._seats[member]
@@ -180,7 +176,7 @@ class Seats:
             received = channel.receive()
             self._hear(member, received)
         except BadMessageError as problem:
-            self._do(self._core.on_bad_message(member, str(problem)))
+            self._happen(ev.WorkerMisspoke(member=member, problem=str(problem)))
             self._drop_channel(member)
             return
         if received.closed or not alive:
@@ -194,7 +190,7 @@ class Seats:
                 message = FROM_WORKER.decode(line)
                 if isinstance(message, Hello) and received.fds and self._seats[member].watcher is None:
                     self._watch_beacon(member, received.fds[0])
-                self._do(self._core.on_message(member, message, time.monotonic()))
+                self._happen(ev.WorkerSpoke(member=member, message=message))
         finally:
             for fd in received.fds:
                 os.close(fd)
@@ -216,4 +212,4 @@ class Seats:
         self._loop.drop(seat.channel.sock)
         seat.channel.close()
         seat.channel = None
-        self._do(self._core.on_channel_closed(member, time.monotonic()))
+        self._happen(ev.ChannelClosed(member=member))

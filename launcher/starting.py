@@ -20,7 +20,7 @@ from elastrain.launcher.faults import Fault
 from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
-from elastrain.launcher.values import End, JobConfig
+from elastrain.launcher.values import End, JobConfig, JobTimes
 from elastrain.launcher.workers import Logs, Script, import_torch
 
 if TYPE_CHECKING:
@@ -56,13 +56,11 @@ class Order:
     faults: tuple[Fault, ...] = ()
 
     def config(self, **of_the_node: object) -> JobConfig:
-        common = {"workers": self.workers, "max_restarts": self.max_restarts, "armed": self.armed}
-        times = {
-            "join_timeout_s": self.join_timeout_s,
-            "last_call_s": self.last_call_s,
-            "park_timeout_s": self.park_timeout_s,
-        }
-        return JobConfig(**{**common, **times, **of_the_node})  # type: ignore[arg-type]
+        times = JobTimes(
+            join_timeout_s=self.join_timeout_s, last_call_s=self.last_call_s, park_timeout_s=self.park_timeout_s
+        )
+        common = {"workers": self.workers, "max_restarts": self.max_restarts, "armed": self.armed, "times": times}
+        return JobConfig(**{**common, **of_the_node})  # type: ignore[arg-type]
 
     def with_own_log_dir(self) -> Order:
         """As under torchrun, each run has a folder of its own in --log-dir, named after the job. Raises ConfigError."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from elastrain.launcher.core import Core
-from elastrain.launcher.values import Worker
+from elastrain.launcher.core.cluster import Cluster
+from elastrain.launcher.core.worker_table import Worker
 from elastrain.membership import redundancy
 from elastrain.world import Member
 
@@ -15,50 +16,49 @@ def describe(core: Core, job: str, now: float) -> dict[str, Any]:
 
     `now`: monotonic seconds.
     """
-    view = core.view
-    ranked = view.members if view else ()
-    waiting = [w for w in core.workers.values() if w.alive and (view is None or w.id not in view)]
-    members = [_member(core, member, rank) for rank, member in enumerate(ranked)]
+    cluster, parking, view = core.cluster, core.parking, core.cluster.view
+    waiting = [w for w in cluster.workers.by_id.values() if w.alive and (view is None or w.id not in view)]
+    members = [_member(cluster, member, rank) for rank, member in enumerate(cluster.members)]
     return {
         "job": job,
-        "node": core.config.node,
+        "node": cluster.config.node,
         "state": _state(core),
-        "roster": [record.name for record in core.roster.nodes] if core.roster is not None else None,
+        "roster": [record.name for record in cluster.roster.nodes] if cluster.roster is not None else None,
         "generation": view.generation if view else 0,
-        "step": core.step,
-        "loss": core.loss,
-        "samples": core.samples,
-        "steps_lost": core.steps_lost,
-        "restarts_left": core.config.max_restarts - core.restarts_used,
+        "step": cluster.progress.step,
+        "loss": cluster.progress.loss,
+        "samples": cluster.progress.samples,
+        "steps_lost": cluster.workers.steps_lost,
+        "restarts_left": cluster.config.max_restarts - cluster.workers.restarts_used,
         "redundancy": _redundancy(core),
-        "parked": core.parked.reason if core.parked else "",
-        "parked_s": now - core.parked.since_s if core.parked else None,
-        "store_away_s": now - core.store_away_since_s if core.store_away_since_s is not None else None,
-        "nodes": _nodes(core),
-        "members": members + [_worker(core, worker, None) for worker in waiting],
-        "reasons": core.reasons,
-        "exit_code": core.end.code if core.end else None,
-        "end": vars(core.end) if core.end else None,
+        "parked": parking.parked.reason if parking.parked else "",
+        "parked_s": now - parking.parked.since_s if parking.parked else None,
+        "store_away_s": now - parking.store_away_since_s if parking.store_away_since_s is not None else None,
+        "nodes": _nodes(cluster),
+        "members": members + [_worker(cluster, worker, None) for worker in waiting],
+        "reasons": cluster.progress.reasons,
+        "exit_code": core.shutdown.end.code if core.shutdown.end else None,
+        "end": vars(core.shutdown.end) if core.shutdown.end else None,
     }
 
 
 def _redundancy(core: Core) -> str:
-    backups = (core.spec or {}).get("backups", 0)
-    alive = [member for member in (core.view.ids if core.view else ()) if core.is_alive(member)]
+    backups = (core.joins.spec or {}).get("backups", 0)
+    alive = core.cluster.alive_in_view()
     # A word, not a number, means everywhere.
-    return redundancy(core.holders or {}, alive, backups if isinstance(backups, int) else len(alive))
+    return redundancy(core.cluster.holders or {}, alive, backups if isinstance(backups, int) else len(alive))
 
 
 def _state(core: Core) -> str:
-    if core.end is not None:
-        return "finished" if core.end.code == 0 else "stopped" if core.end.code > 128 else "failed"
-    return "starting" if core.view is None else "running"
+    if core.shutdown.end is not None:
+        return "finished" if core.shutdown.end.code == 0 else "stopped" if core.shutdown.end.code > 128 else "failed"
+    return "starting" if core.cluster.view is None else "running"
 
 
-def _nodes(core: Core) -> list[dict[str, Any]]:
+def _nodes(cluster: Cluster) -> list[dict[str, Any]]:
     """This node, then the others in the order in which they came."""
-    others = sorted(core.nodes.values(), key=lambda node: node.record.incarnation)
-    here = {"node": core.config.node, "state": "here", "endpoint": core.record.endpoint}
+    others = sorted(cluster.peers.nodes.values(), key=lambda node: node.record.incarnation)
+    here = {"node": cluster.config.node, "state": "here", "endpoint": cluster.peers.record.endpoint}
     return [here] + [
         {
             "node": node.record.name,
@@ -69,22 +69,22 @@ def _nodes(core: Core) -> list[dict[str, Any]]:
     ]
 
 
-def _member(core: Core, member: Member, rank: int) -> dict[str, Any]:
-    worker = core.workers.get(member.id)
+def _member(cluster: Cluster, member: Member, rank: int) -> dict[str, Any]:
+    worker = cluster.workers.by_id.get(member.id)
     if worker is not None:
-        return _worker(core, worker, rank)
-    state = "member" if core.is_alive(member.id) else "gone"
+        return _worker(cluster, worker, rank)
+    state = "member" if cluster.is_alive(member.id) else "gone"
     unknown = {"pid": None, "step": None, "digest": ""}
     return {"rank": rank, "id": member.id, "node": member.node, "state": state, **unknown}
 
 
-def _worker(core: Core, worker: Worker, rank: int | None) -> dict[str, Any]:
+def _worker(cluster: Cluster, worker: Worker, rank: int | None) -> dict[str, Any]:
     return {
         "rank": rank,
         "id": worker.id,
-        "node": core.config.node,
+        "node": cluster.config.node,
         "pid": worker.pid,
-        "state": str(worker.stage) if not worker.finished else "finished",
-        "step": worker.step,
+        "state": worker.state,
+        "step": worker.progress.step,
         "digest": worker.digest,
     }

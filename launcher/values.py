@@ -1,18 +1,46 @@
-"""What `core` and `agent` exchange: the job's configuration, workers as they are seen, and the commands.
+"""What `core` and the agent around it share: the job's configuration, records of nodes, and the commands.
 
 Plain values; no decision and no I/O may come in here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from elastrain.agent_messages import ToWorker
 from elastrain.launcher.notices import Notice
 from elastrain.world import Member, View
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobTimes:
+    """How long an agent waits for what, in seconds. How they nest stands in the table of deadlines."""
+
+    join_timeout_s: float = 120.0
+    """For the least number of nodes; then from the first worker's hello to the last one's."""
+    last_call_s: float = 5.0
+    """For more nodes once the least number is there."""
+    warm_up_s: float = 15.0
+    """How long a joiner warms up at low priority at most: until it is a member, the state has fewer copies."""
+    restart_counts_s: float = 3600.0
+    """A restart no longer counts so long after what was started has committed its first step."""
+    suspicion_s: float = 1.0
+    leave_timeout_s: float = 2.0
+    """How long a worker that must end may take to end by itself (to print its traceback, say)."""
+    exit_timeout_s: float = 30.0
+    """Likewise after its work is finished; and how long this node then waits for the digests of the others."""
+    silence_grace_s: float = 0.5
+    """From the first silent node to the judgement: a node that is cut off hears the others fall silent one by one."""
+    meet_s: float = 2.0
+    """How long a node whose lease ends before it was ever met may take to answer: it may only have been slow."""
+    absent_s: float = 6.0
+    """How long a node with members in the view may have neither key nor link before they are taken for dead."""
+    ask_again_s: float = 0.5
+    """When a store that did not answer is asked again."""
+    park_timeout_s: float = 3600.0
+    """How long this node waits for the store, or for nodes that are only silent, before it ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,34 +50,13 @@ class JobConfig:
     workers: int
     """On this node."""
     max_restarts: int = 10
-    restart_counts_s: float = 3600.0
-    """A restart no longer counts so long after what was started has committed its first step."""
     node: str = "node0"
     incarnation: int = 0
     """Rises with every start of any node of the job; tells a returning node from what it was."""
     nodes_min: int = 1
     nodes_max: int = 1
-    last_call_s: float = 5.0
-    """How long more nodes are waited for once `nodes_min` are there."""
     armed: bool = False
-    join_timeout_s: float = 120.0
-    suspicion_s: float = 1.0
-    leave_timeout_s: float = 2.0
-    """How long a worker that must end may take to end by itself (to print its traceback, say)."""
-    warm_up_s: float = 15.0
-    """How long a joiner warms up at low priority at most: until it is a member, the state has fewer copies."""
-    exit_timeout_s: float = 30.0
-    """Likewise after its work is finished; and how long this node then waits for the digests of the others."""
-    absent_s: float = 6.0
-    """How long a node with members in the view may have neither key nor link before they are taken for dead."""
-    silence_grace_s: float = 0.5
-    """From the first silent node to the judgement: who is cut off itself hears one after the other fall silent."""
-    meet_s: float = 2.0
-    """How long a node whose lease ends before it was ever met may take to answer: it may only have been slow."""
-    ask_again_s: float = 0.5
-    """When a store that did not answer is asked again."""
-    park_timeout_s: float = 3600.0
-    """How long this node waits for the store, or for nodes that are only silent, before it ends."""
+    times: JobTimes = JobTimes()
 
     @property
     def alone(self) -> bool:
@@ -89,73 +96,6 @@ class Roster:
                 return rank
             rank += node.workers
         return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parked:
-    """The view should change and can not."""
-
-    reason: str
-    since_s: float
-    """Monotonic time of the first reason."""
-
-
-@dataclass(kw_only=True)
-class Node:
-    """Another node, as this agent sees it."""
-
-    record: NodeRecord
-    linked: bool = False
-    """Its agent answers."""
-    met: bool = False
-    """It has answered at least once."""
-    suspected: bool = False
-    """It has not answered for long enough: its members may be removed by a majority."""
-    leased: bool = True
-    """Its lease is alive, as far as the store says."""
-
-
-class Stage(StrEnum):
-    """Where a worker is in its life."""
-
-    STARTING = "starting"
-    READY = "ready"
-    MEMBER = "member"
-    FINISHED = "finished"
-    GONE = "gone"
-
-
-@dataclass(kw_only=True)
-class Worker:
-    """One worker process, as the agent sees it."""
-
-    id: str
-    slot: int
-    initial: bool
-    """It was started before there was a view."""
-    stage: Stage = Stage.STARTING
-    address: str = ""
-    pid: int | None = None
-    step: int | None = None
-    """The newest step that it has committed."""
-    holders: Mapping[str, Sequence[str]] | None = None
-    """Who holds what, as it said last: it says so with its first commit, and whenever that changes."""
-    redone_steps: int = 0
-    goes_ahead: bool = False
-    """It has not committed a step of its own yet, and computes at a higher priority than the others."""
-    finished: bool = False
-    replaces: str = ""
-    """The member whose place it took."""
-    refused: bool = False
-    ended_by_us: bool = False
-    surplus: bool = False
-    """It warms up for a job that is over."""
-    exit_code: int | None = None
-    digest: str = ""
-
-    @property
-    def alive(self) -> bool:
-        return self.stage is not Stage.GONE
 
 
 @dataclass(frozen=True, kw_only=True)

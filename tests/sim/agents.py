@@ -15,12 +15,12 @@ from typing import Any
 
 from elastrain.agent_messages import Failed, Hello, LostState, NewView, Progress, Suspect
 from elastrain.launcher.core import Core
+from elastrain.launcher.core import events as ev
 from elastrain.launcher.notices import Notice, Over
 from elastrain.launcher.store import MemoryStore
 from elastrain.launcher.values import (
     Command,
     End,
-    JobConfig,
     Kill,
     NodeRecord,
     Propose,
@@ -38,6 +38,7 @@ from elastrain.placement import Placement, next_roles, target
 from elastrain.recovery import decide
 from elastrain.values import Contribution, Record, Report, Shape, ShardShape, Unrecoverable
 from elastrain.world import Member, View
+from tests.support.agents import job_config
 
 LEASE_S = 3.0
 SILENCE_S = 2.5
@@ -133,11 +134,11 @@ class SimAgent:
 
     def __init__(self, world: World, name: str, incarnation: int) -> None:
         play = world.play
-        config = JobConfig(
+        config = job_config(
             node=name, incarnation=incarnation, workers=play.workers, nodes_min=1 if play.nodes == 1 else play.nodes,
             nodes_max=play.nodes, max_restarts=1000, last_call_s=1.0, join_timeout_s=15.0,
         )  # fmt: skip
-        self.core = world.core(config, (), choose=lambda members: members[-1])
+        self.core = Core(config, (), choose=lambda members: members[-1])
         self.world, self.name, self.incarnation = world, name, incarnation
         self.keys = JobKeys(world.store, "job")
         self.seen: dict[str, NodeRecord] = {}
@@ -148,7 +149,7 @@ class SimAgent:
         self.linked: set[tuple[str, int]] = set()
 
     def knows(self, other: SimAgent) -> bool:
-        known = self.core.nodes.get(other.name)
+        known = self.core.cluster.peers.nodes.get(other.name)
         return known is not None and known.record.incarnation == other.incarnation
 
     @property
@@ -159,8 +160,8 @@ class SimAgent:
 class World:
     """The nodes of one job, its store, and the faults."""
 
-    def __init__(self, seed: int, core: type[Core] = Core, play: Play | None = None) -> None:
-        self.play, self.core = play or draw(seed), core
+    def __init__(self, seed: int, play: Play | None = None) -> None:
+        self.play = play or draw(seed)
         self.rng = random.Random(seed)
         self.shape = shape_of(self.play)
         self.store = MemoryStore()
@@ -199,7 +200,7 @@ class World:
             self.now, _, act = heapq.heappop(self.heap)
             act()
             for agent in self._living():
-                due_s = agent.core.next_deadline_s()
+                due_s = agent.core.deadlines.next_s()
                 if due_s is not None and due_s <= self.now:
                     self.do(agent, agent.core.on_tick(self.now))
         self._check_end()
@@ -240,8 +241,8 @@ class World:
         if there is not None:
             self.past.append(there)
         self.agents[name] = agent
-        self.do(agent, agent.core.begin(agent.core.record, self.now))
-        self._put_record(agent, agent.core.record)
+        self.happen(agent, ev.NodeRegistered(record=agent.core.cluster.peers.record))
+        self._put_record(agent, agent.core.cluster.peers.record)
         for other in self._living():
             if other is not agent:
                 self.at(self.soon() + 0.05, lambda other=other: self._meet(agent, other))  # type: ignore[misc]
@@ -265,7 +266,7 @@ class World:
         def act() -> None:
             if not here.knows(there):
                 return
-            say = here.core.on_link(there.name, up=up, reason="link", now=self.now, closed=closed)
+            say = here.core.handle(ev.LinkChanged(node=there.name, up=up, reason="link", closed=closed), self.now)
             self.do(here, say)
 
         self.in_order(here, ("link", there.key), delay_s, act)
@@ -296,7 +297,7 @@ class World:
         def act() -> None:
             if self.away or self.now < self.distrust_until_s:
                 self._lease_ends(agent, max(0.5, self.distrust_until_s - self.now))
-            elif self.records.get(agent.name, agent.core.record).incarnation == agent.incarnation:
+            elif self.records.get(agent.name, agent.core.cluster.peers.record).incarnation == agent.incarnation:
                 self.records.pop(agent.name, None)
                 self._news()
 
@@ -317,25 +318,24 @@ class World:
         if self.away:
             self.in_order(agent, "news", 0.5, lambda: self._hear(agent, items, records))
             return
-        core = agent.core
         others = {name: record for name, record in records.items() if name != agent.name}
         gone = [name for name in agent.seen if name not in others]
         for name, record in others.items():
             if agent.seen.get(name) != record:
-                self.do(agent, core.on_record(record, self.now))
+                self.happen(agent, ev.NodeCame(record=record))
         agent.seen = others
         if "begun" in items:
-            self.do(agent, core.on_begun())
+            self.happen(agent, ev.FirstCommitStands())
         if "spec" in items:
-            self.do(agent, core.on_spec({"backups": self.play.backups}, self.now))
+            self.happen(agent, ev.SpecStands(spec={"backups": self.play.backups}))
         if "view" in items:
-            self.do(agent, core.on_view(decode_view(items["view"]), self.now))
+            self.happen(agent, ev.ViewStands(view=decode_view(items["view"])))
         if "roster" in items:
-            self.do(agent, core.on_roster(decode_roster(items["roster"]), self.now))
+            self.happen(agent, ev.RosterStands(roster=decode_roster(items["roster"])))
         if "end" in items:
-            self.do(agent, core.on_job_over(Over(**JobKeys.read(self._item("end"))), self.now))
+            self.happen(agent, ev.EndStands(over=Over(**JobKeys.read(self._item("end")))))
         for name in gone:
-            self.do(agent, core.on_record_gone(name, self.now))
+            self.happen(agent, ev.LeaseEnded(node=name))
 
     def _item(self, name: str) -> Any:
         return self.store.get(f"/elastrain/job/{name}")
@@ -343,7 +343,12 @@ class World:
     def _ask(self, agent: SimAgent, command: Command) -> None:
         if self.away:
             if isinstance(command, Propose):
-                self.in_order(agent, "answers", 1.0, lambda: self.do(agent, agent.core.on_answer(None, self.now)))
+                self.in_order(
+                    agent,
+                    "answers",
+                    1.0,
+                    lambda: self.happen(agent, ev.ProposalAnswered(view=None)),
+                )
             else:
                 self.at(0.5, lambda: self._ask(agent, command) if agent.alive else None)
             return
@@ -352,21 +357,39 @@ class World:
             case Propose():
                 self._check_proposal(agent, command.view)
                 stands = keys.put_view(command.view)
-                self.in_order(agent, "answers", answer, lambda: self.do(agent, core.on_answer(stands, self.now)))
+                self.in_order(
+                    agent,
+                    "answers",
+                    answer,
+                    lambda: self.happen(agent, ev.ProposalAnswered(view=stands)),
+                )
             case PutSpec():
                 spec = keys.put_spec(command.spec)
-                self.in_order(agent, "answers", answer, lambda: self.do(agent, core.on_spec(spec, self.now)))
+                self.in_order(agent, "answers", answer, lambda: self.happen(agent, ev.SpecStands(spec=spec)))
             case PutRoster():
                 roster = keys.put_roster(command.roster)
-                self.in_order(agent, "answers", answer, lambda: self.do(agent, core.on_roster(roster, self.now)))
+                self.in_order(
+                    agent,
+                    "answers",
+                    answer,
+                    lambda: self.happen(agent, ev.RosterStands(roster=roster)),
+                )
             case TakeNumber():
-                number = keys.take_number("members", at_least=core.first_unused_number())
-                self.in_order(agent, "answers", answer, lambda: self.do(agent, core.on_number(number, self.now)))
+                number = keys.take_number("members", at_least=core.cluster.first_unused_number())
+                self.in_order(
+                    agent,
+                    "answers",
+                    answer,
+                    lambda: self.happen(agent, ev.NumberTaken(number=number)),
+                )
             case PutBegun():
                 keys.put_once("begun", {})
         self._news()
 
     # ---- commands
+
+    def happen(self, agent: SimAgent, event: ev.Event) -> None:
+        self.do(agent, agent.core.handle(event, self.now))
 
     def do(self, agent: SimAgent, commands: Sequence[Command]) -> None:
         for command in commands:
@@ -391,7 +414,7 @@ class World:
         for other in self._living():
             reached = other.key in agent.linked and frozenset((agent.name, other.name)) not in self.cut
             if reached and node in (None, other.name):
-                act = lambda other=other: self.do(other, other.core.on_notice(agent.name, notice, self.now))  # noqa: E731
+                act = lambda other=other: self.happen(other, ev.NoticeCame(node=agent.name, notice=notice))  # noqa: E731
                 self.in_order(other, ("link", agent.key), self.soon(), act)
 
     def _end(self, agent: SimAgent, end: End) -> None:
@@ -419,7 +442,7 @@ class World:
     def _from_worker(self, worker: SimWorker, message: Any) -> None:
         agent = worker.agent
         if worker.alive:
-            act = lambda: self.do(agent, agent.core.on_message(worker.id, message, self.now))  # noqa: E731
+            act = lambda: self.happen(agent, ev.WorkerSpoke(member=worker.id, message=message))  # noqa: E731
             self.in_order(agent, ("worker", worker.id), 0.001, act)
 
     def _dies(self, worker: SimWorker, *, told: bool = True, code: int = -9) -> None:
@@ -429,8 +452,8 @@ class World:
         agent = worker.agent
 
         def act() -> None:
-            self.do(agent, agent.core.on_death(worker.id, "pidfd", self.now, self.now))
-            self.do(agent, agent.core.on_exit(worker.id, code, self.now))
+            self.happen(agent, ev.WorkerDied(member=worker.id, source="pidfd", at_s=self.now))
+            self.happen(agent, ev.WorkerExited(member=worker.id, exit_code=code))
 
         if told:
             self.in_order(agent, ("worker", worker.id), self.soon(), act)
@@ -627,13 +650,13 @@ class World:
         self.say(f"FAULT the store is away for {for_s:.1f} s")
         self.away = True
         for agent in self._living():
-            self.do(agent, agent.core.on_store_away("away", self.now))
+            self.happen(agent, ev.StoreWentAway(problem="away"))
 
         def back() -> None:
             self.away = False
             self.distrust_until_s = self.now + (DISTRUST_S if for_s > LEASE_S else 0.0)
             for agent in self._living():
-                self.do(agent, agent.core.on_store_back(self.now))
+                self.happen(agent, ev.StoreCameBack())
 
         self.at(for_s, back)
 
@@ -663,21 +686,26 @@ class World:
             raise Violation(f"a job whose state is whole (held by {who}) is ended: {why}")
 
     def _check_end(self) -> None:
-        waiting = [agent for agent in self._living() if agent.core.end is None]
+        waiting = [agent for agent in self._living() if agent.core.shutdown.end is None]
         if waiting and self.now - self.last_commit_s > GOES_ON_S:
-            told = [f"{a.name} parked: {a.core.parked.reason}" if a.core.parked else f"{a.name} waits" for a in waiting]
+            told = [
+                f"{a.name} parked: {a.core.parking.parked.reason}" if a.core.parking.parked else f"{a.name} waits"
+                for a in waiting
+            ]
             raise Violation(f"stands still since {self.last_commit_s:.1f} s: {'; '.join(told)}")
-        parked = [agent for agent in waiting if agent.core.parked is not None]
+        parked = [agent for agent in waiting if agent.core.parking.parked is not None]
         if parked:
-            raise Violation(f"{parked[0].name} is parked though all is mended: {parked[0].core.parked}")
+            raise Violation(f"{parked[0].name} is parked though all is mended: {parked[0].core.parking.parked}")
         for agent in waiting:
-            left_out = agent.core.view is None or not any(m.node == agent.name for m in agent.core.view.members)
+            left_out = agent.core.cluster.view is None or not any(
+                m.node == agent.name for m in agent.core.cluster.view.members
+            )
             if left_out:
-                raise Violation(f"{agent.name} has not come in: its view is {agent.core.view}")
+                raise Violation(f"{agent.name} has not come in: its view is {agent.core.cluster.view}")
 
 
 def outcome(world: World) -> str:
     """How the schedule ended: "goes on", "ended" or "lost" (all nodes, with nobody left to say anything)."""
     if any(agent.alive for agent in world.agents.values()):
         return "goes on"
-    return "ended" if any(agent.core.end is not None for agent in world.agents.values()) else "lost"
+    return "ended" if any(agent.core.shutdown.end is not None for agent in world.agents.values()) else "lost"

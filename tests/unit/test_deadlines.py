@@ -9,7 +9,7 @@ from pathlib import Path
 
 from elastrain.launcher import agent, embedded, links, registry, starting
 from elastrain.launcher.etcd_config import EtcdConfig
-from elastrain.launcher.values import JobConfig
+from elastrain.launcher.values import JobTimes
 from elastrain.runtime import channel, engine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +62,7 @@ def test_every_deadline_stands_in_the_table_with_its_default_and_nothing_else_do
 
 
 def test_deadlines_nest_as_the_table_says() -> None:
-    job = JobConfig(workers=1)
+    job = JobTimes()
     order = starting.Order(job="j", script=None, target="t")  # type: ignore[arg-type]
     assert links.SILENCE_S >= 5 * links.BEAT_S
     assert links.SILENCE_S + job.silence_grace_s <= registry.LEASE_S  # a majority judges before the lease proves

@@ -21,24 +21,25 @@ from elastrain.agent_messages import (
     Suspect,
 )
 from elastrain.launcher.core import Core
+from elastrain.launcher.core import events as ev
+from elastrain.launcher.core.stages import Stage
 from elastrain.launcher.faults import Fault
 from elastrain.launcher.state import describe
 from elastrain.launcher.values import (
     Command,
     End,
     FullPriority,
-    JobConfig,
     Kill,
     Log,
     Propose,
     PutRoster,
     PutSpec,
-    Stage,
     Start,
     TakeNumber,
     Tell,
 )
 from elastrain.world import Member
+from tests.support.agents import job_config
 
 C = TypeVar("C", bound=Command)
 NOW = 1000.0
@@ -50,10 +51,10 @@ class Job:
     """A core with a store that takes every proposal, and the commands that it gave."""
 
     def __init__(self, workers: int = 3, faults: Sequence[Fault] = (), **config: Any) -> None:
-        self.core = Core(JobConfig(workers=workers, **config), faults, choose=lambda members: members[-1])
+        self.core = Core(job_config(workers=workers, **config), faults, choose=lambda members: members[-1])
         self.done: list[Command] = []
         self.number = workers
-        self.do(self.core.begin(self.core.record, NOW))
+        self.happen(ev.NodeRegistered(record=self.core.cluster.peers.record))
 
     def do(self, commands: Sequence[Command]) -> list[Command]:
         """Does what the store does; returns all commands, those that followed from its answers in their place."""
@@ -66,18 +67,21 @@ class Job:
     def answer(self, command: Command) -> list[Command]:
         match command:
             case PutRoster():
-                return self.core.on_roster(command.roster, NOW)
+                return self.core.handle(ev.RosterStands(roster=command.roster), NOW)
             case PutSpec():
-                return self.core.on_spec(dict(command.spec), NOW)
+                return self.core.handle(ev.SpecStands(spec=dict(command.spec)), NOW)
             case TakeNumber():
                 self.number += 1
-                return self.core.on_number(self.number - 1, NOW)
+                return self.core.handle(ev.NumberTaken(number=self.number - 1), NOW)
             case Propose():
-                return self.core.on_answer(command.view, NOW)
+                return self.core.handle(ev.ProposalAnswered(view=command.view), NOW)
         return []
 
+    def happen(self, event: ev.Event, now: float = NOW) -> list[Command]:
+        return self.do(self.core.handle(event, now))
+
     def say(self, member: str, message: FromWorker, now: float = NOW) -> list[Command]:
-        return self.do(self.core.on_message(member, message, now))
+        return self.happen(ev.WorkerSpoke(member=member, message=message), now)
 
     def hello(self, member: str, now: float = NOW, **spec: Any) -> list[Command]:
         hello = Hello(member=member, address=f"unix:{member}", spec=spec or {"seed": 0})
@@ -88,17 +92,17 @@ class Job:
             self.say(member, Progress(step=step, loss=1.0, samples=step, holders=holders))
 
     def die(self, member: str, exit_code: int = -9, now: float = NOW) -> list[Command]:
-        died = self.do(self.core.on_death(member, "mutex", now, now))
-        return died + self.do(self.core.on_exit(member, exit_code, now))
+        died = self.happen(ev.WorkerDied(member=member, source="mutex", at_s=now), now)
+        return died + self.happen(ev.WorkerExited(member=member, exit_code=exit_code), now)
 
     @property
     def ids(self) -> tuple[str, ...]:
-        assert self.core.view is not None
-        return self.core.view.ids
+        assert self.core.cluster.view is not None
+        return self.core.cluster.view.ids
 
     @property
     def generation(self) -> int:
-        return self.core.view.generation if self.core.view else 0
+        return self.core.cluster.view.generation if self.core.cluster.view else 0
 
 
 def running(workers: int = 3, **config: Any) -> Job:
@@ -134,18 +138,18 @@ def test_first_view_comes_with_the_last_hello_in_order_of_slots() -> None:
     commands = job.hello("m1")
     assert job.ids == ("m0", "m1", "m2")
     assert told(commands, am.NewView) == ["m0", "m1", "m2"]
-    assert job.core.view is not None
-    assert of(Tell, commands)[-1].message == am.NewView(view=job.core.view)
+    assert job.core.cluster.view is not None
+    assert of(Tell, commands)[-1].message == am.NewView(view=job.core.cluster.view)
     third = Member(id="m2", node="node0", address="unix:m2")
-    assert (job.core.view.generation, job.core.view.members[2]) == (1, third)
+    assert (job.core.cluster.view.generation, job.core.cluster.view.members[2]) == (1, third)
 
 
 def test_death_edits_the_view_before_the_restart_and_the_new_worker_warms_up() -> None:
     job = running()
-    died = job.do(job.core.on_death("m1", "mutex", NOW, NOW))
+    died = job.happen(ev.WorkerDied(member="m1", source="mutex", at_s=NOW))
     assert job.ids == ("m0", "m2")
     assert told(died, am.NewView) == ["m0", "m2"]
-    ended = job.do(job.core.on_exit("m1", -9, NOW))
+    ended = job.happen(ev.WorkerExited(member="m1", exit_code=-9))
     assert of(Start, ended) == [Start(member="m3", slot=1, rank=2, restarts=1, warm_up=True, world_size=3)]
     joined = job.hello("m3")
     assert job.ids == ("m0", "m2", "m3")
@@ -178,14 +182,14 @@ def test_joiner_that_dies_is_not_given_priority_later() -> None:
 
 def test_death_is_handled_once_whatever_reports_it_again() -> None:
     job = running()
-    job.do(job.core.on_death("m1", "mutex", NOW, NOW))
-    assert job.do(job.core.on_death("m1", "pidfd", NOW, NOW)) == []
+    job.happen(ev.WorkerDied(member="m1", source="mutex", at_s=NOW))
+    assert job.happen(ev.WorkerDied(member="m1", source="pidfd", at_s=NOW)) == []
 
 
 def test_a_view_that_is_not_newer_changes_nothing() -> None:
     job = running()
-    assert job.core.view is not None
-    assert job.core.on_view(job.core.view, NOW) == []
+    assert job.core.cluster.view is not None
+    assert job.core.handle(ev.ViewStands(view=job.core.cluster.view), NOW) == []
 
 
 def test_whether_a_shard_is_lost_with_its_holders_is_said_by_the_members_that_remain() -> None:
@@ -218,10 +222,10 @@ def test_restart_no_longer_counts_an_hour_after_the_replacement_has_committed() 
     job.die("m0")
     job.hello("m3")
     assert job.do(job.core.on_tick(NOW + 3600)) == []
-    assert job.core.restarts_used == 1  # it has not done anything yet
+    assert job.core.cluster.workers.restarts_used == 1  # it has not done anything yet
     job.say("m3", Progress(step=1), NOW + 5000)
     job.do(job.core.on_tick(NOW + 8599))
-    assert job.core.restarts_used == 1
+    assert job.core.cluster.workers.restarts_used == 1
     job.do(job.core.on_tick(NOW + 8600))
     assert describe(job.core, "job", NOW)["restarts_left"] == 1
     assert of(Start, job.die("m3"))[0].restarts == 2
@@ -237,7 +241,9 @@ def test_joiner_that_dies_while_warming_up_is_started_again() -> None:
 def test_restart_that_fails_costs_only_that_member() -> None:
     job = running()
     job.die("m1")
-    assert logged(job.core.on_start_failed("m3", "no more processes"), "start_failed")[0].say.startswith("m3 could not")
+    assert logged(job.core.handle(ev.StartFailed(member="m3", problem="no more processes"), NOW), "start_failed")[
+        0
+    ].say.startswith("m3 could not")
     assert job.do(job.core.on_tick(NOW + 60)) == []
     for member in ("m0", "m2"):
         commands = finish(job, member)
@@ -245,7 +251,7 @@ def test_restart_that_fails_costs_only_that_member() -> None:
 
 
 def test_first_worker_that_can_not_be_started_ends_the_job() -> None:
-    end = of(End, Job(2).core.on_start_failed("m1", "permission denied"))[0]
+    end = of(End, Job(2).core.handle(ev.StartFailed(member="m1", problem="permission denied"), NOW))[0]
     assert (end.code, end.sentence) == (1, "m1 could not be started: permission denied")
 
 
@@ -278,7 +284,7 @@ def test_worker_killed_before_the_first_commit_leaves_the_view_and_another_takes
     commands = job.die("m1")
     assert not of(End, commands)
     assert job.ids == ("m0",)
-    assert job.core.view is not None and not job.core.view.begun
+    assert job.core.cluster.view is not None and not job.core.cluster.view.begun
     job.hello("m2")
     assert job.ids == ("m0", "m2")
 
@@ -298,7 +304,7 @@ def test_only_worker_killed_before_the_first_commit_begins_the_job_anew() -> Non
     assert not of(End, job.die("m0"))
     job.hello("m1")
     assert (job.ids, job.generation) == (("m1",), 2)
-    assert job.core.view is not None and not job.core.view.begun
+    assert job.core.cluster.view is not None and not job.core.cluster.view.begun
 
 
 def test_script_that_ends_by_a_signal_at_every_start_ends_with_the_restarts() -> None:
@@ -329,17 +335,17 @@ def test_exception_before_the_first_commit_ends_the_job_with_its_traceback() -> 
 
 def test_join_deadline_runs_from_the_first_hello_and_names_the_missing() -> None:
     job = Job(3, join_timeout_s=5.0)
-    assert job.core.next_deadline_s() is None
+    assert job.core.deadlines.next_s() is None
     job.hello("m1", now=NOW)
     job.hello("m0", now=NOW + 3)
-    assert job.core.next_deadline_s() == NOW + 5
+    assert job.core.deadlines.next_s() == NOW + 5
     assert job.do(job.core.on_tick(NOW + 4.9)) == []
     end = of(End, job.do(job.core.on_tick(NOW + 5)))[0]
     assert end.sentence.startswith("2 of 3 workers were ready within 5 s of the first; missing: m2.")
 
 
 def test_join_deadline_ends_with_the_first_view() -> None:
-    assert running().core.next_deadline_s() is None
+    assert running().core.deadlines.next_s() is None
 
 
 def test_first_worker_of_another_spec_ends_the_job() -> None:
@@ -371,7 +377,7 @@ def test_joiner_of_another_spec_is_refused_and_not_started_again() -> None:
     commands = job.hello("m3", seed=9)
     assert told(commands, am.Refused) == ["m3"]
     assert not of(End, commands)
-    assert job.core.next_deadline_s() == NOW + 2
+    assert job.core.deadlines.next_s() == NOW + 2
     assert of(Kill, job.do(job.core.on_tick(NOW + 2)))[0].member == "m3"
     assert not of(Start, job.die("m3"))
     assert job.ids == ("m0", "m2")
@@ -576,20 +582,20 @@ def test_late_joiner_does_not_spoil_the_end_of_scripts_that_end_early() -> None:
 
 def test_after_the_end_nothing_is_decided_any_more() -> None:
     job = running()
-    assert of(End, job.do(job.core.stop(143, "stopped by SIGTERM")))[0].code == 143
-    assert job.do(job.core.stop(130, "stopped by SIGINT")) == []
+    assert of(End, job.happen(ev.StopAsked(code=143, sentence="stopped by SIGTERM")))[0].code == 143
+    assert job.happen(ev.StopAsked(code=130, sentence="stopped by SIGINT")) == []
     assert [c.event for c in of(Log, job.die("m0"))] == ["death", "exit"]
     assert job.say("m1", LostState(sentence="?")) == []
     assert logged(job.say("m1", Note(fields={"x": 1})), "note")
-    assert job.core.next_deadline_s() is None
+    assert job.core.deadlines.next_s() is None
 
 
 def test_channel_that_breaks_leaves_the_worker_a_little_time_to_end() -> None:
     job = running()
-    assert job.do(job.core.on_channel_closed("m0", NOW)) == []
+    assert job.happen(ev.ChannelClosed(member="m0")) == []
     assert of(Kill, job.do(job.core.on_tick(NOW + 2)))[0].member == "m0"
     job.die("m1")
-    job.core.on_channel_closed("m1", NOW)
+    job.core.handle(ev.ChannelClosed(member="m1"), NOW)
     assert job.do(job.core.on_tick(NOW + 2)) == []
 
 
@@ -665,22 +671,22 @@ def test_steps_committed_again_are_counted() -> None:
     job = running()
     job.commit(1)
     job.commit(2)
-    assert job.core.steps_lost == 0
+    assert job.core.cluster.workers.steps_lost == 0
     job.commit(1, "m0")
-    assert job.core.steps_lost == 2
+    assert job.core.cluster.workers.steps_lost == 2
 
 
 def test_worker_stage_follows_its_life() -> None:
     job = Job(1)
-    stages = [job.core.workers["m0"].stage]
+    stages = [job.core.cluster.workers.by_id["m0"].stage]
     job.hello("m0")
-    stages.append(job.core.workers["m0"].stage)
+    stages.append(job.core.cluster.workers.by_id["m0"].stage)
     job.commit(0)
     finish(job, "m0")
-    stages.append(job.core.workers["m0"].stage)
-    assert stages == [Stage.STARTING, Stage.MEMBER, Stage.GONE]
+    stages.append(job.core.cluster.workers.by_id["m0"].stage)
+    assert stages == [Stage.STARTING, Stage.MEMBER, Stage.LEFT]
 
 
 def test_worker_that_talks_nonsense_is_ended() -> None:
-    kill = of(Kill, running().core.on_bad_message("m0", "no JSON"))[0]
+    kill = of(Kill, running().core.handle(ev.WorkerMisspoke(member="m0", problem="no JSON"), NOW))[0]
     assert kill.reason == "m0 sent what no worker sends: no JSON"

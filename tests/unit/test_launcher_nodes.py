@@ -11,6 +11,7 @@ import pytest
 from elastrain import agent_messages as am
 from elastrain.agent_messages import Diverged, Failed, Finished, Hello, LostState, Progress, Struck, Suspect
 from elastrain.launcher.core import Core
+from elastrain.launcher.core import events as ev
 from elastrain.launcher.faults import Fault
 from elastrain.launcher.notices import NOTICE, Exited, Left, Over, Raised
 from elastrain.launcher.state import describe
@@ -18,7 +19,6 @@ from elastrain.launcher.store import MemoryStore
 from elastrain.launcher.values import (
     Command,
     End,
-    JobConfig,
     Kill,
     KillNode,
     Log,
@@ -35,6 +35,7 @@ from elastrain.launcher.values import (
 )
 from elastrain.launcher.views import JobKeys
 from elastrain.membership import NOBODY_LEFT
+from tests.support.agents import job_config
 
 NOW = 1000.0
 
@@ -44,7 +45,7 @@ class Agent:
 
     def __init__(self, cluster: Cluster, name: str, incarnation: int, **config: Any) -> None:
         settings = {"workers": 1, "nodes_min": 3, "nodes_max": 3, **config}
-        self.core = Core(JobConfig(node=name, incarnation=incarnation, **settings), (), choose=lambda m: m[-1])
+        self.core = Core(job_config(node=name, incarnation=incarnation, **settings), (), choose=lambda m: m[-1])
         self.cluster, self.name = cluster, name
         self.keys = JobKeys(cluster.store, "job")
         self.done: list[Command] = []
@@ -52,11 +53,11 @@ class Agent:
 
     @property
     def members(self) -> tuple[str, ...]:
-        return self.core.view.ids if self.core.view else ()
+        return self.core.cluster.view.ids if self.core.cluster.view else ()
 
     @property
     def end(self) -> End | None:
-        return self.core.end
+        return self.core.shutdown.end
 
     def logged(self, event: str) -> list[Log]:
         return [c for c in self.done if isinstance(c, Log) and c.event == event]
@@ -81,28 +82,28 @@ class Cluster:
     def add(self, name: str, **config: Any) -> Agent:
         self._starts += 1
         agent = self.agents[name] = Agent(self, name, self._starts, **config)
-        self.put_record(agent, agent.core.record)
+        self.put_record(agent, agent.core.cluster.peers.record)
         for other in self.living:
             if other is not agent:
-                self.do(agent, agent.core.on_record(self.records[other.name], self.now))
+                self.happen(agent, ev.NodeCame(record=self.records[other.name]))
                 if frozenset((name, other.name)) not in self.cut:
                     self.link(agent, other)
-        self.do(agent, agent.core.begin(agent.core.record, self.now))
+        self.happen(agent, ev.NodeRegistered(record=agent.core.cluster.peers.record))
         self.answer()
         if self.begun:
-            agent.core.on_begun()
+            agent.core.handle(ev.FirstCommitStands(), NOW)
         roster, view = self.store.get(agent.keys.prefix + "roster"), self.newest
         if roster is not None:
-            self.do(agent, agent.core.on_roster(agent.keys.put_roster(agent.core.roster or _nobody()), self.now))
+            self.happen(agent, ev.RosterStands(roster=agent.keys.put_roster(agent.core.cluster.roster or _nobody())))
         if view is not None:
-            self.do(agent, agent.core.on_view(view.core.view, self.now))  # type: ignore[arg-type]
+            self.happen(agent, ev.ViewStands(view=view.core.cluster.view))  # type: ignore[arg-type]
         self.answer()
         return agent
 
     @property
     def newest(self) -> Agent | None:
-        known = [agent for agent in self.agents.values() if agent.core.view is not None]
-        return max(known, key=lambda agent: agent.core.view.generation, default=None)  # type: ignore[union-attr]
+        known = [agent for agent in self.agents.values() if agent.core.cluster.view is not None]
+        return max(known, key=lambda agent: agent.core.cluster.view.generation, default=None)  # type: ignore[union-attr]
 
     @property
     def living(self) -> list[Agent]:
@@ -110,13 +111,13 @@ class Cluster:
 
     def link(self, one: Agent, other: Agent) -> None:
         for here, there in ((one, other), (other, one)):
-            self.do(here, here.core.on_link(there.name, up=True, reason="linked", now=self.now))
+            self.happen(here, ev.LinkChanged(node=there.name, up=True, reason="linked"))
 
     def put_record(self, agent: Agent, record: NodeRecord) -> None:
         self.records[agent.name] = record
         for other in self.living:
             if other is not agent:
-                self.do(other, other.core.on_record(record, self.now))
+                self.happen(other, ev.NodeCame(record=record))
 
     def do(self, agent: Agent, commands: Sequence[Command]) -> None:
         for command in commands:
@@ -127,15 +128,18 @@ class Cluster:
                 case PutBegun():
                     self.begun = True
                     for other in self.living:
-                        other.core.on_begun()
+                        other.core.handle(ev.FirstCommitStands(), NOW)
                 case TellNodes():
                     for other in self.living:
                         cut_off = frozenset((agent.name, other.name)) in self.cut
                         reached = not cut_off and other.name not in self.deaf
                         if other is not agent and command.node in (None, other.name) and reached:
-                            self.do(other, other.core.on_notice(agent.name, command.message, self.now))
+                            self.happen(other, ev.NoticeCame(node=agent.name, notice=command.message))
                 case Propose() | PutSpec() | PutRoster() | TakeNumber():
                     self._asked.append((agent, command))
+
+    def happen(self, agent: Agent, event: ev.Event, now: float | None = None) -> None:
+        self.do(agent, agent.core.handle(event, self.now if now is None else now))
 
     def answer(self) -> None:
         """Everything that was asked of the store, and what follows from it, is dealt with."""
@@ -145,31 +149,31 @@ class Cluster:
                 continue
             match command:
                 case Propose() if not self.store_answers:
-                    self.do(agent, agent.core.on_answer(None, self.now))
+                    self.happen(agent, ev.ProposalAnswered(view=None))
                 case Propose():
                     stands = agent.keys.put_view(command.view)
-                    self.do(agent, agent.core.on_answer(stands, self.now))
+                    self.happen(agent, ev.ProposalAnswered(view=stands))
                     for other in [other for other in self.living if other.name not in self.deaf]:
-                        self.do(other, other.core.on_view(stands, self.now))
+                        self.happen(other, ev.ViewStands(view=stands))
                 case PutSpec():
-                    self.do(agent, agent.core.on_spec(agent.keys.put_spec(command.spec), self.now))
+                    self.happen(agent, ev.SpecStands(spec=agent.keys.put_spec(command.spec)))
                 case PutRoster():
                     roster = agent.keys.put_roster(command.roster)
                     for other in self.living:
-                        self.do(other, other.core.on_roster(roster, self.now))
+                        self.happen(other, ev.RosterStands(roster=roster))
                 case TakeNumber():
-                    number = agent.keys.take_number("members", at_least=agent.core.first_unused_number())
-                    self.do(agent, agent.core.on_number(number, self.now))
+                    number = agent.keys.take_number("members", at_least=agent.core.cluster.first_unused_number())
+                    self.happen(agent, ev.NumberTaken(number=number))
 
     # ---- what happens to nodes and workers
 
     def say(self, member: str, message: Any) -> None:
         agent = self.of(member)
-        self.do(agent, agent.core.on_message(member, message, self.now))
+        self.happen(agent, ev.WorkerSpoke(member=member, message=message))
         self.answer()
 
     def of(self, member: str) -> Agent:
-        return next(agent for agent in self.living if member in agent.core.workers)
+        return next(agent for agent in self.living if member in agent.core.cluster.workers.by_id)
 
     def hello(self, *members: str, **spec: Any) -> None:
         for member in members:
@@ -181,22 +185,22 @@ class Cluster:
 
     def die(self, member: str, exit_code: int = -9) -> None:
         agent = self.of(member)
-        self.do(agent, agent.core.on_death(member, "mutex", self.now, self.now))
+        self.happen(agent, ev.WorkerDied(member=member, source="mutex", at_s=self.now))
         self.answer()
-        self.do(agent, agent.core.on_exit(member, exit_code, self.now))
+        self.happen(agent, ev.WorkerExited(member=member, exit_code=exit_code))
         self.answer()
 
     def kill_node(self, name: str) -> None:
         """Power cut: nobody of it says a word; the others find its port closed, later its lease gone."""
         self.agents[name].alive = False
         for other in self.living:
-            self.do(other, other.core.on_link(name, up=False, closed=True, reason="port closed", now=self.now))
+            self.happen(other, ev.LinkChanged(node=name, up=False, reason="port closed", closed=True))
         self.answer()
 
     def lease_goes(self, name: str) -> None:
         for other in self.living:
             if other.name != name:
-                self.do(other, other.core.on_record_gone(name, self.now))
+                self.happen(other, ev.LeaseEnded(node=name))
         self.answer()
 
     def cut_off(self, name: str) -> None:
@@ -204,8 +208,8 @@ class Cluster:
         for other in self.living:
             if other.name != name:
                 self.cut.add(frozenset((name, other.name)))
-                self.do(other, other.core.on_link(name, up=False, reason="silence", now=self.now))
-                self.do(self.agents[name], self.agents[name].core.on_link(other.name, up=False, reason="s", now=NOW))
+                self.happen(other, ev.LinkChanged(node=name, up=False, reason="silence"))
+                self.happen(self.agents[name], ev.LinkChanged(node=other.name, up=False, reason="s"), NOW)
         self.answer()
         self.tick(0.6)
 
@@ -262,7 +266,7 @@ def test_first_view_needs_the_workers_of_all_nodes() -> None:
     assert views_of(cluster) == {()}
     cluster.hello("m1")
     assert views_of(cluster) == {ALL}
-    assert {m.node for m in cluster.agents["node0"].core.view.members} == {"node0", "node1", "node2"}  # type: ignore[union-attr]
+    assert {m.node for m in cluster.agents["node0"].core.cluster.view.members} == {"node0", "node1", "node2"}  # type: ignore[union-attr]
 
 
 def test_between_min_and_max_the_last_call_decides() -> None:
@@ -272,7 +276,7 @@ def test_between_min_and_max_the_last_call_decides() -> None:
     cluster.tick(4.9)
     assert not any(isinstance(c, PutRoster) for agent in cluster.living for c in agent.done)
     cluster.tick(0.2)
-    roster = cluster.agents["node1"].core.roster
+    roster = cluster.agents["node1"].core.cluster.roster
     assert roster is not None
     assert [node.name for node in roster.nodes] == ["node0", "node1"]
 
@@ -349,7 +353,7 @@ def test_all_nodes_lost_before_the_first_commit_and_started_again_begin_the_job_
         cluster.add(name, nodes_min=2, nodes_max=2)
     cluster.hello("m2", "m3")
     assert views_of(cluster) == {("m2", "m3")}
-    assert not any(agent.core.view.begun for agent in cluster.living)  # type: ignore[union-attr]
+    assert not any(agent.core.cluster.view.begun for agent in cluster.living)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("old_key_of_the_other", [True, False])
@@ -365,7 +369,7 @@ def test_all_nodes_lost_and_started_again_under_the_same_names_say_that_the_stat
     cluster.agents["node1"].alive = False
     again = cluster.add("node0", nodes_min=2, nodes_max=2)
     if old_key_of_the_other:
-        cluster.do(again, again.core.on_record(cluster.records["node1"], cluster.now))
+        cluster.happen(again, ev.NodeCame(record=cluster.records["node1"]))
     cluster.add("node1", nodes_min=2, nodes_max=2)
     cluster.answer()
     assert [(a.end.code, a.end.sentence) for a in cluster.living if a.end] == [(1, NOBODY_LEFT)] * 2
@@ -408,10 +412,10 @@ def test_each_node_that_was_never_met_has_its_own_time_to_answer() -> None:
     for name in ("node0", "node1", "node2"):
         cluster.add(name)
     agent = cluster.agents["node0"]
-    cluster.do(agent, agent.core.on_record_gone("node1", cluster.now))
+    cluster.happen(agent, ev.LeaseEnded(node="node1"))
     cluster.tick(1.5)
-    cluster.do(agent, agent.core.on_record_gone("node2", cluster.now))
-    cluster.do(agent, agent.core.on_record(cluster.records["node1"], cluster.now))
+    cluster.happen(agent, ev.LeaseEnded(node="node2"))
+    cluster.happen(agent, ev.NodeCame(record=cluster.records["node1"]))
     cluster.tick(1.0)
     assert not agent.logged("node_dead")
     cluster.tick(1.5)
@@ -427,7 +431,7 @@ def test_node_whose_script_ended_well_before_the_first_commit_is_not_lost() -> N
     cluster.cut.add(frozenset(("node0", "node1")))  # node0 hears nothing of it but what the store says
     cluster.die("m1", exit_code=0)
     assert cluster.agents["node1"].end is not None
-    cluster.do(cluster.agents["node0"], cluster.agents["node0"].core.on_left("node1"))
+    cluster.happen(cluster.agents["node0"], ev.NodeLeft(node="node1"), NOW)
     cluster.kill_node("node1")
     cluster.lease_goes("node1")
     assert [agent.end for agent in cluster.living] == [None, None]
@@ -440,7 +444,7 @@ def test_death_on_one_node_makes_one_new_view_for_all_and_its_own_node_starts_an
     cluster = running()
     cluster.die("m1")
     assert views_of(cluster) == {("m0", "m2")}
-    assert {agent.core.view.generation for agent in cluster.living} == {2}  # type: ignore[union-attr]
+    assert {agent.core.cluster.view.generation for agent in cluster.living} == {2}  # type: ignore[union-attr]
     assert [c.member for c in cluster.agents["node1"].done if isinstance(c, Start)] == ["m1", "m3"]
     cluster.hello("m3")
     assert views_of(cluster) == {("m0", "m2", "m3")}
@@ -450,18 +454,20 @@ def test_agents_that_propose_for_the_same_loss_agree_on_the_faster_ones_view() -
     cluster = running()
     for member in ("m0", "m2"):  # both agents ask before either is answered
         agent = cluster.of(member)
-        cluster.do(agent, agent.core.on_message(member, Suspect(member="m1", reason="ended", dead=True), NOW))
+        cluster.happen(
+            agent, ev.WorkerSpoke(member=member, message=Suspect(member="m1", reason="ended", dead=True)), NOW
+        )
     assert sum(isinstance(c, Propose) for agent in cluster.living for c in agent.done if isinstance(c, Propose)) >= 2
     cluster.answer()
     assert views_of(cluster) == {("m0", "m2")}
-    assert cluster.agents["node0"].core.view.generation == 2  # type: ignore[union-attr]
+    assert cluster.agents["node0"].core.cluster.view.generation == 2  # type: ignore[union-attr]
 
 
 def test_members_of_a_killed_node_leave_in_one_view_by_the_majority_of_the_others() -> None:
     cluster = running()
     cluster.kill_node("node2")
     assert views_of(cluster) == {("m0", "m1")}
-    assert cluster.agents["node0"].core.view.generation == 2  # type: ignore[union-attr]
+    assert cluster.agents["node0"].core.cluster.view.generation == 2  # type: ignore[union-attr]
 
 
 def test_even_split_waits_for_the_lease() -> None:
@@ -498,7 +504,7 @@ def test_isolated_minority_says_that_it_is_parked_why_and_since_when() -> None:
     cluster = running()
     isolated = cluster.agents["node2"]
     cluster.store_answers = False
-    cluster.do(isolated, isolated.core.on_store_away("no answer within 4 s", cluster.now))
+    cluster.happen(isolated, ev.StoreWentAway(problem="no answer within 4 s"))
     began = cluster.now
     cluster.cut_off("node2")
     cluster.tick(10.0)
@@ -524,7 +530,7 @@ def test_node_that_may_not_judge_is_parked_too_when_the_others_are_silent() -> N
 def test_parked_node_ends_after_its_limit_and_the_others_do_not() -> None:
     cluster = running(park_timeout_s=60.0)
     isolated = cluster.agents["node2"]
-    isolated.core.on_view = lambda view, now: []  # type: ignore[method-assign]  # it is cut off from the store, too
+    cluster.deaf.add("node2")  # it is cut off from the store, too
     cluster.cut_off("node2")
     cluster.tick(59.0)
     assert isolated.end is None
@@ -543,7 +549,7 @@ def test_nodes_that_answer_again_end_the_parking() -> None:
     cluster.hello("m0", "m1")
     cluster.commit(0, "m0", "m1", holders={"0": ("m0", "m1")})
     cluster.cut_off("node1")
-    assert all(agent.core.parked is not None for agent in cluster.living)
+    assert all(agent.core.parking.parked is not None for agent in cluster.living)
     cluster.cut.clear()
     cluster.link(cluster.agents["node0"], cluster.agents["node1"])
     assert [len(agent.logged("unparked")) for agent in cluster.living] == [1, 1]
@@ -555,9 +561,9 @@ def test_nodes_that_answer_again_end_the_parking() -> None:
 def test_node_that_comes_back_when_the_job_is_over_ends_and_does_not_begin_anew() -> None:
     cluster = running()
     isolated = cluster.agents["node2"]
-    isolated.core.on_view = lambda view, now: []  # type: ignore[method-assign]  # it is cut off from the store, too
+    cluster.deaf.add("node2")  # it is cut off from the store, too
     cluster.cut_off("node2")
-    cluster.do(isolated, isolated.core.on_removed(cluster.now))
+    cluster.happen(isolated, ev.ViewRemoved())
     assert isolated.end is not None
     assert (isolated.end.code, isolated.end.everywhere) == (1, False)
     assert isolated.end.sentence == "the job has ended while this node could not be reached"
@@ -567,7 +573,7 @@ def test_view_that_somebody_took_away_from_living_nodes_is_put_again() -> None:
     cluster = running()
     agent = cluster.agents["node0"]
     cluster.store.commit(expect={}, delete=[agent.keys.prefix + "view"])
-    cluster.do(agent, agent.core.on_removed(cluster.now))
+    cluster.happen(agent, ev.ViewRemoved())
     cluster.answer()
     assert all(agent.end is None for agent in cluster.living)
     assert cluster.store.get(agent.keys.prefix + "view") is not None
@@ -607,7 +613,7 @@ def test_newcomer_that_has_said_nothing_yet_lets_its_agent_remove_the_dead_and_s
     assert views_of(cluster) == {("m0", "m2")}
     cluster.kill_node("node0")
     (survivor,) = cluster.living
-    assert survivor.core.parked is not None
+    assert survivor.core.parking.parked is not None
     cluster.lease_goes("node0")
     assert survivor.members == ("m2",)
     cluster.say("m2", LostState(sentence="nobody of the job is left"))
@@ -649,9 +655,9 @@ def test_agent_that_has_missed_a_view_does_not_end_the_job_for_the_members_of_th
     cluster.die("m0")
     cluster.deaf.clear()
     for node in ("node0", "node1"):
-        late.core.nodes[node].linked = False
-    late.core._dead_elsewhere.add("m0")  # links are quicker than the store
-    cluster.do(late, late.core.on_notice("node1", Exited(member="m1"), cluster.now))
+        late.core.cluster.peers.nodes[node].linked = False
+    late.core.cluster.peers.dead_members.add("m0")  # links are quicker than the store
+    cluster.happen(late, ev.NoticeCame(node="node1", notice=Exited(member="m1")))
     assert isinstance(late.done[-1], Propose) and not late.done[-1].view.members
     cluster.answer()
     assert late.members == ("m4",)
@@ -713,7 +719,7 @@ def test_agent_whose_members_are_all_gone_removes_nobody_who_is_only_silent() ->
     before = views_of(cluster)
     agent = cluster.agents["node0"]
     cluster.die("m0")
-    cluster.do(agent, agent.core.on_link("node2", up=False, closed=True, reason="port closed", now=cluster.now))
+    cluster.happen(agent, ev.LinkChanged(node="node2", up=False, reason="port closed", closed=True))
     cluster.answer()
     assert before == {("m0", "m2")}
     assert agent.members == ("m2",)
@@ -728,8 +734,8 @@ def test_agent_that_was_out_of_reach_hears_of_a_death_when_it_is_linked_again() 
     cluster.die("m1")
     assert views_of(cluster) == {ALL}
     cluster.cut.clear()
-    other.core.nodes["node0"].linked = False
-    cluster.do(other, other.core.on_link("node0", up=True, reason="again", now=NOW))
+    other.core.cluster.peers.nodes["node0"].linked = False
+    cluster.happen(other, ev.LinkChanged(node="node0", up=True, reason="again"), NOW)
     cluster.store_answers = True
     cluster.tick(1.0)
     assert one.members == ("m0", "m2")
@@ -768,7 +774,7 @@ def test_newcomer_waits_until_its_agent_reaches_every_node_of_the_view() -> None
     cluster.hello(*ALL)
     cluster.commit(0, *ALL, holders=RING)
     late = cluster.add("node3", nodes_max=4)
-    late.core.nodes["node1"].linked = False
+    late.core.cluster.peers.nodes["node1"].linked = False
     cluster.hello("m3")
     assert views_of(cluster) == {ALL}
     cluster.link(late, cluster.agents["node1"])
@@ -801,20 +807,20 @@ def test_loss_while_the_store_is_away_parks_says_so_and_goes_on_when_it_is_back(
     cluster.store_answers = True
     cluster.tick(0.6)
     assert views_of(cluster) == {("m0", "m2")}
-    assert cluster.agents["node0"].core.parked is None
+    assert cluster.agents["node0"].core.parking.parked is None
 
 
 def test_outage_of_the_store_is_told_once_and_so_is_its_end() -> None:
     cluster = running()
     agent = cluster.agents["node0"]
     for _ in range(3):
-        cluster.do(agent, agent.core.on_store_away("no answer", cluster.now))
+        cluster.happen(agent, ev.StoreWentAway(problem="no answer"))
     cluster.now += 30.0
     for _ in range(2):
-        cluster.do(agent, agent.core.on_store_back(cluster.now))
+        cluster.happen(agent, ev.StoreCameBack())
     assert [len(agent.logged(event)) for event in ("store_away", "store_back")] == [1, 1]
     assert agent.logged("store_back")[0].say == "the store answers again, after 30 s"
-    assert agent.core.parked is None
+    assert agent.core.parking.parked is None
 
 
 # ---- failures of the script
@@ -841,8 +847,8 @@ def test_same_failure_on_members_of_two_nodes_ends_the_job_on_all_with_its_trace
 def test_node_that_learns_of_the_end_from_the_store_shows_its_traceback_too() -> None:
     cluster = running()
     late = cluster.agents["node2"]
-    cluster.do(
-        late, late.core.on_job_over(Over(code=1, sentence="a fault in the script", detail="Traceback on m1"), NOW)
+    cluster.happen(
+        late, ev.EndStands(over=Over(code=1, sentence="a fault in the script", detail="Traceback on m1")), NOW
     )
     assert late.end is not None
     assert (late.end.code, late.end.detail) == (1, "Traceback on m1")
@@ -865,7 +871,7 @@ def test_failure_that_a_node_missed_is_told_when_its_agent_answers_again() -> No
     cluster.say("m0", raised("m0"))
     cluster.cut.clear()
     for agent, other in (("node0", "node1"), ("node1", "node0")):
-        cluster.agents[agent].core.nodes[other].linked = False
+        cluster.agents[agent].core.cluster.peers.nodes[other].linked = False
     cluster.link(cluster.agents["node0"], cluster.agents["node1"])
     cluster.say("m1", raised("m1"))
     assert all(agent.end is not None and agent.end.detail for agent in cluster.living)
@@ -885,8 +891,8 @@ def test_long_traceback_fits_into_what_agents_may_say() -> None:
 def finish(cluster: Cluster, member: str) -> None:
     agent = cluster.of(member)
     cluster.say(member, Finished(step=9, digest="d"))
-    cluster.do(agent, agent.core.on_death(member, "pidfd", cluster.now, cluster.now))
-    cluster.do(agent, agent.core.on_exit(member, 0, cluster.now))
+    cluster.happen(agent, ev.WorkerDied(member=member, source="pidfd", at_s=cluster.now))
+    cluster.happen(agent, ev.WorkerExited(member=member, exit_code=0))
     cluster.answer()
 
 
@@ -903,7 +909,7 @@ def test_every_node_ends_well_when_its_own_members_have_left() -> None:
         finish(cluster, member)
     assert {(agent.end.code, agent.end.everywhere) for agent in cluster.living if agent.end} == {(0, False)}
     assert all(agent.end is not None for agent in cluster.living)
-    assert cluster.agents["node2"].core.view.generation == 1  # type: ignore[union-attr]
+    assert cluster.agents["node2"].core.cluster.view.generation == 1  # type: ignore[union-attr]
 
 
 def test_members_of_two_nodes_that_end_with_different_parameters_fail_the_job_on_all_nodes() -> None:
@@ -950,14 +956,14 @@ def test_node_that_has_finished_first_waits_for_nobody_who_is_dead() -> None:
 
 def test_node_that_has_finished_first_waits_for_no_node_that_does_not_answer() -> None:
     agent = finished_first(cluster := running())
-    cluster.do(agent, agent.core.on_link("node2", up=False, reason="silence", now=NOW))
+    cluster.happen(agent, ev.LinkChanged(node="node2", up=False, reason="silence"), NOW)
     assert agent.end is not None
     assert agent.end.code == 0
 
 
 def test_node_that_has_finished_first_waits_for_no_node_that_has_left() -> None:
     agent = finished_first(cluster := running())
-    cluster.do(agent, agent.core.on_notice("node2", Left(), NOW))
+    cluster.happen(agent, ev.NoticeCame(node="node2", notice=Left()), NOW)
     assert agent.end is not None
     assert agent.end.code == 0
 
@@ -979,7 +985,7 @@ def test_digest_told_while_two_agents_did_not_hear_each_other_is_told_again() ->
     finish(cluster, "m0")
     cluster.cut.clear()
     one, other = cluster.agents["node0"], cluster.agents["node1"]
-    one.core.nodes["node1"].linked = other.core.nodes["node0"].linked = False
+    one.core.cluster.peers.nodes["node1"].linked = other.core.cluster.peers.nodes["node0"].linked = False
     cluster.link(one, other)
     cluster.say("m1", Finished(step=9, digest="other"))
     assert [agent.end.code for agent in cluster.living if agent.end] == [1, 1, 1]
@@ -993,8 +999,8 @@ def test_node_that_came_too_late_ends_well_when_the_others_have_finished() -> No
     finish(cluster, "m0")
     finish(cluster, "m1")
     assert [c.member for c in late.done if isinstance(c, Kill)] == ["m3"]
-    cluster.do(late, late.core.on_death("m3", "pidfd", NOW, NOW))
-    cluster.do(late, late.core.on_exit("m3", -9, NOW))
+    cluster.happen(late, ev.WorkerDied(member="m3", source="pidfd", at_s=NOW), NOW)
+    cluster.happen(late, ev.WorkerExited(member="m3", exit_code=-9), NOW)
     assert late.end is not None
     assert late.end.code == 0
 
@@ -1011,8 +1017,8 @@ def test_node_without_workers_left_ends_by_itself_and_the_others_go_on() -> None
 def test_stopping_one_agent_leaves_the_others_running() -> None:
     cluster = running()
     agent = cluster.agents["node1"]
-    cluster.do(agent, agent.core.stop(143, "stopped by SIGTERM"))
-    cluster.do(agent, agent.core.on_death("m1", "pidfd", NOW, NOW))
+    cluster.happen(agent, ev.StopAsked(code=143, sentence="stopped by SIGTERM"), NOW)
+    cluster.happen(agent, ev.WorkerDied(member="m1", source="pidfd", at_s=NOW), NOW)
     cluster.answer()
     assert cluster.agents["node0"].end is None
     assert cluster.agents["node0"].members == ("m0", "m2")
@@ -1065,8 +1071,8 @@ def test_plain_scripts_may_end_on_one_node_after_the_other() -> None:
         cluster.add(name)
     for n in range(3):
         agent = cluster.agents[f"node{n}"]
-        cluster.do(agent, agent.core.on_death(f"m{n}", "pidfd", NOW, NOW))
-        cluster.do(agent, agent.core.on_exit(f"m{n}", 0, NOW))
+        cluster.happen(agent, ev.WorkerDied(member=f"m{n}", source="pidfd", at_s=NOW), NOW)
+        cluster.happen(agent, ev.WorkerExited(member=f"m{n}", exit_code=0), NOW)
         cluster.kill_node(f"node{n}")
         cluster.lease_goes(f"node{n}")
     assert [agent.end.code for agent in cluster.agents.values() if agent.end] == [0, 0, 0]
@@ -1078,5 +1084,5 @@ def test_node_that_learns_from_the_store_that_the_work_is_done_ends_well() -> No
     cluster.kill_node("node2")
     cluster.lease_goes("node2")
     late = cluster.add("node2")
-    cluster.do(late, late.core.on_job_over(Over(code=0, sentence="finished after step 9", detail=""), NOW))
+    cluster.happen(late, ev.EndStands(over=Over(code=0, sentence="finished after step 9", detail="")), NOW)
     assert [c.member for c in late.done if isinstance(c, Kill)] == ["m3"]

@@ -1,0 +1,110 @@
+"""Who takes part in the job, as this agent sees it: its workers, the other nodes, the roster, the view; who lives.
+
+State and questions about it; what follows from an event is decided by the parts that hold a `Cluster`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from elastrain.launcher.core.job_progress import JobProgress
+from elastrain.launcher.core.peers import Peers
+from elastrain.launcher.core.worker_table import Worker, Workers
+from elastrain.launcher.values import JobConfig, NodeRecord, Roster
+from elastrain.world import Member, View
+
+
+class Cluster:
+    """One picture for all parts: only an event's own part changes it."""
+
+    def __init__(self, config: JobConfig) -> None:
+        self.config = config
+        self.workers = Workers()
+        self.peers = Peers(NodeRecord(name=config.node, incarnation=config.incarnation, workers=config.workers))
+        self.progress = JobProgress()
+        self.roster: Roster | None = None
+        self.view: View | None = None
+
+    # ---- this node
+
+    @property
+    def first_rank(self) -> int | None:
+        """Of this node's workers in the roster; None while there is none, and for a node that came late."""
+        me = self.config
+        return None if self.roster is None else self.roster.first_rank(me.node, me.incarnation)
+
+    @property
+    def late(self) -> bool:
+        """This node came when the job had begun."""
+        return self.roster is not None and self.first_rank is None
+
+    @property
+    def holders(self) -> Mapping[str, Sequence[str]] | None:
+        """Who holds what, by the newest word of this node's living members of the view; None if none has said it.
+
+        Words of members that are gone are out of date: they count for nothing.
+        """
+        told = [w.progress for w in self.mine_in_view() if w.progress.holders is not None]
+        return max(told, key=lambda progress: progress.step or 0).holders if told else None
+
+    def as_member(self, worker: Worker) -> Member:
+        here = self.config
+        return Member(id=worker.id, node=here.node, address=worker.address, incarnation=here.incarnation)
+
+    def first_unused_number(self) -> int:
+        """No member that this agent has heard of bears it or a later one."""
+        initial = self.roster.workers if self.roster is not None else 0
+        known = [*self.workers.by_id, *self.ids]
+        return max([initial, *(int(member.removeprefix("m")) + 1 for member in known)])
+
+    # ---- the view
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Of the view, in rank order; nobody before there is one."""
+        return self.view.members if self.view else ()
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return self.view.ids if self.view else ()
+
+    def is_alive(self, member: str) -> bool:
+        """Not proven dead."""
+        worker = self.workers.by_id.get(member)
+        if worker is not None:
+            return worker.alive
+        return member not in self.peers.dead_members and not self._is_of_a_former_start(member)
+
+    def _is_of_a_former_start(self, member: str) -> bool:
+        """Its node's agent has been started again since, and no worker outlives its agent."""
+        known = next((m for m in self.members if m.id == member), None)
+        if known is None:
+            return False
+        there = self.peers.nodes.get(known.node)
+        return known.node == self.config.node or (there is not None and there.record.incarnation > known.incarnation)
+
+    def alive_in_view(self) -> list[str]:
+        return [m for m in self.ids if self.is_alive(m)]
+
+    def gone_from_view(self) -> list[str]:
+        """Members of the view that are proven dead."""
+        return [m for m in self.ids if not self.is_alive(m)]
+
+    def mine_in_view(self) -> list[Worker]:
+        """This node's living members, in rank order."""
+        found = [self.workers.by_id[m] for m in self.ids if m in self.workers.by_id]
+        return [worker for worker in found if worker.alive]
+
+    def unfinished(self) -> list[Worker]:
+        return [worker for worker in self.mine_in_view() if not worker.finished]
+
+    def unlinked_nodes(self) -> set[str]:
+        """Nodes with members in the view whose agents do not answer."""
+        names = {member.node for member in self.members} - {self.config.node}
+        nodes = self.peers.nodes
+        return {name for name in names if name not in nodes or not nodes[name].linked}
+
+    def first_answering_node(self) -> str:
+        """Of the nodes with members in the view; this one if there are none."""
+        unlinked = self.unlinked_nodes()
+        return next((m.node for m in self.members if m.node not in unlinked), self.config.node)

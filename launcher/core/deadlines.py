@@ -1,0 +1,130 @@
+"""What is due when: a kind per purpose, so that no deadline can be taken for another.
+
+Times are monotonic seconds, given by the caller. What follows when one has passed is decided by the part that set it;
+`machine` knows which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class RendezvousDue:
+    """The least number of nodes should have come."""
+
+
+@dataclass(frozen=True)
+class LastCallDue:
+    """More nodes than the least are waited for no longer."""
+
+
+@dataclass(frozen=True)
+class JoinDue:
+    """The last of the first workers should be ready."""
+
+
+@dataclass(frozen=True)
+class SilenceDue:
+    """Nodes that do not answer by now are suspected."""
+
+
+@dataclass(frozen=True)
+class SuspicionDue:
+    """A suspected member that still lives has lost its links, not its life."""
+
+
+@dataclass(frozen=True)
+class AskStoreDue:
+    """A store that did not answer is asked again."""
+
+
+@dataclass(frozen=True)
+class ParkedDue:
+    """A change of the view has waited for too long."""
+
+
+@dataclass(frozen=True)
+class DigestsDue:
+    """The digests of the other members should have come."""
+
+
+@dataclass(frozen=True)
+class MeetDue:
+    """A node without a key should have answered."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class WarmUpDue:
+    """A joiner gets full priority, ready or not."""
+
+    member: str
+
+
+@dataclass(frozen=True)
+class RestartDue:
+    """The restart of the member that was replaced no longer counts."""
+
+    member: str
+
+
+@dataclass(frozen=True)
+class LeaveDue:
+    """A worker should have ended by itself."""
+
+    member: str
+
+
+Due: TypeAlias = (
+    RendezvousDue
+    | LastCallDue
+    | JoinDue
+    | SilenceDue
+    | SuspicionDue
+    | AskStoreDue
+    | ParkedDue
+    | DigestsDue
+    | MeetDue
+    | WarmUpDue
+    | RestartDue
+    | LeaveDue
+)
+
+
+class Deadlines:
+    """When each thing is due. At most one time per `Due`."""
+
+    def __init__(self) -> None:
+        self._at_s: dict[Due, float] = {}
+
+    def __contains__(self, due: Due) -> bool:
+        return due in self._at_s
+
+    def set(self, due: Due, at_s: float) -> None:
+        """Replaces an earlier time."""
+        self._at_s[due] = at_s
+
+    def set_first(self, due: Due, at_s: float) -> None:
+        """An earlier time stays: what repeats itself must not put its own end off."""
+        self._at_s.setdefault(due, at_s)
+
+    def drop(self, *dues: Due) -> None:
+        for due in dues:
+            self._at_s.pop(due, None)
+
+    def clear(self) -> None:
+        self._at_s.clear()
+
+    def next_s(self) -> float | None:
+        return min(self._at_s.values(), default=None)
+
+    def take_passed(self, now: float) -> Iterator[Due]:
+        """In the order in which they were set. Each is gone when it is yielded."""
+        for due in [due for due, at_s in self._at_s.items() if at_s <= now]:
+            # What followed from an earlier one may have dropped it.
+            if self._at_s.pop(due, None) is not None:
+                yield due

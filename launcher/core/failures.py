@@ -1,0 +1,106 @@
+"""How this node's workers are lost: deaths, exits, and whether another takes the place."""
+
+from __future__ import annotations
+
+from elastrain.launcher.core.cluster import Cluster
+from elastrain.launcher.core.deadlines import Deadlines, LeaveDue, WarmUpDue
+from elastrain.launcher.core.events import ChannelClosed, MutexBroke, WorkerDied, WorkerExited
+from elastrain.launcher.core.script_failures import ScriptFailures
+from elastrain.launcher.core.shutdown import Shutdown
+from elastrain.launcher.core.stages import Course, Stage
+from elastrain.launcher.core.suspicions import Suspicions
+from elastrain.launcher.core.view_changes import ViewChanges
+from elastrain.launcher.core.worker_table import Worker
+from elastrain.launcher.notices import Exited
+from elastrain.launcher.values import Command, Log, TakeNumber, TellNodes
+from elastrain.membership import may_restart
+
+
+class Failures:
+    """A death comes first and edits the view at once; the exit code, later, tells what it means."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        deadlines: Deadlines,
+        *,
+        shutdown: Shutdown,
+        script: ScriptFailures,
+        suspicions: Suspicions,
+        view_changes: ViewChanges,
+    ) -> None:
+        self._cluster, self._config = cluster, cluster.config
+        self._deadlines, self._shutdown, self._script = deadlines, shutdown, script
+        self._suspicions, self._view_changes = suspicions, view_changes
+
+    def on_mutex(self, event: MutexBroke, now: float) -> list[Command]:
+        if self._cluster.workers.by_id[event.member].finished:  # it lets it go in peace, and its process ends later
+            return []
+        return self.on_death(WorkerDied(member=event.member, source="mutex", at_s=event.at_s), now)
+
+    def on_death(self, event: WorkerDied, now: float) -> list[Command]:
+        worker = self._cluster.workers.by_id[event.member]
+        if not worker.alive:
+            return []
+        worker.follow(Course.DIE)
+        self._suspicions.forget(worker.id)
+        self._deadlines.drop(LeaveDue(worker.id), WarmUpDue(worker.id))
+        commands: list[Command] = [death(worker.id, event.source, event.at_s, now)]
+        if not self._config.alone:
+            commands.append(TellNodes(message=Exited(member=worker.id)))
+        # Without others to go on, the exit code decides what this means. And once one has finished, nobody waits.
+        return commands + (self._view_changes.settle(now) if worker.id in self._cluster.ids else [])
+
+    def on_exit(self, event: WorkerExited, now: float) -> list[Command]:
+        worker = self._cluster.workers.by_id[event.member]
+        worker.exit_code = event.exit_code
+        fields = {"member": worker.id, "exit_code": event.exit_code}
+        log: list[Command] = [Log(event="exit", fields=fields)]
+        return log if self._shutdown.end is not None else log + self._judge_exit(worker, event.exit_code, now)
+
+    def _judge_exit(self, worker: Worker, exit_code: int, now: float) -> list[Command]:
+        how = f"{worker.id} ended {describe_exit(exit_code)}"
+        if worker.stage in (Stage.LEFT, Stage.DROPPED):
+            return self._shutdown.on_peaceful_exit(worker, how, now)
+        if exit_code > 0 and self._script.blames_the_script:
+            return self._shutdown.finish(1, f"{how} before the first commit", self._shutdown.last_traceback)
+        cluster = self._cluster
+        gone = cluster.view is not None and not cluster.alive_in_view() and not self._shutdown.finishing
+        if gone and (self._cluster.progress.begun or exit_code == 0):
+            place = self._script.place_of(worker.id)
+            how = f"the script raised on {worker.id} at {place}" if place else how
+            return self._shutdown.on_nobody_left(worker, how, now) + self._view_changes.settle(now)
+        return self._replace(worker, exit_code, how, now) + self._shutdown.end_if_all_left(now, how)
+
+    def _replace(self, worker: Worker, exit_code: int, how: str, now: float) -> list[Command]:
+        workers = self._cluster.workers
+        verdict = may_restart(
+            exit_code=exit_code,
+            finishing=self._shutdown.finishing,
+            refused=worker.stage is Stage.TURNED_AWAY,
+            used=workers.restarts_used,
+            allowed=self._config.max_restarts,
+        )
+        fields = {"member": worker.id, "reason": verdict.reason}
+        if verdict.yes:
+            workers.restart(worker)
+            say = f"{how}; another is started in its place ({verdict.reason})"
+            return [Log(event="replace", fields=fields, say=say), TakeNumber()]
+        say = "" if self._cluster.view is None else f"{how}; not started again: {verdict.reason}"
+        return [Log(event="no_restart", fields=fields, say=say), *self._view_changes.settle(now)]
+
+    def on_channel_closed(self, event: ChannelClosed, now: float) -> list[Command]:
+        """Usually it is just ending; if not, a member that cannot be told of views is of no use."""
+        worker = self._cluster.workers.by_id[event.member]
+        if self._shutdown.end is None and worker.alive and not worker.finished:
+            self._deadlines.set_first(LeaveDue(worker.id), now + self._config.times.leave_timeout_s)
+        return []
+
+
+def death(member: str, source: str, at_s: float, now: float) -> Log:
+    return Log(event="death", fields={"member": member, "detected_by": source, "detected_s": at_s, "handled_s": now})
+
+
+def describe_exit(exit_code: int) -> str:
+    """ "with exit code 3", or "by signal 9"."""
+    return f"by signal {-exit_code}" if exit_code < 0 else f"with exit code {exit_code}"

@@ -1,0 +1,33 @@
+"""The last net: the digests of the parameters with which members have passed the end, compared over all nodes."""
+
+from __future__ import annotations
+
+from elastrain.launcher.core.cluster import Cluster
+
+
+class FinalDigests:
+    """Whatever has parted two members, a job whose results differ has none."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._by_member: dict[str, str] = {}
+
+    def add(self, member: str, digest: str) -> str:
+        """Empty if all are equal so far; else a sentence that names two members and their digests."""
+        known = self._by_member
+        known[member] = digest
+        other = next((m for m, its in known.items() if its != digest), None)
+        if other is None:
+            return ""
+        return (
+            f"the parameters at the end differ: {other} has the digest {known[other]}, {member} has {digest}; "
+            "neither can be trusted: something outside of the optimizer has changed them on one member, or a device "
+            "computes wrongly"
+        )
+
+    def to_come(self) -> list[str]:
+        """Living members of the view, on nodes that answer and have not left, whose digests are not known yet."""
+        cluster = self._cluster
+        away, left = cluster.unlinked_nodes(), cluster.peers.left
+        there = [m for m in cluster.members if m.node not in away and (m.node, m.incarnation) not in left]
+        return [m.id for m in there if cluster.is_alive(m.id) and m.id not in self._by_member]

@@ -1,0 +1,27 @@
+"""How far the job is, by all that this agent has heard; and why things happened, in a few sentences for `status`."""
+
+from __future__ import annotations
+
+from elastrain.agent_messages import Progress
+
+_REASONS_MAX = 8
+
+
+class JobProgress:
+    """Committed steps only."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        """A step has been committed, on this node or another."""
+        self.step: int | None = None
+        self.loss: float | None = None
+        self.samples: int | None = None
+        self.reasons: list[str] = []
+        """The newest last."""
+
+    def take(self, message: Progress) -> None:
+        if self.step is None or message.step > self.step:
+            self.step, self.loss, self.samples = message.step, message.loss, message.samples
+
+    def explain(self, reason: str) -> None:
+        self.reasons = [*self.reasons, reason][-_REASONS_MAX:]

@@ -1,0 +1,188 @@
+"""How workers come in: their start, their hello, their first commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from elastrain.agent_messages import Hello, Progress, Refused
+from elastrain.launcher.core.cluster import Cluster
+from elastrain.launcher.core.deadlines import Deadlines, JoinDue, LeaveDue, RestartDue, WarmUpDue
+from elastrain.launcher.core.events import (
+    NumberTaken,
+    RosterStands,
+    SpecStands,
+    StartFailed,
+    WorkerMisspoke,
+    WorkerStarted,
+)
+from elastrain.launcher.core.fault_requests import FaultRequests
+from elastrain.launcher.core.rendezvous import Rendezvous
+from elastrain.launcher.core.shutdown import Shutdown
+from elastrain.launcher.core.stages import Course, Stage
+from elastrain.launcher.core.view_changes import ViewChanges
+from elastrain.launcher.core.worker_table import Vacancy, Worker
+from elastrain.launcher.values import Command, FullPriority, Kill, Log, PutBegun, PutSpec, Start, TakeNumber, Tell
+from elastrain.membership import spec_difference
+
+
+class Joins:
+    """Owns the spec that all members must have in common, and the workers whose hello waits for it."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        deadlines: Deadlines,
+        *,
+        shutdown: Shutdown,
+        rendezvous: Rendezvous,
+        view_changes: ViewChanges,
+        faults: FaultRequests,
+    ) -> None:
+        self._cluster, self._config = cluster, cluster.config
+        self._deadlines, self._shutdown, self._rendezvous = deadlines, shutdown, rendezvous
+        self._view_changes, self._faults = view_changes, faults
+        self.spec: Mapping[str, Any] | None = None
+        self._unchecked: list[tuple[Worker, Hello]] = []
+
+    # ---- the start
+
+    def on_roster(self, event: RosterStands, now: float) -> list[Command]:
+        """The nodes that begin the job are known: start this one's workers."""
+        if self._cluster.roster is not None or self._shutdown.end is not None:
+            return []
+        self._rendezvous.take_roster(event.roster)
+        first = self._cluster.first_rank
+        if first is None:
+            return self._begin_late()
+        return [self._start(slot, number=first + slot, rank=first + slot) for slot in range(self._config.workers)]
+
+    def _begin_late(self) -> list[Command]:
+        present, most = self._cluster.peers.present(), self._config.nodes_max
+        if len(present) > most:
+            there = ", ".join(record.name for record in present if record.name != self._config.node)
+            sentence = f"the job has all its {most} nodes ({there}): raise MAX in --nnodes to add more"
+            return self._shutdown.finish(1, sentence, everywhere=False)
+        self._cluster.workers.vacancies.extend(Vacancy(slot=slot) for slot in range(self._config.workers))
+        return [TakeNumber() for _ in range(self._config.workers)]
+
+    def on_number(self, event: NumberTaken, now: float) -> list[Command]:
+        workers, view = self._cluster.workers, self._cluster.view
+        if self._shutdown.end is not None or not workers.vacancies:
+            return []
+        vacancy = workers.vacancies.popleft()
+        beginning = self._cluster.first_rank if view is None else None
+        if beginning is not None:
+            rank = beginning + vacancy.slot
+        else:
+            rank = len(self._cluster.alive_in_view()) + (0 if vacancy.of else vacancy.slot)
+        start = self._start(vacancy.slot, number=event.number, rank=rank, replaces=vacancy.of)
+        self._deadlines.set(WarmUpDue(start.member), now + self._config.times.warm_up_s)
+        log = Log(event="restart", fields={"member": start.member, "of": vacancy.of})
+        return [start, *([log] if vacancy.of else [])]
+
+    def _start(self, slot: int, *, number: int, rank: int, replaces: str = "") -> Start:
+        cluster, roster = self._cluster, self._cluster.roster
+        assert roster is not None
+        member, initial = f"m{number}", not cluster.late and cluster.view is None
+        cluster.workers.by_id[member] = Worker(id=member, slot=slot, initial=initial, replaces=replaces)
+        names = [record.name for record in roster.nodes]
+        return Start(
+            member=member,
+            slot=slot,
+            rank=rank,
+            restarts=cluster.workers.restarts,
+            warm_up=not initial,
+            world_size=max(roster.workers, rank + 1),
+            group_rank=names.index(self._config.node) if self._config.node in names else len(names),
+            group_world_size=max(len(names), len(cluster.peers.nodes) + 1),
+        )
+
+    def on_started(self, event: WorkerStarted, now: float) -> list[Command]:
+        self._cluster.workers.by_id[event.member].pid = event.pid
+        return []
+
+    def on_start_failed(self, event: StartFailed, now: float) -> list[Command]:
+        """The others can go on without it, unless it is one of the first."""
+        worker = self._cluster.workers.by_id[event.member]
+        worker.follow(Course.DIE)
+        self._deadlines.drop(WarmUpDue(worker.id))
+        sentence = f"{worker.id} could not be started: {event.problem}"
+        if worker.initial:
+            return self._shutdown.finish(1, sentence)
+        return [Log(event="start_failed", fields={"member": worker.id, "reason": event.problem}, say=sentence)]
+
+    def on_warm_up_over(self, due: WarmUpDue, now: float) -> list[Command]:
+        """Until it is a member the state has fewer copies: it is not kept waiting for ever."""
+        return [FullPriority(member=due.member)]
+
+    # ---- hello
+
+    def on_hello(self, worker: Worker, hello: Hello, now: float) -> list[Command]:
+        if worker.stage is not Stage.STARTING or hello.member != worker.id:
+            return self._end_who_misspoke(worker.id, f"a hello of {hello.member} from {worker.id}, {worker.state}")
+        if self.spec is not None:
+            return self._admit(worker, hello, self.spec, now)
+        self._unchecked.append((worker, hello))
+        return [PutSpec(spec=dict(hello.spec))] if len(self._unchecked) == 1 else []
+
+    def on_spec(self, event: SpecStands, now: float) -> list[Command]:
+        if self.spec is not None or self._shutdown.end is not None:
+            return []
+        self.spec = event.spec
+        waiting, self._unchecked = self._unchecked, []
+        commands: list[Command] = []
+        for worker, hello in waiting:
+            if worker.stage is Stage.STARTING:
+                commands += self._admit(worker, hello, event.spec, now)
+        return commands
+
+    def on_misspoke(self, event: WorkerMisspoke, now: float) -> list[Command]:
+        return self._end_who_misspoke(event.member, event.problem)
+
+    def _end_who_misspoke(self, member: str, problem: str) -> list[Command]:
+        return [Kill(member=member, reason=f"{member} sent what no worker sends: {problem}")]
+
+    def _admit(self, worker: Worker, hello: Hello, spec: Mapping[str, Any], now: float) -> list[Command]:
+        difference = spec_difference(spec, hello.spec)
+        if difference:
+            return self._refuse(worker, difference, now)
+        worker.follow(Course.FIT)
+        worker.address = hello.address
+        commands: list[Command] = [Log(event="ready", fields={"member": worker.id, "address": hello.address})]
+        commands += self._faults.hand_over(worker)
+        if self._cluster.view is None and worker.initial:
+            # Counted from the first hello: a plain script never says hello and may run as long as it likes.
+            self._deadlines.set_first(JoinDue(), now + self._config.times.join_timeout_s)
+        return commands + self._view_changes.settle(now)
+
+    def _refuse(self, worker: Worker, difference: str, now: float) -> list[Command]:
+        worker.follow(Course.UNFIT)
+        sentence = f"{worker.id} is refused: {difference}"
+        commands: list[Command] = [
+            Tell(member=worker.id, message=Refused(reason=sentence)),
+            Log(event="refused", fields={"member": worker.id, "reason": difference}, say=sentence),
+        ]
+        if worker.initial:
+            return commands + self._shutdown.finish(1, sentence)
+        self._deadlines.set_first(LeaveDue(worker.id), now + self._config.times.leave_timeout_s)
+        return commands
+
+    # ---- commits
+
+    def on_progress(self, worker: Worker, message: Progress, now: float) -> list[Command]:
+        first, ahead = worker.progress.step is None, worker.stage is Stage.NEWCOMER
+        worker.progress.take(message)
+        worker.follow(Course.COMMIT)
+        self._cluster.progress.take(message)
+        if first and worker.replaces:
+            self._deadlines.set(RestartDue(worker.replaces), now + self._config.times.restart_counts_s)
+        begins: list[Command] = [] if self._cluster.progress.begun else [PutBegun()]
+        self._cluster.progress.begun = True
+        slower: list[Command] = [FullPriority(member=worker.id)] if ahead else []
+        # From now on this agent knows who holds what: a loss may have waited for that.
+        return begins + slower + (self._view_changes.settle(now) if first else [])
+
+    def on_restart_forgotten(self, due: RestartDue, now: float) -> list[Command]:
+        self._cluster.workers.restarts_used -= 1
+        return []

@@ -1,0 +1,162 @@
+"""How other nodes come, fall silent and die, and what this agent hears of their members.
+
+Proof of a node's death: its lease is gone and its agent does not answer, or its name has a successor. Everything else
+is silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elastrain.agent_messages import Suspect
+from elastrain.launcher.core.cluster import Cluster
+from elastrain.launcher.core.deadlines import Deadlines, MeetDue, SilenceDue
+from elastrain.launcher.core.events import LeaseEnded, LinkChanged, NodeCame, NodeLeft
+from elastrain.launcher.core.failures import death
+from elastrain.launcher.core.parking import Parking
+from elastrain.launcher.core.peers import PeerNode
+from elastrain.launcher.core.script_failures import ScriptFailures
+from elastrain.launcher.core.shutdown import Shutdown
+from elastrain.launcher.core.view_changes import ViewChanges
+from elastrain.launcher.core.worker_table import Worker
+from elastrain.launcher.notices import Digested, Ended, Exited, Left
+from elastrain.launcher.values import Command, Log, TellNodes
+
+
+class PeerChanges:
+    """Keeps `Cluster.peers` up to date, and says what follows."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        deadlines: Deadlines,
+        *,
+        shutdown: Shutdown,
+        parking: Parking,
+        script: ScriptFailures,
+        view_changes: ViewChanges,
+    ) -> None:
+        self._cluster, self._config, self._peers = cluster, cluster.config, cluster.peers
+        self._deadlines, self._shutdown, self._parking = deadlines, shutdown, parking
+        self._script, self._view_changes = script, view_changes
+
+    # ---- keys
+
+    def on_came(self, event: NodeCame, now: float) -> list[Command]:
+        record = event.record
+        known = self._peers.nodes.get(record.name)
+        if self._shutdown.end is not None or record.name == self._config.node:
+            return []
+        if known is not None and known.record.incarnation == record.incarnation:
+            known.record, known.leased = record, True
+            return self._view_changes.settle(now)
+        commands: list[Command] = [Log(event="node", fields={"node": record.name, "incarnation": record.incarnation})]
+        if known is not None:
+            commands += self._bury(known, "its name is taken by its successor", now)
+        self._peers.nodes[record.name] = PeerNode(record=record)
+        return commands + self._view_changes.settle(now)
+
+    def on_lease_ended(self, event: LeaseEnded, now: float) -> list[Command]:
+        """Proof of the node's death, unless its agent answers: the store may have been away."""
+        peer = self._peers.nodes.get(event.node)
+        if self._shutdown.end is not None or peer is None:
+            return []
+        peer.leased = False
+        log = Log(event="lease_gone", fields={"node": event.node, "linked": peer.linked})
+        if peer.linked:
+            return [log]
+        if not peer.met:  # it may only have been slow
+            self._deadlines.set(MeetDue(event.node), now + self._config.times.meet_s)
+            return [log]
+        return [log, *self._bury(peer, "its lease is gone", now)]
+
+    def on_not_met(self, due: MeetDue, now: float) -> list[Command]:
+        """It has no key, and it had time to answer."""
+        peer = self._peers.nodes.get(due.node)
+        if peer is None:
+            return self._on_absent(due.node, now)
+        if peer.leased or peer.met:
+            return []
+        return self._bury(peer, "its lease is gone, and its agent was never reached", now)
+
+    def _on_absent(self, name: str, now: float) -> list[Command]:
+        """A node of the view that has no key and does not answer: it was gone before this one came."""
+        if self._parking.store_away_since_s is not None:  # where no key can be read, none is missing
+            self._deadlines.set(MeetDue(name), now + self._config.times.absent_s)
+            return []
+        return self._lose(self._members_of(name), "no key, no answer", now)
+
+    def _bury(self, peer: PeerNode, why: str, now: float) -> list[Command]:
+        """The node is proven dead, and all its members with it."""
+        name = peer.record.name
+        self._peers.nodes.pop(name, None)
+        if self._shutdown.end is not None:
+            return []
+        commands: list[Command] = [Log(event="node_dead", fields={"node": name, "reason": why})]
+        if self._cluster.view is None:  # the others begin without it
+            return commands + self._view_changes.settle(now)
+        return commands + self._lose(self._members_of(name), "lease", now)
+
+    def _members_of(self, name: str) -> list[str]:
+        return [member.id for member in self._cluster.members if member.node == name]
+
+    def on_left(self, event: NodeLeft, now: float) -> list[Command]:
+        self._peers.leave(event.node)
+        return self._shutdown.look_at_digests_again()
+
+    def on_leaving(self, node: str, notice: Left, now: float) -> list[Command]:
+        return self.on_left(NodeLeft(node=node), now)
+
+    # ---- links
+
+    def on_link(self, event: LinkChanged, now: float) -> list[Command]:
+        peer = self._peers.nodes.get(event.node)
+        if self._shutdown.end is not None or peer is None or peer.linked == event.up:
+            return []
+        # A closed port is as good as a silence that has lasted: the machine itself says that the agent is gone.
+        peer.linked, peer.suspected = event.up, event.closed and not event.up
+        peer.met = peer.met or event.up
+        log = Log(event="link", fields={"node": event.node, "up": event.up, "reason": event.reason})
+        if not event.up and not peer.leased:
+            return [log, *self._bury(peer, f"its lease is gone, and {event.reason}", now)]
+        if not event.up and not event.closed:
+            self._deadlines.set_first(SilenceDue(), now + self._config.times.silence_grace_s)
+        return [log, *(self._news_for(event.node) if event.up else []), *self._view_changes.settle(now)]
+
+    def _news_for(self, name: str) -> list[Command]:
+        """What the agent there may have missed while it could not be reached."""
+        workers = self._cluster.workers.by_id
+        # Digests first: nobody waits for that of a member that is known to be gone.
+        told = [Digested(member=w.id, digest=w.digest) for w in workers.values() if w.digest]
+        gone = [Exited(member=m) for m in self._cluster.ids if m in workers and not workers[m].alive]
+        commands: list[Command] = [TellNodes(message=digested, node=name) for digested in told]
+        commands += [TellNodes(message=exited, node=name) for exited in gone]
+        commands += self._script.notices_for(name)
+        return commands + ([TellNodes(message=Ended(), node=name)] if self._shutdown.finishing else [])
+
+    def on_silence(self, due: SilenceDue, now: float) -> list[Command]:
+        """Judged together: a node that is cut off itself hears the others fall silent one after the other."""
+        for peer in self._peers.nodes.values():
+            peer.suspected = not peer.linked
+        return self._view_changes.settle(now)
+
+    # ---- their members
+
+    def on_exited(self, node: str, notice: Exited, now: float) -> list[Command]:
+        """Its own agent has reaped it."""
+        return self._lose([notice.member], f"notice of {node}", now)
+
+    def on_seen_dead(self, by: Worker, message: Suspect, now: float) -> list[Command]:
+        """A member of this node has seen the robust mutex of another on the same machine break."""
+        return self._lose([message.member], f"mutex, seen by {by.id}", now)
+
+    def _lose(self, members: Sequence[str], source: str, now: float) -> list[Command]:
+        """Proof that members of other nodes are gone."""
+        dead = self._peers.dead_members
+        new = [m for m in members if m not in self._cluster.workers.by_id and m not in dead]
+        dead.update(new)
+        in_view = [m for m in new if m in self._cluster.ids]
+        if not in_view or self._shutdown.end is not None:
+            return []
+        commands: list[Command] = [death(m, source, now, now) for m in in_view]
+        return commands + self._view_changes.settle(now)

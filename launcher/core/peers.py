@@ -1,0 +1,52 @@
+"""The other nodes as this agent sees them, this node's own record, and which members elsewhere are proven dead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastrain.launcher.values import NodeRecord
+
+
+@dataclass(kw_only=True)
+class PeerNode:
+    """Another node."""
+
+    record: NodeRecord
+    linked: bool = False
+    """Its agent answers."""
+    met: bool = False
+    """It has answered at least once."""
+    suspected: bool = False
+    """It has not answered for long enough: its members may be removed by a majority."""
+    leased: bool = True
+    """Its lease is alive, as far as the store says."""
+
+
+class Peers:
+    """`record` is what this node says of itself."""
+
+    def __init__(self, record: NodeRecord) -> None:
+        self.record = record
+        self.nodes: dict[str, PeerNode] = {}
+        self.left: set[tuple[str, int]] = set()
+        """Nodes (name, incarnation) that have gone in good order."""
+        self.dead_members: set[str] = set()
+        """Members of other nodes that are proven dead."""
+
+    def present(self) -> list[NodeRecord]:
+        """The nodes that are there, this one too, in the order in which they came."""
+        present = [self.record, *(peer.record for peer in self.nodes.values() if peer.leased)]
+        return sorted(present, key=lambda record: record.incarnation)
+
+    def known(self) -> list[NodeRecord]:
+        """Whatever their leases: this one and those not known to be dead."""
+        return [self.record, *(peer.record for peer in self.nodes.values())]
+
+    def answering(self) -> set[tuple[str, int]]:
+        """Nodes (name, incarnation) whose agents answer."""
+        return {(p.record.name, p.record.incarnation) for p in self.nodes.values() if p.linked}
+
+    def leave(self, name: str) -> None:
+        """It has gone in good order: nothing is lost with it."""
+        if name in self.nodes:
+            self.left.add((name, self.nodes[name].record.incarnation))

@@ -1,0 +1,108 @@
+"""How the nodes of a job find together: the roster, which fixes ranks, and the first view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from elastrain.launcher.core.cluster import Cluster
+from elastrain.launcher.core.deadlines import Deadlines, JoinDue, LastCallDue, RendezvousDue
+from elastrain.launcher.core.shutdown import Shutdown
+from elastrain.launcher.core.stages import Stage
+from elastrain.launcher.values import Command, NodeRecord, PutRecord, PutRoster, Roster
+from elastrain.membership import first_view
+from elastrain.world import Member, View
+
+
+class Rendezvous:
+    """Before the first view. Whoever is not in the roster came late: its workers join later."""
+
+    def __init__(self, cluster: Cluster, deadlines: Deadlines, shutdown: Shutdown) -> None:
+        self._cluster, self._config = cluster, cluster.config
+        self._deadlines, self._shutdown = deadlines, shutdown
+        self._roster_is_put = False
+
+    def begin(self, record: NodeRecord, now: float) -> None:
+        """This node is registered as `record` says."""
+        self._cluster.peers.record = record
+        if not self._config.alone:
+            self._deadlines.set(RendezvousDue(), now + self._config.times.join_timeout_s)
+
+    # ---- the roster
+
+    def try_roster(self, now: float, *, last_call_is_over: bool = False) -> list[Command]:
+        present = self._cluster.peers.present()
+        if self._roster_is_put or len(present) < self._config.nodes_min:
+            self._deadlines.drop(LastCallDue())
+            return []
+        if len(present) < self._config.nodes_max and not last_call_is_over:
+            self._deadlines.set_first(LastCallDue(), now + self._config.times.last_call_s)
+            return []
+        self._roster_is_put = True
+        # By name, so that the same nodes get the same ranks whoever was quicker.
+        chosen = sorted(present[: self._config.nodes_max], key=lambda record: (len(record.name), record.name))
+        return [PutRoster(roster=Roster(nodes=tuple(chosen)))]
+
+    def on_last_call_over(self, due: LastCallDue, now: float) -> list[Command]:
+        return self.try_roster(now, last_call_is_over=True)
+
+    def take_roster(self, roster: Roster) -> None:
+        self._cluster.roster = roster
+        self._deadlines.drop(RendezvousDue(), LastCallDue())
+
+    def on_rendezvous_late(self, due: RendezvousDue, now: float) -> list[Command]:
+        there, limit_s = [record.name for record in self._cluster.peers.present()], self._config.times.join_timeout_s
+        sentence = (
+            f"{len(there)} of at least {self._config.nodes_min} nodes came within {limit_s:g} s "
+            f"({', '.join(there)}): start the others with the same --rdzv-id and --rdzv-endpoint, or lower MIN in "
+            "--nnodes"
+        )
+        return self._shutdown.finish(1, sentence)
+
+    # ---- the first view
+
+    def first_view(self) -> tuple[list[Command], View | None]:
+        """The view, once all nodes that begin the job are ready and their agents answer; what to say until then."""
+        cluster, commands = self._cluster, list[Command]()
+        first = self._first_nodes()
+        others = [cluster.peers.nodes[record.name] for record in first if record.name != self._config.node]
+        if not cluster.workers.all_are_ready or not all(peer.linked for peer in others):
+            return commands, None
+        ready = tuple(cluster.as_member(worker) for worker in cluster.workers.living)
+        if self._config.alone:
+            return commands, first_view(ready)
+        record = cluster.peers.record
+        if record.ready != ready:
+            cluster.peers.record = replace(record, ready=ready)
+            commands.append(PutRecord(record=cluster.peers.record))
+        members = self._first_members(first)
+        return commands, first_view(members) if members else None
+
+    def _first_nodes(self) -> list[NodeRecord]:
+        """The nodes of the roster that live; where none does, those that came later. Who is not there joins."""
+        assert self._cluster.roster is not None
+        there = {(record.name, record.incarnation): record for record in self._cluster.peers.known()}
+        first = [(record.name, record.incarnation) for record in self._cluster.roster.nodes]
+        return [there[key] for key in first if key in there] or self._cluster.peers.present()
+
+    def _first_members(self, first: Sequence[NodeRecord]) -> list[Member]:
+        """In rank order; nobody while a node is missing."""
+        own = self._cluster.peers.record
+        ready = [own.ready if record.name == own.name else record.ready for record in first]
+        return [member for members in ready for member in members] if all(ready) else []
+
+    def on_join_late(self, due: JoinDue, now: float) -> list[Command]:
+        living, peers = self._cluster.workers.living, self._cluster.peers.nodes
+        waiting = [worker.id for worker in living if worker.stage is not Stage.READY]
+        others = [record for record in self._first_nodes() if record.name != self._config.node]
+        unready = [record.name for record in others if not record.ready]
+        unlinked = [record.name for record in others if not peers[record.name].linked]
+        missing = [*waiting, *(f"node {name}" for name in unready)]
+        if not missing and unlinked:
+            return self._shutdown.finish(1, f"the agent of {', '.join(unlinked)} can not be reached: see --local-addr")
+        ready, workers, limit_s = len(living) - len(waiting), self._config.workers, self._config.times.join_timeout_s
+        return self._shutdown.finish(
+            1,
+            f"{ready} of {workers} workers were ready within {limit_s:g} s of the "
+            f"first; missing: {', '.join(missing)}. See their output, or raise --join-timeout",
+        )

@@ -1,0 +1,189 @@
+"""How a job ends, and how a node ends while others go on: everything that leads to `End`."""
+
+from __future__ import annotations
+
+from elastrain.agent_messages import Diverged, EndReached, Finished, LostState, NoRoom
+from elastrain.launcher.core.cluster import Cluster
+from elastrain.launcher.core.deadlines import Deadlines, DigestsDue, LeaveDue
+from elastrain.launcher.core.events import EndStands, StopAsked
+from elastrain.launcher.core.final_digests import FinalDigests
+from elastrain.launcher.core.stages import Course, Stage
+from elastrain.launcher.core.worker_table import Worker
+from elastrain.launcher.notices import Digested, Ended, Left, Over
+from elastrain.launcher.values import Command, End, Kill, Log, Tell, TellNodes
+
+
+class Shutdown:
+    """Owns the end, and what is known about how the work ended. Once there is an end, nothing else is decided."""
+
+    def __init__(self, cluster: Cluster, deadlines: Deadlines) -> None:
+        self._cluster, self._config = cluster, cluster.config
+        self._deadlines = deadlines
+        self._digests = FinalDigests(cluster)
+        self.end: End | None = None
+        self.finishing = False
+        """A member of this node or another has passed the end of the job: nobody waits for anybody any more."""
+        self.last_words = ""
+        """How the last member of the view ended, if it was one of this node's."""
+        self.last_traceback = ""
+        """The newest that a script has ended with, on any node."""
+
+    # ---- the end
+
+    def finish(self, code: int, sentence: str, detail: str = "", *, everywhere: bool = True) -> list[Command]:
+        """`everywhere`: the job is over on all nodes; else this node ends, and others may go on."""
+        if self.end is not None:
+            return []
+        over = everywhere or (code == 0 and self.finishing)
+        self.end = End(code=code, sentence=sentence, detail=detail, everywhere=everywhere, job_is_over=over)
+        self._deadlines.clear()
+        self._cluster.progress.explain(sentence)
+        if self._config.alone or not (everywhere or code == 0):
+            return [self.end]
+        told = Over(code=code, sentence=sentence, detail=detail) if everywhere else Left()
+        return [self.end, TellNodes(message=told)]
+
+    def on_stop(self, event: StopAsked, now: float) -> list[Command]:
+        return self.finish(event.code, event.sentence, everywhere=False)
+
+    def on_over(self, node: str, notice: Over, now: float) -> list[Command]:
+        return self.finish(notice.code, notice.sentence, notice.detail, everywhere=False)
+
+    def on_end(self, event: EndStands, now: float) -> list[Command]:
+        over = event.over
+        return self._free_and_end(now) if over.code == 0 else self.on_over("", over, now)
+
+    def on_lost_state(self, worker: Worker, message: LostState, now: float) -> list[Command]:
+        if worker.id not in self._cluster.ids:  # it says so of a view that stands no more
+            return [Log(event="note", fields={"member": worker.id, "reason": message.sentence})]
+        return self.finish(1, message.sentence)
+
+    def on_verdict(self, worker: Worker, message: Diverged | NoRoom, now: float) -> list[Command]:
+        return self.finish(1, message.sentence)
+
+    # ---- members that have finished
+
+    def on_finished(self, worker: Worker, message: Finished, now: float) -> list[Command]:
+        first = not self.finishing
+        self.finishing = True
+        worker.follow(Course.FINISH)
+        worker.digest = message.digest
+        fields = {"member": worker.id, "step": message.step, "digest": message.digest}
+        commands: list[Command] = [Log(event="finished", fields=fields)]
+        if first:  # it leaves in peace, so all have the last step: nobody needs to wait for anybody any more
+            commands += self._free_all()
+            commands += [] if self._config.alone else [TellNodes(message=Ended())]
+        commands += [] if self._config.alone else [TellNodes(message=Digested(member=worker.id, digest=message.digest))]
+        commands += self._compare(worker.id, message.digest)
+        if self.end is not None:
+            return commands
+        if self._cluster.view is not None and not self._cluster.unfinished():
+            for other in self._cluster.mine_in_view():
+                self._deadlines.set_first(LeaveDue(other.id), now + self._config.times.exit_timeout_s)
+        return commands
+
+    def on_ended(self, node: str, notice: Ended, now: float) -> list[Command]:
+        """A member on another node has passed the end."""
+        return self._free_and_end(now)
+
+    def _free_and_end(self, now: float) -> list[Command]:
+        if self.finishing or self.end is not None:
+            return []
+        self.finishing = True
+        commands = self._free_all()
+        if not self._cluster.unfinished():
+            commands += self._end_surplus() + self.end_if_all_left(now)
+        return commands
+
+    def _free_all(self) -> list[Command]:
+        return [Tell(member=other.id, message=EndReached()) for other in self._cluster.workers.living]
+
+    def on_overdue(self, due: LeaveDue, now: float) -> list[Command]:
+        self._cluster.workers.by_id[due.member].follow(Course.BE_LATE)
+        return [Kill(member=due.member, reason=f"{due.member} should have ended by now")]
+
+    # ---- workers that are gone
+
+    def on_peaceful_exit(self, worker: Worker, how: str, now: float) -> list[Command]:
+        """It had finished, or was of no more use."""
+        if worker.stage is Stage.LEFT and worker.exit_code != 0:
+            return self.finish(1, f"{how} after it had finished its work")
+        if self._cluster.view is not None and not self._cluster.unfinished():
+            return self._end_surplus() + self.end_if_all_left(now)
+        return self.end_if_all_left(now)
+
+    def on_nobody_left(self, worker: Worker, how: str, now: float) -> list[Command]:
+        """The last living member of the view ended without having finished; the next look at the view ends the job."""
+        if worker.exit_code == 0:
+            return self._end_surplus() + self.end_if_all_left(now)
+        self.last_words = f"{how}, and no other member was left: the state is gone"
+        return []
+
+    def _end_surplus(self) -> list[Command]:
+        workers = self._cluster.workers
+        workers.vacancies.clear()
+        commands: list[Command] = []
+        for other in workers.living:
+            if not other.finished and other.stage is not Stage.SURPLUS:
+                other.follow(Course.BE_SURPLUS)
+                commands.append(Kill(member=other.id, reason=f"{other.id} has nothing left to join"))
+        return commands
+
+    def end_if_all_left(self, now: float, how: str = "") -> list[Command]:
+        """`how` the last worker of this node ended."""
+        workers, alive = self._cluster.workers, self._cluster.alive_in_view()
+        if workers.living or workers.vacancies or self.end is not None:
+            return []
+        if self.finishing:
+            return self._end_with_all_digests(now)
+        codes = [worker.exit_code for worker in workers.by_id.values()]
+        if not self._cluster.progress.begun and codes[-1] and not alive:
+            return self.finish(
+                1, f"{how} before the first commit, and no worker is left on this node", everywhere=False
+            )
+        if not any(codes) or not alive:
+            return self.finish(0, "every worker's script has ended", everywhere=False)
+        return self.finish(1, f"no worker is left on this node; {len(alive)} elsewhere go on", everywhere=False)
+
+    def end_if_nobody_is_left_to_join(self) -> list[Command]:
+        """A node that came late, and whose workers were not let in before all others had left."""
+        cluster = self._cluster
+        if cluster.view is None or self.end is not None or cluster.alive_in_view() or not cluster.late:
+            return []
+        return self.finish(0 if self.finishing else 1, "the job ended before this node had joined", everywhere=False)
+
+    # ---- digests
+
+    def on_digested(self, node: str, notice: Digested, now: float) -> list[Command]:
+        return self._compare(notice.member, notice.digest)
+
+    def _compare(self, member: str, digest: str) -> list[Command]:
+        difference = self._digests.add(member, digest)
+        return self.finish(1, difference) if difference else self.look_at_digests_again()
+
+    def _end_with_all_digests(self, now: float) -> list[Command]:
+        """The work is done here. A slower node may still find another result: then this one must not have said 0."""
+        to_come = self._digests.to_come()
+        if not to_come:
+            return self._end_well()
+        if DigestsDue() in self._deadlines:
+            return []
+        self._deadlines.set(DigestsDue(), now + self._config.times.exit_timeout_s)
+        return [Log(event="await_digests", fields={"members": to_come})]
+
+    def look_at_digests_again(self) -> list[Command]:
+        """Whoever was waited for has told its digest, or can no longer tell it."""
+        waits = DigestsDue() in self._deadlines and self.end is None
+        return self._end_well() if waits and not self._digests.to_come() else []
+
+    def on_digests_late(self, due: DigestsDue, now: float) -> list[Command]:
+        to_come, limit_s = self._digests.to_come(), self._config.times.exit_timeout_s
+        say = (
+            f"the parameters of {', '.join(to_come)} at the end are not known after {limit_s:g} s: "
+            "this node ends without having compared its own with them"
+        )
+        return [Log(event="digests_missing", fields={"members": to_come}, say=say), *self._end_well()]
+
+    def _end_well(self) -> list[Command]:
+        after = "" if self._cluster.progress.step is None else f" after step {self._cluster.progress.step}"
+        return self.finish(0, f"finished{after}", everywhere=False)

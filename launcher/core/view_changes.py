@@ -1,0 +1,201 @@
+"""How views change: what this agent proposes, and what follows when one stands.
+
+Any agent proposes; the store takes the first view of each generation, and the others adopt it. What is still wanted
+afterwards is proposed on top.
+"""
+
+from __future__ import annotations
+
+from elastrain.agent_messages import NewView
+from elastrain.launcher.core.cluster import Cluster
+from elastrain.launcher.core.deadlines import AskStoreDue, Deadlines, JoinDue, LeaveDue, MeetDue, WarmUpDue
+from elastrain.launcher.core.events import ProposalAnswered, ViewRemoved, ViewStands
+from elastrain.launcher.core.fault_requests import FaultRequests
+from elastrain.launcher.core.parking import Parking
+from elastrain.launcher.core.rendezvous import Rendezvous
+from elastrain.launcher.core.shutdown import Shutdown
+from elastrain.launcher.core.stages import IN_A_VIEW, Course, Stage
+from elastrain.launcher.values import Command, FullPriority, Log, Propose, Tell
+from elastrain.membership import NOBODY_LEFT, Outcome, propose
+from elastrain.world import Member, View
+
+
+class ViewChanges:
+    """From the first view to the last. Owns `proposing`: this agent has asked the store, and it has not answered."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        deadlines: Deadlines,
+        *,
+        shutdown: Shutdown,
+        parking: Parking,
+        rendezvous: Rendezvous,
+        faults: FaultRequests,
+    ) -> None:
+        self._cluster, self._config = cluster, cluster.config
+        self._deadlines, self._shutdown, self._parking = deadlines, shutdown, parking
+        self._rendezvous, self._faults = rendezvous, faults
+        self.proposing = False
+
+    def settle(self, now: float) -> list[Command]:
+        """Whatever the job lacks by now: a roster, its first view, another view, its end."""
+        if self._shutdown.end is not None:
+            return []
+        if self._cluster.roster is None:
+            return self._rendezvous.try_roster(now)
+        ended = self._shutdown.look_at_digests_again()
+        if ended:
+            return ended
+        return self._try_first_view() if self._cluster.view is None else self._edit(self._cluster.view, now)
+
+    # ---- what the store says
+
+    def on_view(self, event: ViewStands, now: float) -> list[Command]:
+        return self._adopt(event.view, now)
+
+    def _adopt(self, view: View, now: float) -> list[Command]:
+        cluster, before = self._cluster, self._cluster.view
+        if self._shutdown.end is not None or (before is not None and view.generation <= before.generation):
+            return []
+        if not view.members:
+            return self._shutdown.finish(1, view.reason, self._shutdown.last_traceback)
+        cluster.view = view
+        self._cluster.progress.begun = self._cluster.progress.begun or view.begun
+        for name in {member.node for member in view.members} - {self._config.node, *cluster.peers.nodes}:
+            self._deadlines.set_first(MeetDue(name), now + self._config.times.absent_s)
+        self._deadlines.drop(JoinDue())
+        self._cluster.progress.explain(f"generation {view.generation}: {view.reason}")
+        commands = self._enter_mine() + self._tell_workers(view, now)
+        fields = {"generation": view.generation, "members": list(view.ids), "reason": view.reason}
+        commands.append(Log(event="view", fields=fields, say=_describe(view)))
+        commands += self._faults.choose_victims() if before is None else []
+        return commands + self.settle(now)
+
+    def _enter_mine(self) -> list[Command]:
+        """This node's workers that the view has let in."""
+        commands: list[Command] = []
+        for worker in self._cluster.mine_in_view():
+            if worker.stage is Stage.READY:
+                worker.follow(Course.ENTER_AT_FIRST if worker.initial else Course.ENTER_LATER)
+                self._deadlines.drop(WarmUpDue(worker.id))
+                if not worker.initial:  # the slowest of all in its first step, and the others wait for it
+                    commands.append(FullPriority(member=worker.id, ahead=True))
+        return commands
+
+    def _tell_workers(self, view: View, now: float) -> list[Command]:
+        """Members that the view leaves out hear of it too: that is how they learn that they are to end."""
+        commands: list[Command] = []
+        for worker in [w for w in self._cluster.workers.by_id.values() if w.stage in IN_A_VIEW]:
+            commands.append(Tell(member=worker.id, message=NewView(view=view)))
+            if worker.id not in view:
+                self._deadlines.set_first(LeaveDue(worker.id), now + self._config.times.leave_timeout_s)
+        return commands
+
+    def on_removed(self, event: ViewRemoved, now: float) -> list[Command]:
+        """If most nodes of the view are still here, it was not the last one that took the view away, and it is put
+        again; else the job was over while this node was away.
+        """
+        view = self._cluster.view
+        if self._shutdown.end is not None or view is None or self.proposing or self._shutdown.finishing:
+            return []
+        names = {member.node for member in view.members}
+        if 2 * len(names - self._cluster.unlinked_nodes()) > len(names):
+            return self.propose(view)
+        return self._shutdown.finish(1, "the job has ended while this node could not be reached", everywhere=False)
+
+    def on_answer(self, event: ProposalAnswered, now: float) -> list[Command]:
+        self.proposing = False
+        if self._shutdown.end is not None:
+            return []
+        if event.view is None:
+            return self._ask_later(now)
+        return self._adopt(event.view, now) or self.settle(now)
+
+    def _ask_later(self, now: float) -> list[Command]:
+        self._deadlines.set(AskStoreDue(), now + self._config.times.ask_again_s)
+        gone = self._cluster.gone_from_view()
+        what = f"{', '.join(gone)} lost, and " if gone else ""
+        return self._parking.park(f"{what}the store does not answer: the view can not change until it is back", now)
+
+    def on_ask_again(self, due: AskStoreDue, now: float) -> list[Command]:
+        return self.settle(now)
+
+    # ---- what this agent proposes
+
+    def propose(self, view: View) -> list[Command]:
+        self.proposing = True
+        return [Propose(view=view)]
+
+    def _try_first_view(self) -> list[Command]:
+        if self.proposing:
+            return []
+        commands, view = self._rendezvous.first_view()
+        return commands + (self.propose(view) if view is not None else [])
+
+    def _edit(self, view: View, now: float) -> list[Command]:
+        if self.proposing:
+            return []
+        if not self._cluster.alive_in_view():
+            return self._on_nobody_alive(view, now)
+        if self._shutdown.finishing:
+            return self._parking.unpark(now)
+        return self._edit_among_the_living(view, now)
+
+    def _edit_among_the_living(self, view: View, now: float) -> list[Command]:
+        cluster, nodes = self._cluster, self._cluster.peers.nodes
+        unlinked = cluster.unlinked_nodes()
+        suspected = {name for name in unlinked if name in nodes and nodes[name].suspected}
+        proposal = propose(
+            view,
+            holders=cluster.holders,
+            dead=cluster.gone_from_view(),
+            suspected=[m.id for m in view.members if m.node in suspected and cluster.is_alive(m.id)],
+            # Nobody joins while a node does not answer: joiners must not turn a minority into a majority.
+            joining=[] if unlinked else self._joiners(),
+            begun=self._cluster.progress.begun,
+        )
+        if proposal.view is not None:
+            return self.propose(proposal.view)
+        if proposal.outcome is Outcome.WAIT:
+            reason = f"{proposal.reason}; it waits for an answer of theirs, or for the end of their leases"
+            return self._parking.park(reason, now)
+        return self._parking.unpark(now)
+
+    def _joiners(self) -> list[Member]:
+        return [self._cluster.as_member(worker) for worker in self._cluster.workers.joiners]
+
+    # ---- where nobody of the view is left
+
+    def _on_nobody_alive(self, view: View, now: float) -> list[Command]:
+        """Every member of the view is proven dead or has left: the job is done, or its state is gone.
+
+        The end is put as a view without members: a view that stands in the store and is not known here comes first.
+        """
+        left = self._cluster.peers.left
+        if self._shutdown.finishing or any((m.node, m.incarnation) in left for m in view.members):
+            return self._parking.unpark(now) + self._shutdown.end_if_nobody_is_left_to_join()
+        if not self._cluster.progress.begun:
+            return self._parking.unpark(now) + self._begin_anew(view)
+        if not self._speaks_for_the_dead(view):
+            return self._parking.unpark(now)
+        reason = self._shutdown.last_words or NOBODY_LEFT
+        return self.propose(View(generation=view.generation + 1, members=(), reason=reason, begun=True))
+
+    def _begin_anew(self, view: View) -> list[Command]:
+        """Nothing was committed: whoever is ready begins the job from its initial state."""
+        anew = propose(view, holders={}, dead=view.ids, joining=self._joiners(), begun=False).view
+        return [] if anew is None else self.propose(anew)
+
+    def _speaks_for_the_dead(self, view: View) -> bool:
+        """Their own agents know best how they ended; others speak only where none of those answers."""
+        workers = self._cluster.workers.by_id
+        mine = [workers[m] for m in view.ids if m in workers]
+        if mine:
+            return None not in [w.exit_code for w in mine] and any(w.exit_code for w in mine)
+        answering = self._cluster.peers.answering()
+        return not any((m.node, m.incarnation) in answering for m in view.members)
+
+
+def _describe(view: View) -> str:
+    return f"generation {view.generation}: {view.reason}; members {' '.join(view.ids)}"

@@ -1,0 +1,16 @@
+"""What tests of the agent's core have in common."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from elastrain.launcher.values import JobConfig, JobTimes
+
+_TIMES = {field.name for field in fields(JobTimes)}
+
+
+def job_config(**settings: Any) -> JobConfig:
+    """A job's configuration with its times among the other settings."""
+    times = JobTimes(**{name: value for name, value in settings.items() if name in _TIMES})
+    return JobConfig(**{name: value for name, value in settings.items() if name not in _TIMES}, times=times)
