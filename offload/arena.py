@@ -45,7 +45,7 @@ class ReadArena:
         self._most_lent_bytes = max(self._most_lent_bytes, self._slots.used_bytes)
         image = self._memory[slot.offset_bytes : slot.offset_bytes + slot.size_bytes]
         found, inside = lease_in(image, size_bytes=size_bytes, shift_bytes=shift_bytes)
-        # The storage holds `inside` until its bytes can not be reached any more.
+        # The storage holds `inside` until its bytes cannot be reached any more.
         weak_lock, weak_self = self._lock, weakref.ref(self)
 
         def gone(_: weakref.ref[memoryview]) -> None:

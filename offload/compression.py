@@ -104,7 +104,7 @@ class Codec:
         return 0
 
     def read(self, offset_bytes: int, piece: Piece, packed_bytes: int) -> None:
-        """Fill the piece. Raises OSError, also where what was packed can not be unpacked."""
+        """Fill the piece. Raises OSError, also where what was packed cannot be unpacked."""
         if not packed_bytes:
             self._engine.read(offset_bytes, piece)
             self._count(read=_size(piece))

@@ -22,7 +22,7 @@ def try_directory(directory: str | os.PathLike[str]) -> None:
 
 
 def check_directory(directory: str | os.PathLike[str]) -> Path:
-    """The directory as a path, or one sentence that says why activations can not be spilled there."""
+    """The directory as a path, or one sentence that says why activations cannot be spilled there."""
     path = Path(directory)
     if not path.is_dir():
         raise OffloadConfigError(f"{path} is not a directory: create it on an SSD, or name another one")

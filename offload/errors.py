@@ -37,7 +37,7 @@ class SpillWriteError(OffloadError):
 
 
 class SpillReadError(OffloadError):
-    """Activations could not be read back. Backward can not go on; compute the micro-batch again."""
+    """Activations could not be read back. Backward cannot go on; compute the micro-batch again."""
 
 
 class CorruptSpillError(SpillReadError):

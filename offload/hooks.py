@@ -1,4 +1,4 @@
-"""`save_on_disk`: saved-tensor hooks that hand each activation to the manager, and what the user holds of it.
+"""`save_on_disk`: saved-tensor hooks that hand each activation to the spill manager, and what the user holds of it.
 
 The sibling of `torch.autograd.graph.save_on_cpu`. Hooks decide nothing: identity says what a tensor is, the policy
 how much leaves, the residency table what happens to it.
@@ -113,6 +113,27 @@ def save_on_disk(
     return ActivationOffload(config)
 
 
+class _Hooks:
+    """What is in place while a forward runs: hooks on saved tensors, and those that follow the modules."""
+
+    def __init__(
+        self,
+        trail: ModuleTrail,
+        pack: Callable[[torch.Tensor], StayingTensor | SpillHandle],
+        unpack: Callable[[StayingTensor | SpillHandle], torch.Tensor],
+    ) -> None:
+        self._modules = TrailHooks(trail)
+        self._tensors = torch.autograd.graph.saved_tensors_hooks(untraced(pack), untraced(unpack))
+        self._tensors.__enter__()
+
+    def remove(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take all of them away; the arguments are those of `__exit__`."""
+        self._tensors.__exit__(kind, error, trace)
+        self._modules.remove()
+
+
 class ActivationOffload:
     """A context manager that can be entered again and again, from one thread at a time.
 
@@ -137,9 +158,7 @@ class ActivationOffload:
         self._opening = threading.Lock()
         self._compile_watch = CompileWatch()
         self._trail = ModuleTrail(self._compile_watch.notice)
-        self._trail_hooks: TrailHooks | None = None
-        self._hooks: torch.autograd.graph.saved_tensors_hooks | None = None
-        self._began_s = 0.0
+        self._entered: _Hooks | None = None
         self._closed = False
         file = default_file() if config.profile is None else Path(config.profile)
         self._profile = ProfileFile(file, clock)
@@ -147,26 +166,23 @@ class ActivationOffload:
             atexit.register(_write_last_profile, weakref.ref(self))
 
     def __enter__(self) -> ActivationOffload:
-        if self._hooks is not None:
+        if self._entered is not None:
             raise OffloadConfigError("this offload is entered already: make a second one to nest them")
         manager = self._open()
         self._profile.offer(self.profile)
         manager.begin_pass()
         self._trail.clear()
-        self._trail_hooks = TrailHooks(self._trail)
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(untraced(self._pack), untraced(self._unpack))
-        self._hooks.__enter__()
+        self._entered = _Hooks(self._trail, self._pack, self._unpack)
         self._compile_watch.begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        hooks, trail_hooks, manager = self._hooks, self._trail_hooks, self._manager
-        assert hooks is not None and trail_hooks is not None and manager is not None
-        self._hooks = self._trail_hooks = None
-        hooks.__exit__(kind, error, trace)
-        trail_hooks.remove()
+        entered, manager = self._entered, self._manager
+        assert entered is not None and manager is not None
+        self._entered = None
+        entered.remove(kind, error, trace)
         try:
             self._compile_watch.end(error)
         except BaseException:
@@ -176,7 +192,7 @@ class ActivationOffload:
 
     def stats(self) -> OffloadStats:
         """What happened so far."""
-        return self._open().stats(elapsed_s=self._clock() - self._began_s)
+        return self._open().stats()
 
     def set_memory_limit(self, limit_bytes: int) -> None:
         """From now on another limit: what is saved next makes room for itself. Safe from any thread."""
@@ -192,7 +208,7 @@ class ActivationOffload:
         return self._describe(Profile(stats=stats, places=(place,), reason=stats.amount, host=platform.node()))
 
     def close(self) -> None:
-        """End the threads and give the disk space back. Saved activations can not be asked for any more."""
+        """End the threads and give the disk space back. Saved activations cannot be asked for any more."""
         if self._manager is not None and not self._closed:
             self._closed = True
             self._profile.write(self.profile)
@@ -202,7 +218,6 @@ class ActivationOffload:
         if self._manager is None:
             with self._opening:  # a limit may be set while the first forward begins
                 if self._manager is None:
-                    self._began_s = self._clock()
                     self._manager = SpillManager(
                         self._open_devices(),
                         limit_bytes=self.config.memory_limit,

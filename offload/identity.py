@@ -125,7 +125,7 @@ def stays_because(tensor: torch.Tensor, *, min_bytes: int) -> str | None:
 
 
 def is_part(tensor: torch.Tensor) -> bool:
-    """Whether other parts of its memory change on their own, and no version tells: it can not leave.
+    """Whether other parts of its memory change on their own, and no version tells: it cannot leave.
 
     What torch's recurrent cells do (`unsafe_chunk`).
     """

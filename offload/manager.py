@@ -151,14 +151,14 @@ class SpillManager:
             self._backward.close()
         self._end()
 
-    def stats(self, *, elapsed_s: float) -> OffloadStats:
-        """What happened so far."""
+    def stats(self) -> OffloadStats:
+        """What happened since this was made."""
         with self._lock:
             totals, plan = self._passes.totals, self._passes.plan
             return OffloadStats(
                 limit_bytes=self._limit.limit_bytes,
                 passes=totals.passes,
-                elapsed_s=elapsed_s,
+                elapsed_s=self._passes.elapsed_s(),
                 live_bytes=self._account.live_bytes,
                 peak_bytes=totals.peak_bytes,
                 saved_bytes=totals.saved_bytes,

@@ -95,6 +95,7 @@ class Passes:
         self.totals = Totals()
         self._devices = devices
         self._clock = clock
+        self._began_s = clock()
         self._passes: list[Pass] = []
         self._of: dict[SpillRecord, Pass] = {}
 
@@ -103,6 +104,10 @@ class Passes:
 
     def __contains__(self, record: object) -> bool:
         return record in self._of
+
+    def elapsed_s(self) -> float:
+        """Since this was made."""
+        return self._clock() - self._began_s
 
     def of(self, record: SpillRecord) -> Pass:
         """The pass that has saved it."""

@@ -209,7 +209,7 @@ TABLE: dict[tuple[State, type[Event]], Step] = {
 
 
 class ImpossibleEventError(AssertionError):
-    """The shell reported an event that can not happen in this state: a defect of the shell."""
+    """The shell reported an event that cannot happen in this state: a defect of the shell."""
 
 
 def advance(state: State, event: Event) -> Step:

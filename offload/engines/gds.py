@@ -36,7 +36,7 @@ assert torch.equal(there, back)
 
 
 def probe(directory: str | os.PathLike[str], *, size_bytes: int = PROBE_BYTES, timeout_s: float = 60.0) -> str | None:
-    """Why KvikIO can not be used with `directory`, in one sentence; None if CUDA bytes came back equal."""
+    """Why KvikIO cannot be used with `directory`, in one sentence; None if CUDA bytes came back equal."""
     if not torch.cuda.is_available():
         return "this process sees no CUDA device, and KvikIO moves CUDA tensors only"
     command = [sys.executable, "-c", _PROBE, os.fspath(directory), str(size_bytes)]
