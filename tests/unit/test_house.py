@@ -131,7 +131,8 @@ def test_lines_and_comments_are_counted(small: House) -> None:
         (350, {}, False, False),
         (351, {}, True, False),
         (400, {"x": 400}, False, False),
-        (401, {"x": 400}, True, False),
+        (420, {"x": 400}, False, False),
+        (421, {"x": 400}, True, False),
         (380, {"x": 400}, False, False),
         (359, {"x": 400}, False, True),
         (350, {"x": 351}, False, True),
@@ -149,8 +150,10 @@ def test_a_line_for_somebody_who_is_gone_is_to_be_struck() -> None:
 
 def test_lowering_strikes_and_lowers_but_lets_nobody_in(small: House) -> None:
     listed = {"totals": {"function_median": 9, "function_p90": 20, "product_lines": 30_000, "comments_percent": 0.5}}
-    before = {**listed, "inherited_state": {"mixed.Upper": 5, "gone": 3}}
+    before = {**listed, "inherited_state": {"mixed.Upper": 5}}
     after = table.lowered(small, before)
-    assert after["inherited_state"] == {"mixed.Upper": 2}
+    assert after["inherited_state"] == {"mixed.Upper": 2}, "ring.Third is not let in"
+    moved = table.lowered(small, {**listed, "inherited_state": {"mixed.Upper": 5, "gone": 3}})
+    assert moved["inherited_state"] == {"mixed.Upper": 2, "ring.Third": 2}, "but in the place of one that is gone"
     assert after["totals"]["function_median"] == 6 and after["totals"]["comments_percent"] > 0.5
     assert table.tomllib.loads(table.as_toml(after)) == after
