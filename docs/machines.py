@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from elastrain.launcher.core import stages
 from elastrain.offload import residency
 
 PAGE = Path(__file__).parent / "machines.md"
@@ -44,6 +46,13 @@ def machines() -> tuple[Machine, ...]:
     """All of the page, in its order."""
     return (
         Machine(
+            title="A worker, as its agent sees it",
+            about="`launcher/core/stages.py`: what a worker is decides what its end means. What is not drawn leaves the "
+            "stage as it is.",
+            begin=("starting",),
+            arrows=_arrows(stages.TABLE),
+        ),
+        Machine(
             title="A saved storage",
             about="`offload/residency.py`: where the bytes of one saved activation are. `Spill` and `Prefetch` are "
             "wishes of the policy, and change nothing where they are not drawn.",
@@ -53,42 +62,54 @@ def machines() -> tuple[Machine, ...]:
     )
 
 
-def _arrows(table: Mapping[tuple[Any, Any], tuple[Any, Iterable[Any]]]) -> tuple[Arrow, ...]:
-    """Of a table `(state, event) -> (state, commands)`, whose values are enumerations, classes or plain text."""
-    return tuple(
-        Arrow(state=_named(state), event=_named(event), after=_named(after), commands=tuple(map(_named, commands)))
-        for (state, event), (after, commands) in table.items()
-    )
+def _arrows(table: Mapping[tuple[Any, Any], Any]) -> tuple[Arrow, ...]:
+    """Of a table `(state, event) -> state` or `(state, event) -> (state, commands)`."""
+    found = []
+    for (state, event), value in table.items():
+        after, commands = value if isinstance(value, tuple) else (value, ())
+        named = tuple(_named(command) for command in commands)
+        found.append(Arrow(state=_named(state), event=_named(event), after=_named(after), commands=named))
+    return tuple(found)
 
 
 def _named(value: Any) -> str:
-    if isinstance(value, type):
-        return value.__name__
-    return str(getattr(value, "value", None) or (value if isinstance(value, str) else type(value).__name__))
+    """A state, event or command for people: the text of an enumeration, or the name of a class."""
+    if isinstance(value, Enum):
+        return value.value if isinstance(value.value, str) else value.name.lower().replace("_", " ")
+    return value.__name__ if isinstance(value, type) else type(value).__name__
+
+
+def _symbol(state: str) -> str:
+    """Mermaid's identifiers have no blanks."""
+    return state.replace(" ", "_")
 
 
 def picture(machine: Machine) -> str:
     """A diagram that GitHub and the built pages draw. Events between the same two states share an arrow."""
-    lines = ["```mermaid", "stateDiagram-v2", *(f"    [*] --> {state}" for state in machine.begin)]
     events: dict[tuple[str, str], list[str]] = {}
     for arrow in machine.arrows:
-        events.setdefault((arrow.state, arrow.after), []).append(arrow.event)
-    lines += [f"    {state} --> {after}: {', '.join(names)}" for (state, after), names in events.items()]
-    leaving = {arrow.state for arrow in machine.arrows}
-    ends = dict.fromkeys(arrow.after for arrow in machine.arrows if arrow.after not in leaving)
-    return "\n".join([*lines, *(f"    {state} --> [*]" for state in ends), "```"])
+        events.setdefault((_symbol(arrow.state), _symbol(arrow.after)), []).append(arrow.event)
+    states = dict.fromkeys(state for arrow in machine.arrows for state in (arrow.state, arrow.after))
+    ends = states.keys() - {arrow.state for arrow in machine.arrows}
+    lines = [f'state "{state}" as {_symbol(state)}' for state in states if " " in state]
+    lines += [f"[*] --> {_symbol(state)}" for state in machine.begin]
+    lines += [f"{state} --> {after}: {', '.join(names)}" for (state, after), names in events.items()]
+    lines += [f"{_symbol(state)} --> [*]" for state in states if state in ends]
+    return "\n".join(["```mermaid", "stateDiagram-v2", *(f"    {line}" for line in lines), "```"])
 
 
 def table(machine: Machine) -> str:
-    """The same with its commands."""
+    """The same with its commands, for machines that have some."""
+    if not any(arrow.commands for arrow in machine.arrows):
+        return ""
     lines = ["| state | event | next | commands |", "|---|---|---|---|"]
     lines += [f"| {a.state} | {a.event} | {a.after} | {', '.join(a.commands) or '–'} |" for a in machine.arrows]
-    return "\n".join(lines)
+    return "\n\n" + "\n".join(lines)
 
 
 def page() -> str:
     """The whole text."""
-    parts = [f"## {each.title}\n\n{each.about}\n\n{picture(each)}\n\n{table(each)}\n" for each in machines()]
+    parts = [f"## {each.title}\n\n{each.about}\n\n{picture(each)}{table(each)}\n" for each in machines()]
     return HEAD + "\n" + "\n".join(parts)
 
 

@@ -16,7 +16,7 @@ from elastrain.offload.arena import ReadArena
 from elastrain.offload.deferred import DeferredLock
 from elastrain.offload.device import Copy
 from elastrain.offload.errors import SpillReadError
-from elastrain.offload.limit import MemoryLimit
+from elastrain.offload.limit import SpillLimit
 from elastrain.offload.mover import Mover, again
 from elastrain.offload.passes import Pass, Passes
 from elastrain.offload.records import SpillRecord
@@ -27,7 +27,7 @@ from elastrain.offload.waits import BoundedWait
 class ReadMemory:
     """Memory for what is read back: for CPU storages an arena, whose pages are used again and again."""
 
-    def __init__(self, lock: DeferredLock, limit: MemoryLimit, passes: Passes) -> None:
+    def __init__(self, lock: DeferredLock, limit: SpillLimit, passes: Passes) -> None:
         self._arena = ReadArena(lock)
         self._limit = limit
         self._passes = passes
@@ -51,7 +51,7 @@ class BackwardRoom:
     """Brings storages back within the limit. After `close` nothing is on a device any more."""
 
     def __init__(
-        self, lock: DeferredLock, limit: MemoryLimit, passes: Passes, mover: Mover, account: Account, wait: BoundedWait
+        self, lock: DeferredLock, limit: SpillLimit, passes: Passes, mover: Mover, account: Account, wait: BoundedWait
     ) -> None:
         self._lock = lock
         self._limit = limit
@@ -132,7 +132,7 @@ class BackwardRoom:
         passing = True
         for turn in range(current.ahead, -1, -1):
             record = current.in_turn(turn)
-            if record.state is State.SPILLED and record.course.needed_s is None:
+            if record.state is State.SPILLED and record.timing.needed_s is None:
                 passing = False
                 yield policy.Candidate(turn=turn, size_bytes=record.size_bytes)
             elif passing and record.state not in (State.WRITING, State.SPILLED):

@@ -10,7 +10,7 @@ from elastrain.offload import residency
 from elastrain.offload.account import Account
 from elastrain.offload.deferred import DeferredLock
 from elastrain.offload.errors import SpillWriteError
-from elastrain.offload.limit import MemoryLimit
+from elastrain.offload.limit import SpillLimit
 from elastrain.offload.mover import Mover
 from elastrain.offload.passes import Pass, Passes
 from elastrain.offload.waits import BoundedWait
@@ -20,7 +20,7 @@ class ForwardRoom:
     """Keeps a forward within the limit."""
 
     def __init__(
-        self, lock: DeferredLock, limit: MemoryLimit, passes: Passes, mover: Mover, account: Account, wait: BoundedWait
+        self, lock: DeferredLock, limit: SpillLimit, passes: Passes, mover: Mover, account: Account, wait: BoundedWait
     ) -> None:
         self._lock = lock
         self._limit = limit

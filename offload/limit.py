@@ -8,7 +8,7 @@ from __future__ import annotations
 from elastrain.offload.errors import LimitTooSmallError
 
 
-class MemoryLimit:
+class SpillLimit:
     """`limit_bytes` holds now, None for no limit; it may change while somebody waits."""
 
     def __init__(self, limit_bytes: int | None) -> None:

@@ -23,7 +23,7 @@ from elastrain.offload.device import Device
 from elastrain.offload.errors import OffloadError
 from elastrain.offload.forward import ForwardRoom
 from elastrain.offload.holds import Hold, Holds, Operator
-from elastrain.offload.limit import MemoryLimit
+from elastrain.offload.limit import SpillLimit
 from elastrain.offload.mover import Mover
 from elastrain.offload.passes import Passes
 from elastrain.offload.planner import Planner
@@ -49,7 +49,7 @@ class SpillManager:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.devices = tuple(devices)
-        self._limit = limit = MemoryLimit(limit_bytes)
+        self._limit = limit = SpillLimit(limit_bytes)
         self._lock = lock = DeferredLock(self._after_notes)
         wait = BoundedWait(lock, deadline_s=deadline_s, clock=clock)
         self._passes = passes = Passes(self.devices, plan, clock)
@@ -92,7 +92,7 @@ class SpillManager:
             current = self._passes.current()
             self._passes.enter(record, current)
             record.watched.append(self._account.watch(storage))
-            index = record.course.index
+            index = record.timing.index
             passed_bytes = self._forward.passed_bytes(index, record.size_bytes)
             record.wants_to_leave = self._passes.plan.spills(index)
             if operator is not None:

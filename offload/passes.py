@@ -23,7 +23,7 @@ _PATHS = {
 """How a storage came back, by the state in which backward first asked for it; in all others backward waited."""
 
 
-class Measured:
+class PassMeter:
     """What is counted of one pass."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Pass:
         self.number = number
         self.began_s = began_s
         self.records: list[SpillRecord] = []
-        self.measured = Measured()
+        self.measured = PassMeter()
         # Storages that a graph can still ask for, and those of them that backward has not asked for yet.
         self.open = self.unneeded = 0
         # The forward is under way: what is saved belongs to this pass.
@@ -75,7 +75,7 @@ class Pass:
         measured = self.measured
         return PassProfile(
             number=self.number,
-            forward_s=max((each.course.saved_s for each in self.records), default=0.0),
+            forward_s=max((each.timing.saved_s for each in self.records), default=0.0),
             total_s=total_s,
             saved_bytes=measured.saved_bytes,
             spilled_bytes=sum(each.size_bytes for each in self.records if each.disk.was_written),
@@ -160,10 +160,10 @@ class Passes:
 
     def enter(self, record: SpillRecord, current: Pass) -> None:
         """Count a storage that was just saved."""
-        course, measured = record.course, current.measured
-        course.index = len(current.records)
-        course.stalled_s = measured.save_stall_s
-        course.saved_s = self._clock() - current.began_s - course.stalled_s
+        timing, measured = record.timing, current.measured
+        timing.index = len(current.records)
+        timing.stalled_s = measured.save_stall_s
+        timing.saved_s = self._clock() - current.began_s - timing.stalled_s
         record.handles = 1
         current.records.append(record)
         current.open += 1
@@ -175,28 +175,28 @@ class Passes:
 
     def needed(self, record: SpillRecord, current: Pass, began_s: float) -> None:
         """Count the time since `began_s`, for which backward has waited."""
-        now_s, course = self._clock(), record.course
-        course.waited_s += now_s - began_s
+        now_s, timing = self._clock(), record.timing
+        timing.waited_s += now_s - began_s
         current.measured.need_stall_s += now_s - began_s
         self.totals.need_stall_s += now_s - began_s
-        if course.needed_s is None:
-            course.needed_s = now_s - current.began_s
+        if timing.needed_s is None:
+            timing.needed_s = now_s - current.began_s
             current.unneeded -= 1
 
     def came_back(self, record: SpillRecord, first: State) -> None:
         """Note how it came back; `first` is its state when backward asked."""
-        if record.course.path is not Path.UNUSED:
+        if record.timing.path is not Path.UNUSED:
             return
         if first is State.WRITING:
             self.totals.forwarded_bytes += record.size_bytes
-        record.course.path = _PATHS.get(first, Path.WAITED)
+        record.timing.path = _PATHS.get(first, Path.WAITED)
 
     def release(self, record: SpillRecord) -> Pass:
         """Count the end of its last graph node. The caller lets the storage go, then calls `finish_if_over`."""
-        current, course = self._of[record], record.course
-        course.released_s = self._clock() - current.began_s
+        current, timing = self._of[record], record.timing
+        timing.released_s = self._clock() - current.began_s
         current.open -= 1
-        if course.needed_s is None:
+        if timing.needed_s is None:
             current.unneeded -= 1
         return current
 

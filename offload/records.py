@@ -52,7 +52,7 @@ class DiskSide:
         self.newer: torch.UntypedStorage | None = None
 
 
-class Course:
+class Timing:
     """When things happened to a storage, in seconds since its pass began, and how it came back."""
 
     __slots__ = ("index", "needed_s", "path", "released_s", "saved_s", "stalled_s", "waited_s")
@@ -69,7 +69,6 @@ class SpillRecord:
 
     __slots__ = (
         "__weakref__",
-        "course",
         "disk",
         "handles",
         "held",
@@ -78,6 +77,7 @@ class SpillRecord:
         "size_bytes",
         "state",
         "storage",
+        "timing",
         "turn",
         "wants_to_leave",
         "watched",
@@ -90,7 +90,7 @@ class SpillRecord:
         self.storage: torch.UntypedStorage | None = storage
         self.ready = ready_event(storage)
         self.disk = DiskSide()
-        self.course = Course()
+        self.timing = Timing()
         self.watched: list[Watched] = []
         # Graph nodes that may still ask for it.
         self.handles = 0
@@ -102,16 +102,16 @@ class SpillRecord:
 
     def lifetime(self) -> Lifetime:
         """What happened to it, as a value."""
-        course = self.course
+        timing = self.timing
         return Lifetime(
-            index=course.index,
+            index=timing.index,
             size_bytes=self.size_bytes,
             dtype=self.origin.dtype,
             module=self.origin.module,
-            saved_s=course.saved_s,
-            needed_s=course.needed_s,
-            released_s=course.released_s,
-            path=course.path,
-            waited_s=course.waited_s,
-            stalled_s=course.stalled_s,
+            saved_s=timing.saved_s,
+            needed_s=timing.needed_s,
+            released_s=timing.released_s,
+            path=timing.path,
+            waited_s=timing.waited_s,
+            stalled_s=timing.stalled_s,
         )
