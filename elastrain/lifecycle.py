@@ -76,6 +76,8 @@ class Lifecycle(Leaving):
                 self._on_took_copy(event)
             case p.LoopEnded():
                 self._finishing = event.step
+            case p.CopyBudgetSet():
+                self.copy_budget_bytes = event.parameters_bytes
             case p.JobEnded():
                 self._let_go()
         self._progress()

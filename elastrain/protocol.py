@@ -147,8 +147,16 @@ class JobEnded:
     """The launcher says that a member left in peace: all had the last step, nobody is waited for."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CopyBudgetSet:
+    """So many bytes of parameters may be copied to new holders per step: what memory leaves for them has changed."""
+
+    parameters_bytes: int
+
+
 Event: TypeAlias = (
     JobEnded
+    | CopyBudgetSet
     | Viewed
     | Arrived
     | Began

@@ -13,7 +13,7 @@ from elastrain.agent_messages import ArmFault
 from elastrain.runtime.journal import Journal
 
 
-class Faults:
+class ArmedFaults:
     """The faults that this member's agent has asked for. `kill_node` tells it that one for its whole node is due."""
 
     def __init__(self, journal: Journal, kill_node: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ from elastrain.batch import DataOrder
 from elastrain.errors import ConfigError
 from elastrain.keys import collate_key, sample_key
 from elastrain.runtime import packing
-from elastrain.runtime.loading import Failed, Load, LoaderProcesses, Packed
+from elastrain.runtime.loading import Load, LoaderProcesses, LoadFailed, Packed
 from elastrain.runtime.nursery import NurseryEndedError
 from elastrain.runtime.schedule import Plan, Request, Schedule
 
@@ -99,7 +99,7 @@ class DataLoader:
             raise RuntimeError("the loader is not running: start() comes first")
         self.order.positions(step, micro_batch)
         loaded = self._source.get((step, micro_batch))
-        if isinstance(loaded, Failed):
+        if isinstance(loaded, LoadFailed):
             loaded.raise_again()
         return loaded
 
@@ -127,7 +127,7 @@ class _Source(Protocol):
     """Where micro-batches come from: this process or others."""
 
     def get(self, request: Request) -> Any:
-        """The micro-batch, or how loading it `Failed`."""
+        """The micro-batch, or how loading it `LoadFailed`."""
 
     def close(self) -> None: ...
 
@@ -188,7 +188,7 @@ class _InThisProcess:
             try:
                 return self._load(*request)
             except Exception:  # noqa: BLE001 - raised again by the caller, as if it came from another process
-                return Failed()
+                return LoadFailed()
 
     def close(self) -> None:
         pass

@@ -25,7 +25,7 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from elastrain.runtime import packing
-from elastrain.runtime.nursery import Ended, Nursery, how_it_ended
+from elastrain.runtime.nursery import Nursery, ProcessEnded, how_it_ended
 from elastrain.runtime.schedule import Request
 
 Load = Callable[[int, int], Any]
@@ -43,7 +43,7 @@ _DEATHS_MOST = 2
 """So many processes may die over one micro-batch, or per process without that anything was loaded in between."""
 
 
-class Failed:
+class LoadFailed:
     """The exception under way, with its traceback as text, on its way to whoever asks for the micro-batch."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Failed:
         except StopIteration as error:
             raise RuntimeError(str(error)) from None
 
-    def nameless(self) -> Failed:
+    def nameless(self) -> LoadFailed:
         """The same for an exception whose class can not travel (it was defined in a function)."""
         self._wrapper.exc_type = RuntimeError
         return self
@@ -125,7 +125,7 @@ class LoaderProcesses:
         if os.getpid() == self._owner:  # not in a fork of the user's own
             self._nursery.kill()
 
-    def _replace(self, ended: Ended) -> tuple[Request, Packed] | None:
+    def _replace(self, ended: ProcessEnded) -> tuple[Request, Packed] | None:
         """Start it again, and ask again for what it may have taken; or a result, where two have died of that."""
         how, request = how_it_ended(ended.exit_code), self._at_work.of(ended.slot)
         self._at_work.put(ended.slot, _NOTHING)
@@ -253,7 +253,7 @@ def _packed(load: Load, step: int, micro_batch: int) -> int:
     try:
         return packing.pack(load(step, micro_batch))
     except Exception:  # noqa: BLE001 - edge of the process
-        failed = Failed()
+        failed = LoadFailed()
         try:
             return packing.pack(failed)
         except Exception:  # noqa: BLE001 - its class is not to be found by a name

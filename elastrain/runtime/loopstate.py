@@ -23,7 +23,7 @@ from elastrain.runtime.layers import Layers
 from elastrain.runtime.registered import Stateful, check_apart, stateful
 
 
-class Taken:
+class LoopSnapshot:
     """The state of a loop as it was when it came to a step."""
 
     def __init__(self, text: str, parts: dict[str, str], packers: dict[str, Packer]) -> None:
@@ -61,7 +61,7 @@ class LoopState:
         for index, scheduler in enumerate(schedulers_of(optimizer)):
             self._parts[f"scheduler {index}"] = scheduler
 
-    def take(self, hyper: list[dict[str, Any]]) -> Taken:
+    def take(self, hyper: list[dict[str, Any]]) -> LoopSnapshot:
         """Raises ConfigError, with the place, for what cannot be carried."""
         packers = {name: Packer() for name in self._parts}
         trees = {name: packers[name].pack(name, dict(part.state_dict())) for name, part in self._parts.items()}
@@ -69,7 +69,7 @@ class LoopState:
         text = json.dumps(
             {**told, "bulk": sorted(n for n, q in packers.items() if q.size_bytes)}, separators=(",", ":")
         )
-        return Taken(text, {name: _short(json.dumps(tree)) for name, tree in trees.items()}, packers)
+        return LoopSnapshot(text, {name: _short(json.dumps(tree)) for name, tree in trees.items()}, packers)
 
     def load(self, text: str, payload: Sequence[Tensor] = ()) -> None:
         """Raises ConfigError when this script made other objects than the members that are there already."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+MEASURED_STEPS = 8
+"""What computing takes besides what is counted: the most of so many steps."""
+SETTLED_STEPS = 2
+"""From this step of a plan on, what it took is what it takes."""
 _M_MMAP_THRESHOLD = -3
 MMAP_FROM_BYTES = 256 << 10
 _STATUS = Path("/proc/self/status")
@@ -43,6 +48,55 @@ class PeakMeter:
     def now_bytes(self) -> int:
         """What was held at the last look."""
         return self._own_bytes
+
+
+class StepsTaken:
+    """What steps have taken besides what is accounted for: interpreter, libraries, data, and computing itself."""
+
+    def __init__(self, meter: PeakMeter) -> None:
+        self.steps = 0
+        """Measured so far."""
+        self._meter = meter
+        self._in_view = self._in_last_view = 0
+        self._besides_bytes: deque[int] = deque(maxlen=MEASURED_STEPS)
+
+    @property
+    def has_settled(self) -> bool:
+        """The second step takes more than the first, because optimizer state has come into being; then no more."""
+        return self.steps >= SETTLED_STEPS
+
+    @property
+    def has_settled_in_view(self) -> bool:
+        """What the present plan took is what it takes."""
+        return self._in_view >= SETTLED_STEPS
+
+    @property
+    def had_settled_before(self) -> bool:
+        """Likewise of the plan before this one."""
+        return self._in_last_view >= SETTLED_STEPS
+
+    def begin_view(self) -> None:
+        if not self.steps:
+            self._meter.look()  # what starting took for a moment is no step's
+        self._in_last_view, self._in_view = self._in_view, 0
+
+    def look(self) -> int:
+        """The peak in bytes since the last look."""
+        return self._meter.look()
+
+    def add_step(self, accounted_bytes: int) -> int:
+        """Measure a step; its peak in bytes."""
+        peak_bytes = self._meter.look()
+        self._in_view += 1
+        self.steps += 1
+        if self.steps == SETTLED_STEPS:  # the first step warms up, and spills everything to learn
+            self._besides_bytes.clear()
+        self._besides_bytes.append(max(0, peak_bytes - accounted_bytes))
+        return peak_bytes
+
+    def base_bytes(self, accounted_bytes: int) -> int:
+        """The most that was taken besides; before a step was measured, what is held now besides."""
+        return max(self._besides_bytes, default=max(0, self._meter.now_bytes - accounted_bytes))
 
 
 def _status() -> dict[str, int]:

@@ -6,7 +6,6 @@ The engine's thread measures and decides, after every step and whenever a view i
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -23,22 +22,18 @@ from elastrain.offload.hooks import ActivationOffload, OffloadConfig
 from elastrain.offload.policy import IN_FLIGHT_STORAGES
 from elastrain.offload.profile import Occupancy, Profile
 from elastrain.offload.sharing import shared
+from elastrain.offload.stats import PassProfile
+from elastrain.placement import Placement
 from elastrain.plan import plan
 from elastrain.runtime.executor import Executor
-from elastrain.runtime.memory import PeakMeter, give_freed_memory_back
+from elastrain.runtime.memory import PeakMeter, StepsTaken, give_freed_memory_back
 from elastrain.standing import COPY_BUDGET_BYTES
-from elastrain.values import Recovery
-from elastrain.world import View
+from elastrain.values import Shape
 
 if TYPE_CHECKING:
     from elastrain.comm.wire.mesh import Mesh
-    from elastrain.lifecycle import Lifecycle
     from elastrain.runtime.journal import Journal
 
-MEASURED_STEPS = 8
-"""What computing takes beside what is counted: the most of so many steps."""
-SETTLED_STEPS = 2
-"""From this step of a plan on, what it took is what it takes."""
 ASSUMED_MOMENTS = 2.0
 """Optimizer state per parameter until it was measured: Adam's."""
 COPY_SHARE = 16
@@ -69,26 +64,43 @@ class MemoryLimit:
             raise ConfigError(f"memory_limit must be a positive number of bytes; got {self.limit_bytes}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ViewInOrder:
+    """What a plan asks of this member once recovery has ended."""
+
+    members: tuple[str, ...]
+    shape: Shape
+    own: frozenset[Node]
+    """The partials of the open step that it has, of any block."""
+    to_do: tuple[int, ...]
+    """Its runs of the open step."""
+    is_checked: bool
+    """It may also compute a micro-batch of another member's."""
+    now: Placement
+    goal: Placement
+
+
 class MemoryKeeper:
     """One member's memory. Raises ConfigError if a directory can not be used."""
 
-    def __init__(self, config: MemoryLimit, *, me: str, executor: Executor, mesh: Mesh, journal: Journal) -> None:
+    def __init__(self, limit: MemoryLimit, *, me: str, executor: Executor, mesh: Mesh, journal: Journal) -> None:
         give_freed_memory_back()
-        self._config = config
+        self._limit = limit
         self._me = me
         self._executor = executor
         self._journal = journal
-        self._meter = PeakMeter(mesh.shared_bytes)
-        self._base_bytes: deque[int] = deque(maxlen=MEASURED_STEPS)
+        self._taken = StepsTaken(PeakMeter(mesh.shared_bytes))
         self._last: budget.Fit | None = None
         self._held: tuple[budget.Held, ...] = ()
         self._needs: budget.Needs | None = None
-        self._steps_in_view = self._measured_steps = self._expected_bytes = 0
+        self._expected_bytes = 0
+        """Of the present plan's gradients, before it was measured."""
         self._share = 1
+        """Of the bytes left to activations, one part in so many is given to them."""
         self._offload: ActivationOffload | None = None
         self._devices: tuple[Device, ...] = ()
-        if config.directories:
-            self._open(config.directories)
+        if limit.directories:
+            self._open(limit.directories)
 
     def _open(self, directories: Sequence[str]) -> None:
         try:
@@ -122,7 +134,7 @@ class MemoryKeeper:
             raise NoRoomError(
                 f"member {self._me}: "
                 + budget.too_small(
-                    self._config.limit_bytes,
+                    self._limit.limit_bytes,
                     needed_bytes=error.smallest_bytes,
                     left_bytes=error.limit_bytes,
                     share=self._share,
@@ -131,56 +143,41 @@ class MemoryKeeper:
 
     # ------------------------------------------------------------------------------------------------- for the engine
 
-    def resumed(self, view: View, core: Lifecycle, recovery: Recovery) -> None:
-        """The view is in order: make room for its plan. Raises NoRoomError if there is none."""
-        if not self._measured_steps:
-            self._meter.look()  # what starting took for a moment is no step's
-        shape = core.shape
-        own = frozenset(node for partials in core.attempt.own for node in partials.nodes)
-        is_checked = core.attempt.recomputes > 0 or shape.cross_check_every > 0
-        slots = max(
-            budget.slots_needed(shape.runs, (), plan(view.ids, shape.runs)[self._me], is_checked=is_checked),
-            budget.slots_needed(shape.runs, own, _left_to_do(recovery.runs[self._me], own)),
-        )
+    def resumed(self, view: ViewInOrder) -> int:
+        """A view is in order: make room for its plan. Returns how many bytes of parameters may be copied per step.
+
+        Raises NoRoomError if the plan does not fit.
+        """
+        self._taken.begin_view()
+        sizes = view.shape.sizes
         moments = self._executor.states.moments() or ASSUMED_MOMENTS
         self._held = budget.held_by(
-            self._me, (core.now, core.goal), shape.sizes, moments=moments, masters=self._executor.model.has_masters
+            self._me, (view.now, view.goal), sizes, moments=moments, masters=self._executor.model.has_masters
         )
-        expected_bytes = slots * self._executor.slot_bytes + self._sums_bytes(len(view.members))
-        # What was expected of the last plan and what it took are both known: only the difference is a guess.
-        gradients_bytes = expected_bytes
-        if self._steps_in_view >= SETTLED_STEPS:
-            held_bytes = self._executor.gradients_bytes()
-            gradients_bytes = held_bytes + max(0, expected_bytes - self._expected_bytes)
-        self._expected_bytes, self._steps_in_view = expected_bytes, 0
-        least_bytes = max(*shape.sizes, sum(shape.sizes) // COPY_SHARE)
-        core.copy_budget_bytes = budget.copy_budget(
-            self._config.limit_bytes,
+        gradients_bytes = self._expect(self._slots(view) * self._executor.slot_bytes + self._sums_bytes(view))
+        copied_bytes = budget.copy_budget(
+            self._limit.limit_bytes,
             self._needs_with(gradients_bytes),
             members=len(view.members),
             state_per_parameter=1 + moments,
-            least_bytes=min(least_bytes, COPY_BUDGET_BYTES),
+            least_bytes=min(max(*sizes, sum(sizes) // COPY_SHARE), COPY_BUDGET_BYTES),
             most_bytes=COPY_BUDGET_BYTES,
         )
-        copying_bytes = round(2 * core.copy_budget_bytes * (1 + moments)) if core.goal != core.now else 0
+        copying_bytes = round(2 * copied_bytes * (1 + moments)) if view.goal != view.now else 0
         self._decide(gradients_bytes + copying_bytes)
+        return copied_bytes
 
     def passed(self) -> None:
         """A step was committed: measure what it took. Raises NoRoomError if it took too much."""
-        peak_bytes = self._meter.look()
         if self._needs is None:
+            self._taken.look()
             return
-        activations_bytes = 0
-        if self._offload is not None and (last := self._offload.stats().last) is not None:
-            activations_bytes = last.peak_bytes
-        self._steps_in_view += 1
-        self._measured_steps += 1
-        if self._measured_steps == SETTLED_STEPS:  # the first step warms up, and spills everything to learn
-            self._base_bytes.clear()
-        self._base_bytes.append(max(0, peak_bytes - self._executor.memory_bytes() - activations_bytes))
+        last = self._last_pass()
+        activations_bytes = last.peak_bytes if last is not None else 0
+        peak_bytes = self._taken.add_step(self._executor.memory_bytes() + activations_bytes)
         self._journal.write("memory", peak_bytes=peak_bytes, activations_bytes=activations_bytes)
         gradients_bytes = self._needs.gradients_bytes
-        if self._steps_in_view >= SETTLED_STEPS:
+        if self._taken.has_settled_in_view:
             gradients_bytes = min(gradients_bytes, self._executor.gradients_bytes())
         self._decide(gradients_bytes, budget.Measured(peak_bytes=peak_bytes, activations_bytes=activations_bytes))
 
@@ -193,16 +190,35 @@ class MemoryKeeper:
 
     # --------------------------------------------------------------------------------------------------------- inside
 
-    def _sums_bytes(self, members: int) -> int:
+    def _slots(self, view: ViewInOrder) -> int:
+        """Copies of the gradient at the peak of a step: of one that nothing disturbs, and of the one to be resumed."""
+        runs = view.shape.runs
+        undisturbed = plan(view.members, runs)[self._me]
+        return max(
+            budget.slots_needed(runs, (), undisturbed, is_checked=view.is_checked),
+            budget.slots_needed(runs, view.own, _left_to_do(view.to_do, view.own)),
+        )
+
+    def _sums_bytes(self, view: ViewInOrder) -> int:
         """As a primary: sums on the way, scratch of updates. As a backup: kept gradients of two steps, scratch."""
         primary_bytes = sum(each.parameters_bytes for each in self._held if each.is_primary)
         backup_bytes = sum(each.parameters_bytes for each in self._held if not each.is_primary)
-        return (1 + budget.sums_needed(members)) * primary_bytes + 2 * backup_bytes + BEHIND_BYTES
+        return (1 + budget.sums_needed(len(view.members))) * primary_bytes + 2 * backup_bytes + BEHIND_BYTES
+
+    def _expect(self, expected_bytes: int) -> int:
+        """Bytes of gradients under the new plan.
+
+        What was expected of the last plan and what it took are both known: only the difference is a guess.
+        """
+        before_bytes, self._expected_bytes = self._expected_bytes, expected_bytes
+        if not self._taken.had_settled_before:
+            return expected_bytes
+        return self._executor.gradients_bytes() + max(0, expected_bytes - before_bytes)
 
     def _decide(self, gradients_bytes: int, measured: budget.Measured | None = None) -> None:
         """`measured` is a step under the present plan; None when the plan is a new one."""
         self._needs = needs = self._needs_with(gradients_bytes)
-        limit_bytes = self._config.limit_bytes
+        limit_bytes = self._limit.limit_bytes
         decided = budget.fit_plan(
             limit_bytes,
             needs,
@@ -217,11 +233,15 @@ class MemoryKeeper:
         if measured is None or self._is_news(decided) or self._share != self._share_of_activations():
             self._carry_out(decided, needs)
 
+    def _last_pass(self) -> PassProfile | None:
+        """The last forward with its backward; None before the first, and without a directory."""
+        return self._offload.stats().last if self._offload is not None else None
+
     def _needs_with(self, gradients_bytes: int) -> budget.Needs:
         executor = self._executor
-        base_bytes = max(self._base_bytes, default=max(0, self._meter.now_bytes - executor.memory_bytes()))
+        base_bytes = self._taken.base_bytes(executor.memory_bytes())
         saved_bytes = largest_bytes = 0
-        if self._offload is not None and (last := self._offload.stats().last) is not None:
+        if (last := self._last_pass()) is not None:
             saved_bytes = last.saved_bytes
             largest_bytes = max((each.size_bytes for each in last.lifetimes), default=0)
         shards_bytes = sum(each.leaves_bytes for each in self._held)
@@ -234,7 +254,7 @@ class MemoryKeeper:
             shards_least_bytes=min(shards_bytes, 2 * largest_shard_bytes),
             activations_bytes=saved_bytes,
             activations_least_bytes=min(saved_bytes, (IN_FLIGHT_STORAGES + 1) * largest_bytes),
-            is_measured=self._measured_steps > 0,
+            is_measured=self._taken.steps > 0,
         )
 
     def _is_news(self, decided: budget.Fit) -> bool:
@@ -243,14 +263,14 @@ class MemoryKeeper:
         if last is None or decided.shards_on_disk_bytes > last.shards_on_disk_bytes:
             return True
         more_bytes = decided.activations_bytes - last.activations_bytes
-        return more_bytes < 0 or more_bytes > WORTH_TELLING * self._config.limit_bytes
+        return more_bytes < 0 or more_bytes > WORTH_TELLING * self._limit.limit_bytes
 
     def _share_of_activations(self) -> int:
         """Until it is known what computing takes beside saved activations, half of their room is left for it.
 
         The second step takes more than the first one, because optimizer state has come into being.
         """
-        return 1 if self._measured_steps >= SETTLED_STEPS else 2
+        return 1 if self._taken.has_settled else 2
 
     def _carry_out(self, decided: budget.Fit, needs: budget.Needs) -> None:
         self._last = decided

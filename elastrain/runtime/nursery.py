@@ -28,7 +28,7 @@ _KILL_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class ProcessEnded:
     """A process of the nursery's has ended. `exit_code` < 0: by that signal."""
 
     slot: int
@@ -65,9 +65,9 @@ class Nursery:
     def start(self, slot: int) -> None:
         self._order(slot)
 
-    def ended(self) -> list[Ended]:
+    def ended(self) -> list[ProcessEnded]:
         """Who has, since the last call. Raises NurseryEndedError if the nursery itself has."""
-        found: list[Ended] = []
+        found: list[ProcessEnded] = []
         while True:
             try:
                 told = self._orders.recv(_ENDED.size, socket.MSG_DONTWAIT)
@@ -82,7 +82,7 @@ class Nursery:
                     f"{how_it_ended(self._process.exitcode or 0)}"
                 )
             slot, pid, exit_code = _ENDED.unpack(told)
-            found.append(Ended(slot=slot, pid=pid, exit_code=exit_code))
+            found.append(ProcessEnded(slot=slot, pid=pid, exit_code=exit_code))
 
     def close(self, timeout_s: float) -> None:
         """Wait until all have ended, and kill who has not in time."""

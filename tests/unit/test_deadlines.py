@@ -10,7 +10,7 @@ from pathlib import Path
 from elastrain.launcher import agent, embedded, links, registry, starting
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.values import JobTimes
-from elastrain.runtime import channel, engine
+from elastrain.runtime import channel, pacing
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("launcher", "elastrain/runtime", "comm")
@@ -72,7 +72,7 @@ def test_deadlines_nest_as_the_table_says() -> None:
     assert job.meet_s < registry.LEASE_S
     assert job.absent_s >= 2 * registry.LEASE_S
     assert job.suspicion_s < job.leave_timeout_s < order.stop_grace_s < agent._GIVE_UP_S
-    assert job.suspicion_s + job.leave_timeout_s < engine.RECOVERY_DEADLINE_S
+    assert job.suspicion_s + job.leave_timeout_s < pacing.RECOVERY_DEADLINE_S
     assert order.join_timeout_s > max(channel.CONNECT_TIMEOUT_S, embedded.START_S)
     assert order.last_call_s < order.join_timeout_s < order.park_timeout_s < order.key_ttl_s
     assert (order.join_timeout_s, order.last_call_s) == (job.join_timeout_s, job.last_call_s)

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from elastrain.runtime import loading, packing
-from elastrain.runtime.loading import Failed, LoaderProcesses
+from elastrain.runtime.loading import LoaderProcesses, LoadFailed
 from elastrain.runtime.nursery import NurseryEndedError
 from elastrain.runtime.schedule import Request
 
@@ -302,7 +302,7 @@ def test_what_can_not_travel_is_an_error_and_no_dead_process(load: Callable[[int
         for _ in range(2):
             processes.send((0, 0))
             failed = _next(processes)[1]
-            assert isinstance(failed, Failed)
+            assert isinstance(failed, LoadFailed)
             with pytest.raises(Exception, match=words):
                 failed.raise_again()
 

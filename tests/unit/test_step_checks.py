@@ -21,10 +21,12 @@ from elastrain import protocol as p
 from elastrain.checks import difference
 from elastrain.offload.errors import SpillReadError
 from elastrain.runtime.describe import describe
+from elastrain.runtime.handover import Assignment, LoopOver
 from elastrain.runtime.layers import Layers
 from elastrain.runtime.model import GradientSlot, ModelState
 from elastrain.runtime.randomness import BlockRandomness
-from elastrain.runtime.step import READ_TRIES, Parts, Step
+from elastrain.runtime.run import READ_TRIES, StepParts
+from elastrain.runtime.step import Step
 from elastrain.runtime.untouched import Untouched
 from elastrain.values import Check
 
@@ -160,7 +162,7 @@ class DrawingData(Data):
         return torch.randn(6) * float(self.generator.random()), index % 5
 
 
-class FakeEngine:
+class FakeHandover:
     """Gives out what a member would have to do, and keeps what is told."""
 
     def __init__(self, commands: list[p.Compute | p.Recompute], new_slot: Callable[[], GradientSlot]) -> None:
@@ -171,18 +173,14 @@ class FakeEngine:
 
     def next_work(self) -> Any:
         if self._commands:
-            return SimpleNamespace(compute=self._commands.popleft(), slot=self._new_slot())
-        return p.Leave()
+            return Assignment(self._commands.popleft(), self._new_slot())
+        return LoopOver()
 
-    def checked(self, event: p.Checked) -> None:
-        self.checks.append(event)
-
-    def block_done(self, event: p.BlockDone) -> None:
-        self.runs.append(event.run)
-
-    @staticmethod
-    def now_s() -> float:
-        return 0.0
+    def tell(self, event: p.Checked | p.BlockDone) -> None:
+        if isinstance(event, p.Checked):
+            self.checks.append(event)
+        else:
+            self.runs.append(event.run)
 
 
 @dataclass
@@ -201,7 +199,7 @@ class Case:
     backward: Callable[[], Any] = nullcontext
 
 
-def member(case: Case, commands: list[p.Compute | p.Recompute]) -> tuple[FakeEngine, nn.Module]:
+def member(case: Case, commands: list[p.Compute | p.Recompute]) -> tuple[FakeHandover, nn.Module]:
     """What one member's step 0 tells of these runs."""
     torch.manual_seed(0)
     model = case.model().to(case.dtype)
@@ -211,10 +209,10 @@ def member(case: Case, commands: list[p.Compute | p.Recompute]) -> tuple[FakeEng
     loader = elastrain.DataLoader(case.data(), global_batch_size=21, micro_batch_size=3, num_workers=0)
     loader.bind(0)
     loader.start(0, lambda step: ())
-    engine = FakeEngine(commands, state.new_slot)
+    handover = FakeHandover(commands, state.new_slot)
     frozen = [spec.name for spec in layout.parameters if not spec.trained]
-    parts = Parts(
-        engine=engine,  # type: ignore[arg-type]  a fake
+    parts = StepParts(
+        handover=handover,  # type: ignore[arg-type]  a fake
         model=state,
         loader=loader,
         randomness=BlockRandomness(model, layout.blocks, 0, CPU),
@@ -229,7 +227,7 @@ def member(case: Case, commands: list[p.Compute | p.Recompute]) -> tuple[FakeEng
     taken: Any = SimpleNamespace(check=lambda: None)
     with pytest.raises(elastrain.StoppedError):
         _loop(case, Step(0, parts, taken, lambda: None), model)
-    return engine, model
+    return handover, model
 
 
 def _loop(case: Case, step: Step, model: nn.Module) -> None:
@@ -324,12 +322,12 @@ def _drive_that_fails(times: int) -> Callable[[], Any]:
 
 def test_a_check_whose_activations_do_not_come_back_is_made_again() -> None:
     with pytest.warns(UserWarning, match="other bytes"):
-        engine, _ = member(Case(backward=_drive_that_fails(1)), [p.Recompute(step=0, run=0)])
+        handover, _ = member(Case(backward=_drive_that_fails(1)), [p.Recompute(step=0, run=0)])
     undisturbed, _ = member(Case(), [p.Recompute(step=0, run=0)])
-    assert engine.checks == undisturbed.checks
+    assert handover.checks == undisturbed.checks
 
 
 def test_a_check_that_no_drive_gives_back_is_given_up_and_the_member_lives() -> None:
     with pytest.warns(UserWarning, match="other bytes"):
-        engine, _ = member(Case(backward=_drive_that_fails(READ_TRIES)), [p.Recompute(step=0, run=0)])
-    assert engine.checks == [p.Checked(step=0, run=0, check=None)]
+        handover, _ = member(Case(backward=_drive_that_fails(READ_TRIES)), [p.Recompute(step=0, run=0)])
+    assert handover.checks == [p.Checked(step=0, run=0, check=None)]

@@ -6,13 +6,14 @@ import sys
 
 import pytest
 
-import elastrain
 from elastrain import agent_messages as am
-from elastrain.errors import DivergedError, ElastrainError, NoRoomError, StateLostError
+from elastrain.errors import DivergedError, ElastrainError, NoRoomError, StateLostError, StoppedError
+from elastrain.runtime.agent_link import AgentLink
+from elastrain.runtime.last_words import LastWords
 
 
 class Told:
-    """The launcher's ear."""
+    """The launcher's ear: a channel without a socket."""
 
     def __init__(self) -> None:
         self.words: list[tuple[type, str]] = []
@@ -26,9 +27,12 @@ def _end_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> tuple[li
     """What the launcher is told, and what is shown, as a script with a launcher ends with this."""
     shown: list[str] = []
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(str(error)))
-    job, told = elastrain.init(), Told()
-    job._channel = told  # type: ignore[assignment]  # a launcher without a socket
+    told, left = Told(), []
+    words = LastWords(AgentLink("m0", told), lambda: left.append(True))  # type: ignore[arg-type]  # a fake
+    words.take_hook()
     sys.excepthook(type(error), error, None)
+    assert words.has_left
+    assert left == [True]
     return told.words, shown
 
 
@@ -47,3 +51,26 @@ def test_the_scripts_own_exception_is_shown_as_python_does(monkeypatch: pytest.M
     told, shown = _end_with(ValueError("odd batch"), monkeypatch)
     assert told == [(am.Failed, "ValueError: odd batch")]
     assert shown == ["odd batch"]
+
+
+def test_what_is_no_fault_of_the_script_is_one_sentence_on_its_screen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told, shown = _end_with(StoppedError("stopped by SIGTERM"), monkeypatch)
+    assert (told, shown) == ([], [])
+    assert capsys.readouterr().err == "elastrain: stopped by SIGTERM\n"
+
+
+def test_an_interrupt_is_shown_and_told_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _end_with(KeyboardInterrupt("stop"), monkeypatch) == ([], ["stop"])
+
+
+def test_what_the_engine_has_reported_is_not_told_twice() -> None:
+    told = Told()
+    words = LastWords(AgentLink("m0", told), lambda: None)  # type: ignore[arg-type]  # a fake
+    error = ValueError("x" * 1_000_000)
+    words.report(error)
+    words.report(error)
+    ((kind, signature),) = told.words
+    assert kind is am.Failed
+    assert len(signature) < 5000, "it has to fit into one line"

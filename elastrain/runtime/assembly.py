@@ -1,0 +1,193 @@
+"""The composition root of a worker: opens what a member talks through, and puts together what `prepare` has to make.
+
+Nothing else in the runtime makes a mesh, an executor, an engine or a protocol core.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from elastrain import agent_messages as am
+from elastrain.comm.shm.liveness import Beacon
+from elastrain.comm.wire.mesh import Mesh
+from elastrain.comm.wire.values import MeshConfig
+from elastrain.layout import Layout
+from elastrain.lifecycle import Lifecycle
+from elastrain.runtime.agent_link import AgentLink
+from elastrain.runtime.channel import connect
+from elastrain.runtime.engine import Engine, EngineParts
+from elastrain.runtime.environment import Environment
+from elastrain.runtime.executor import Executor
+from elastrain.runtime.facade import Facade
+from elastrain.runtime.faults import ArmedFaults
+from elastrain.runtime.handover import Handover
+from elastrain.runtime.journal import Journal
+from elastrain.runtime.layers import Layers
+from elastrain.runtime.loader import DataLoader
+from elastrain.runtime.memory_keeper import MemoryKeeper, MemoryLimit
+from elastrain.runtime.model import ModelState
+from elastrain.runtime.optimizer import PieceOptimizer
+from elastrain.runtime.randomness import BlockRandomness
+from elastrain.runtime.run import StepParts
+from elastrain.runtime.settings import Settings
+from elastrain.runtime.untouched import Untouched
+from elastrain.runtime.warm_up import compute_device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """What is fixed when a script calls `init`: by the launcher, by the script, or by both."""
+
+    environment: Environment
+    settings: Settings
+    limit: MemoryLimit | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connections:
+    """What a member has open from `init` to its end."""
+
+    journal: Journal
+    beacon: Beacon
+    agent: AgentLink
+    faults: ArmedFaults
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the script hands to `prepare`."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loader: DataLoader
+    max_grad_norm: float | None
+    elementwise: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What `prepare` has made; the same objects for the whole job."""
+
+    engine: Engine
+    parts: StepParts
+    optimizer: PieceOptimizer
+    facade: Facade
+    model: nn.Module
+    memory: MemoryKeeper | None
+    describe: Callable[[], dict[str, Any]]
+    """What all members must have in common; see `Settings.describe`."""
+
+
+def open_connections(environment: Environment) -> Connections:
+    """Connect to the launcher, if there is one. Raises ConnectionError, RefusedError."""
+    journal = Journal(environment.run_dir, environment.member)
+    beacon = Beacon()
+    agent = AgentLink(environment.member, connect(environment))
+    faults = ArmedFaults(journal, lambda: agent.say(am.Struck()))
+    return Connections(journal=journal, beacon=beacon, agent=agent, faults=faults)
+
+
+def seed_generators(seed: int) -> None:
+    """Every member builds the same model."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.manual_seed(seed)
+
+
+def assemble(
+    request: Request, layout: Layout, chosen: Chosen, connections: Connections, report: Callable[[Exception], None]
+) -> Prepared:
+    """All parts of a worker, wired. Raises ConfigError for what cannot be prepared."""
+    settings = chosen.settings
+    mesh = _mesh(chosen.environment, connections.beacon)
+    pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
+    state = ModelState(request.model, layout, mesh.empty)
+    shape = settings.shape(layout, request.loader.micro_batches)
+    executor = Executor(
+        layout=layout,
+        runs=shape.runs,
+        model=state,
+        optimizer=pieces,
+        allocate=mesh.empty,
+        max_grad_norm=request.max_grad_norm,
+    )
+    parts = _engine_parts(chosen, connections, mesh, executor, report)
+    facade = Facade(request.optimizer)
+    executor.warm_up()
+    device = compute_device(request.model)
+    return Prepared(
+        engine=Engine(Lifecycle(me=chosen.environment.member, shape=shape), parts),
+        parts=_step_parts(request, layout, settings, state, parts),
+        optimizer=pieces,
+        facade=facade,
+        model=request.model,
+        memory=parts.memory,
+        describe=lambda: settings.describe(layout, request.loader, request.optimizer, request.max_grad_norm, device),
+    )
+
+
+def _engine_parts(
+    chosen: Chosen, connections: Connections, mesh: Mesh, executor: Executor, report: Callable[[Exception], None]
+) -> EngineParts:
+    me, journal = chosen.environment.member, connections.journal
+    memory = None
+    if chosen.limit is not None:
+        memory = MemoryKeeper(chosen.limit, me=me, executor=executor, mesh=mesh, journal=journal)
+    return EngineParts(
+        mesh=mesh,
+        beacon=connections.beacon,
+        agent=connections.agent,
+        executor=executor,
+        handover=Handover(mesh.wake),
+        faults=connections.faults,
+        journal=journal,
+        memory=memory,
+        report=report,
+    )
+
+
+def _step_parts(
+    request: Request, layout: Layout, settings: Settings, state: ModelState, engine: EngineParts
+) -> StepParts:
+    model, memory = request.model, engine.memory
+    frozen = [spec.name for spec in layout.parameters if not spec.trained]
+    return StepParts(
+        handover=engine.handover,
+        model=state,
+        loader=request.loader,
+        randomness=BlockRandomness(model, layout.blocks, settings.seed, compute_device(model)),
+        layers=Layers(model),
+        untouched=Untouched(model, state.memory, frozen),
+        run_length=settings.run_length,
+        reach=engine.faults.reach,
+        log=engine.journal.write,
+        computing=nullcontext if memory is None else memory.computing,
+        backward=nullcontext if memory is None else memory.named_errors,
+    )
+
+
+def _mesh(environment: Environment, beacon: Beacon) -> Mesh:
+    """Listens at once; links come with the first view.
+
+    No huge pages: a worker holds what its state and messages need, and its memory limit counts every byte. What comes
+    from newer views is kept by the protocol: whoever does not hear that another has gone on waits for it.
+    """
+    config = MeshConfig(huge_pages=False, holds_newer=False)
+    if environment.host:
+        config = MeshConfig(transport="tcp", bind_host=environment.host, huge_pages=False, holds_newer=False)
+    return Mesh(
+        me=environment.member,
+        node=environment.node,
+        job=environment.job,
+        secret=environment.secret,
+        beacon=beacon,
+        config=config,
+    )

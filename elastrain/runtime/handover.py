@@ -1,0 +1,133 @@
+"""Between the training loop (main thread) and the engine's thread: what each hands to the other, in two queues.
+
+The loop tells events and waits for outcomes; the engine takes what was told between two looks at the mesh. Whatever the
+main thread decides about a step (hyperparameters, state for newcomers) travels through here, so that the engine alone
+touches the executor and the protocol core.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import Tensor
+
+from elastrain import protocol as p
+from elastrain.errors import StoppedError
+from elastrain.runtime.model import GradientSlot
+from elastrain.runtime.optimizer import Hyper
+from elastrain.runtime.pacing import LOOK_EVERY_S
+from elastrain.values import Record
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A run to compute (or another member's micro-batch to check), with the slot for its gradients."""
+
+    compute: p.Compute | p.Recompute
+    slot: GradientSlot
+
+
+@dataclass(frozen=True)
+class LoopOver:
+    """Nothing more is to be computed."""
+
+    overruled: bool = False
+    """Most members have left their loops before this step, of which nothing counts."""
+    last: Record | None = None
+    """The record of the last committed step."""
+
+
+Outcome: TypeAlias = Assignment | p.Advance | p.Enter | LoopOver
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBegun:
+    """The loop has come to the micro-batches of a step: what it has set until then counts in this step."""
+
+    event: p.Began
+    hyper: Hyper
+    payload: Callable[[], list[Tensor]]
+    """The tensors of the loop's state; called in the engine's thread when a newcomer enters this very step."""
+
+
+@dataclass(frozen=True)
+class TryAgain:
+    """What the run has accumulated is void: another slot is wanted. The protocol waits for the run as before."""
+
+    compute: p.Compute | p.Recompute
+
+
+Told: TypeAlias = p.Event | StepBegun | TryAgain
+
+
+class Handover:
+    """Safe for two threads: the methods of each half belong to one. `wake` interrupts the engine's waiting."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._told: deque[Told] = deque()
+        self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
+        """None: nothing more will come, see `_failure`."""
+        self._failure: Exception | None = None
+        self._ended = False
+
+    # ------------------------------------------------------------------------------------------- for the training loop
+
+    def tell(self, told: Told) -> None:
+        """Hand an event to the engine; waits for nothing."""
+        self._told.append(told)
+        self._wake()
+
+    def wait(self) -> Outcome:
+        """Wait for the next outcome. Raises what ended the engine; StoppedError if it was closed."""
+        while True:
+            try:
+                outcome = self._outcomes.get(timeout=LOOK_EVERY_S)
+            except queue.Empty:
+                outcome = None
+            if outcome is not None:
+                return outcome
+            if self._failure is not None:
+                raise self._failure
+            if self._ended:
+                raise StoppedError("the engine has ended")
+
+    def next_work(self) -> Assignment | p.Advance | LoopOver:
+        """Wait for a run to compute, or for the end of the step."""
+        self.tell(p.Ready())
+        outcome = self.wait()
+        assert not isinstance(outcome, p.Enter)
+        return outcome
+
+    def try_again(self, assignment: Assignment) -> Assignment:
+        """Another slot for a run whose backward failed. Raises StoppedError if the job has ended meanwhile."""
+        self.tell(TryAgain(assignment.compute))
+        outcome = self.wait()
+        if not isinstance(outcome, Assignment):
+            raise StoppedError("the job has ended")
+        return outcome
+
+    # -------------------------------------------------------------------------------------------------- for the engine
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something was told that the engine has not taken yet."""
+        return bool(self._told)
+
+    def take(self) -> Iterator[Told]:
+        """What was told, in order, until nothing is left."""
+        while self._told:
+            yield self._told.popleft()
+
+    def give(self, outcome: Outcome) -> None:
+        self._outcomes.put(outcome)
+
+    def end(self, failure: Exception | None = None) -> None:
+        """Nothing more will come. `failure` is raised in the main thread; the first one counts."""
+        self._failure = self._failure or failure
+        self._ended = True
+        self._outcomes.put(None)

@@ -1,0 +1,98 @@
+"""What ends this member before the job's end: said once, to the launcher or on the screen, then it goes.
+
+An exception that no script catches comes through Python's hook, one of the engine's through `report`.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+
+from elastrain import agent_messages as am
+from elastrain.errors import (
+    CorruptedError,
+    DivergedError,
+    DriveFailedError,
+    ElastrainError,
+    NoRoomError,
+    RefusedError,
+    StateLostError,
+    StoppedError,
+)
+from elastrain.offload.errors import SpillWriteError
+from elastrain.runtime.agent_link import AgentLink
+from elastrain.runtime.channel import ChannelClosedError
+from elastrain.runtime.step import Step
+
+NOT_THE_SCRIPTS_FAULT = (RefusedError, StoppedError, CorruptedError, DriveFailedError, SpillWriteError)
+"""Each of these is one sentence on this member's screen; no traceback says more."""
+ENDS_THE_JOB: dict[type[BaseException], type[am.NoRoom | am.LostState | am.Diverged]] = {
+    NoRoomError: am.NoRoom,
+    StateLostError: am.LostState,
+    DivergedError: am.Diverged,
+}
+"""What no replacement could do better: the launcher ends the job with the sentence, and shows it on every screen."""
+_SIGNATURE_CHARS_MAX, _TRACEBACK_CHARS_MAX = 1 << 12, 1 << 16
+"""An exception may hold a whole tensor as text; what the launcher is told goes into one line of limited length."""
+
+
+class LastWords:
+    """`leave` closes what others wait for; it is called when the script ends before the job does."""
+
+    def __init__(self, agent: AgentLink, leave: Callable[[], None]) -> None:
+        self.step: Step | None = None
+        """The step that the script is in."""
+        self.has_left = False
+        self._agent = agent
+        self._leave = leave
+        self._reported: BaseException | None = None
+        self._previous_hook = sys.excepthook
+
+    def take_hook(self) -> None:
+        """From now on an exception that nobody catches is told before it is shown."""
+        self._previous_hook = sys.excepthook
+        sys.excepthook = self._on_uncaught
+
+    def give_hook_back(self) -> None:
+        sys.excepthook = self._previous_hook
+
+    def report(self, error: BaseException) -> None:
+        """Say once what ends this member: to the launcher, or, where it is no fault of the script, on the screen."""
+        if error is self._reported:
+            return
+        self._reported = error
+        if isinstance(error, NOT_THE_SCRIPTS_FAULT):
+            sys.stderr.write(f"elastrain: {error}\n")
+            sys.stderr.flush()
+            return
+        with suppress(ChannelClosedError):  # nobody is left to be told
+            self._agent.say(self._told_of(error))
+
+    def go(self) -> None:
+        """Leave before the job's end: nobody has to wait for the interpreter's, which takes torch most of a second."""
+        self.has_left = True
+        self._leave()
+
+    def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """The script ends with an exception: tell the launcher where it was, then show it as Python does."""
+        if not issubclass(kind, KeyboardInterrupt):
+            self.report(error)
+        shown_by_launcher = type(error) in ENDS_THE_JOB and self._agent.is_there
+        if not shown_by_launcher and not isinstance(error, NOT_THE_SCRIPTS_FAULT):
+            self._previous_hook(kind, error, trace)
+        self.go()
+
+    def _told_of(self, error: BaseException) -> am.FromWorker:
+        if type(error) in ENDS_THE_JOB:
+            return ENDS_THE_JOB[type(error)](sentence=str(error))
+        signature = f"{type(error).__name__}: {error}"
+        whole = f"{signature}\n" if isinstance(error, ElastrainError) else "".join(traceback.format_exception(error))
+        return am.Failed(
+            step=self.step.number if self.step else 0,
+            micro_batch=self.step.micro_batch if self.step else None,
+            signature=signature[:_SIGNATURE_CHARS_MAX],
+            traceback=whole[-_TRACEBACK_CHARS_MAX:],
+        )

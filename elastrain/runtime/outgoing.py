@@ -1,0 +1,68 @@
+"""Messages of the protocol core on their way out: encoded, with the tensors that they name, and struck by faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from elastrain import protocol as p
+from elastrain.comm.errors import CommError
+from elastrain.messages import Copied, LoopHandover, Message, Partial, Publish, ShardCopy, encode
+from elastrain.runtime.faults import ArmedFaults
+from elastrain.runtime.journal import Journal
+from elastrain.values import Report, Vote
+
+
+class Sends(Protocol):
+    """The part of a mesh that sends."""
+
+    def send(self, member: str, kind: int, body: bytes = b"", tensors: list[Tensor] = ...) -> None: ...
+
+
+class Outgoing:
+    """Sends for the core, in the engine's thread. `payload_of` gives the tensors that a message names."""
+
+    def __init__(
+        self, mesh: Sends, payload_of: Callable[[Message], list[Tensor]], faults: ArmedFaults, journal: Journal
+    ) -> None:
+        self._mesh = mesh
+        self._payload_of = payload_of
+        self._faults = faults
+        self._journal = journal
+        self._loop_payload: Callable[[], list[Tensor]] = list
+
+    def use_loop_payload(self, payload: Callable[[], list[Tensor]]) -> None:
+        """From now on the state of the training loop has these tensors."""
+        self._loop_payload = payload
+
+    def send(self, command: p.Send) -> None:
+        message = command.message
+        kind, body = encode(message)
+        self._reach_before(message)
+        try:
+            self._mesh.send(command.to, kind, body, self._payload(message))
+        except CommError as error:  # the view will say what became of the receiver
+            self._journal.write("unsent", to=command.to, reason=str(error))
+        self._reach_after(message)
+
+    def _payload(self, message: Message) -> list[Tensor]:
+        return self._loop_payload() if isinstance(message, LoopHandover) else self._payload_of(message)
+
+    def _reach_before(self, message: Message) -> None:
+        match message:
+            case Partial():
+                self._faults.reach(message.step, "reduce")
+            case Report() if message.committed >= 0:
+                self._faults.reach(message.committed + 1, "recover")
+            case ShardCopy() | Copied():
+                self._faults.reach(message.step + 1, "rebalance")
+
+    def _reach_after(self, message: Message) -> None:
+        """Faults that strike when some members have got a message and others have not."""
+        match message:
+            case Vote():
+                self._faults.reach(message.step, "commit")
+            case Publish():
+                self._faults.reach(message.step, "publish")

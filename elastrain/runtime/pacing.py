@@ -1,0 +1,60 @@
+"""When the engine does what: the training loop goes first after a commit and a hand-over; a recovery has a deadline.
+
+The clock is a parameter, so that tests need not wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+BETWEEN_STEPS_S = 0.05
+"""How long background work waits at most between a commit and the next run: nobody computes meanwhile."""
+HANDED_OVER_S = 0.003
+"""How long it lets the training loop have the interpreter when that has got a run."""
+LOOK_EVERY_S = 0.5
+"""How long the engine waits at most before it looks whether it was stopped."""
+RECOVERY_DEADLINE_S = 10.0
+"""A report that has not come by then is reported to the agent, who judges its sender."""
+
+Clock = Callable[[], float]
+
+
+class LoopFirst:
+    """Background work competes with the training loop for the interpreter: for a moment it is held back."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._until_s = 0.0
+
+    def let_loop_go_first(self, for_s: float) -> None:
+        self._until_s = self._clock() + for_s
+
+    def may_work_behind(self) -> bool:
+        return self._clock() >= self._until_s
+
+    def wait_s(self, *, has_news: bool, has_work_behind: bool) -> float:
+        """How long to wait for the network."""
+        if has_news:
+            return 0.0
+        return min(LOOK_EVERY_S, max(0.0, self._until_s - self._clock())) if has_work_behind else LOOK_EVERY_S
+
+
+class RecoveryDeadline:
+    """Runs from a change of the view to the moment at which the view is in order."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since_s: float | None = None
+
+    def begin(self) -> None:
+        self._since_s = self._clock()
+
+    def end(self) -> None:
+        self._since_s = None
+
+    def is_over(self) -> bool:
+        """True once per deadline: it then runs anew."""
+        if self._since_s is None or self._clock() - self._since_s < RECOVERY_DEADLINE_S:
+            return False
+        self.begin()
+        return True

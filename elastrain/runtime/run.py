@@ -1,0 +1,205 @@
+"""One run as this member computes it: its micro-batches one after another, and what each backward leaves.
+
+Another member's micro-batch that is computed for comparison (`Recompute`) is such a run of one, which counts nowhere.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from elastrain import protocol as p
+from elastrain.errors import ConfigError, DriveFailedError
+from elastrain.offload.errors import SpillReadError
+from elastrain.values import Check, Contribution
+
+if TYPE_CHECKING:
+    from elastrain.runtime.handover import Assignment, Handover
+    from elastrain.runtime.layers import Layers
+    from elastrain.runtime.loader import DataLoader
+    from elastrain.runtime.model import ModelState
+    from elastrain.runtime.randomness import BlockRandomness
+    from elastrain.runtime.untouched import Untouched
+
+READ_TRIES = 3
+"""So often a run is computed whose saved activations a drive does not give back; then the member ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """What a step works with; the same objects for the whole job."""
+
+    handover: Handover
+    model: ModelState
+    loader: DataLoader
+    randomness: BlockRandomness
+    untouched: Untouched
+    layers: Layers
+    run_length: int
+    reach: Callable[[int, str], None]
+    """Called at each place that faults can name, with step and phase."""
+    log: Callable[..., None]
+    computing: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Around each micro-batch."""
+    backward: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Around each backward."""
+
+
+class Run:
+    """Iterate over it for its micro-batches, and call `backward` once for each."""
+
+    def __init__(self, step: int, assignment: Assignment, parts: StepParts) -> None:
+        self.micro_batch: int | None = None
+        """The one being computed, for error reports."""
+        self._step = step
+        self._assignment = assignment
+        self._parts = parts
+        self._is_check = isinstance(assignment.compute, p.Recompute)
+        self._probed = True
+        """Whether what the next backward leaves is compared with what another member has."""
+        self._contribution = Contribution()
+        self._reported: set[int] = set()
+        """Blocks whose gradient over the run the protocol has: a second try has the same bits."""
+        self._tries_left = READ_TRIES
+        self._unread: SpillReadError | None = None
+        self._backward_due = False
+
+    def __iter__(self) -> Iterator[Any]:
+        """Its micro-batches; all of them again where a drive has not given activations back."""
+        self._probed = isinstance(self._assignment.compute, p.Recompute) or self._assignment.compute.probed
+        while self._tries_left:
+            self._tries_left -= 1
+            yield from self._try()
+            if self._unread is None:
+                break
+            self._begin_again(self._unread)
+        if self._is_check and self._probed:  # no try came to its end: nothing is compared
+            self._tell_check(None)
+        self.micro_batch = None
+
+    def backward(self, loss: Tensor, weight: float) -> None:
+        """Of the micro-batch that was given out last, where `backward_is_due`; see `Step.backward`."""
+        self._parts.untouched.check_gradients()
+        self._backward_due = False
+        value = float(loss.detach())
+        self._contribution += self._counted(value, weight)
+        try:
+            self._accumulate(loss, value, weight)
+        except SpillReadError as fault:
+            if not self._tries_left and not self._is_check:
+                raise DriveFailedError(f"after {READ_TRIES} tries: {fault}") from fault
+            self._unread = fault.with_traceback(None)  # a traceback would hold the graph
+
+    @property
+    def backward_is_due(self) -> bool:
+        return self._backward_due
+
+    # --------------------------------------------------------------------------------------------------------- inside
+
+    @property
+    def _at(self) -> int:
+        assert self.micro_batch is not None
+        return self.micro_batch
+
+    def _micro_batches(self) -> range:
+        first = self._assignment.compute.run * self._parts.run_length
+        length = 1 if self._is_check else self._parts.run_length
+        return range(first, min(first + length, self._parts.loader.micro_batches))
+
+    def _is_last_of_run(self) -> bool:
+        return not self._is_check and self._at == self._micro_batches()[-1]
+
+    def _try(self) -> Iterator[Any]:
+        """Its micro-batches one after another, up to one whose activations did not come back."""
+        self._assignment.slot.zero()
+        self._contribution = Contribution()
+        for micro_batch in self._micro_batches():
+            self.micro_batch = micro_batch
+            data = self._parts.loader.get(self._step, micro_batch)
+            started_s = time.monotonic()
+            self._prepare(micro_batch)
+            with self._parts.computing():
+                yield data
+            if self._backward_due:
+                raise ConfigError(
+                    f"micro-batch {micro_batch} of step {self._step} went by without step.backward(loss): "
+                    "every micro-batch needs exactly one"
+                )
+            if self._unread is not None:
+                return
+            what, run = "cross_check" if self._is_check else "micro_batch", self._assignment.compute.run
+            self._parts.log(what, step=self._step, micro_batch=micro_batch, run=run, started_s=started_s)
+
+    def _prepare(self, micro_batch: int) -> None:
+        parts = self._parts
+        parts.randomness.begin(self._step, micro_batch)
+        torch.clear_autocast_cache()  # else an autocast around the loop computes with the last step's weights
+        parts.model.statistics.begin()
+        self._backward_due = True
+        if not self._is_check:
+            parts.reach(self._step, "forward")
+
+    def _accumulate(self, loss: Tensor, value: float, weight: float) -> None:
+        """The gradients of this micro-batch, into the run's slot; what is probed is told."""
+        model, slot = self._parts.model, self._assignment.slot
+        model.statistics.give(slot.statistics)
+        model.attach(slot)
+        is_last = self._is_last_of_run()
+        try:
+            if is_last:
+                model.arm(self._block_done)
+            with self._parts.backward():
+                scaled(loss, weight * self._assignment.compute.loss_scale).backward()  # type: ignore[no-untyped-call]
+            if is_last:
+                model.finish()
+            if self._probed:
+                self._tell_check(Check(micro_batch=self._at, loss=value, weight=weight, digests=slot.digests()))
+        finally:
+            model.disarm()
+            model.detach()
+            model.statistics.end()
+
+    def _begin_again(self, fault: SpillReadError) -> None:
+        self._parts.log("computed_again", step=self._step, micro_batch=self.micro_batch, reason=str(fault))
+        warnings.warn(f"micro-batch {self.micro_batch} of step {self._step}: {fault}", stacklevel=2)
+        self._unread = None
+        if not self._is_check:  # what was reported of the slot may be read by others: it stays as it is
+            self._assignment = self._parts.handover.try_again(self._assignment)
+
+    def _tell_check(self, check: Check | None) -> None:
+        self._probed = False
+        run = self._assignment.compute.run
+        self._parts.handover.tell(p.Checked(step=self._step, run=run, check=check))
+
+    def _counted(self, loss: float, weight: float) -> Contribution:
+        order = self._parts.loader.order
+        return Contribution(
+            loss=loss * weight,
+            weight=weight,
+            samples=len(order.positions(self._step, self._at)),
+            fingerprint=order.fingerprint(self._step, self._at),
+        )
+
+    def _block_done(self, block: int, touched: Any) -> None:
+        if block in self._reported:  # by an earlier try of this run, with the same bits
+            return
+        self._reported.add(block)
+        self._parts.reach(self._step, "backward")
+        mask = sum(1 << leaf for leaf in touched)
+        run = self._assignment.compute.run
+        done = p.BlockDone(step=self._step, run=run, block=block, contribution=self._contribution, touched=mask)
+        self._parts.handover.tell(done)
+
+
+def scaled(loss: Tensor, factor: float) -> Tensor:
+    """The loss times the factor, in float32 at the least: the factor alone may be out of float16's range."""
+    if factor == 1.0:
+        return loss
+    return (loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss) * factor

@@ -1,0 +1,175 @@
+"""The steps of a job as the script's `for` sees them: entered, yielded one by one, left together with the others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from elastrain import agent_messages as am
+from elastrain import protocol as p
+from elastrain.checks import is_due, neighbour, probes
+from elastrain.errors import ConfigError, ElastrainError, StoppedError
+from elastrain.plan import plan
+from elastrain.runtime.assembly import Connections, Prepared
+from elastrain.runtime.channel import ChannelClosedError
+from elastrain.runtime.handover import LoopOver, StepBegun
+from elastrain.runtime.last_words import NOT_THE_SCRIPTS_FAULT, LastWords
+from elastrain.runtime.loopstate import LoopSnapshot, LoopState
+from elastrain.runtime.randomness import BEFORE
+from elastrain.runtime.settings import Settings
+from elastrain.runtime.step import Step
+from elastrain.runtime.warm_up import compute_device, warm_up
+
+
+class TrainingLoop:
+    """One pass of a script over the job's steps; for the main thread."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        settings: Settings,
+        connections: Connections,
+        last_words: LastWords,
+        registered: Mapping[str, Any],
+    ) -> None:
+        self._prepared = prepared
+        self._parts = prepared.parts
+        self._settings = settings
+        self._connections = connections
+        self._me = connections.agent.me
+        self._last_words = last_words
+        prepared.parts.layers.settle()
+        self._carried = LoopState(prepared.facade.optimizer, dict(registered), prepared.model, prepared.parts.layers)
+
+    def steps(self, until: int) -> Iterator[Step]:
+        """The steps up to `until` (exclusive), from the one that the others are in."""
+        number, threads = self._join(), torch.get_num_threads()
+        while True:
+            taken = self._begin(number)
+            if number >= until:
+                self._enter(number, taken)
+                break
+            self._settings.check_threads(threads)
+            step = Step(number, self._parts, taken, partial(self._enter, number, taken))
+            self._last_words.step = step
+            try:
+                yield step
+            except GeneratorExit:
+                self._left_early(step)
+                raise
+            if step.is_overruled:
+                self._end(number)
+                return
+            if not step.is_committed:
+                raise ConfigError(
+                    f"step {number} was left before it was committed: iterate over it to its end, `for batch in step`"
+                )
+            number += 1
+        self._finish(number)
+
+    # --------------------------------------------------------------------------------------------------------- inside
+
+    def _join(self) -> int:
+        """Say that this member is ready, and wait to be let in; the step that the others are in."""
+        parts = self._parts
+        # Whatever takes time comes before this member says that it is ready: others wait for it from then on.
+        parts.loader.start(0, self._expected_micro_batches, self._loader_died)
+        warm_up(compute_device(self._prepared.model))
+        spec = {**self._prepared.describe(), "layers' switches and numbers": parts.layers.digest()}
+        self._prepared.engine.start(spec)
+        entered = parts.handover.wait()
+        if isinstance(entered, LoopOver):
+            raise StoppedError("the job ended before this worker had joined: there is nothing left to do")
+        assert isinstance(entered, p.Enter)
+        if entered.state is not None:
+            self._carried.load(entered.state, entered.payload or ())
+        parts.model.statistics.refresh()
+        parts.untouched.begin()
+        return entered.step
+
+    def _begin(self, number: int) -> LoopSnapshot:
+        """What a newcomer needs to know that begins with this step; before the body of the loop changes it."""
+        self._parts.untouched.check_settled()
+        self._prepared.facade.check()
+        taken = self._take()
+        self._parts.randomness.begin(number, BEFORE)
+        return taken
+
+    def _take(self) -> LoopSnapshot:
+        self._parts.layers.note()
+        return self._carried.take(self._prepared.optimizer.hyperparameters())
+
+    def _enter(self, number: int, taken: LoopSnapshot) -> None:
+        """The body of the loop comes to its micro-batches: what it has set before counts in this step."""
+        self._parts.untouched.check_settled()
+        self._parts.layers.note()
+        hyper = self._prepared.optimizer.hyperparameters()
+        settings = taken.settings(number, hyper, self._parts.layers)
+        began = p.Began(step=number, settings=settings, state=taken.text)
+        self._parts.handover.tell(StepBegun(event=began, hyper=hyper, payload=taken.payload))
+
+    def _left_early(self, step: Step) -> None:
+        """The loop was left by `break`: fine when most members do so after the same step."""
+        if step.is_overruled:
+            self._end(step.number)
+            return
+        if self._last_words.has_left or not step.is_committed:
+            return
+        try:
+            self._enter(step.number + 1, self._take())  # else a newcomer that others wait for could never begin
+            self._wait_for_all(step.number + 1)
+        except ElastrainError as error:  # not raised: the script's own exception may be on its way out of the loop
+            if not self._connections.agent.is_there and not isinstance(error, NOT_THE_SCRIPTS_FAULT):
+                sys.stderr.write(f"elastrain: {error}\n")
+            self._last_words.report(error)
+            self._last_words.go()
+        else:
+            self._end(step.number + 1)
+
+    def _finish(self, number: int) -> None:
+        self._wait_for_all(number)
+        self._end(number)
+
+    def _wait_for_all(self, number: int) -> None:
+        """Until every member is at the end. Raises StoppedError if most members go on."""
+        self._connections.faults.reach(number, "shutdown")
+        self._parts.handover.tell(p.LoopEnded(step=number))
+        self._parts.handover.wait()
+
+    def _end(self, step: int) -> None:
+        """The loop is over: say so, let the engine go; the rest of the script is the user's."""
+        self._last_words.step = None
+        digest = self._parts.model.parameters_digest()
+        self._connections.journal.write("finished", step=step, digest=digest)
+        try:
+            self._connections.agent.say(am.Finished(step=step, digest=digest))
+        except ChannelClosedError:
+            pass  # the launcher has gone before us: nothing depends on it any more
+        self._prepared.engine.close()
+        if self._prepared.memory is not None:
+            self._prepared.memory.close()
+        self._parts.loader.close()
+        self._last_words.give_hook_back()
+
+    def _expected_micro_batches(self, step: int) -> Sequence[int]:
+        """What this member would compute in a step that nothing disturbs: what is worth loading ahead."""
+        view = self._prepared.engine.view
+        if view is None or self._me not in view:
+            return ()
+        length, total = self._settings.run_length, self._parts.loader.micro_batches
+        runs = plan(view.ids, -(-total // length))
+        mine = [m for run in runs[self._me] for m in range(run * length, min(total, (run + 1) * length))]
+        if is_due(step, self._settings.cross_check_every):
+            firsts = probes(runs)
+            owner = neighbour(self._me, view.ids, firsts)
+            mine += [] if owner is None else [firsts[owner] * length]
+        return mine
+
+    def _loader_died(self, sentence: str) -> None:
+        self._connections.journal.write("loader_died", reason=sentence)
+        sys.stderr.write(f"elastrain: {self._me}: {sentence}\n")
+        sys.stderr.flush()
