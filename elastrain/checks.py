@@ -1,8 +1,7 @@
-"""Which micro-batches two members compute, to see that both get the same; and what to say where they do not.
+"""Chooses the micro-batches that two members compute, and says what differs where they got different results.
 
-Pure functions of the view, of who computes what, and of what came out. One micro-batch of each member's, the first of
-its first run, is its *probe*; its neighbour computes it again after its own runs, when state that the forward carries
-along has moved on.
+One micro-batch of each member's, the first of its first run, is its *probe*. Its neighbour computes the probe again
+after its own runs. All functions are pure: of the view, of the hand-out of runs, and of what came out.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from elastrain.values import Check
 
 _NAMED = 3
-"""So many blocks are named; of the others only the number."""
+"""How many differing blocks a sentence names; of the others it gives the number."""
 _CAUSES = (
     "a micro-batch has to be a function of parameters, data and step alone, whoever computes it. Usual causes: "
     "a random generator of one's own in forward or dataset (torch.Generator, numpy.random.default_rng: draw from the "
@@ -23,39 +22,44 @@ _CAUSES = (
 
 
 def is_due(step: int, every: int) -> bool:
-    """Whether all members check each other in `step`: in the first, and in each `every`-th unless it is 0."""
+    """Tell whether all members check each other in `step`: in the first one, and in every `every`-th unless it is 0."""
+    # The first step finds a script that is no function of (parameters, data, step), before anybody has trained long.
     return step == 0 or (every > 0 and step % every == 0)
 
 
 def probes(runs: Mapping[str, Sequence[int]], newcomers: Collection[str] | None = None) -> dict[str, int]:
-    """Owner -> the run that begins with its probe. `runs`: all of the step, by member in rank order.
+    """Choose the probes: owner -> the run that its probe begins.
 
-    With `newcomers` only they are checked, against members that have been there before.
+    runs: all runs of the step, by member in rank order.
+    newcomers: check only these, each against a member that was there before; None checks all members.
     """
+    # The first micro-batch of a run: there the slot is empty, so that its gradient is that of the micro-batch alone.
     firsts = {member: todo[0] for member, todo in runs.items() if todo}
     if newcomers is None:
         return firsts
+    # Two newcomers on one wrong machine could agree with each other: only an older member's probe proves something.
     theirs = {member: run for member, run in firsts.items() if member not in newcomers}
     wanted = {neighbour(newcomer, tuple(runs), theirs) for newcomer in newcomers}
     return {member: run for member, run in theirs.items() if member in wanted}
 
 
 def neighbour(me: str, members: Sequence[str], owners: Collection[str]) -> str | None:
-    """The next member after `me`, in a ring, that has a probe; None if there is no other."""
+    """Find the next member after `me`, in a ring, that has a probe; None if there is no other."""
     at = members.index(me)
     return next((m for m in (*members[at + 1 :], *members[:at]) if m in owners), None)
 
 
 def difference(step: int, told: Mapping[str, Sequence[Check]], blocks: Sequence[str]) -> str:
-    """One sentence where two members had different results of one micro-batch; empty if there are none.
+    """Say in one sentence where two members had different results of one micro-batch; empty if nowhere.
 
-    `told`: by member in rank order. A NaN equals a NaN.
+    told: what each member computed, by member in rank order, so that every member builds the same sentence.
     """
     first: dict[int, tuple[str, Check]] = {}
     pairs: list[tuple[str, Check, str, Check]] = []
     for member, checks in told.items():
         for check in checks:
             before, other = first.setdefault(check.micro_batch, (member, check))
+            # Compared as text: a NaN must equal a NaN, since a step with NaN is skipped by all and no difference.
             if repr(other) != repr(check):
                 pairs.append((before, other, member, check))
     if not pairs:

@@ -1,10 +1,11 @@
-"""The fixed summation tree over the runs of a step, and sets of partials over it.
+"""Describes the fixed summation tree over the runs of a step, and sets of partial sums over it.
 
 A *run* is `c` consecutive micro-batches, summed in order and in place; above the runs the tree is binary. A node is the
-half-open interval `(start, stop)` of runs below it, so partials are nested or disjoint and two of them never overlap
-otherwise. For a run count that is no power of two, a node splits at the largest power of two below its length.
+half-open interval `(start, stop)` of runs below it, so two partials are nested or disjoint. A node splits at the
+largest power of two below its length.
 
-Only intervals live here; the numbers that they stand for live with the caller.
+Floating-point addition depends on its order: this tree is that order, whoever computes what. Only intervals live here;
+the numbers that they stand for live with the caller.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Node = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Combine:
-    """`parent := left + right`, in this order. The children are used up."""
+    """The order to add `parent := left + right`, with the left one first. The children are used up."""
 
     left: Node
     right: Node
@@ -40,7 +41,7 @@ def covers(outer: Node, inner: Node) -> bool:
 
 
 def overlap(one: Node, other: Node) -> bool:
-    """Whether they have a run in common: then one covers the other."""
+    """Tell whether two nodes have a run in common; then one covers the other."""
     return one[0] < other[1] and other[0] < one[1]
 
 
@@ -50,7 +51,7 @@ def is_covered(node: Node, nodes: Iterable[Node]) -> bool:
 
 @dataclass(frozen=True)
 class Fold:
-    """The tree over `runs` leaves."""
+    """A tree over `runs` leaves."""
 
     runs: int
 
@@ -63,11 +64,12 @@ class Fold:
         return (0, self.runs)
 
     def parent(self, node: Node) -> tuple[Node, Node, Node]:
-        """`(left, right, parent)` of the family that `node` is a child of. Raises ValueError for the root."""
+        """Find `(left, right, parent)`, of which `node` is a child. Raises ValueError for the root."""
         return _family(self.runs, node)
 
     def cover(self, runs: Iterable[int]) -> tuple[Node, ...]:
-        """The fewest nodes that together hold exactly these runs, in order."""
+        """Find the fewest nodes that together hold exactly these runs, in order."""
+        # A member's share is sent as these nodes: the fewer, the more was added before anything travels.
         wanted = frozenset(runs)
         found: list[Node] = []
         self._cover(self.root, wanted, found)
@@ -96,14 +98,17 @@ def _family(runs: int, node: Node) -> tuple[Node, Node, Node]:
 def absorb(
     fold: Fold, held: frozenset[Node], node: Node, within: Node | None = None
 ) -> tuple[frozenset[Node], list[Combine]]:
-    """Add a partial to a set, and combine siblings upwards as far as `within` (the whole tree by default).
+    """Add the partial `node` to the set `held`, and combine siblings upwards as far as `within` (by default the root).
 
-    Returns the new set and what has to be added, in order. A partial that is covered already changes nothing; one that
-    covers others replaces them. Afterwards the set is disjoint and no two siblings below `within` are left apart.
+    Returns the new set and the additions to carry out, in order. Afterwards the set is disjoint, and no two siblings
+    below `within` are left apart.
     """
     limit = within or fold.root
+    # The same partial may come twice, from its maker and from a survivor that computed it again: the bits are equal,
+    # and counting them twice is the mistake that this line prevents.
     if is_covered(node, held):
         return held, []
+    # A parent replaces its children: it was made of the same runs, by somebody who had both.
     nodes = {have for have in held if not covers(node, have)} | {node}
     steps: list[Combine] = []
     while node != limit:
@@ -118,5 +123,5 @@ def absorb(
 
 
 def leaves(nodes: Iterable[Node]) -> frozenset[int]:
-    """All runs below these nodes."""
+    """Collect all runs below these nodes."""
     return frozenset(run for node in nodes for run in range(*node))

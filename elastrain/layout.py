@@ -1,7 +1,7 @@
-"""The fixed cutting of a model into blocks, flat buffers, shards, pieces and gradient leaves.
+"""Cuts a model into blocks, flat buffers, shards, pieces and gradient leaves, once and for all.
 
-A function of the model and of the optimizer's parameter groups alone: never of the members. Every digest of the job
-rests on it, so it is compared in the handshake (`Layout.digest`). No tensors here, only names and numbers.
+The cut is a function of the model and of the optimizer's parameter groups, never of the members. Every digest of the
+job rests on it, so members compare it when they join (`Layout.digest`). Only names and numbers here, no tensors.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MAX_SHARD_NUMEL = 4 * 1024 * 1024
 
 
 def master_dtype(dtype: str) -> str:
-    """In which gradients of `dtype` are summed and parameters updated: half precision only computes."""
+    """The dtype in which gradients of `dtype` are summed and its parameters updated: half precision only computes."""
     return "float32" if dtype in ("bfloat16", "float16") else dtype
 
 
 def round_up(numel: int) -> int:
-    """The next multiple of ALIGN."""
+    """Round up to a multiple of ALIGN."""
     return -(-numel // ALIGN) * ALIGN
 
 
@@ -49,6 +49,7 @@ class ParameterSpec:
 
     @property
     def numel(self) -> int:
+        # Of a scalar, whose shape is empty, this is 1.
         numel = 1
         for size in self.shape:
             numel *= size
@@ -60,13 +61,14 @@ class ParameterSpec:
 
     @property
     def flat_group(self) -> int:
-        """Which flats it may lie in."""
+        """The group of the flats that it may lie in."""
+        # What has no gradient must not lie between what has one: a flat's gradient is one contiguous tensor.
         return self.group if self.trained or self.group == STATISTICS else FROZEN
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leaf:
-    """Where one parameter lies in one flat. In a trained flat it is also one gradient leaf of autograd."""
+    """The place of one parameter in one flat. In a trained flat it is also a gradient leaf of autograd."""
 
     index: int
     parameter: int
@@ -99,22 +101,23 @@ class Flat:
 
     @property
     def folded(self) -> bool:
-        """Whether micro-batches have a part in it: gradients, or two numbers for each element of statistics."""
+        """Whether micro-batches contribute to it: gradients, or two numbers for each element of statistics."""
         return self.group != FROZEN
 
     @property
     def folded_numel(self) -> int:
+        # What a micro-batch does to a running statistic is a map `keep * old + add`: two numbers per element.
         return 2 * self.numel if self.group == STATISTICS else self.numel
 
     @property
     def master_dtype(self) -> str:
-        """Of the gradients."""
+        """The dtype of its gradients."""
         return master_dtype(self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """One gradient leaf's share of a shard: the same range as the shard's, in the gradient of that flat."""
+    """One block's share of a shard's gradient: the shard's range, in the gradient of `flat`."""
 
     block: int
     flat: int
@@ -142,7 +145,7 @@ class Shard:
 
     @property
     def master_dtype(self) -> str:
-        """Of the optimizer's state and of the parameters in it; those of the model are rounded from these."""
+        """The dtype of the optimizer's state and of the parameters in it; the model's are rounded from these."""
         return master_dtype(self.dtype)
 
 
@@ -163,7 +166,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Everything that is cut, by index. Made by `cut`."""
+    """All that `cut` makes of a model; whatever refers to another part does so by index."""
 
     blocks: tuple[str, ...]
     parameters: tuple[ParameterSpec, ...]
@@ -177,17 +180,19 @@ class Layout:
 
     def digest(self) -> str:
         """32 hexadecimal digits over every field: two members with the same digest cut alike."""
+        # Sorted keys: the order of fields in this file must not decide whether an old job can be joined.
         text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return blake2b(text.encode(), digest_size=16, person=b"elastrain-layout").hexdigest()
 
     def leaves_of(self, block: int) -> tuple[Leaf, ...]:
-        """The gradient leaves of a block (frozen parameters have none)."""
+        """The gradient leaves of a block; frozen parameters have none."""
         return self._leaves_by_block[block]
 
     def touched_parameters(self, leaves: Iterable[int]) -> frozenset[int]:
-        """Parameters of which at least one of the given leaves got a gradient."""
+        """The parameters of these leaves: those with a gradient, if `leaves` are the ones that got one."""
         return frozenset(self.leaves[leaf].parameter for leaf in leaves)
 
+    # Asked for every block of every run: worth keeping.
     @cached_property
     def _leaves_by_block(self) -> tuple[tuple[Leaf, ...], ...]:
         trained = [leaf for leaf in self.leaves if self.flats[leaf.flat].trained]
@@ -195,7 +200,8 @@ class Layout:
 
 
 def default_shard_numel(total_numel: int) -> int:
-    """About 64 shards for the whole model, within 4096 and 4 Mi elements each."""
+    """Choose a shard size: about 64 shards for the whole model, within 4096 and 4 Mi elements each."""
+    # Few enough that a vote, which has numbers for each shard, stays small; enough to share them evenly among members.
     return max(MIN_SHARD_NUMEL, min(MAX_SHARD_NUMEL, round_up(-(-total_numel // 64))))
 
 
@@ -206,7 +212,12 @@ def cut(
     ties: Mapping[str, Sequence[str]] | None = None,
     shard_numel: int | None = None,
 ) -> Layout:
-    """Cut a model. `ties`: parameter name -> the other blocks in which the same parameter is registered.
+    """Cut a model into a Layout.
+
+    parameters: in the model's order, running statistics last.
+    blocks: names in the model's order.
+    ties: parameter name -> the other blocks in which the same parameter is registered.
+    shard_numel: elements per shard, a multiple of ALIGN; by default made of the model's size.
 
     Raises ConfigError if names or blocks do not fit together.
     """
@@ -242,6 +253,7 @@ def _check(parameters: Sequence[ParameterSpec], blocks: Sequence[str], ties: Map
     for name, others in ties.items():
         if name not in by_name:
             raise ConfigError(f"tie of an unknown parameter {name!r}")
+        # Lanes are added in block order, which is the order that the ties name: it is part of the bits.
         order = [blocks.index(block) if block in blocks else -1 for block in (by_name[name].block, *others)]
         if min(order) < 0 or order != sorted(set(order)):
             raise ConfigError(f"the blocks of {name!r} must be known, distinct and in the model's order; got {others}")
@@ -250,7 +262,8 @@ def _check(parameters: Sequence[ParameterSpec], blocks: Sequence[str], ties: Map
 def _lay_out(
     parameters: Sequence[ParameterSpec], blocks: list[str], ties: Mapping[str, Sequence[str]]
 ) -> tuple[list[Flat], list[Leaf]]:
-    """Flats in block order, each with its parameters in the model's order; alias flats come last."""
+    """Lay flats out in block order, each with its parameters in the model's order; alias flats come last."""
+    # A tied parameter gets a flat of its own: its shards have several lanes, those of its neighbours have one.
     members: dict[tuple[int, int, str, str], list[int]] = {}
     for index, spec in enumerate(parameters):
         tied = spec.trained and spec.name in ties
@@ -266,10 +279,12 @@ def _lay_out(
             leaves.append(
                 Leaf(index=len(leaves), parameter=index, block=block, flat=len(flats), start=start, numel=numel)
             )
+            # The padding belongs to the parameter before it, so that no kernel sees a tail.
             start += round_up(numel)
         flats.append(Flat(index=len(flats), block=block, group=group, dtype=dtype, numel=start))
         if tied_name:
             home[tied_name] = flats[-1]
+    # In every later block a tied parameter has one more gradient, and no parameters of its own: an alias flat.
     for name, flat in home.items():
         for other in ties[name]:
             block = blocks.index(other)
@@ -293,6 +308,7 @@ def _lay_out(
 def _cut_shards(flats: Sequence[Flat], size: int) -> list[Shard]:
     shards: list[Shard] = []
     for flat in flats:
+        # Alias flats are lanes of their original's shards.
         if flat.alias_of is not None:
             continue
         aliases = [other for other in flats if other.alias_of == flat.index]
@@ -316,9 +332,12 @@ def _cut_shards(flats: Sequence[Flat], size: int) -> list[Shard]:
 def _cut_pieces(
     shard: Shard, parameters: Sequence[ParameterSpec], flats: Sequence[Flat], leaves: Sequence[Leaf]
 ) -> tuple[Piece, ...]:
+    # What no optimizer moves has nothing to step.
     if not flats[shard.flat].trained:
         return ()
     pieces = []
+    # The optimizer steps a shard parameter by parameter: so `step` counters and missing gradients mean what they do in
+    # torch, whichever way the shards were cut.
     for leaf in leaves:
         start, stop = max(shard.start, leaf.start), min(shard.stop, leaf.start + round_up(leaf.numel))
         if leaf.flat == shard.flat and start < stop:

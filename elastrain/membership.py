@@ -1,6 +1,7 @@
-"""Decisions about who is a member: views, restarts, failures of the user's code, specs. Each returns its reason too.
+"""Decides who is a member: the next view, restarts, failures of the user's code, specs. Each decision has its reason.
 
-Values in, values out: no clock, no store, no process may come in here.
+Values in, values out: no clock, no store, no process may come in here. The agents call these functions; several of them
+decide at once, and the store takes the first answer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ NOBODY_LEFT = "every member of the view is gone, and with them the state"
 
 
 class Outcome(StrEnum):
-    """What may be done about the wish to change a view."""
+    """What follows from the wish to change a view: a new view, none, a wait, or the end of the job."""
 
     CHANGE = "change"
     KEEP = "keep"
@@ -38,7 +39,7 @@ class Proposal:
 
 @dataclass(frozen=True, kw_only=True)
 class Ruling:
-    """A yes or no, and why."""
+    """A yes or no with its reason."""
 
     yes: bool
     reason: str
@@ -46,12 +47,13 @@ class Ruling:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The user's code raised. Equal `place` and `signature` on two members mean: it is the code, not the machine."""
+    """An exception in the user's code. The same `place` and `signature` on two members: the code is at fault."""
 
     member: str
     step: int
     micro_batch: int | None
     signature: str
+    # Lines of a traceback name folders, which differ between machines: it takes no part in the comparison.
     traceback: str = field(default="", compare=False)
 
     @property
@@ -60,7 +62,7 @@ class Failure:
 
 
 def first_view(members: Sequence[Member]) -> View:
-    """Generation 1, in the given order."""
+    """The view of generation 1, in the given order, which becomes the order of ranks."""
     return View(generation=1, members=tuple(members), reason=f"all {len(members)} workers are ready")
 
 
@@ -73,15 +75,18 @@ def propose(
     joining: Sequence[Member] = (),
     begun: bool = True,
 ) -> Proposal:
-    """The next view, if one is wanted and allowed.
+    """Propose the next view, if one is wanted and allowed.
 
-    `dead` are proven dead, `suspected` only silent; `joining` are ready. The dead go, whatever is believed about
-    holders: those who remain compare what they have, and it is they who say so if state is lost. Where none remain, it
-    is. The silent go only if a strict majority of the old view remains which, by `holders` (the word of a living member
-    of this view; None: nobody here has one), has every shard. Where a suspicion stands in the way, the dead go alone.
-    While a removal waits nobody joins: joiners must not turn a minority into a majority. Until a job has `begun` (a
-    step was committed), the initial state is as good with anybody, also with newcomers alone.
+    dead: members that are proven dead. They go, whatever this agent believes about holders: the members that remain
+        compare what they have, and say so themselves if state is lost. Where none remain, it is lost.
+    suspected: members that are only silent. They go only if a strict majority of the old view remains and has every
+        shard by `holders`; where that fails, the dead go alone.
+    holders: who holds what, by the word of a living member of this view; None where nobody here has heard one.
+    joining: members that are ready. They wait while a removal waits.
+    begun: whether a step was committed. Before that the initial state is as good with any member, also with newcomers
+        alone, so that nothing can be lost.
     """
+    # Before the first commit no member holds anything that another could not make: nothing can be missing.
     holders = holders if begun else {}
     begun = begun or view.begun
     proven = tuple(m for m in view.ids if m in dead)
@@ -90,12 +95,14 @@ def propose(
     if silent:
         whole = _without(view, (*proven, *silent), newcomers, begun=begun)
         unfit = _unfit(view, (*proven, *silent), holders)
-        # The strict majority of the rule: silence is not proof.
+        # Silence is not proof: those who are silent may think the same of us. Of two halves that do not hear each other
+        # at most one is a strict majority, so at most one goes on.
         majority = 2 * (len(view.members) - len(proven) - len(silent)) > len(view.members)
         if majority and not unfit:
             return whole
         if not proven:
             return Proposal(outcome=Outcome.WAIT, reason=_why_wait(silent, majority, unfit))
+        # Newcomers would count in the next majority, and could turn a minority into one.
         newcomers = ()
     if not proven and not newcomers:
         return Proposal(outcome=Outcome.KEEP, reason="nobody goes and nobody comes")
@@ -103,7 +110,7 @@ def propose(
 
 
 def missing_state(holders: HoldersByShard, members: Collection[str]) -> str:
-    """Empty if every shard has a holder among `members`; else a sentence that names the shards that are gone."""
+    """Name the shards that no one of `members` holds, in a sentence; empty if every shard has a holder."""
     gone = {shard: held for shard, held in holders.items() if not any(m in members for m in held)}
     if not gone:
         return ""
@@ -115,12 +122,13 @@ def missing_state(holders: HoldersByShard, members: Collection[str]) -> str:
 
 
 def redundancy(holders: HoldersByShard, alive: Collection[str], backups: int) -> str:
-    """What the living members can still lose, in words for the operator; empty before anything is known.
+    """Say what the living members can still lose, in words for the operator; empty before anything is known.
 
-    `holders`: shard -> those with a verified copy. Fewer copies than could be wanted are being made.
+    Says "copying" where there are fewer copies than the members that live could hold: those copies are being made.
     """
     if not holders or not alive:
         return ""
+    # The weakest shard decides: the job ends when one shard has no holder.
     spare = min(len(set(held) & set(alive)) for held in holders.values()) - 1
     if spare < 0:
         return "some shards have no living holder"
@@ -129,7 +137,8 @@ def redundancy(holders: HoldersByShard, alive: Collection[str], backups: int) ->
 
 
 def may_restart(*, exit_code: int, finishing: bool, refused: bool, used: int, allowed: int) -> Ruling:
-    """Whether a worker that ended is started again. `exit_code` < 0 is minus the signal."""
+    """Decide whether a worker that ended is started again. `exit_code` < 0 is minus the signal that ended it."""
+    # The order of the questions is that of the reasons that an operator wants to read.
     if refused:
         return Ruling(yes=False, reason="it was refused; the same worker would be refused again")
     if exit_code == 0:
@@ -142,9 +151,14 @@ def may_restart(*, exit_code: int, finishing: bool, refused: bool, used: int, al
 
 
 def ends_job(failure: Failure, earlier: Sequence[Failure], *, committed: bool) -> Ruling:
-    """Whether an exception in the user's code ends the job: before the first commit, or the same from two members."""
+    """Decide whether an exception in the user's code ends the job: before the first commit, or the same on two members.
+
+    `earlier`: the failures heard of before, from all nodes.
+    """
+    # Before the first commit the script has never worked: to try it on another member would only delay the traceback.
     if not committed:
         return Ruling(yes=True, reason=f"the script raised on {failure.member} before the first commit")
+    # One member may raise because its machine is broken. Two that raise alike at one place share only the script.
     for other in earlier:
         same = other.signature == failure.signature and other.place == failure.place
         if same and other.member != failure.member:
@@ -157,7 +171,8 @@ def ends_job(failure: Failure, earlier: Sequence[Failure], *, committed: bool) -
 
 
 def spec_difference(expected: Mapping[str, object], came: Mapping[str, object]) -> str:
-    """Empty if equal; else one sentence that names the first differing setting and both values."""
+    """Name the first setting that differs, with both values and what to do, in one sentence; empty if all are equal."""
+    # Sorted, so that every agent names the same one.
     for key in sorted({*expected, *came}):
         ours, theirs = expected.get(key, "(unset)"), came.get(key, "(unset)")
         if ours != theirs:
@@ -193,13 +208,14 @@ def without_a_suspect(
     answering: Collection[str],
     begun: bool = True,
 ) -> Proposal:
-    """Whom to leave out where living members do not reach one another: one of those who suspect or are suspected.
+    """Propose a view without one member where living members do not reach one another.
 
-    `suspicions`: member -> who suspects it; words of, and about, members that are not `answering` (not proven dead, on
-    nodes whose agents answer) count for nothing. Where members that hold state suspect each other, it is one of these;
-    nobody goes whose end would leave a shard without a holder, unless that holds for all; most suspected first, where a
-    newcomer's word weighs half, and against a holder nothing without another holder's. If equal, newcomers first, then
-    the later in the view.
+    suspicions: member -> the members that suspect it.
+    answering: members that are not proven dead, on nodes whose agents answer; words of and about others count nothing.
+
+    The member is one of those who suspect or are suspected; where members that hold state suspect each other, it is one
+    of these. A member whose end would leave a shard without a holder stays, unless that is so for all. The most
+    suspected goes first; if equal, a newcomer before a holder, then the later in the view.
     """
     holders = (holders or {}) if begun else {}
     here = [m for m in view.ids if m in answering]
@@ -211,6 +227,8 @@ def without_a_suspect(
         return Proposal(outcome=Outcome.KEEP, reason="all who live reach one another")
 
     def rank(member: str) -> tuple[int, bool, int]:
+        # A newcomer has just opened its links, and may be what is wrong: its word weighs half, and nothing against a
+        # holder whom no other holder suspects. (It once ended the only member that had the state.)
         firm = len(words[member] & keep)
         votes = 2 * firm + len(words[member] - keep)
         return (votes if firm or member not in keep else 0), member not in keep, view.ids.index(member)
@@ -226,12 +244,14 @@ def without_a_suspect(
 
 
 def _parties(words: Mapping[str, Collection[str]]) -> set[str]:
-    """Who suspects, or is suspected."""
+    """The members that suspect another, or are suspected."""
     return {m for m, by in words.items() if by} | {m for by in words.values() for m in by}
 
 
 def _without(view: View, gone: Sequence[str], newcomers: Sequence[Member], *, begun: bool) -> Proposal:
+    # Ranks of those who stay keep their order, and newcomers come last, so that little of the plan moves.
     rest = tuple(m for m in view.members if m.id not in gone)
+    # Newcomers alone may begin a job, but not go on with one: the state died with the last member that had it.
     if not rest and not (newcomers and not begun):
         return Proposal(outcome=Outcome.LOST, reason=NOBODY_LEFT)
     reason = "; ".join(_clause(word, ids) for word, ids in (("lost", gone), ("joined", _ids(newcomers))) if ids)
@@ -243,7 +263,7 @@ def _without(view: View, gone: Sequence[str], newcomers: Sequence[Member], *, be
 
 
 def _unfit(view: View, gone: Sequence[str], holders: HoldersByShard | None) -> str:
-    """Why those who remain may not go on alone; empty if they may."""
+    """Say why those who remain may not go on alone; empty if they may."""
     if holders is None:
         return "no member of this node can tell what the others hold"
     return missing_state(holders, {m for m in view.ids if m not in gone})

@@ -1,7 +1,7 @@
-"""Who holds which shard's optimizer state: one primary and `B` backups, on different nodes while there are several.
+"""Places every shard's optimizer state: one primary and `B` backups, on different nodes while there are several.
 
-Holders are state that only a commit changes (`apply_roles`); `target` says where they should be; `next_roles` is the
-step from one towards the other that the living, verified holders allow. All pure, all the same on every member.
+Holders are state, and only a commit changes them. `target` says where they should be; `next_roles` is the step towards
+that which the living, verified holders allow. All functions are pure, and every member computes the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Holders:
-    """`primary` answers for the shard; `backups`, in order, take over."""
+    """The members that hold one shard: `primary` updates and publishes it; its successor is the first of `backups`."""
 
     primary: str
     backups: tuple[str, ...] = ()
@@ -27,13 +27,14 @@ Placement = tuple[Holders, ...]
 
 
 def living(holders: Holders, members: Collection[str]) -> Holders | None:
-    """The holders that are left, the first of them as primary; None when all are gone."""
+    """Leave out holders that are gone; the first that is left is the primary. None when all are gone."""
+    # Every member must come to the same primary without asking: the committed order decides.
     left = tuple(holder for holder in holders.all if holder in members)
     return Holders(left[0], left[1:]) if left else None
 
 
 def effective(base: Placement, members: Collection[str]) -> tuple[tuple[Holders | None, ...], tuple[int, ...]]:
-    """Committed holders without those who left the view, and the shards that nobody is left to hold."""
+    """Leave members that are gone out of the committed holders; returns also the shards that have no holder left."""
     now = tuple(living(holders, members) for holders in base)
     return now, tuple(shard for shard, holders in enumerate(now) if holders is None)
 
@@ -41,14 +42,19 @@ def effective(base: Placement, members: Collection[str]) -> tuple[tuple[Holders 
 def target(
     current: Sequence[Holders | None], sizes: Sequence[int], nodes: Mapping[str, str], backups: int
 ) -> Placement:
-    """Where the shards should be held: balanced, interleaved over nodes, and with as little movement as that allows.
+    """Say where shards should be held: balanced, interleaved over nodes, with as little movement as that allows.
 
-    `sizes` are bytes per shard, `nodes` maps each member in rank order to its node, `current` is where they are now
-    (None: nowhere). Primaries are balanced first, then backups: never on the primary's node while another node lives.
+    current: where each shard is now; None where nobody holds it.
+    sizes: bytes per shard.
+    nodes: member -> node, in rank order.
+
+    A backup is never on its primary's node while another node lives.
     """
     members = list(nodes)
+    # Primaries first: an update takes time on the primary while others wait, a backup updates in the background.
     primaries = _balance([holders.primary if holders else None for holders in current], sizes, members)
     chosen: list[tuple[str, ...]] = [() for _ in sizes]
+    # One layer of backups after the other, so that each layer by itself is balanced.
     for place in range(min(backups, len(members) - 1)):
         wanted = [_backup_at(holders, place, primaries[s], chosen[s]) for s, holders in enumerate(current)]
         forbidden = [_forbidden(primaries[s], chosen[s], nodes) for s in range(len(sizes))]
@@ -58,13 +64,14 @@ def target(
 
 
 def next_roles(now: Holders, goal: Holders, ready: Collection[str]) -> Holders:
-    """The holders after the next commit: `goal` once it is verified whole; till then the present ones and who is ready.
+    """Name the holders after the next commit: `goal` once all of it is ready, until then what is possible.
 
-    `ready` are the members whose copy is verified and who hold this step's gradient (the present holders among them).
-    Roles move all at once: a half-moved shard could have its backup on the primary's node.
+    ready: members whose copy is verified and that hold this step's gradient, the present holders among them.
     """
+    # Roles move all at once: a half-moved shard could have its backup on the primary's node.
     if set(goal.all) <= set(ready):
         return goal
+    # Until then a copy that is ready counts as one more backup, as far as there are places: it survives losses already.
     kept = [m for m in now.backups if m in ready]
     new = [m for m in (*goal.backups, goal.primary) if m in ready and m not in now.all]
     size = max(len(goal.backups), len(now.backups))
@@ -72,7 +79,7 @@ def next_roles(now: Holders, goal: Holders, ready: Collection[str]) -> Holders:
 
 
 def _backup_at(holders: Holders | None, place: int, primary: str, taken: tuple[str, ...]) -> str | None:
-    """Who keeps this backup place without movement: the present holders in order, less those with a role already."""
+    """Name the member that can keep this backup place without movement: the first present holder without a role yet."""
     if holders is None:
         return None
     rest = [m for m in (*holders.backups, holders.primary) if m != primary and m not in taken]
@@ -80,7 +87,7 @@ def _backup_at(holders: Holders | None, place: int, primary: str, taken: tuple[s
 
 
 def _forbidden(primary: str, taken: tuple[str, ...], nodes: Mapping[str, str]) -> frozenset[str]:
-    """Members that may not back this shard up: its holders, and all of the primary's node while another node lives."""
+    """Name members that may not back a shard up: its holders, and the primary's node as long as another one is free."""
     here = {member for member, node in nodes.items() if node == nodes[primary]}
     used = {primary, *taken}
     elsewhere = set(nodes) - here - used
@@ -94,7 +101,10 @@ def _balance(
     forbidden: Sequence[frozenset[str]] | None = None,
     spread_from: Sequence[str] | None = None,
 ) -> list[str]:
-    """One member per shard: keep what may stay, give the rest to the lightest, then move only what evens out."""
+    """Choose a member per shard: keep what may stay, give the rest to the lightest, then move only what evens out.
+
+    held: the member that has the shard now, if any. spread_from: the shards' primaries, when backups are placed.
+    """
     banned = forbidden or [frozenset()] * len(sizes)
     load = dict.fromkeys(members, 0)
     # How much of one primary's shards a member backs up: keeps the backups of a lost member spread over the others.
@@ -106,6 +116,7 @@ def _balance(
         if stays is not None:
             load[stays] += sizes[shard]
             _count(pair, spread_from, shard, stays, sizes[shard])
+    # Large shards first, as bin packing does: small ones fill what is uneven afterwards.
     for shard in sorted((s for s, m in enumerate(placed) if m is None), key=lambda s: -sizes[s]):
         choice = min(
             (m for m in members if m not in banned[shard]),
@@ -130,6 +141,7 @@ def _even_out(
     placed: list[str | None], sizes: Sequence[int], banned: Sequence[frozenset[str]], load: dict[str, int]
 ) -> None:
     """Move shards from the heaviest to lighter members while a move narrows the gap between the two."""
+    # Each move is a copy over the network. As many moves as there are shards are more than any real imbalance needs.
     for _ in range(len(sizes)):
         move = _best_move(placed, sizes, banned, load)
         if move is None:
@@ -146,6 +158,7 @@ def _best_move(
     for giver in sorted(load, key=lambda m: -load[m]):
         for taker in sorted(load, key=lambda m: load[m]):
             gap = load[giver] - load[taker]
+            # A shard as large as the gap would only turn it around, and the next call would move it back.
             fits = [s for s, m in enumerate(placed) if m == giver and taker not in banned[s] and sizes[s] < gap]
             if fits:
                 return max(fits, key=lambda s: (sizes[s], -s)), giver, taker

@@ -1,6 +1,7 @@
-"""Who computes which runs: pure functions of the view and of what is already there.
+"""Hands out runs: pure functions of the view and of what is already there.
 
-The global batch never changes here: every run of the step is handed to exactly one member.
+Every run of a step is handed to exactly one member, whoever is alive, so the global batch never changes. Which member
+it is shows in no bit, only in the time that a step takes.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 
 def assign(runs: Sequence[int], loads: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """Hand out `runs` so that `load + share` is as even as it can be, in contiguous slices by the members' order.
+    """Hand out `runs` in contiguous slices, so that each member's load and share together are as even as can be.
 
-    `loads` maps every member, in rank order, to the number of runs it still has to do anyway. A member's own runs are
-    not touched. Contiguous slices keep a member's runs under few nodes of the fold.
+    loads: member in rank order -> number of runs that it still has to do anyway; these stay where they are.
     """
+    # Contiguous slices lie under few nodes of the fold: a member can add most of its runs before it sends anything.
     shares = _even_shares(len(runs), list(loads.values()))
     handed: dict[str, tuple[int, ...]] = {}
     start = 0
@@ -24,7 +25,7 @@ def assign(runs: Sequence[int], loads: Mapping[str, int]) -> dict[str, tuple[int
 
 
 def plan(members: Iterable[str], runs: int) -> dict[str, tuple[int, ...]]:
-    """The hand-out of a fresh step: near-equal contiguous slices, the longer ones first."""
+    """Hand out a whole step: near-equal contiguous slices, the longer ones first."""
     return assign(range(runs), dict.fromkeys(members, 0))
 
 
@@ -33,22 +34,24 @@ def _even_shares(count: int, loads: list[int]) -> list[int]:
         raise ValueError("a plan needs at least one member")
     shares = [0] * len(loads)
     for _ in range(count):
-        # min() takes the first of equals, so earlier ranks get the remainder: the same answer on every member.
+        # min() takes the first of equals, so that every member comes to the same answer: earlier ranks get the rest.
         lightest = min(range(len(loads)), key=lambda i: loads[i] + shares[i])
         shares[lightest] += 1
     return shares
 
 
 def level(runs: Mapping[str, tuple[int, ...]], fixed: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """Even out what members have to do by moving runs that are not under way from the longest to the shortest list.
+    """Even out what members have to do, by moving runs from the longest list to the shortest.
 
-    `fixed` says how many runs at the head of each list stay where they are.
+    fixed: member -> how many runs at the head of its list stay, because it computes them already or may begin to.
     """
     lists = {member: list(todo) for member, todo in runs.items()}
     while True:
         shortest = min(lists, key=lambda m: len(lists[m]))
+        # A difference of one cannot be evened out: moving a run would only turn it around, for ever.
         movable = [m for m in lists if len(lists[m]) > fixed[m] and len(lists[m]) - len(lists[shortest]) >= 2]
         if not movable:
             return {member: tuple(todo) for member, todo in lists.items()}
         longest = max(movable, key=lambda m: len(lists[m]))
+        # From the end: what comes last is least likely to have been begun, and a run in two hands would be lost work.
         lists[shortest].append(lists[longest].pop())

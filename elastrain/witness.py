@@ -1,8 +1,8 @@
-"""Who is wrong where two members that must agree to the bit do not: pure decisions, each with its reason.
+"""Judges which of two members is wrong, where both must agree to the bit and do not. Each verdict has its reason.
 
-Where the member that has noticed it is the one that is wrong, it ends, and the others go on with the right bits. A
-primary's wrong parameters may be in gradients that are committed already, so where it is the primary, or nobody can
-tell, the job ends on all nodes: going on would break the promise, and there is no durable checkpoint to go back to.
+If the member that noticed the difference is wrong, it ends, and the others go on with the right bits. If the primary
+is wrong, its parameters may be in gradients that are committed already. Then, and where nobody can tell, the job ends
+on all nodes: going on would break the promise, and there is no durable checkpoint to go back to.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _START_AGAIN = "start the job again without that machine"
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """After `step`, the digest of a shard's state is `told` at its primary and `found` at its backup `member`."""
+    """A shard's state after `step` has the digest `told` at its primary, and `found` at its backup `member`."""
 
     shard: int
     step: int
@@ -33,7 +33,7 @@ class Difference:
 
 
 class Ends(Enum):
-    """What ends with a verdict."""
+    """What a verdict ends."""
 
     NOTHING = "nothing"
     MEMBER = "the member that asked"
@@ -47,28 +47,32 @@ class Verdict:
 
 
 def look_again(difference: Difference, *, verified: int | None, verified_now: int, found_now: int) -> Verdict | None:
-    """What the backup can tell by itself; None: others have to be asked.
+    """Judge by what the backup can find out alone; None if others have to be asked.
 
-    `verified`: digest of its state before the step when that was compared with the primary's (None: it never was),
-    `verified_now`: the same now; `found_now`: digest of the update made again from that state.
+    verified: the digest of its state before the step, as it was compared with the primary's; None if it never was.
+    verified_now: the digest of the same state now.
+    found_now: the digest of the update, made again from that state.
     """
     d = difference
+    # The backup looks at itself first: that costs no message, and a fault of its own must not end the job.
     if verified is not None and verified_now != verified:
         reason = f"what {d.member} keeps has changed in its memory since it was verified; {_START_AGAIN} if this recurs"
         return Verdict(Ends.MEMBER, f"{d}: {reason}")
     if found_now == d.told:
         return Verdict(Ends.NOTHING, f"{d}, but computed again it is equal: {d.member} had a passing fault")
+    # Neither of its two results can be trusted, so that a third copy would decide nothing about the primary.
     if found_now != d.found:
         return Verdict(Ends.MEMBER, f"{d}: {d.member} computes the same update with another result each time")
     return None
 
 
 def judge(difference: Difference, answers: Mapping[str, int | None]) -> Verdict:
-    """What the others tell: member -> digest of the shard's state after the step as it is there now, None for nothing.
+    """Judge by what the others have: a third copy decides between the two.
 
-    A third copy decides; without one, only a primary that has changed meanwhile is known to be wrong.
+    answers: member -> digest of the shard's state after the step as it is there now; None where it has none.
     """
     d = difference
+    # Without a third copy, a primary that no longer has what it told is known to be wrong all the same.
     now = answers.get(d.primary)
     if now is not None and now != d.told:
         return Verdict(Ends.JOB, f"{d}: it has changed in the memory of {d.primary} since then; {_START_AGAIN}")
@@ -85,7 +89,7 @@ def judge(difference: Difference, answers: Mapping[str, int | None]) -> Verdict:
 
 
 def judge_copy(*, shard: int, step: int, receiver: str, sender: str, told: int, now: int | None) -> Verdict:
-    """A copy came twice with another digest than `told`; `now`: that of the sender's state, computed again."""
+    """Judge a copy that came twice with another digest than `told`; `now` is that of the sender's state, made again."""
     copy = f"the copy of shard {shard} after step {step} came twice from {sender} to {receiver} with other content"
     if now == told:
         return Verdict(Ends.MEMBER, f"{copy}; {sender} has it unchanged: {receiver} is wrong")
@@ -93,9 +97,10 @@ def judge_copy(*, shard: int, step: int, receiver: str, sender: str, told: int, 
 
 
 def judge_parameters(*, shard: int, step: int, member: str, publisher: str, told: int, now: int | None) -> Verdict:
-    """What `member` computes with is not what `publisher` published with the digest `told`; `now`: what that one has.
+    """Judge a `member` that computes with other parameters than `publisher` published with the digest `told`.
 
-    Its gradients of the next step are in other members' sums already, so the job ends whoever is wrong.
+    now: the digest of what the publisher has at present. The job ends whoever is wrong, because gradients that were
+    computed with the wrong parameters may be in other members' sums already.
     """
     if member == publisher or now != told:
         return Verdict(
@@ -112,7 +117,7 @@ def judge_parameters(*, shard: int, step: int, member: str, publisher: str, told
 
 
 def other_primary(*, shard: int, step: int, member: str) -> Verdict:
-    """`member` has become a shard's primary, and its state is not what the last one had published."""
+    """Judge a `member` that has become a shard's primary, and whose state is not what the last primary published."""
     return Verdict(
         Ends.JOB,
         f"the parameters of shard {shard} that its last primary published after step {step} are not those of its copy "
