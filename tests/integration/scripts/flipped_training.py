@@ -38,8 +38,8 @@ def until_verified(core: Any, shard: int, step: int) -> None:
 
 
 def strike(job: elastrain.Job, step: int, what: str) -> None:
-    engine = job._parts.engine  # type: ignore[union-attr]  # prepared
-    core, executor = engine.core, engine._executor
+    engine = job._prepared.engine  # type: ignore[union-attr]  # prepared
+    core, executor = engine._core, engine._parts.executor
     me = os.environ.get("ELASTRAIN_MEMBER", "m0")
     trained = [shard for shard in executor.layout.shards if shard.lanes]
     mine = next(s for s in trained if core.now[s.index].primary == me)
