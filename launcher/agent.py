@@ -1,7 +1,7 @@
 """The agent: one event loop that owns a node's workers and carries out what `core` decides.
 
-It holds the descriptors (workers in `seats`, other agents in `others`, the store in `registry`), the signals and the
-operator's socket. It decides nothing and never imports the user's code.
+It holds the descriptors (workers in `worker_processes`, other agents in `peer_agents`, the store in `registry`), the
+signals and the operator's socket. It decides nothing and never imports the user's code.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Protocol
 
 from elastrain.agent_messages import Stop
 from elastrain.errors import ConfigError
-from elastrain.launcher import rundir, workers
+from elastrain.launcher import rundir, worker_start
+from elastrain.launcher.control_server import ControlServer
 from elastrain.launcher.core import Core
 from elastrain.launcher.core import events as ev
-from elastrain.launcher.desk import OperatorDesk
 from elastrain.launcher.door import Door, listen_abstract, workers_handshake
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.faults import Fault, make_fault
@@ -30,11 +30,10 @@ from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.loop import Loop
 from elastrain.launcher.notices import Over
 from elastrain.launcher.operator_messages import Answer, AskFault, Request
-from elastrain.launcher.others import AgentPort, Meeting, Others
+from elastrain.launcher.peer_agents import AgentPort, ClusterAccess, PeerAgents
 from elastrain.launcher.registry import LoneRegistry, Registry
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
-from elastrain.launcher.seats import Outfit, Seats
 from elastrain.launcher.state import describe
 from elastrain.launcher.store import Store
 from elastrain.launcher.values import (
@@ -55,7 +54,8 @@ from elastrain.launcher.values import (
     Tell,
     TellNodes,
 )
-from elastrain.launcher.workers import Logs, Script, Surroundings
+from elastrain.launcher.worker_processes import WorkerProcesses, WorkerSpec
+from elastrain.launcher.worker_start import Logs, Script, WorkerEnvironment
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _STATE_EVERY_S = 5.0
@@ -116,7 +116,7 @@ class Agent:
         self._state_written_s = 0.0
         self._open = ExitStack()
         self._loop = Loop()
-        self._others: Others | None = None
+        self._peers: PeerAgents | None = None
 
     def run(self) -> End:
         """Start the workers, serve them until the job has ended, leave nothing behind. Raises ConfigError."""
@@ -148,20 +148,20 @@ class Agent:
 
     def _open_up(self) -> None:
         job = self._config.job
-        address = workers.agent_address(job, None if self._job.alone else self._job.node)
+        address = worker_start.agent_address(job, None if self._job.alone else self._job.node)
         self._record = replace(self._core.cluster.peers.record, master_port=_free_port())
         refused = lambda reason: self._log.write("connection_refused", reason=reason)  # noqa: E731
         listener = listen_abstract(address)
         handshake = lambda: workers_handshake(self._secret, job)  # noqa: E731
-        self._seats = Seats(self._loop, self._log, self._outfit(address), self._guardian, self._happen)
-        self._door = Door(self._loop, listener, handshake, self._seats.admit, refused)
+        self._workers = WorkerProcesses(self._loop, self._log, self._worker_spec(address), self._guardian, self._happen)
+        self._door = Door(self._loop, listener, handshake, self._workers.admit, refused)
         self._open.callback(self._door.close)
-        desk = OperatorDesk(self._loop, rundir.listen(self._run), self._answer)
-        self._open.callback(desk.close)
+        server = ControlServer(self._loop, rundir.listen(self._run), self._answer)
+        self._open.callback(server.close)
         self._guardian.remove(self._run.control)
         self._registry: Registry = LoneRegistry(self._store, job)
         if not self._job.alone:
-            meeting = Meeting(
+            access = ClusterAccess(
                 job=job,
                 secret=self._secret,
                 store=self._store,
@@ -170,17 +170,17 @@ class Agent:
             )
             port = AgentPort(
                 happen=self._happen,
-                hear_workers=self._seats.hear_all,
+                hear_workers=self._workers.hear_all,
                 nodes=lambda: self._core.cluster.peers.nodes,
             )
-            self._others = Others(self._loop, self._log, meeting, self._record, port)
-            self._open.callback(self._others.close)
-            self._record, self._registry = self._others.record, self._others.registry
+            self._peers = PeerAgents(self._loop, self._log, access, self._record, port)
+            self._open.callback(self._peers.close)
+            self._record, self._registry = self._peers.record, self._peers.registry
         # The first to close: workers end before anything that they use.
-        self._open.callback(self._seats.close)
+        self._open.callback(self._workers.close)
 
-    def _outfit(self, address: str) -> Outfit:
-        common = Surroundings(
+    def _worker_spec(self, address: str) -> WorkerSpec:
+        common = WorkerEnvironment(
             job=self._config.job,
             node=self._job.node,
             agent=address,
@@ -193,7 +193,7 @@ class Agent:
             master=self._master,
             mark=self._guardian.mark,
         )
-        return Outfit(script=self._config.script, common=common, logs=self._config.logs)
+        return WorkerSpec(script=self._config.script, common=common, logs=self._config.logs)
 
     def _master(self) -> tuple[str, int]:
         """Where scripts that call init_process_group themselves meet: on the roster's first node."""
@@ -204,7 +204,7 @@ class Agent:
     # ---- the loop
 
     def _turn(self) -> None:
-        timed: list[_Timed] = [self._door, self._seats, self._registry, *([self._others] if self._others else [])]
+        timed: list[_Timed] = [self._door, self._workers, self._registry, *([self._peers] if self._peers else [])]
         due = [self._kill_due_s, self._give_up_s, self._core.deadlines.next_s(), *(t.next_deadline_s() for t in timed)]
         self._loop.turn(min((d for d in due if d is not None), default=None))
         now = time.monotonic()
@@ -228,7 +228,7 @@ class Agent:
         if self._end is None:
             return False
         given_up = self._give_up_s is not None and self._give_up_s <= time.monotonic()
-        return given_up or not self._seats.running
+        return given_up or not self._workers.running
 
     # ---- carrying out
 
@@ -249,10 +249,10 @@ class Agent:
     def _carry_out(self, command: Command) -> None:
         match command:
             case Tell():
-                self._seats.tell(command)
+                self._workers.tell(command)
             case TellNodes():
-                if self._others is not None:
-                    self._others.tell(command.message, command.node)
+                if self._peers is not None:
+                    self._peers.tell(command.message, command.node)
             case Log():
                 self._log.write(command.event, **command.fields)
                 if command.say and not self._is_said_elsewhere(command):
@@ -261,14 +261,14 @@ class Agent:
             case Kill():
                 self._log.write("kill", member=command.member, reason=command.reason)
                 say(command.reason)
-                self._seats.signal(command.member, signal.SIGKILL)
+                self._workers.signal(command.member, signal.SIGKILL)
             case KillNode():
                 self._kill_node(command)
             case FullPriority():
-                self._seats.restore_priority(command.member, ahead=command.ahead)
+                self._workers.restore_priority(command.member, ahead=command.ahead)
             case Start():
                 if self._end is None:
-                    self._seats.start(command)
+                    self._workers.start(command)
             case End():
                 self._begin_end(command)
             case _:
@@ -311,10 +311,10 @@ class Agent:
             self._registry.put_end(Over(code=end.code, sentence=end.sentence, detail=end.detail))
         elif end.code == 0:
             self._registry.put_left(self._job.incarnation)
-        running = self._seats.running
+        running = self._workers.running
         for member in running:
-            self._seats.tell(Tell(member=member, message=Stop(reason=end.sentence)))
-            self._seats.signal(member, signal.SIGTERM)
+            self._workers.tell(Tell(member=member, message=Stop(reason=end.sentence)))
+            self._workers.signal(member, signal.SIGTERM)
         if running:
             self._kill_due_s = time.monotonic() + self._config.stop_grace_s
 
@@ -322,12 +322,12 @@ class Agent:
         self._kill_due_s = None
         if self._give_up_s is None:
             self._give_up_s = time.monotonic() + _GIVE_UP_S
-        self._seats.signal_all(signal.SIGKILL)
+        self._workers.signal_all(signal.SIGKILL)
 
     def _kill_node(self, command: KillNode) -> None:
         self._log.write("kill_node", node=self._job.node, reason=command.reason)
         say(command.reason)
-        self._seats.signal_all(signal.SIGKILL)
+        self._workers.signal_all(signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
     # ---- what happens

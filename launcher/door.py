@@ -1,6 +1,6 @@
 """Where workers and other agents come in. Nobody is heard before the handshake has proven the job's secret.
 
-Hands proven connections on; what is then said is for `seats` and `links`.
+Hands proven connections on; what is then said is for `worker_processes` and `links`.
 """
 
 from __future__ import annotations

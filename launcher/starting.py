@@ -21,7 +21,7 @@ from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
 from elastrain.launcher.values import End, JobConfig, JobTimes
-from elastrain.launcher.workers import Logs, Script, import_torch
+from elastrain.launcher.worker_start import Logs, Script, import_torch
 
 if TYPE_CHECKING:
     from elastrain.launcher.agent import AgentConfig

@@ -16,12 +16,12 @@ from typing import Annotated
 import typer
 
 from elastrain.errors import ConfigError
-from elastrain.launcher import rundir, workers
+from elastrain.launcher import rundir, worker_start
 from elastrain.launcher.commands.torchrun import BACKEND, local_world_size, refuse_backend, refuse_unknown
 from elastrain.launcher.etcd_config import EtcdConfig, parse_endpoints
 from elastrain.launcher.faults import read_faults
 from elastrain.launcher.starting import KEY_TTL_S, NodeOrder, Order, address_towards, report, run_alone, run_node
-from elastrain.launcher.workers import Script
+from elastrain.launcher.worker_start import Script
 from elastrain.offload.directories import try_directory
 from elastrain.offload.errors import OffloadConfigError
 
@@ -206,7 +206,7 @@ def run(
         from elastrain.launcher.simulated import run_local_nodes
 
         return run_local_nodes(order)
-    workers.import_torch_early()
+    worker_start.import_torch_early()
     if nodes_max == 1:
         return report(run_alone(order))
     assert rdzv_endpoint is not None

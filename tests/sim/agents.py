@@ -314,7 +314,7 @@ class World:
             self.in_order(agent, "news", self.soon() + slow_s, lambda agent=agent: self._hear(agent, items, records))  # type: ignore[misc]
 
     def _hear(self, agent: SimAgent, items: dict[str, bytes], records: dict[str, NodeRecord]) -> None:
-        """As `Others._on_news` does."""
+        """As `PeerAgents._on_news` does."""
         if self.away:
             self.in_order(agent, "news", 0.5, lambda: self._hear(agent, items, records))
             return

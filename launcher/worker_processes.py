@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from elastrain.agent_messages import FROM_WORKER, TO_WORKER, Hello
 from elastrain.codec import BadMessageError
 from elastrain.comm.shm.liveness import Watcher, watch_beacon
-from elastrain.launcher import priority, workers
+from elastrain.launcher import priority, worker_start
 from elastrain.launcher.channel import Channel, Received
 from elastrain.launcher.core import events as ev
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.loop import Loop
 from elastrain.launcher.values import Start, Tell
-from elastrain.launcher.workers import Logs, Script, Surroundings, WorkerProcess
+from elastrain.launcher.worker_start import Logs, Script, WorkerEnvironment, WorkerProcess
 
 _RESTORE_AGAIN_S = 0.2
 
 
 @dataclass(kw_only=True)
-class _Seat:
+class _Handle:
     """The agent's hold on one worker."""
 
     process: WorkerProcess
@@ -36,28 +36,28 @@ class _Seat:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outfit:
+class WorkerSpec:
     """What every worker is started with."""
 
     script: Script
-    common: Surroundings
+    common: WorkerEnvironment
     logs: Logs
 
 
-class Seats:
-    """One seat per worker ever started. `happen` takes what the core is to hear."""
+class WorkerProcesses:
+    """A handle per worker ever started. `happen` takes what the core is to hear."""
 
     def __init__(
         self,
         loop: Loop,
         log: EventLog,
-        outfit: Outfit,
+        spec: WorkerSpec,
         guardian: Guardian,
         happen: Callable[[ev.Event], None],
     ) -> None:
-        self._loop, self._log, self._outfit, self._happen = loop, log, outfit, happen
+        self._loop, self._log, self._spec, self._happen = loop, log, spec, happen
         self._guardian = guardian
-        self._seats: dict[str, _Seat] = {}
+        self._handles: dict[str, _Handle] = {}
         self._restore_due_s: dict[str, float] = {}
         # Filled by watcher threads; the eventfd wakes the loop.
         self._mutex_deaths: deque[tuple[str, float]] = deque()
@@ -66,7 +66,7 @@ class Seats:
 
     @property
     def running(self) -> list[str]:
-        return [member for member, seat in self._seats.items() if seat.running]
+        return [member for member, handle in self._handles.items() if handle.running]
 
     def next_deadline_s(self) -> float | None:
         return min(self._restore_due_s.values(), default=None)
@@ -79,69 +79,69 @@ class Seats:
 
     def start(self, command: Start) -> None:
         try:
-            process = workers.start(command, self._outfit.script, self._outfit.common, self._outfit.logs)
+            process = worker_start.start(command, self._spec.script, self._spec.common, self._spec.logs)
         except OSError as error:
             self._happen(ev.StartFailed(member=command.member, problem=str(error)))
             return
         self._guardian.watch(process.pid)
-        self._seats[command.member] = _Seat(process=process)
+        self._handles[command.member] = _Handle(process=process)
         self._log.write("worker_start", member=command.member, pid=process.pid, slot=command.slot)
         self._happen(ev.WorkerStarted(member=command.member, pid=process.pid))
         self._loop.serve(process.pidfd, lambda: self._on_process_end(command.member))
 
     def tell(self, command: Tell) -> None:
-        seat = self._seats.get(command.member)
-        if seat is None or seat.channel is None:
+        handle = self._handles.get(command.member)
+        if handle is None or handle.channel is None:
             return
-        if not seat.channel.send(TO_WORKER.encode(command.message)):
+        if not handle.channel.send(TO_WORKER.encode(command.message)):
             # It may have said its last words before it closed its end.
             self._on_channel(command.member)
             self._drop_channel(command.member)
-        elif seat.channel.wants_to_write:
-            self._loop.want_write(seat.channel.sock, True)
+        elif handle.channel.wants_to_write:
+            self._loop.want_write(handle.channel.sock, True)
 
     def restore_priority(self, member: str, *, ahead: bool = False) -> None:
         self._restore_due_s.pop(member, None)
-        seat = self._seats[member]
+        handle = self._handles[member]
         change = priority.ahead if ahead else priority.restore
-        if seat.running and not change(seat.process.pid):
+        if handle.running and not change(handle.process.pid):
             self._restore_due_s[member] = time.monotonic() + _RESTORE_AGAIN_S
 
     def signal(self, member: str, number: int) -> None:
-        seat = self._seats.get(member)
-        if seat is not None and seat.running:
-            seat.process.signal_group(number)
+        handle = self._handles.get(member)
+        if handle is not None and handle.running:
+            handle.process.signal_group(number)
 
     def signal_all(self, number: int) -> None:
-        for member in self._seats:
+        for member in self._handles:
             self.signal(member, number)
 
     def hear_all(self) -> None:
         """Everything that was said until now: by the dead, why; by the others, who holds what by now."""
-        for member in [m for m, seat in self._seats.items() if seat.channel is not None]:
+        for member in [m for m, handle in self._handles.items() if handle.channel is not None]:
             self._on_channel(member)
 
     def admit(self, member: str, sock: socket.socket) -> str | None:
         """A proven connection of a worker; returns why it is not taken."""
-        seat = self._seats.get(member)
-        if seat is None or not seat.running or seat.channel is not None:
+        handle = self._handles.get(member)
+        if handle is None or not handle.running or handle.channel is not None:
             return f"{member} is no worker that this agent waits for"
-        seat.channel = Channel(sock)
+        handle.channel = Channel(sock)
         self._loop.serve(sock, lambda: self._on_channel(member))
         return None
 
     def close(self) -> None:
         """Leave nothing behind, whatever has happened."""
-        for seat in self._seats.values():
-            if seat.running:  # only if the loop itself failed, or the kernel does not let go of the process
-                seat.process.signal_group(signal.SIGKILL)
-            if seat.watcher is not None:
-                seat.watcher.cancel()
-            if seat.channel is not None:
-                seat.channel.close()
-        for seat in self._seats.values():
-            if not seat.running:
-                seat.process.close()
+        for handle in self._handles.values():
+            if handle.running:  # only if the loop itself failed, or the kernel does not let go of the process
+                handle.process.signal_group(signal.SIGKILL)
+            if handle.watcher is not None:
+                handle.watcher.cancel()
+            if handle.channel is not None:
+                handle.channel.close()
+        for handle in self._handles.values():
+            if not handle.running:
+                handle.process.close()
         # The last to close: watcher threads write to it until they are cancelled.
         os.close(self._wake)
 
@@ -155,20 +155,20 @@ class Seats:
             self._happen(ev.MutexBroke(member=member, at_s=at_s))
 
     def _on_process_end(self, member: str) -> None:
-        seat = self._seats[member]
+        handle = self._handles[member]
         died_s = time.monotonic()
         self.hear_all()
         self._happen(ev.WorkerDied(member=member, source="pidfd", at_s=died_s))
-        self._loop.drop(seat.process.pidfd)
-        self._guardian.unwatch(seat.process.pid)
-        exit_code = seat.process.reap()
-        seat.running = False
+        self._loop.drop(handle.process.pidfd)
+        self._guardian.unwatch(handle.process.pid)
+        exit_code = handle.process.reap()
+        handle.running = False
         self._drop_channel(member)
         self._happen(ev.WorkerExited(member=member, exit_code=exit_code))
 
     def _on_channel(self, member: str) -> None:
-        seat = self._seats[member]
-        channel = seat.channel
+        handle = self._handles[member]
+        channel = handle.channel
         if channel is None:
             return
         alive = channel.flush()
@@ -181,14 +181,14 @@ class Seats:
             return
         if received.closed or not alive:
             self._drop_channel(member)
-        elif seat.channel is not None:
+        elif handle.channel is not None:
             self._loop.want_write(channel.sock, channel.wants_to_write)
 
     def _hear(self, member: str, received: Received) -> None:
         try:
             for line in received.lines:
                 message = FROM_WORKER.decode(line)
-                if isinstance(message, Hello) and received.fds and self._seats[member].watcher is None:
+                if isinstance(message, Hello) and received.fds and self._handles[member].watcher is None:
                     self._watch_beacon(member, received.fds[0])
                 self._happen(ev.WorkerSpoke(member=member, message=message))
         finally:
@@ -201,15 +201,15 @@ class Seats:
             os.eventfd_write(self._wake, 1)
 
         try:
-            self._seats[member].watcher = watch_beacon(fd, on_death)
+            self._handles[member].watcher = watch_beacon(fd, on_death)
         except Exception as error:  # a descriptor that is no beacon is the worker's fault, whatever it makes us raise
             raise BadMessageError(f"its beacon is not usable: {error}") from error
 
     def _drop_channel(self, member: str) -> None:
-        seat = self._seats[member]
-        if seat.channel is None:
+        handle = self._handles[member]
+        if handle.channel is None:
             return
-        self._loop.drop(seat.channel.sock)
-        seat.channel.close()
-        seat.channel = None
+        self._loop.drop(handle.channel.sock)
+        handle.channel.close()
+        handle.channel = None
         self._happen(ev.ChannelClosed(member=member))

@@ -23,7 +23,7 @@ from elastrain.launcher.values import NodeRecord
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
+class ClusterAccess:
     """Where the nodes of a job meet: its name and secret, the store, this node's address, its keys' time to live."""
 
     job: str
@@ -44,35 +44,35 @@ class AgentPort:
     """The other nodes that are not dead."""
 
 
-class Others:
+class PeerAgents:
     """`record` is completed by where this agent listens."""
 
-    def __init__(self, loop: Loop, log: EventLog, meeting: Meeting, record: NodeRecord, port: AgentPort) -> None:
+    def __init__(self, loop: Loop, log: EventLog, access: ClusterAccess, record: NodeRecord, port: AgentPort) -> None:
         self._log, self._port = log, port
         self._seen: dict[str, NodeRecord] = {}
         self._open = ExitStack()
         inbox = Inbox()
         self._open.callback(inbox.close)
         loop.serve(inbox.fd, inbox.deliver)
-        listener = _listen(meeting.host)
-        host = f"[{meeting.host}]" if ":" in meeting.host else meeting.host
+        listener = _listen(access.host)
+        host = f"[{access.host}]" if ":" in access.host else access.host
         self.record = replace(record, endpoint=f"{host}:{listener.getsockname()[1]}")
         """What this node says of itself, its endpoint included."""
         self._links = Links(
             loop,
             inbox,
             listener,
-            secret=meeting.secret,
-            job=meeting.job,
+            secret=access.secret,
+            job=access.job,
             record=self.record,
             events=self._link_events(),
         )
         self._open.callback(self._links.close)
         self.registry = SharedRegistry(
-            meeting.store,
-            meeting.job,
+            access.store,
+            access.job,
             inbox,
-            key_ttl_s=meeting.key_ttl_s,
+            key_ttl_s=access.key_ttl_s,
             on_news=self._on_news,
             on_trouble=lambda error: log.write("store_trouble", reason=str(error)),
             on_away=self._on_store_away,

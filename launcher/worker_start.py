@@ -87,7 +87,7 @@ class WorkerProcess:
         self._context.close()
 
 
-def start(worker: Start, script: Script, common: Surroundings, logs: Logs) -> WorkerProcess:
+def start(worker: Start, script: Script, common: WorkerEnvironment, logs: Logs) -> WorkerProcess:
     """Start one worker in a session of its own. Raises OSError if the program can not be executed."""
     from torch.distributed.elastic.multiprocessing import start_processes
 
@@ -142,7 +142,7 @@ class _MemberLogs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class WorkerEnvironment:
     """What all workers of this agent have in common."""
 
     job: str
@@ -161,7 +161,7 @@ class Surroundings:
     """By which the agent's guardian knows them, and what they have started."""
 
 
-def environment(common: Surroundings, worker: Start) -> dict[str, str]:
+def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
     """torchrun's names, and ours. RANK is the rank in the first view that the worker is expected to belong to."""
     master_addr, master_port = common.master()
     env: dict[str, Any] = {

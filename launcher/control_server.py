@@ -13,7 +13,7 @@ from elastrain.launcher.loop import Loop
 from elastrain.launcher.operator_messages import ANSWER, REQUEST, Answer, Request
 
 
-class OperatorDesk:
+class ControlServer:
     """Reads requests from the listener's connections; `answer` is called with each, in the agent's loop."""
 
     def __init__(self, loop: Loop, listener: socket.socket, answer: Callable[[Request], Answer]) -> None:
