@@ -11,9 +11,9 @@ import multiprocessing.util
 import os
 import selectors
 import signal
-import socket
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -26,8 +26,8 @@ from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
 from elastrain.launcher.starting import NodeOrder, Order, count, run_node, say_last
+from elastrain.launcher.stop_signals import StopSignals
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _STOP_AGAIN_S = 20.0
 RESTART_COUNTS_S = 3600.0
 """How long a node's restart counts."""
@@ -54,7 +54,53 @@ def run_local_nodes(order: Order) -> int:
         stack.callback(etcd.close)
         here, each = count(order.nodes_max, "node"), count(order.workers, "worker")
         say(f"job {order.job}, {here} here, {each} each; run folder {run.path}")
-        return nodes.run(etcd.endpoint)
+        signals = StopSignals()
+        stack.callback(signals.close)
+        return nodes.run(etcd.endpoint, signals)
+
+
+class _Ends:
+    """How the nodes ended. They share a screen: what ends the job is said once, what ends only a node with its name."""
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+        self.job_is_over = False
+        self._told: set[tuple[str, str]] = set()
+
+    def add(self, code: int, name: str, run: RunDir) -> None:
+        self.codes.append(code)
+        try:
+            end = rundir.of_node(run, name).read_state()["end"]
+        except ConfigError:
+            return  # it has said itself why it could not begin
+        if end is None:
+            return
+        self.job_is_over = self.job_is_over or end["job_is_over"]
+        words = (end["sentence"] if end["job_is_over"] else f"{name}: {end['sentence']}", end["detail"])
+        if words not in self._told:
+            self._told.add(words)
+            say_last(*words)
+
+
+class _Restarts:
+    """Which nodes were started again, and whether one more may be."""
+
+    def __init__(self, allowed: int) -> None:
+        self._allowed = allowed
+        self._at_s: list[float] = []
+        self.names: set[str] = set()
+
+    def take(self, name: str) -> bool:
+        """Says so, either way."""
+        now_s = time.monotonic()
+        self._at_s = [at_s for at_s in self._at_s if at_s + RESTART_COUNTS_S > now_s]
+        if len(self._at_s) >= self._allowed:
+            say(f"{name} was lost; it is not started again: --max-restarts {self._allowed}")
+            return False
+        self._at_s.append(now_s)
+        self.names.add(name)
+        say(f"{name} was lost; it is started again ({len(self._at_s)} of {self._allowed})")
+        return True
 
 
 class _Nodes:
@@ -64,38 +110,29 @@ class _Nodes:
         self._order, self._run, self._forks = order, run, forks
         self._endpoint = ""
         self._running: dict[str, BaseProcess] = {}
-        self._restarted_s: list[float] = []
-        self._started_again: set[str] = set()
+        self._restarts = _Restarts(order.max_restarts)
+        self._ends = _Ends()
         self._dismissed: set[str] = set()
-        self._codes: list[int] = []
         self._stopped_by = 0
-        self._job_is_over = False
-        self._told: set[tuple[str, str]] = set()
         self._selector = selectors.DefaultSelector()
-        self._signals, self._signals_in = socket.socketpair()
-        for sock in (self._signals, self._signals_in):
-            sock.setblocking(False)
 
     def warm_up(self) -> None:
         from multiprocessing import forkserver
 
         forkserver.ensure_running()
 
-    def run(self, endpoint: str) -> int:
+    def run(self, endpoint: str, signals: StopSignals) -> int:
         self._endpoint = endpoint
-        for number in _STOP_SIGNALS:
-            signal.signal(number, _noted_elsewhere)
-        signal.set_wakeup_fd(self._signals_in.fileno(), warn_on_full_buffer=False)
-        self._selector.register(self._signals, selectors.EVENT_READ)
+        self._selector.register(signals, selectors.EVENT_READ)
         for index in range(self._order.nodes_max):
             self._start(f"node{index}")
         while self._running:
             for key, _ in self._selector.select(_STOP_AGAIN_S if self._stopped_by else None):
-                if key.fileobj is self._signals:
-                    self._stop(self._signals.recv(64)[-1])
+                if key.fileobj is signals:
+                    self._stop(signals.take()[-1:])
                 else:
                     self._on_end(key.data)
-        return 128 + self._stopped_by if self._stopped_by else max(self._codes, default=1)
+        return 128 + self._stopped_by if self._stopped_by else max(self._ends.codes, default=1)
 
     def close(self) -> None:
         """Only if something failed here is there anything left to end."""
@@ -105,9 +142,6 @@ class _Nodes:
             process.join(_STOP_AGAIN_S)
             process.kill()
         self._selector.close()
-        signal.set_wakeup_fd(-1)
-        self._signals.close()
-        self._signals_in.close()
 
     def _start(self, name: str) -> None:
         node = NodeOrder(
@@ -125,58 +159,32 @@ class _Nodes:
         code = process.exitcode if process.exitcode is not None else 1
         if name in self._dismissed:
             return
-        if code < 0:
-            rundir.of_node(self._run, name).control.unlink(missing_ok=True)
         if code >= 0:
-            self._codes.append(code)
-            self._tell_end(name)
+            self._ends.add(code, name, self._run)
             self._dismiss_those_who_come_back(code)
-        elif not self._running and not self._codes:
-            say("every node was lost, and with them the state")
-            self._codes.append(1)
-        elif not self._codes and not self._stopped_by:
-            self._on_loss(name)
-
-    def _on_loss(self, name: str) -> None:
-        """Others go on."""
-        now_s = time.monotonic()
-        self._restarted_s = [at_s for at_s in self._restarted_s if at_s + RESTART_COUNTS_S > now_s]
-        if len(self._restarted_s) >= self._order.max_restarts:
-            say(f"{name} was lost; it is not started again: --max-restarts {self._order.max_restarts}")
-        else:
-            self._restarted_s.append(now_s)
-            self._started_again.add(name)
-            say(f"{name} was lost; it is started again ({len(self._restarted_s)} of {self._order.max_restarts})")
-            self._start(name)
-
-    def _tell_end(self, name: str) -> None:
-        """The nodes share a screen: what ends the job is said once, what ends only a node with its name."""
-        try:
-            end = rundir.of_node(self._run, name).read_state()["end"]
-        except ConfigError:
-            return  # it has said itself why it could not begin
-        if end is None:
             return
-        self._job_is_over = self._job_is_over or end["job_is_over"]
-        words = (end["sentence"] if end["job_is_over"] else f"{name}: {end['sentence']}", end["detail"])
-        if words not in self._told:
-            self._told.add(words)
-            say_last(*words)
+        rundir.of_node(self._run, name).control.unlink(missing_ok=True)
+        if self._ends.codes:
+            return
+        if not self._running:
+            say("every node was lost, and with them the state")
+            self._ends.codes.append(1)
+        elif not self._stopped_by and self._restarts.take(name):  # others go on
+            self._start(name)
 
     def _dismiss_those_who_come_back(self, code: int) -> None:
         """Where the job has failed, nodes on their way into it would wait for others that never come."""
-        if code and self._job_is_over:
-            self._dismissed |= self._started_again & self._running.keys()
+        if code and self._ends.job_is_over:
+            self._dismissed |= self._restarts.names & self._running.keys()
             for name in self._dismissed & self._running.keys():
                 self._running[name].terminate()
 
-    def _stop(self, number: int) -> None:
-        if number not in _STOP_SIGNALS:
-            return
-        self._stopped_by = number
-        for process in self._running.values():
-            if process.pid is not None:
-                os.kill(process.pid, number)
+    def _stop(self, numbers: Sequence[signal.Signals]) -> None:
+        for number in numbers:
+            self._stopped_by = number
+            for process in self._running.values():
+                if process.pid is not None:
+                    os.kill(process.pid, number)
 
 
 def _node(order: Order, node: NodeOrder, whole: RunDir) -> None:
@@ -199,7 +207,3 @@ def _die_with_parent() -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
-
-
-def _noted_elsewhere(number: int, frame: object) -> None:
-    """The wake-up descriptor has told the loop; this handler only keeps the default action away."""

@@ -96,7 +96,7 @@ def run_alone(order: Order) -> End:
         run = rundir.create(order.run_dir, order.job)
         guardian.remove(run.secret)
         say(f"job {order.job}, {count(order.workers, 'worker')}; run folder {run.path}")
-        return Agent(_agent_config(order, run), order.config(), run, MemoryStore(), guardian, order.faults).run()
+        return Agent(_agent_config(order, order.config(), run), MemoryStore(), guardian, order.faults).run()
 
 
 def run_node(order: Order, node: NodeOrder, run: RunDir | None = None) -> End:
@@ -121,7 +121,7 @@ def run_node(order: Order, node: NodeOrder, run: RunDir | None = None) -> End:
         plain.close()
         raise
     with Guardian("AGENT") as guardian:
-        return Agent(_agent_config(order, run, node), config, run, place.store, guardian, order.faults).run()
+        return Agent(_agent_config(order, config, run, node), place.store, guardian, order.faults).run()
 
 
 def _etcd_store(config: EtcdConfig) -> EtcdStore:
@@ -136,12 +136,14 @@ def _etcd_store(config: EtcdConfig) -> EtcdStore:
     return EtcdStore(config)
 
 
-def _agent_config(order: Order, run: RunDir, node: NodeOrder | None = None) -> AgentConfig:
+def _agent_config(order: Order, settings: JobConfig, run: RunDir, node: NodeOrder | None = None) -> AgentConfig:
     from elastrain.launcher.agent import AgentConfig
 
     host = node.host if node is not None else None
     return AgentConfig(
         job=order.job,
+        settings=settings,
+        run=run,
         script=order.script,
         logs=order.logs(run),
         host=host or "127.0.0.1",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from elastrain.launcher import agent, embedded, links, registry, starting
+from elastrain.launcher import embedded, links, node_end, registry, starting
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.values import JobTimes
 from elastrain.runtime import channel, pacing
@@ -71,7 +71,7 @@ def test_deadlines_nest_as_the_table_says() -> None:
     )  # a store away for one call may have cost all leases
     assert job.meet_s < registry.LEASE_S
     assert job.absent_s >= 2 * registry.LEASE_S
-    assert job.suspicion_s < job.leave_timeout_s < order.stop_grace_s < agent._GIVE_UP_S
+    assert job.suspicion_s < job.leave_timeout_s < order.stop_grace_s < node_end._GIVE_UP_S
     assert job.suspicion_s + job.leave_timeout_s < pacing.RECOVERY_DEADLINE_S
     assert order.join_timeout_s > max(channel.CONNECT_TIMEOUT_S, embedded.START_S)
     assert order.last_call_s < order.join_timeout_s < order.park_timeout_s < order.key_ttl_s

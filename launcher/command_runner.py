@@ -1,0 +1,129 @@
+"""Carries out what the core commands: on workers, on other agents, in the store, in the log. It decides nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+from elastrain.launcher.command_queue import CommandQueue
+from elastrain.launcher.core import Core
+from elastrain.launcher.core import events as ev
+from elastrain.launcher.events import EventLog
+from elastrain.launcher.node_end import NodeEnd
+from elastrain.launcher.peer_agents import PeerAgents
+from elastrain.launcher.registry import Registry
+from elastrain.launcher.say import say
+from elastrain.launcher.state_file import StateFile
+from elastrain.launcher.values import (
+    Command,
+    End,
+    FullPriority,
+    Kill,
+    KillNode,
+    Log,
+    Propose,
+    PutBegun,
+    PutRecord,
+    PutRoster,
+    PutSpec,
+    Start,
+    TakeNumber,
+    Tell,
+    TellNodes,
+)
+from elastrain.launcher.worker_processes import WorkerProcesses
+
+_CONCERNS_ALL = ("view", "parked", "unparked", "store_away", "store_back")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeParts:
+    """What an agent acts through. `peers`: None in a job of one node."""
+
+    workers: WorkerProcesses
+    peers: PeerAgents | None
+    registry: Registry
+    end: NodeEnd
+
+
+class CommandRunner:
+    """`shares_screen`: the other nodes are simulated on this machine, and say things on the same screen."""
+
+    def __init__(self, core: Core, parts: NodeParts, log: EventLog, state: StateFile, *, shares_screen: bool) -> None:
+        self._core, self._parts, self._log, self._state = core, parts, log, state
+        self._shares_screen = shares_screen
+        self.queue = CommandQueue(self._carry_out)
+
+    def happen(self, event: ev.Event) -> None:
+        """The core hears of it, and what it commands is done."""
+        self.queue.add(self._core.handle(event, time.monotonic()))
+
+    def _answered(self, event: ev.Event) -> None:
+        """The store has answered a command."""
+        self.queue.add_first(self._core.handle(event, time.monotonic()))
+
+    def _carry_out(self, command: Command) -> None:
+        workers, peers = self._parts.workers, self._parts.peers
+        match command:
+            case Tell():
+                workers.tell(command)
+            case TellNodes():
+                if peers is not None:
+                    peers.tell(command.message, command.node)
+            case Log():
+                self._write(command)
+            case Kill():
+                self._log.write("kill", member=command.member, reason=command.reason)
+                say(command.reason)
+                workers.signal(command.member, signal.SIGKILL)
+            case KillNode():
+                self._kill_node(command)
+            case FullPriority():
+                workers.restore_priority(command.member, ahead=command.ahead)
+            case Start():
+                if self._parts.end.end is None:
+                    workers.start(command)
+            case End():
+                self._parts.end.begin(command)
+            case _:
+                self._ask_store(command)
+
+    def _ask_store(self, command: Propose | PutSpec | PutRoster | PutBegun | PutRecord | TakeNumber) -> None:
+        registry, answered = self._parts.registry, self._answered
+        match command:
+            case Propose():
+                registry.propose(command.view, lambda view: answered(ev.ProposalAnswered(view=view)))
+            case PutSpec():
+                registry.put_spec(command.spec, lambda spec: answered(ev.SpecStands(spec=spec)))
+            case PutRoster():
+                registry.put_roster(command.roster, lambda roster: answered(ev.RosterStands(roster=roster)))
+            case PutBegun():
+                registry.put_begun()
+            case PutRecord():
+                registry.put_record(command.record)
+            case TakeNumber():
+                at_least = self._core.cluster.first_unused_number()
+                registry.take_number(at_least, lambda number: answered(ev.NumberTaken(number=number)))
+
+    def _write(self, log: Log) -> None:
+        self._log.write(log.event, **log.fields)
+        if log.say and not self._is_said_elsewhere(log):
+            say(log.say)
+        self._state.stale = self._state.stale or log.event == "view"
+
+    def _is_said_elsewhere(self, log: Log) -> bool:
+        """Of what concerns all, the first node that answers tells."""
+        if not self._shares_screen or log.event not in _CONCERNS_ALL:
+            return False
+        cluster, me = self._core.cluster, self._core.cluster.config.node
+        # A node that has only just come reaches nobody yet.
+        takes_part = cluster.view is None or any(member.node == me for member in cluster.members)
+        return not takes_part or cluster.first_answering_node() != me
+
+    def _kill_node(self, command: KillNode) -> None:
+        self._log.write("kill_node", node=self._core.cluster.config.node, reason=command.reason)
+        say(command.reason)
+        self._parts.workers.signal_all(signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
