@@ -43,8 +43,7 @@ class ScriptFailures:
             # Told to other agents, in one line of limited length.
             traceback=message.traceback[-_TRACEBACK_CHARS_MAX:],
         )
-        # Steps before it are committed, whether or not the store has said so.
-        self._cluster.progress.begun = self._cluster.progress.begun or message.step > 0
+        self._begin_with(failure)
         commands: list[Command] = [] if self._config.alone else [TellNodes(message=_raised(failure))]
         commands += self._judge(failure)
         if self._shutdown.end is None:
@@ -60,8 +59,14 @@ class ScriptFailures:
             signature=notice.signature,
             traceback=notice.traceback,
         )
-        known = self._shutdown.end is not None or failure in self._known
-        return [] if known else self._judge(failure)
+        if self._shutdown.end is not None or failure in self._known:
+            return []
+        self._begin_with(failure)
+        return self._judge(failure)
+
+    def _begin_with(self, failure: Failure) -> None:
+        """Steps before it are committed, whether or not the store has said so here yet."""
+        self._cluster.progress.begun = self._cluster.progress.begun or failure.step > 0
 
     def notices_for(self, node: str) -> list[Command]:
         """What this node's workers have raised, for an agent that may have missed it."""

@@ -877,6 +877,19 @@ def test_failure_that_a_node_missed_is_told_when_its_agent_answers_again() -> No
     assert all(agent.end is not None and agent.end.detail for agent in cluster.living)
 
 
+def test_failure_after_a_commit_ends_no_node_that_has_not_heard_of_the_commit() -> None:
+    """The store's news was late there: it ended a job for all whose state was whole."""
+    cluster = Cluster()
+    for name in ("node0", "node1", "node2"):
+        cluster.add(name)
+    cluster.hello(*ALL)
+    agent = cluster.agents["node1"]
+    assert not agent.core.cluster.progress.begun
+    failure = Raised(member="m2", step=1, micro_batch=0, signature="s", traceback="")
+    cluster.happen(agent, ev.NoticeCame(node="node2", notice=failure))
+    assert agent.end is None
+
+
 def test_long_traceback_fits_into_what_agents_may_say() -> None:
     cluster = running()
     cluster.say("m0", Failed(step=5, micro_batch=3, signature="s", traceback="\x01" * 10_000_000 + "the end"))
