@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from elastrain.launcher.core import stages
+from elastrain.member import training_loop
 from elastrain.offload import residency
 
 PAGE = Path(__file__).parent / "machines.md"
@@ -58,6 +59,13 @@ def machines() -> tuple[Machine, ...]:
             "wishes of the policy, and change nothing where they are not drawn.",
             begin=("resident", "pinned"),
             arrows=_arrows(residency.TABLE),
+        ),
+        Machine(
+            title="A member's training loop",
+            about="`elastrain/member/training_loop.py`: where the loop is. `Began`, `Ready` and `LoopEnded` come from "
+            "it, the others are commands to it.",
+            begin=("outside",),
+            arrows=_arrows({pair: (after, ()) for pair, after in training_loop.TABLE.items()}),
         ),
     )
 

@@ -122,9 +122,8 @@ class Ledger:
             case p.CombineShard():
                 self._combine_shard(command)
             case p.FinishGradients():
-                return p.GradientsFinished(
-                    step=command.step, square_norms={s: self._finish(command, s) for s in command.shards}
-                )
+                norms = {shard: self._finish(command, shard) for shard in command.shards}
+                return p.GradientsFinished(step=command.step, square_norms=norms)
             case p.StoreGradient():
                 self._store_gradient(command)
             case p.Create():
@@ -142,6 +141,18 @@ class Ledger:
                 return self._update_again(command)
             case p.DigestAgain():
                 return self._digest_again(command)
+            case p.TakeParameters():
+                self._arithmetic.copy(command.payload[command.index], self._arithmetic.parameters(command.shard))
+            case p.TakeCopy():
+                return self._take_copy(command)
+            case p.EndAttempt():
+                self._end_attempt(command.step)
+            case _:
+                self._move_state(command)
+        return None
+
+    def _move_state(self, command: p.Command) -> None:
+        match command:
             case p.Swap():
                 self._states.adopt(command.shard, self._scratch, (command.shard, command.step))
                 self._let_go(command.shard, command.step)
@@ -150,17 +161,10 @@ class Ledger:
                 self._let_go(command.shard, command.step)
             case p.Unbind():
                 self._unbind(command.shard)
-            case p.TakeParameters():
-                self._arithmetic.copy(command.payload[command.index], self._arithmetic.parameters(command.shard))
-            case p.TakeCopy():
-                return self._take_copy(command)
             case p.Drop():
                 if command.shard in self._states:
                     del self._states[command.shard]
                 self._let_go(command.shard, EVER)
-            case p.EndAttempt():
-                self._end_attempt(command.step)
-        return None
 
     def work_behind(self) -> list[p.Event]:
         """Some work that nobody waits for at once, a few milliseconds at most; nothing when there is none."""

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from elastrain.checks import difference
-from elastrain.scaling import NO_SCALE, UNSCALED, LossScale, Scaler, advance
-from elastrain.values import Record, Vote
+from elastrain.scaling import NO_SCALE, Scaler, advance
+from elastrain.values import Contribution, Record, Shape, Vote
 from elastrain.world import View
 
 
@@ -21,51 +21,57 @@ class Disagreement:
 
 
 def combine_votes(
-    step: int,
-    view: View,
-    votes: Sequence[Vote],
-    *,
-    rule: LossScale = UNSCALED,
-    scaler: Scaler = NO_SCALE,
-    deterministic: bool = True,
-    blocks: Sequence[str] = (),
+    step: int, view: View, votes: Sequence[Vote], *, shape: Shape, scaler: Scaler = NO_SCALE
 ) -> Record | Disagreement:
-    """`votes` in rank order, one per member. Squared norms are added in shard order, whoever measured them.
+    """Combine votes, in rank order and one per member, into the record of `step`; `scaler` is that of this step.
 
-    An overflow of any micro-batch stays in the sums, so the norm or the loss tells it. `scaler`: that of this step.
-    Not deterministic, a run computed again has another loss: then shards agree on which samples are in, and the first
-    member's loss counts, and micro-batches that came out differently on two members are worth a warning. `blocks` are
-    the names of the model's.
+    Squared norms are added in shard order, whoever measured them. An overflow of any micro-batch stays in the sums, so
+    the norm or the loss tells it.
     """
     settings = {vote.settings for vote in votes}
     if len(settings) > 1:
-        names = ", ".join(f"{m}: {v.settings}" for m, v in zip(view.ids, votes, strict=True))
-        return Disagreement(
-            reason=f"members entered step {step} with different {_differing(settings)} ({names}): every member has to "
-            "run the same script with the same arguments; schedulers, layers and what is registered have to be changed "
-            "alike on all, as functions of step.number"
-        )
-    differing = difference(step, {m: v.checks for m, v in zip(view.ids, votes, strict=False)}, blocks)
-    if differing and deterministic:
+        return _different_settings(step, view, votes)
+    differing = difference(step, {m: v.checks for m, v in zip(view.ids, votes, strict=False)}, shape.block_names)
+    if differing and shape.deterministic:
         return Disagreement(reason=differing)
-    contributions = [vote.contribution for vote in votes if vote.contribution is not None]
-    compared = contributions if deterministic else [replace(told, loss=0.0) for told in contributions]
-    if len({repr(contribution) for contribution in compared}) != 1:  # repr: a NaN loss is the same NaN to all
-        return Disagreement(reason=f"shards of step {step} were folded from different contributions: {contributions}")
-    contribution = contributions[0]
+    contribution = _contribution(step, votes, is_deterministic=shape.deterministic)
+    if isinstance(contribution, Disagreement):
+        return contribution
     square_norm = sum(norm for _, norm in sorted(pair for vote in votes for pair in vote.square_norms))
-    finite = math.isfinite(square_norm) and math.isfinite(contribution.loss)
+    is_finite = math.isfinite(square_norm) and math.isfinite(contribution.loss)
     return Record(
         step=step,
         generation=view.generation,
         contribution=contribution,
         square_norm=square_norm,
-        skipped=not finite or contribution.weight == 0.0,
+        skipped=not is_finite or contribution.weight == 0.0,
+        # Only when all have seen a newer view: whoever had not could not compute the next step there.
         switch=min(vote.seen for vote in votes) > view.generation,
         roles=tuple(sorted((pair for vote in votes for pair in vote.roles), key=lambda pair: pair[0])),
         scaler=scaler,
-        next_scaler=advance(rule, scaler, overflow=not finite),
+        next_scaler=advance(shape.loss_scale, scaler, overflow=not is_finite),
         warning=differing,
+    )
+
+
+def _contribution(step: int, votes: Sequence[Vote], *, is_deterministic: bool) -> Contribution | Disagreement:
+    """What the step's gradient stands for, which every primary has folded for itself."""
+    told = [vote.contribution for vote in votes if vote.contribution is not None]
+    # Without determinism a run computed again has another loss: shards then agree on which samples are in, and the
+    # first member's loss counts.
+    compared = told if is_deterministic else [replace(each, loss=0.0) for each in told]
+    if len({repr(each) for each in compared}) != 1:  # repr: a NaN loss is the same NaN to all
+        return Disagreement(reason=f"shards of step {step} were folded from different contributions: {told}")
+    return told[0]
+
+
+def _different_settings(step: int, view: View, votes: Sequence[Vote]) -> Disagreement:
+    names = ", ".join(f"{m}: {v.settings}" for m, v in zip(view.ids, votes, strict=True))
+    differing = _differing({vote.settings for vote in votes})
+    return Disagreement(
+        reason=f"members entered step {step} with different {differing} ({names}): every member has to "
+        "run the same script with the same arguments; schedulers, layers and what is registered have to be changed "
+        "alike on all, as functions of step.number"
     )
 
 

@@ -20,7 +20,7 @@ from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.values import MeshConfig
 from elastrain.layout import Layout
-from elastrain.lifecycle import Lifecycle
+from elastrain.member.lifecycle import Lifecycle
 from elastrain.runtime.agent_link import AgentLink
 from elastrain.runtime.channel import connect
 from elastrain.runtime.engine import Engine, EngineParts

@@ -21,7 +21,7 @@ from elastrain import protocol as p
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.values import Frame, LossCause, Newer, Peer, PeerLost
-from elastrain.lifecycle import Lifecycle
+from elastrain.member.lifecycle import Lifecycle
 from elastrain.messages import decode
 from elastrain.runtime.agent_link import AgentLink, mean_loss
 from elastrain.runtime.executor import Executor
@@ -271,15 +271,14 @@ class Engine:
         )
         if self._parts.memory is None:
             return None
-        own = frozenset(node for partials in core.attempt.own for node in partials.nodes)
         in_order = ViewInOrder(
             members=command.view.ids,
             shape=core.shape,
-            own=own,
+            own=command.own,
             to_do=recovery.runs[self._parts.agent.me],
-            is_checked=core.attempt.recomputes > 0 or core.shape.cross_check_every > 0,
-            now=core.now,
-            goal=core.goal,
+            is_checked=command.is_checking or core.shape.cross_check_every > 0,
+            now=recovery.now,
+            goal=command.target,
         )
         return p.CopyBudgetSet(parameters_bytes=self._parts.memory.resumed(in_order))
 
@@ -296,7 +295,7 @@ class Engine:
             skipped=record.skipped,
             loss_scale=record.scaler.scale,
         )
-        self._parts.agent.committed(record, self._core.now)
+        self._parts.agent.committed(record, self._core.holders)
         if record.warning:
             self._warn(record)
         if self._parts.memory is not None:

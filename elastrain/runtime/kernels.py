@@ -3,7 +3,7 @@
 The kind of processor is not enough to tell: libraries choose their kernels by it, and by variables of the environment.
 Nothing here draws a random number, and inputs are made of exact operations, so that only the kernels can differ. They
 are too small for several threads to share them: what has no fixed order then is a matter of the model (see
-`elastrain.checking`).
+`elastrain.checks`).
 """
 
 from __future__ import annotations

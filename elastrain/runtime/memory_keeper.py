@@ -15,6 +15,7 @@ from elastrain import memory_budget as budget
 from elastrain.errors import ConfigError, NoRoomError
 from elastrain.fold import Node, leaves
 from elastrain.ledger import BEHIND_BYTES
+from elastrain.member.copies import COPY_BUDGET_BYTES
 from elastrain.offload.device import Device
 from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.errors import LimitTooSmallError, OffloadConfigError
@@ -27,7 +28,6 @@ from elastrain.placement import Placement
 from elastrain.plan import plan
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.memory import PeakMeter, StepsTaken, give_freed_memory_back
-from elastrain.standing import COPY_BUDGET_BYTES
 from elastrain.values import Shape
 
 if TYPE_CHECKING:

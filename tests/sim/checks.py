@@ -92,7 +92,7 @@ class Checks:
             self._no_fewer_holders(record)
 
     def _same_settings(self, me: str, record: Record) -> None:
-        view = self.members[me].core.view
+        view = self.members[me].view
         assert view is not None
         settings = {self.members[m].settings.get(record.step) for m in view.ids} - {None}
         if len(settings) > 1 and record.generation == view.generation:
@@ -110,18 +110,18 @@ class Checks:
 
     def _all_holders_can_make(self, me: str, record: Record) -> None:
         """At the first commit of a step each living holder has its state, or the state before and the gradient."""
-        core = self.members[me].core
-        assert core.view is not None
-        for shard, holders in enumerate(core.base or ()):
+        member = self.members[me]
+        assert member.view is not None
+        for shard, holders in enumerate(member.roles.committed or ()):
             for holder in holders.all:
-                if holder in core.view and holder not in self.dead:
+                if holder in member.view and holder not in self.dead:
                     self._can_make(self.members[holder], shard, record.step)
 
     def _can_make(self, member: SimMember, shard: int, step: int) -> None:
-        held = member.core.held.get(shard)
+        held = member.machine.custody.holdings.find(shard)
         if held is None:
             raise Violation(f"{member.me} is a holder of shard {shard} in step {step}, but holds nothing")
-        finished = shard in member.core.attempt.finished and member.core.attempt.step == step
+        finished = shard in member.machine.step.reduction.finished and member.machine.step.number == step
         if held.version != step and not (held.version == step - 1 and (step in held.kept or finished)):
             raise Violation(f"step {step} is committed, but holder {member.me} can not make shard {shard} of it")
         self._value(member, shard, held.version, member.state(shard), "a holder's state")
@@ -138,16 +138,15 @@ class Checks:
     def _copies_to_make(self, me: str, recovery: Recovery) -> int:
         """How many the busiest primary has before it: at least one of them is made per step."""
         copies: Counter[str] = Counter()
-        for now, goal in zip(recovery.now, self.members[me].core.goal, strict=True):
+        for now, goal in zip(recovery.now, self.members[me].roles.target, strict=True):
             copies[now.primary] += len(set(goal.all) - set(now.all))
         return max(copies.values(), default=0)
 
     def _redundant_again(self, member: SimMember, record: Record) -> None:
-        core = member.core
-        assert core.view is not None
-        if record.switch or record.step < self.due.get(core.view.generation, record.step + 1):
+        assert member.view is not None
+        if record.switch or record.step < self.due.get(member.view.generation, record.step + 1):
             return
-        for shard, (holders, goal) in enumerate(zip(core.base or (), core.goal, strict=True)):
+        for shard, (holders, goal) in enumerate(zip(member.roles.committed or (), member.roles.target, strict=True)):
             if set(holders.all) != set(goal.all):
                 raise Violation(
                     f"after step {record.step} shard {shard} is still held by {holders.all}, not by {goal.all}"
@@ -179,8 +178,8 @@ class Checks:
                 )
 
     def _reported(self, member: SimMember, report: Report) -> None:
-        assert member.core.view is not None
-        generation = member.core.view.generation
+        assert member.view is not None
+        generation = member.view.generation
         self.reports[generation, member.me] = report
         reduced = {block for shard in self.shape.shards for block in shard.lanes}
         ended = [leaves(report.own[block]) for block in reduced]  # no step waits for a block without shards
@@ -193,22 +192,25 @@ class Checks:
     # -------------------------------------------------------------------------------------------------- after an event
 
     def event(self, member: SimMember) -> None:
-        core = member.core
-        if core.committed < self.committed.get(member.me, -1):
-            raise Violation(f"{member.me}: the committed step fell to {core.committed}")
-        self.committed[member.me] = core.committed
+        if member.committed < self.committed.get(member.me, -1):
+            raise Violation(f"{member.me}: the committed step fell to {member.committed}")
+        self.committed[member.me] = member.committed
         if self.fresh is not None:
             fresh, self.fresh = self.fresh, None
             if max(self.committed.values()) == fresh.step:  # else a member that was removed hears it long afterwards
                 self._all_holders_can_make(member.me, fresh)
                 self._redundant_again(member, fresh)
-        if core.view is None or core.recovering or self.checked_roles.get(member.me) is core.now:
+        if (
+            member.view is None
+            or member.machine.views.is_recovering
+            or self.checked_roles.get(member.me) is member.roles.live
+        ):
             return
-        self.checked_roles[member.me] = core.now
-        now = self.roles.setdefault((core.view.generation, core.committed), core.now)
-        if now != core.now:
-            raise Violation(f"{member.me} sees other holders than others after step {core.committed} of its view")
-        self._nodes_apart(core.goal, core.view.nodes)
+        self.checked_roles[member.me] = member.roles.live
+        now = self.roles.setdefault((member.view.generation, member.committed), member.roles.live)
+        if now != member.roles.live:
+            raise Violation(f"{member.me} sees other holders than others after step {member.committed} of its view")
+        self._nodes_apart(member.roles.target, member.view.nodes)
 
     def _nodes_apart(self, goal: Placement, nodes: Mapping[str, str]) -> None:
         several = len(set(nodes.values())) > 1

@@ -14,7 +14,6 @@ from typing import Any
 
 from elastrain import protocol as p
 from elastrain.ledger import Ledger
-from elastrain.lifecycle import Lifecycle
 from elastrain.membership import HoldersByShard, Outcome, propose
 from elastrain.messages import Ack, Digests, Gradient, Partial, Publish, ShardCopy
 from elastrain.placement import Placement
@@ -108,11 +107,10 @@ class Part:
 class Cluster:
     ledger: type[Ledger] = Ledger
 
-    def __init__(self, scenario: Scenario, seed: int, truth: Truth | None, core: type[Lifecycle] = Lifecycle) -> None:
+    def __init__(self, scenario: Scenario, seed: int, truth: Truth | None) -> None:
         self.scenario = scenario
         self.rng = random.Random(seed)
         self.shape = shape_of(scenario)
-        self.core = core
         self.truth = truth
         self.seen = Truth()
         self.tell: Callable[[str], None] | None = None
@@ -172,9 +170,7 @@ class Cluster:
         name = f"m{len(self.members)}"
         nodes = self.scenario.nodes or 10**9
         member = Member(id=name, node=f"n{len(self.members) % nodes}")
-        self.members[name] = SimMember(
-            name, self.shape, self.core, self.scenario.budget_bytes, ledger=self.ledger, frozen=FROZEN
-        )
+        self.members[name] = SimMember(name, self.shape, self.scenario.budget_bytes, ledger=self.ledger, frozen=FROZEN)
         self.members[name].watch = self.checks.command
         self.members[name].noise = name if self.scenario.noisy else ""
         self.members[name].carries = self.scenario.carries
@@ -344,13 +340,11 @@ class Cluster:
 
     def _check_all_are_done(self, name: str) -> None:
         """The end is a barrier: who has passed it frees all others, wherever they are."""
-        core = self.members[name].core
-        end = self.scenario.steps if core._finishing is None else core._finishing
-        for other in core.view.ids if core.view else ():
-            if self.members[other].core.committed < end - 1:
-                raise Violation(
-                    f"{name} leaves while {other} is still in step {self.members[other].core.committed + 1}"
-                )
+        member = self.members[name]
+        end = self.scenario.steps if member.machine.end.step is None else member.machine.end.step
+        for other in member.view.ids if member.view else ():
+            if self.members[other].committed < end - 1:
+                raise Violation(f"{name} leaves while {other} is still in step {self.members[other].committed + 1}")
 
     def _compute(self, name: str, run: Run | p.Recompute) -> None:
         self.members[name].forwards += 1
@@ -544,10 +538,15 @@ class Cluster:
         """Every member sees as many backups of every shard as there can be."""
         wanted = min(self.scenario.backups, len(self.view.members) - 1)
         for name in self.view.ids:
-            core = self.members[name].core
-            if not self._acts(name) or core.view != self.view or core.recovering or core.base is None:
+            member = self.members[name]
+            if (
+                not self._acts(name)
+                or member.view != self.view
+                or member.machine.views.is_recovering
+                or member.roles.committed is None
+            ):
                 return False
-            if any(len(h.backups) < wanted or not set(h.all) <= set(self.view.ids) for h in core.base):
+            if any(len(h.backups) < wanted or not set(h.all) <= set(self.view.ids) for h in member.roles.committed):
                 return False
         return self.committed >= 0
 
@@ -584,8 +583,8 @@ class Cluster:
     def _newest_base(self) -> Placement:
         """As the living know it; where none of them has been told yet, as anybody knew it."""
         for names in (self.view.ids, tuple(self.members)):
-            cores = [self.members[m].core for m in names]
-            base = max(cores, key=lambda core: core.committed if core.base else -2).base
+            members = [self.members[m] for m in names]
+            base = max(members, key=_newest).roles.committed
             if base is not None:
                 return base
         return ()
@@ -612,7 +611,7 @@ class Cluster:
             if not self._has_begun():  # nothing is lost: somebody is started who begins anew
                 self._join()
                 return
-            if not any(self.members[m.id].core.base for m in rest):  # nobody is left who could say it
+            if not any(self.members[m.id].roles.committed for m in rest):  # nobody is left who could say it
                 self.lost = proposal.reason
             view = View(generation=self.view.generation + 1, members=rest, reason="the dead are gone", begun=True)
         if view is not None and view.members and view.members != self.view.members:
@@ -625,7 +624,7 @@ class Cluster:
                 self.agent_todo.append(self._consider)
 
     def _has_begun(self) -> bool:
-        return any(member.core.committed >= 0 for member in self.members.values())
+        return any(member.committed >= 0 for member in self.members.values())
 
     def _check_view(self, old: View, new: View) -> None:
         kept = set(old.ids) & set(new.ids)
@@ -651,13 +650,18 @@ class Cluster:
     def _where(self, names: list[str]) -> str:
         parts: list[Any] = []
         for name in names:
-            core = self.members[name].core
-            generation = core.view.generation if core.view else None
+            member = self.members[name]
+            machine, generation = member.machine, member.view.generation if member.view else None
             parts.append(
-                f"{name} gen={generation} committed={core.committed} begun={core.begun} recovering={core.recovering} "
-                f"pending={core.attempt.pending} voted={core.attempt.voted}"
+                f"{name} gen={generation} committed={member.committed} begun={machine.loop.step} "
+                f"recovering={machine.views.is_recovering} pending={machine.step.runs.pending} "
+                f"voted={machine.step.ballot.has_voted}"
             )
         return "; ".join(parts)
+
+
+def _newest(member: SimMember) -> int:
+    return member.committed if member.roles.committed else -2
 
 
 def _has(kinds: tuple[type, ...], wanted: type) -> bool:
@@ -677,10 +681,10 @@ def _short(value: object) -> str:
     )
 
 
-def truth_of(scenario: Scenario, core: type[Lifecycle] = Lifecycle) -> Truth:
+def truth_of(scenario: Scenario) -> Truth:
     """The undisturbed job of one."""
     alone = Scenario(members=1, steps=scenario.steps, runs=scenario.runs, backups=scenario.backups)
-    cluster = Cluster(alone, 0, None, core)
+    cluster = Cluster(alone, 0, None)
     cluster.run()
     if set(cluster.seen.digests) != set(range(scenario.steps)):
         raise Violation("the undisturbed job did not end")

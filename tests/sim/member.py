@@ -14,9 +14,12 @@ from dataclasses import dataclass, field
 
 from elastrain import protocol as p
 from elastrain.ledger import Ledger
-from elastrain.lifecycle import Lifecycle
+from elastrain.member.lifecycle import Lifecycle
+from elastrain.member.machine import Machine
+from elastrain.member.roles import Roles
 from elastrain.messages import Message
 from elastrain.values import Check, Contribution, Shape
+from elastrain.world import View
 from tests.sim.symbols import RELEASED, Ref, Shelf, Slot, Symbols, Violation, symbol
 
 __all__ = ["Outbox", "Run", "SimMember", "Violation", "symbol"]
@@ -54,7 +57,6 @@ class SimMember:
         self,
         me: str,
         shape: Shape,
-        core: type[Lifecycle] = Lifecycle,
         copy_budget_bytes: int = 1 << 20,
         *,
         ledger: type[Ledger] = Ledger,
@@ -62,7 +64,8 @@ class SimMember:
     ) -> None:
         self.me = me
         self.shape = shape
-        self.core = core(me=me, shape=shape, copy_budget_bytes=copy_budget_bytes)
+        self.core = Lifecycle(me=me, shape=shape)
+        self.core.handle(p.CopyBudgetSet(parameters_bytes=copy_budget_bytes))
         self.symbols = Symbols(shape, frozen, self._flip)
         self.states: Shelf[int] = Shelf(self.symbols.model)
         self.ledger = ledger(
@@ -88,6 +91,23 @@ class SimMember:
         self.settings: dict[int, str] = {}
         self.watch: Callable[[SimMember, p.Command], None] = lambda member, command: None
         """Told of every command after it was carried out."""
+
+    @property
+    def machine(self) -> Machine:
+        """The parts of its core, to look at."""
+        return self.core.machine
+
+    @property
+    def view(self) -> View | None:
+        return self.machine.views.current
+
+    @property
+    def committed(self) -> int:
+        return self.machine.commit.step
+
+    @property
+    def roles(self) -> Roles:
+        return self.machine.commit.roles
 
     # ------------------------------------------------------------------------------------------------------- the model
 

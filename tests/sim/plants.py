@@ -1,24 +1,38 @@
 """Planted bugs: each breaks one rule of the protocol, and nothing else. The simulator has to find every one of them.
 
-A plant is a subclass of the core, a subclass of the cluster (for the agent's rules) or a patched pure function. The
-docstring is the rule that it breaks.
+A plant replaces one rule of a member's part (it is given the rule that it replaces), a pure function, or a method of
+the books or of the cluster (for the agent's rules). The docstring is the rule that it breaks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
 from elastrain import protocol as p
-from elastrain.attempt import PartialSet, Weight
 from elastrain.fold import Combine, Fold, Node, absorb, covers
 from elastrain.ledger import Ledger, Tensor, UsedSlot
-from elastrain.lifecycle import Lifecycle
-from elastrain.messages import Gradient, LoopHandover, Publish
+from elastrain.member.backups import Backups
+from elastrain.member.ballot import Ballot
+from elastrain.member.commands import Commands
+from elastrain.member.committing import Committing
+from elastrain.member.comparison import Comparison
+from elastrain.member.copies import CopiesGiven
+from elastrain.member.cross_check import CrossCheck
+from elastrain.member.doubts import Doubts
+from elastrain.member.holdings import Holdings
+from elastrain.member.job_end import JobEnd
+from elastrain.member.lifecycle import Lifecycle
+from elastrain.member.partials import PartialSet, Weight
+from elastrain.member.recovering import Recovering
+from elastrain.member.reduction import Reduction
+from elastrain.member.training_loop import TrainingLoop
+from elastrain.member.views import Views
+from elastrain.messages import Copied, Gradient, LoopHandover
 from elastrain.placement import Holders
 from elastrain.recovery import decide
 from elastrain.scaling import advance
@@ -28,15 +42,17 @@ from elastrain.witness import Ends, Verdict
 from elastrain.world import View
 from tests.sim.cluster import Cluster, Scenario
 
+Filter = Callable[[Scenario], bool]
+Rule = Callable[..., Any]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plant:
     rule: str
     within: int
     """Found in at most this many schedules."""
-    only: Callable[[Scenario], bool]
+    only: Filter
     """Which of the drawn scenarios count."""
-    core: type[Lifecycle] = Lifecycle
     cluster: type[Cluster] = Cluster
     patch: Callable[[], AbstractContextManager[Any]] = nullcontext
 
@@ -44,17 +60,44 @@ class Plant:
 PLANTS: dict[str, Plant] = {}
 
 
-Filter = Callable[[Scenario], bool]
-
-
 def _any(scenario: Scenario) -> bool:
     return True
 
 
-def _core(within: int, only: Filter = _any) -> Callable[[type[Lifecycle]], type[Lifecycle]]:
-    def register(core: type[Lifecycle]) -> type[Lifecycle]:
-        PLANTS[core.__name__] = Plant(rule=core.__doc__ or "", within=within, only=only, core=core)
-        return core
+def _name(function: Rule) -> str:
+    return "".join(part.capitalize() for part in function.__name__.split("_"))
+
+
+@contextmanager
+def _all(*patches: AbstractContextManager[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for each in patches:
+            stack.enter_context(each)
+        yield
+
+
+def _replaced(part: type, name: str, function: Rule) -> AbstractContextManager[Any]:
+    """Patch a rule of a part: `function(rule, part, …)`, where `rule` is the one in the product."""
+    rule = getattr(part, name)
+
+    def planted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(rule, self, *args, **kwargs)
+
+    return patch.object(part, name, planted)
+
+
+def _rule(within: int, part: type, name: str, only: Filter = _any, **more: Rule) -> Callable[[Rule], Rule]:
+    """Register a replacement for a part's rule; `more` are further rules of the same part that it takes."""
+
+    def register(function: Rule) -> Rule:
+        replacements = {name: function, **more}
+        PLANTS[_name(function)] = Plant(
+            rule=function.__doc__ or "",
+            within=within,
+            only=only,
+            patch=lambda: _all(*(_replaced(part, each, new) for each, new in replacements.items())),
+        )
+        return function
 
     return register
 
@@ -67,12 +110,11 @@ def _cluster(within: int) -> Callable[[type[Cluster]], type[Cluster]]:
     return register
 
 
-def _function(within: int, target: str, only: Filter = _any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _function(within: int, target: str, only: Filter = _any) -> Callable[[Rule], Rule]:
     """Register a replacement for the pure function `target` (module.name)."""
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        name = "".join(part.capitalize() for part in function.__name__.split("_"))
-        PLANTS[name] = Plant(
+    def register(function: Rule) -> Rule:
+        PLANTS[_name(function)] = Plant(
             rule=function.__doc__ or "",
             within=within,
             only=only,
@@ -86,230 +128,197 @@ def _function(within: int, target: str, only: Filter = _any) -> Callable[[Callab
 # ------------------------------------------------------------------------------------------------- backups and commit
 
 
-@_core(60)
-class LetsGoBeforeVerified(Lifecycle):
+@_rule(60, Backups, "on_applied_behind")
+def lets_go_before_verified(rule: Rule, backups: Backups, event: p.AppliedBehind) -> None:
     """A backup keeps gradient and record of s-1 until its update is verified."""
-
-    def _on_applied_behind(self, event: p.AppliedBehind) -> None:
-        held = self.held.get(event.shard)
-        if held is not None:
-            held.kept.pop(event.step, None)
-        super()._on_applied_behind(event)
+    held = backups._holdings.find(event.shard)
+    if held is not None:
+        held.kept.pop(event.step, None)
+    rule(backups, event)
 
 
 _FLIPS: Filter = lambda scenario: scenario.flips > 0  # noqa: E731  a filter among filters
 
 
-@_core(100, only=_FLIPS)
-class SkipsTheDigest(Lifecycle):
+@_rule(100, Backups, "verify", _FLIPS)
+def skips_the_digest(rule: Rule, backups: Backups, shard: int, step: int) -> None:
     """A backup swaps only after its digest matched the primary's."""
-
-    def _verify(self, shard: int, step: int) -> None:
-        held = self.held[shard]
-        if step in held.scratch and step in held.expected:
-            held.expected[step] = held.scratch[step]
-        super()._verify(shard, step)
+    held = backups._holdings[shard]
+    if step in held.scratch and step in held.expected:
+        held.expected[step] = held.scratch[step]
+    rule(backups, shard, step)
 
 
-@_core(100, only=_FLIPS)
-class EndsTheHealthySide(Lifecycle):
+@_rule(100, Comparison, "end", _FLIPS)
+def ends_the_healthy_side(rule: Rule, comparison: Comparison, verdict: Verdict) -> None:
     """Whoever ends alone because of a difference is the one that is wrong."""
-
-    def _end(self, verdict: Verdict) -> None:
-        super()._end(replace(verdict, ends=Ends.MEMBER))
+    rule(comparison, replace(verdict, ends=Ends.MEMBER))
 
 
-@_core(100, only=_FLIPS)
-class ForgetsTheDoubt(Lifecycle):
+@_rule(100, Doubts, "ask", _FLIPS)
+def forgets_the_doubt(rule: Rule, doubts: Doubts, shard: int) -> bool:
     """A difference is followed until it is known which side is wrong."""
-
-    def _ask(self, shard: int) -> None:
-        held = self.held[shard]
-        assert held.difference is not None
-        held.scratch[held.difference.step] = held.difference.told
-        held.difference = None
-        self._verify(shard, self.committed)
+    held = doubts._holdings[shard]
+    assert held.difference is not None
+    held.scratch[held.difference.step] = held.difference.told
+    held.difference = None
+    return True
 
 
-@_core(100, only=_FLIPS)
-class VotesBeforeParametersAreCompared(Lifecycle):
+@_rule(100, Comparison, "compare", _FLIPS)
+def votes_before_parameters_are_compared(rule: Rule, comparison: Comparison, found: dict[int, int]) -> None:
     """What a member has computed with is compared with what was published before it votes."""
-
-    def _compare(self, found: dict[int, int]) -> None:
-        super()._compare({shard: digest for shard, (_, digest) in self._told.items()})
+    rule(comparison, {shard: digest for shard, (_, digest) in comparison._told.items()})
 
 
-@_core(60)
-class VotesBeforeItsCheck(Lifecycle):
+@_rule(60, CrossCheck, "is_done")
+def votes_before_its_check(rule: Rule, check: CrossCheck) -> bool:
     """A member votes when the micro-batch that it checks is computed: the parameters are read until then."""
-
-    def _is_checked(self) -> bool:
-        return True
+    return True
 
 
-@_core(60, only=lambda scenario: scenario.members > 1)
-class CountsWhatItChecks(Lifecycle):
+@_rule(60, Lifecycle, "_take_in", lambda scenario: scenario.members > 1)
+def counts_what_it_checks(rule: Rule, core: Lifecycle, event: p.Event) -> None:
     """What a member computes to check another counts for nothing."""
-
-    def _on_checked(self, event: p.Checked) -> None:
-        if event.run not in self.attempt.ended and event.run != self.attempt.running and event.check is not None:
+    if isinstance(event, p.Checked) and event.check is not None:
+        runs = core.machine.step.runs
+        if event.run not in runs._ended and event.run != runs.running:
             told = Contribution(event.check.loss, event.check.weight)
-            self._on_run_done(p.BlockDone(step=event.step, run=event.run, block=0, contribution=told, touched=0))
-        super()._on_checked(event)
+            done = p.BlockDone(step=event.step, run=event.run, block=0, contribution=told, touched=0)
+            core.machine.step.reduction.on_block_done(done)
+    rule(core, event)
 
 
-@_core(60, only=lambda scenario: scenario.members > 1 and scenario.runs > 1)
-class ChecksAnotherMicroBatch(Lifecycle):
+def _another_run(rule: Rule, check: CrossCheck, run: int) -> p.Recompute:
+    command: p.Recompute = rule(check, run)
+    return replace(command, run=(run + 1) % check._runs.fold.runs)
+
+
+@_rule(
+    60, CrossCheck, "on_checked", lambda scenario: scenario.members > 1 and scenario.runs > 1, recompute=_another_run
+)
+def checks_another_micro_batch(rule: Rule, check: CrossCheck, event: p.Checked) -> None:
     """Compared is what two members say of the same micro-batch."""
-
-    def _recompute(self, run: int) -> None:
-        super()._recompute(run)
-        self._out[-1] = replace(self._out[-1], run=(run + 1) % self.shape.runs)
-
-    def _on_checked(self, event: p.Checked) -> None:
-        wanted = {*self.attempt.awaited} - {event.run}
-        if event.run not in self.attempt.awaited and wanted and event.check is not None:
-            (run,) = wanted
-            event = replace(event, run=run, check=replace(event.check, micro_batch=run))
-        super()._on_checked(event)
+    wanted = check._awaited - {event.run}
+    if event.run not in check._awaited and wanted and event.check is not None:
+        (run,) = wanted
+        event = replace(event, run=run, check=replace(event.check, micro_batch=run))
+    rule(check, event)
 
 
-@_core(60)
-class VotesWithoutBackups(Lifecycle):
+@_rule(60, Committing, "is_safe")
+def votes_without_backups(rule: Rule, committing: Committing, shard: int) -> bool:
     """A primary votes when it has its backups' acknowledgements."""
+    m = committing._machine
+    return shard in m.step.reduction.finished and m.custody.holdings[shard].version == m.commit.step
 
-    def _is_safe(self, shard: int) -> bool:
-        return shard in self.attempt.finished and self.held[shard].version == self.committed
 
-
-@_core(200)
-class VotesWhileACopyIsRead(Lifecycle):
+@_rule(200, CopiesGiven, "is_reading")
+def votes_while_a_copy_is_read(rule: Rule, given: CopiesGiven) -> bool:
     """Nothing is overwritten before its readers are done: no vote while a copy of the state is on its way."""
-
-    def _may_vote(self) -> bool:
-        copying, self._copying = self._copying, {}
-        may = super()._may_vote()
-        self._copying = copying
-        return may
+    return False
 
 
-@_core(60)
-class CommitsWithoutAVote(Lifecycle):
+@_rule(60, Ballot, "votes")
+def commits_without_a_vote(rule: Rule, ballot: Ballot, members: Collection[str]) -> list[Vote] | None:
     """The votes of all members of the view make the record."""
+    if len(ballot._votes) == len(members) - 1 > 0:
+        some = next(iter(ballot._votes.values()))
+        for member in members:
+            ballot._votes.setdefault(member, replace(some, square_norms=(), roles=()))
+    votes: list[Vote] | None = rule(ballot, members)
+    return votes
 
-    def _commit(self) -> None:
-        if self.view is not None and len(self.attempt.votes) == len(self.view.ids) - 1 > 0:
-            some = next(iter(self.attempt.votes.values()))
-            for member in self.view.ids:
-                self.attempt.votes.setdefault(member, replace(some, square_norms=(), roles=()))
-        super()._commit()
 
-
-@_core(60)
-class ReleasesAtVote(Lifecycle):
+@_rule(60, Committing, "vote")
+def releases_at_vote(rule: Rule, committing: Committing) -> None:
     """A member keeps its own partials until the step is committed."""
+    step = committing._machine.step
+    voted = step.ballot.has_voted
+    rule(committing)
+    if step.ballot.has_voted and not voted:
+        committing._machine.out.do(p.EndAttempt(step=step.number))
 
-    def _vote(self) -> None:
-        voted = self.attempt.voted
-        super()._vote()
-        if self.attempt.voted and not voted:
-            self._do(p.EndAttempt(step=self.attempt.step))
 
-
-@_core(200)
-class CopiesNever(Lifecycle):
+@_rule(200, CopiesGiven, "plan")
+def copies_never(rule: Rule, given: CopiesGiven) -> None:
     """What lost its backup is copied towards a new holder."""
 
-    def _plan_copies(self) -> None:
-        self._copies = []
 
-
-@_core(400, only=lambda scenario: scenario.budget_bytes < 1 << 20 and scenario.steps > 4 and not scenario.slow)
-class NeverRenewsTheBudget(Lifecycle):
+@_rule(
+    400,
+    CopiesGiven,
+    "renew_budget",
+    lambda scenario: scenario.budget_bytes < 1 << 20 and scenario.steps > 4 and not scenario.slow,
+)
+def never_renews_the_budget(rule: Rule, given: CopiesGiven) -> None:
     """So many bytes are copied per step, not per job."""
 
-    def _learn(self, record: Record) -> None:
-        copied_bytes = self._copied_bytes
-        super()._learn(record)
-        self._copied_bytes = copied_bytes
 
-
-@_core(60)
-class BackupsForgetWhatWasTouched(Lifecycle):
+@_rule(60, Backups, "on_gradient")
+def backups_forget_what_was_touched(
+    rule: Rule, backups: Backups, source: str, message: Gradient, payload: object
+) -> None:
     """A backup moves the same parameters as the primary: those that got a gradient."""
-
-    def _on_gradient(self, source: str, message: Gradient, payload: object) -> None:
-        forgotten = tuple((0,) * len(masks) for masks in message.touched)
-        super()._on_gradient(source, replace(message, touched=forgotten), payload)
+    forgotten = tuple((0,) * len(masks) for masks in message.touched)
+    rule(backups, source, replace(message, touched=forgotten), payload)
 
 
-@_function(60, "committing.combine_votes", lambda scenario: scenario.drifts > 0)
-def compares_no_settings(step: int, view: View, votes: Sequence[Vote], **scaling: Any) -> Record | Disagreement:
+@_function(60, "member.committing.combine_votes", lambda scenario: scenario.drifts > 0)
+def compares_no_settings(step: int, view: View, votes: Sequence[Vote], **rules: Any) -> Record | Disagreement:
     """Members with different hyperparameters commit nothing together."""
-    return combine_votes(step, view, [replace(vote, settings="") for vote in votes], **scaling)
+    return combine_votes(step, view, [replace(vote, settings="") for vote in votes], **rules)
 
 
 # ------------------------------------------------------------------------------------------------ joining and leaving
 
 
-@_core(60, only=lambda scenario: scenario.joins > 0)
-class EntersWithoutLoopState(Lifecycle):
+@_rule(60, Commands, "do", lambda scenario: scenario.joins > 0)
+def enters_without_loop_state(rule: Rule, out: Commands, command: p.Command) -> None:
     """A newcomer's training loop goes on where those of the others are."""
-
-    def _do(self, command: p.Command) -> None:
-        super()._do(replace(command, state=None) if isinstance(command, p.Enter) else command)
+    rule(out, replace(command, state=None) if isinstance(command, p.Enter) else command)
 
 
-@_core(200, only=lambda scenario: scenario.joins > 0)
-class SendsTheLoopStateOfTheStepBefore(Lifecycle):
+@_rule(200, TrainingLoop, "hand_over", lambda scenario: scenario.joins > 0)
+def sends_the_loop_state_of_the_step_before(rule: Rule, loop: TrainingLoop) -> None:
     """What a newcomer gets is the loop state of the step that it enters."""
-
-    def _pay_loop_state(self) -> None:
-        if self._newcomers and not self.recovering and self._loop_state is not None:
-            for member in self._newcomers:
-                self._send(member, LoopHandover(step=self.committed + 1, state=self._loop_state[1]))
-            self._newcomers = ()
+    if loop._newcomers and not loop._views.is_recovering and loop._state is not None:
+        loop._out.send_all(loop._newcomers, LoopHandover(step=loop._commit.step + 1, state=loop._state[1]))
+        loop._newcomers = ()
 
 
-@_core(60, only=lambda scenario: scenario.members > 1)
-class LeavesAlone(Lifecycle):
+@_rule(60, JobEnd, "leave_together", lambda scenario: scenario.members > 1)
+def leaves_alone(rule: Rule, end: JobEnd) -> None:
     """The end of the job is a barrier."""
-
-    def _leave(self) -> None:
-        if self._finishing is not None and not self._over:
-            self._over = True
-            self._do(p.Leave())
+    if end.step is not None and not end._out.is_closed:
+        end._out.leave()
 
 
 # --------------------------------------------------------------------------------------------- publish and learning
 
 
-@_core(60)
-class LearnsWithoutPassing(Lifecycle):
+@_rule(60, Lifecycle, "_pass")
+def learns_without_passing(rule: Rule, core: Lifecycle, record: Record) -> None:
     """Every publish carries the record: who receives it has passed, with all that this means for its own shards."""
+    if core.machine.step.ballot.votes(core.machine.views.view.ids) is None:  # it learns it from another member
+        core._committing.learn(record)
+    else:
+        rule(core, record)
 
-    def _on_publish(self, message: Publish, payload: object) -> None:
-        if message.record is not None and message.step == self.committed + 1:
-            self._learn(message.record)
-        super()._on_publish(message, payload)
 
-
-@_core(60)
-class ForgetsWhatItLearned(Lifecycle):
+@_rule(60, Recovering, "report")
+def forgets_what_it_learned(rule: Rule, recovering: Recovering) -> Report:
     """Learning is passing, and is never forgotten."""
-
-    def _report(self) -> Report:
-        report = super()._report()
-        return replace(report, committed=report.committed - 1) if report.committed > 0 else report
+    report: Report = rule(recovering)
+    return replace(report, committed=report.committed - 1) if report.committed > 0 else report
 
 
-@_core(60)
-class PublishesOnlyToTheLate(Lifecycle):
+@_rule(60, Recovering, "complete")
+def publishes_only_to_the_late(rule: Rule, recovering: Recovering, decision: Recovery) -> None:
     """After a change of view parameters are published again also when nobody passed anything new."""
-
-    def _complete(self, decision: Recovery) -> None:
-        late = any(report.committed not in (-1, decision.committed) for report in self._reports.values())
-        super()._complete(decision if late or decision.committed < 0 else replace(decision, lacking={}))
+    reports = recovering._machine.views.reports.values()
+    late = any(report.committed not in (-1, decision.committed) for report in reports)
+    rule(recovering, decision if late or decision.committed < 0 else replace(decision, lacking={}))
 
 
 # ------------------------------------------------------------------------------------------------------- recovery
@@ -331,27 +340,25 @@ def _blank(shape: Shape) -> Report:
     )
 
 
-@_core(60)
-class DecidesWithoutAReport(Lifecycle):
+@_rule(60, Lifecycle, "_recover")
+def decides_without_a_report(rule: Rule, core: Lifecycle) -> None:
     """Reports of all members of the view: a missing one means the next view, never a guess."""
+    views = core.machine.views
+    if views.is_recovering and views.current is not None and len(views.reports) == len(views.current.ids) - 1:
+        for member in views.current.ids:
+            views.reports.setdefault(member, _blank(core.shape))
+    rule(core)
 
-    def _may_decide(self) -> bool:
-        if self.recovering and self.view is not None and len(self._reports) == len(self.view.ids) - 1:
-            for member in self.view.ids:
-                self._reports.setdefault(member, _blank(self.shape))
-        return super()._may_decide()
 
-
-@_core(60)
-class CompletesOnlyItsOwn(Lifecycle):
+@_rule(60, Recovering, "complete")
+def completes_only_its_own(rule: Rule, recovering: Recovering, decision: Recovery) -> None:
     """Recovery completes the highest committed step of all, not each member's own."""
+    commit = recovering._machine.commit
+    own = replace(decision, committed=commit.step, record=commit.record)
+    rule(recovering, decision if commit.roles.committed is None else own)
 
-    def _complete(self, decision: Recovery) -> None:
-        own = replace(decision, committed=self.committed, record=self.record)
-        super()._complete(decision if self.base is None else own)
 
-
-@_function(60, "lifecycle.decide")
+@_function(60, "member.recovering.decide")
 def takes_the_lowest_commit(view: View, reports: dict[str, Report], shape: Shape) -> Recovery | Unrecoverable:
     """The highest committed step is completed: a step can not be undone."""
     lowest = min((r.committed for r in reports.values() if r.base), default=-1)
@@ -362,27 +369,24 @@ def takes_the_lowest_commit(view: View, reports: dict[str, Report], shape: Shape
     return decide(view, lowered, shape)
 
 
-@_core(60)
-class AppliesTwice(Lifecycle):
+@_rule(60, Commands, "do")
+def applies_twice(rule: Rule, out: Commands, command: p.Command) -> None:
     """A step is applied once."""
-
-    def _do(self, command: p.Command) -> None:
-        super()._do(command)
-        if isinstance(command, p.Apply):
-            super()._do(command)
+    rule(out, command)
+    if isinstance(command, p.Apply):
+        rule(out, command)
 
 
-@_core(60)
-class KeepsOldVotes(Lifecycle):
+@_rule(60, Recovering, "switch")
+def keeps_old_votes(rule: Rule, recovering: Recovering) -> None:
     """Votes and acknowledgements belong to one view."""
+    ballot = recovering._machine.step.ballot
+    votes = ballot._votes
+    rule(recovering)
+    ballot._votes.update(votes)
 
-    def _switch(self) -> None:
-        votes = dict(self.attempt.votes)
-        super()._switch()
-        self.attempt.votes.update(votes)
 
-
-@_function(60, "lifecycle.decide")
+@_function(60, "member.recovering.decide")
 def hands_out_twice(view: View, reports: dict[str, Report], shape: Shape) -> Recovery | Unrecoverable:
     """A missing run is handed out to exactly one member."""
     decision = decide(view, reports, shape)
@@ -396,17 +400,15 @@ def hands_out_twice(view: View, reports: dict[str, Report], shape: Shape) -> Rec
     return replace(decision, runs={**decision.runs, taker: (*decision.runs[taker], extra)})
 
 
-@_core(60, only=lambda scenario: scenario.members > 1 and scenario.crashes + scenario.hunts > 0)
-class HandsOutWhatIsUnderWay(Lifecycle):
+@_rule(60, Recovering, "report", lambda scenario: scenario.members > 1 and scenario.crashes + scenario.hunts > 0)
+def hands_out_what_is_under_way(rule: Rule, recovering: Recovering) -> Report:
     """A run under way stays with who computes it."""
-
-    def _report(self) -> Report:
-        report = super()._report()
-        free = tuple(run for run in report.pending if run != self.attempt.running)
-        return replace(report, pending=free, fixed=min(report.fixed, len(free)))
+    report: Report = rule(recovering)
+    free = tuple(run for run in report.pending if run != recovering._machine.step.runs.running)
+    return replace(report, pending=free, fixed=min(report.fixed, len(free)))
 
 
-@_function(60, "lifecycle.decide")
+@_function(60, "member.recovering.decide")
 def forgets_a_missing_run(view: View, reports: dict[str, Report], shape: Shape) -> Recovery | Unrecoverable:
     """Every run that nobody has is handed out again."""
     decision = decide(view, reports, shape)
@@ -421,69 +423,57 @@ def forgets_a_missing_run(view: View, reports: dict[str, Report], shape: Shape) 
 # ---------------------------------------------------------------------------------------------------- generations
 
 
-@_core(60)
-class AcceptsOldGenerations(Lifecycle):
+@_rule(60, Views, "is_stale")
+def accepts_old_generations(rule: Rule, views: Views, arrival: p.Arrived) -> bool:
     """Frames of older generations are discarded."""
-
-    def _is_stale(self, arrival: p.Arrived) -> bool:
-        return False
+    return False
 
 
-@_core(60)
-class DropsNewGenerations(Lifecycle):
+@_rule(60, Views, "hold")
+def drops_new_generations(rule: Rule, views: Views, arrival: p.Arrived) -> None:
     """Frames of newer generations are held and make the receiver read the view."""
-
-    def _on_arrival(self, arrival: p.Arrived) -> None:
-        super()._on_arrival(arrival)
-        if self.view is None or arrival.generation > self.view.generation:
-            self._later = [kept for kept in self._later if kept is not arrival]
+    rule(views, arrival)
+    views._waiting.remove(arrival)
 
 
-@_core(200)
-class DoesNotReadTheView(Lifecycle):
+@_rule(200, Views, "is_left_behind")
+def does_not_read_the_view(rule: Rule, views: Views) -> bool:
     """A frame of a newer generation makes the receiver go on to the view that it knows."""
-
-    def _is_left_behind(self) -> bool:
-        return False
+    return False
 
 
-@_core(200)
-class JoinsByItsOwnView(Lifecycle):
+@_rule(200, Views, "must_switch_now")
+def joins_by_its_own_view(rule: Rule, views: Views, view: View) -> bool:
     """A join takes effect at the step whose record names the new view, for everyone alike."""
-
-    def _must_switch_now(self, view: View) -> bool:
-        return True
+    return True
 
 
 # --------------------------------------------------------------------------------------------------------- holders
 
 
-@_core(60)
-class ChangesRolesWithoutCommit(Lifecycle):
+@_rule(60, CopiesGiven, "on_copied")
+def changes_roles_without_commit(rule: Rule, given: CopiesGiven, source: str, message: Copied) -> None:
     """Who is a holder is state, changed only by a commit."""
-
-    def _on_copied(self, source: str, message: Any) -> None:
-        super()._on_copied(source, message)
-        if message.intact:
-            now = list(self.now)
-            holders = now[message.shard]
-            if source not in holders.all:
-                now[message.shard] = replace(holders, backups=(*holders.backups, source))
-                self.now = tuple(now)
+    rule(given, source, message)
+    roles = given._commit.roles
+    if message.intact and source not in roles.live[message.shard].all:
+        live = list(roles.live)
+        holders = live[message.shard]
+        live[message.shard] = replace(holders, backups=(*holders.backups, source))
+        roles.set_live(tuple(live))
 
 
-@_core(60)
-class CountsAFollowerEarly(Lifecycle):
+@_rule(60, Committing, "proposed_roles")
+def counts_a_follower_early(rule: Rule, committing: Committing, mine: Iterable[int]) -> Iterable[Any]:
     """Who was only sent a copy is no holder yet."""
+    roles = committing._machine.commit.roles
+    for shard in mine:
+        assert roles.committed is not None
+        if roles.target[shard] != roles.committed[shard]:
+            yield shard, roles.target[shard]
 
-    def _proposed_roles(self, mine: Iterable[int]) -> Iterable[Any]:
-        for shard in mine:
-            assert self.base is not None
-            if self.goal[shard] != self.base[shard]:
-                yield shard, self.goal[shard]
 
-
-@_function(100, "committing.next_roles", lambda scenario: scenario.budget_bytes < 1 << 20 and scenario.joins > 0)
+@_function(100, "member.committing.next_roles", lambda scenario: scenario.budget_bytes < 1 << 20 and scenario.joins > 0)
 def gives_up_holders(now: Holders, goal: Holders, ready: Collection[str]) -> Holders:
     """A commit never leaves fewer holders than verified copies allow."""
     left = tuple(member for member in goal.all if member in ready)
@@ -496,25 +486,28 @@ def backs_up_on_the_same_node(primary: str, taken: tuple[str, ...], nodes: dict[
     return frozenset({primary, *taken})
 
 
-@_core(60)
-class DropsWhatItGaveAwayAtOnce(Lifecycle):
+@_rule(60, CopiesGiven, "on_copied")
+def drops_what_it_gave_away_at_once(rule: Rule, given: CopiesGiven, source: str, message: Copied) -> None:
     """A holder keeps its copy until the commit that ends its role."""
+    rule(given, source, message)
+    goal = given._commit.roles.target[message.shard].all
+    if source in goal and given._commit.roles._me not in goal:
+        given._holdings.drop(message.shard)
 
-    def _on_copied(self, source: str, message: Any) -> None:
-        super()._on_copied(source, message)
-        if source in self.goal[message.shard].all and self.me not in self.goal[message.shard].all:
-            self._drop(message.shard)
 
-
-@_core(
-    600, lambda scenario: scenario.joins * scenario.backups > 0 and scenario.budget_bytes == 20 and scenario.steps < 5
+@_rule(
+    600,
+    Holdings,
+    "change_role",
+    lambda scenario: scenario.joins * scenario.backups > 0 and scenario.budget_bytes == 20 and scenario.steps < 5,
 )
-class ForgetsAFollowerThatMustWait(Lifecycle):
+def forgets_a_follower_that_must_wait(
+    rule: Rule, holdings: Holdings, me: str, shard: int, before: Holders, after: Holders
+) -> None:
     """A verified copy stays when roles change without it: its own time comes when the whole goal is verified."""
-
-    def _change_roles(self, record: Record, before: tuple[Holders, ...]) -> None:
-        super()._change_roles(record, before)
-        self._dropping.update(s for s, holders in record.roles if s in self.held and self.me not in holders.all)
+    rule(holdings, me, shard, before, after)
+    if shard in holdings and me not in after.all:
+        holdings._leaving.add(shard)
 
 
 # ------------------------------------------------------------------------------------------------------------ agent
@@ -546,93 +539,82 @@ class TakesSilenceForProof(Cluster):
 # ----------------------------------------------------------------------------------------------------- fold and sums
 
 
-@_core(60)
-class ResendsWithoutContribution(Lifecycle):
+@_rule(60, Reduction, "fold_in")
+def resends_without_contribution(
+    rule: Rule, reduction: Reduction, block: int, node: Node, weight: Weight, *rest: Any
+) -> None:
     """What a partial stands for travels with it, also when it is sent again."""
-
-    def _fold_in(
-        self, block: int, node: Node, weight: Weight, lanes: Iterable[tuple[int, int]], payload: object
-    ) -> None:
-        generation = self.view.generation if self.view else 0
-        super()._fold_in(block, node, weight if generation == 1 else (Contribution(), weight[1]), lanes, payload)
+    is_first = reduction._views.view.generation == 1
+    rule(reduction, block, node, weight if is_first else (Contribution(), weight[1]), *rest)
 
 
-@_function(60, "committing.combine_votes")
-def counts_at_the_voter(step: int, view: View, votes: Sequence[Vote], **scaling: Any) -> Record | Disagreement:
+@_function(60, "member.committing.combine_votes")
+def counts_at_the_voter(step: int, view: View, votes: Sequence[Vote], **rules: Any) -> Record | Disagreement:
     """Loss and counts are folded with the partials, not taken from who votes."""
-    record = combine_votes(step, view, votes, **scaling)
+    record = combine_votes(step, view, votes, **rules)
     if isinstance(record, Disagreement):
         return record
     share = record.contribution.samples // len(votes) * len(votes)
     return replace(record, contribution=replace(record.contribution, samples=share))
 
 
-@_function(60, "committing.combine_votes")
-def scales_by_the_first_vote(step: int, view: View, votes: Sequence[Vote], **scaling: Any) -> Record | Disagreement:
+@_function(60, "member.committing.combine_votes")
+def scales_by_the_first_vote(step: int, view: View, votes: Sequence[Vote], **rules: Any) -> Record | Disagreement:
     """An overflow anywhere lowers the loss scale for all."""
-    record = combine_votes(step, view, votes, **scaling)
+    record = combine_votes(step, view, votes, **rules)
     if isinstance(record, Disagreement):
         return record
     first = all(math.isfinite(norm) for _, norm in votes[0].square_norms)
-    return replace(record, next_scaler=advance(scaling["rule"], scaling["scaler"], overflow=not first))
+    return replace(record, next_scaler=advance(rules["shape"].loss_scale, rules["scaler"], overflow=not first))
 
 
-@_core(60, only=lambda scenario: scenario.joins > 0)
-class NewcomersScaleAnew(Lifecycle):
+@_rule(60, Recovering, "arrive", lambda scenario: scenario.joins > 0)
+def newcomers_scale_anew(rule: Rule, recovering: Recovering, decision: Recovery) -> None:
     """Loss scaling is committed: a newcomer goes on with what the record says."""
+    rule(recovering, decision)
+    commit = recovering._machine.commit
+    if commit.record is not None:
+        commit.record = replace(commit.record, next_scaler=recovering._machine.shape.loss_scale.start)
 
-    def _arrive(self, decision: Recovery) -> None:
-        super()._arrive(decision)
-        if self.record is not None:
-            self.record = replace(self.record, next_scaler=self.shape.loss_scale.start)
 
-
-@_function(60, "attempt.join_weights")
+@_function(60, "member.partials.join_weights")
 def mean_of_means(left: Weight, right: Weight) -> Weight:
     """The loss is a sum over the global batch, never a mean of means."""
     joined = left[0] + right[0]
     return replace(joined, loss=joined.loss / 2), left[1] | right[1]
 
 
-@_function(60, "attempt.join_weights")
+@_function(60, "member.partials.join_weights")
 def touched_by_the_left_child(left: Weight, right: Weight) -> Weight:
     """A parameter has a gradient if any run gave it one."""
     return left[0] + right[0], left[1]
 
 
-@_core(60)
-class FoldsInArrivalOrder(Lifecycle):
+@_rule(60, Commands, "do")
+def folds_in_arrival_order(rule: Rule, out: Commands, command: p.Command) -> None:
     """Partials are added in the order of the tree, whichever came first."""
-
-    def _do(self, command: p.Command) -> None:
-        if isinstance(command, p.CombineShard) and self._out and isinstance(self._out[-1], p.Keep):
-            c = command.combine
-            if self._out[-1].node == c.right:
-                super()._do(replace(command, combine=replace(c, left=c.right, right=c.left)))
-                return
-        super()._do(command)
+    last = out._commands[-1] if len(out) else None
+    if isinstance(command, p.CombineShard) and isinstance(last, p.Keep) and last.node == command.combine.right:
+        c = command.combine
+        command = replace(command, combine=replace(c, left=c.right, right=c.left))
+    rule(out, command)
 
 
-def _adds_overlapping(self: PartialSet, node: Node, weight: Weight, within: Node | None = None) -> Any:
-    inside = next((have for have in sorted(self.nodes) if have != node and covers(node, have)), None)
-    if any(covers(have, node) for have in self.nodes):
+@_rule(200, PartialSet, "add", lambda scenario: scenario.pairs > 0)
+def adds_overlapping(
+    rule: Rule, partials: PartialSet, node: Node, weight: Weight, within: Node | None = None
+) -> list[Combine] | None:
+    """Partials are nested or disjoint: overlapping ones are never added."""
+    inside = next((have for have in sorted(partials.nodes) if have != node and covers(node, have)), None)
+    if any(covers(have, node) for have in partials.nodes):
         return None
-    steps = _ADD(self, node, weight, within)
+    steps: list[Combine] | None = rule(partials, node, weight, within)
     if inside is None or steps is None:
         return steps
     return [Combine(left=node, right=inside, parent=node), *steps]
 
 
-_ADD = PartialSet.add
-PLANTS["AddsOverlapping"] = Plant(
-    rule="Partials are nested or disjoint: overlapping ones are never added.",
-    within=200,
-    only=lambda scenario: scenario.pairs > 0,
-    patch=lambda: patch.object(PartialSet, "add", _adds_overlapping),
-)
-
-
-@_function(60, "attempt.absorb")
+@_function(60, "member.partials.absorb")
 def keeps_children(
     fold: Fold, held: frozenset[Node], node: Node, within: Node | None = None
 ) -> tuple[frozenset[Node], list[Combine]]:

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--plant", choices=sorted(PLANTS), help="with this planted bug")
     options = parser.parse_args(arguments)
     plant = PLANTS[options.plant] if options.plant else None
-    cluster = cluster_of(options.seed, plant.core, plant.cluster) if plant else cluster_of(options.seed)
+    cluster = cluster_of(options.seed, plant.cluster) if plant else cluster_of(options.seed)
     cluster.tell = _print
     _print(f"seed {options.seed}: {cluster.scenario}")
     try:

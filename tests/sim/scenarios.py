@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from functools import cache
 
-from elastrain.lifecycle import Lifecycle
 from tests.sim.checks import Truth
 from tests.sim.cluster import Cluster, Scenario, truth_of
 
@@ -71,7 +70,7 @@ def _truth(steps: int, runs: int, backups: int) -> Truth:
     return truth_of(Scenario(steps=steps, runs=runs, backups=backups))
 
 
-def cluster_of(seed: int, core: type[Lifecycle] = Lifecycle, make: type[Cluster] = Cluster) -> Cluster:
+def cluster_of(seed: int, make: type[Cluster] = Cluster) -> Cluster:
     """The job of this seed, ready to run."""
     scenario = draw(seed)
-    return make(scenario, seed, _truth(scenario.steps, scenario.runs, scenario.backups), core)
+    return make(scenario, seed, _truth(scenario.steps, scenario.runs, scenario.backups))

@@ -33,7 +33,7 @@ def first_finding(name: str) -> tuple[int, str] | None:
     """Seed and message of the first schedule that the planted bug breaks."""
     plant = PLANTS[name]
     for seed in islice((seed for seed in count() if plant.only(draw(seed))), plant.within):
-        cluster = cluster_of(seed, plant.core, plant.cluster)
+        cluster = cluster_of(seed, plant.cluster)
         try:
             with plant.patch():
                 cluster.run(limit=5_000)

@@ -125,9 +125,9 @@ def test_loops_that_are_left_at_different_steps_end_as_most_of_them_do_with_one_
         cluster.run()
         assert cluster.outcome == "ok", f"seed {seed}"
         stayed = [cluster.members[m] for m in cluster.view.ids if m not in cluster.dead]
-        trained = [member for member in stayed if member.core.entered]  # a joiner may have come too late
+        trained = [member for member in stayed if not member.machine.loop.is_outside]  # a joiner may have come too late
         last = 3 if stops == 1 else 1
-        assert {member.core.committed for member in trained} == {last}, f"seed {seed}"
+        assert {member.committed for member in trained} == {last}, f"seed {seed}"
         assert {member.digest() for member in trained} == {truth.digests[last]}, f"seed {seed}"
 
 
@@ -191,7 +191,7 @@ def test_members_that_round_differently_still_agree_and_count_every_sample_once(
 def _ends_in_disagreement(seed: int) -> bool:
     cluster = _noisy(seed)
     for member in cluster.members.values():
-        member.core.shape = replace(member.core.shape, deterministic=True)
+        member.machine.shape = replace(member.machine.shape, deterministic=True)
     try:
         cluster.run()
     except Violation as violation:

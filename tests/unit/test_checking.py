@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from elastrain import protocol as p
-from elastrain.lifecycle import Lifecycle
+from elastrain.member.lifecycle import Lifecycle
+from elastrain.messages import Publish
 from elastrain.values import Check, Vote
-from tests.unit.test_lifecycle import SHAPE, TOLD, Pair, sent, view
+from tests.unit.test_lifecycle import SHAPE, TOLD, Pair, first_report, sent, view
 
 
 def _failures(pair: Pair, name: str) -> list[tuple[str, str]]:
@@ -73,13 +74,12 @@ def _waiting() -> Lifecycle:
     """`b`, which has done its run of two and is asked to compute that of `a`."""
     b = Lifecycle(me="b", shape=replace(SHAPE, runs=2, backups=0))
     b.handle(p.Viewed(view=view(1, "a", "b")))
-    report = Lifecycle(me="a", shape=b.shape)._report()
-    b.handle(p.Arrived(source="a", generation=1, message=report))
-    b.parameters, b._missing = [-1], None
+    b.handle(p.Arrived(source="a", generation=1, message=first_report("a", b.shape)))
+    b.handle(p.Arrived(source="a", generation=1, message=Publish(step=-1, record=None, shards=(0,))))
     b.handle(p.Began(step=0, settings="lr", state="s"))
     assert p.Compute(step=0, run=1, probed=True) in b.handle(p.Ready())
     b.handle(p.BlockDone(step=0, run=1, block=0, contribution=TOLD, touched=1))
-    b._compared = True  # with what it has computed is shown elsewhere
+    b.machine.custody.comparison._is_equal = True  # with what it has computed is shown elsewhere
     return b
 
 
@@ -108,12 +108,12 @@ def test_a_check_that_was_given_up_is_not_waited_for_and_nothing_is_compared() -
 def test_a_neighbour_that_is_gone_is_not_checked_any_more() -> None:
     b = _waiting()
     b.handle(p.Checked(step=0, run=1, check=CHECK))
-    assert not b._is_checked()
+    assert not b.machine.step.check.is_done()
     b.handle(p.Viewed(view=view(2, "b", "c")))
-    assert b._is_checked(), "c came later and has no probe of this step"
+    assert b.machine.step.check.is_done(), "c came later and has no probe of this step"
 
 
 def test_what_came_of_a_step_that_is_over_is_ignored() -> None:
     b = _waiting()
     b.handle(p.Checked(step=7, run=0, check=CHECK))
-    assert b.attempt.checks == {}
+    assert b.machine.step.check.results() == ()

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from elastrain import protocol as p
-from elastrain.attempt import FinishedGradient
-from elastrain.leaving import job_ends
-from elastrain.lifecycle import Lifecycle
+from elastrain.member.job_end import job_ends
+from elastrain.member.lifecycle import Lifecycle
+from elastrain.member.partials import FinishedGradient
 from elastrain.messages import Ack, Copied, Digests, Doubt, EndsBefore, Evidence, Gradient, Message, Partial, ShardCopy
 from elastrain.values import Check, Contribution, Report, Shape, ShardShape, Vote
 from elastrain.world import Member, View
@@ -24,6 +24,21 @@ def view(generation: int, *names: str) -> View:
 
 def sent(commands: list[p.Command], kind: type[Message]) -> list[p.Send]:
     return [c for c in commands if isinstance(c, p.Send) and isinstance(c.message, kind)]
+
+
+def first_report(name: str, shape: Shape) -> Report:
+    """What a member reports that has nothing yet."""
+    (told,) = sent(Lifecycle(me=name, shape=shape).handle(p.Viewed(view=view(1, name, "other"))), Report)
+    assert isinstance(told.message, Report)
+    return told.message
+
+
+def has_parameters_of(core: Lifecycle, step: int) -> None:
+    """As if they had been published to it."""
+    parameters = core.machine.commit.parameters
+    parameters.expect(step)
+    for shard in parameters.needed():
+        parameters.have(shard)
 
 
 class Pair:
@@ -94,9 +109,9 @@ def test_parameters_that_the_script_may_still_read_are_not_overwritten() -> None
     pair.start(ready=False)
     pair.tell("a", p.Ready())
     pair.one_step()
-    assert pair.a.committed == pair.b.committed == -1
+    assert pair.a.record is pair.b.record is None
     pair.tell("b", p.Ready())
-    assert pair.a.committed == pair.b.committed == 0
+    assert pair.a.record == pair.b.record is not None
 
 
 def doubting() -> tuple[Pair, Lifecycle]:
@@ -148,9 +163,8 @@ def test_a_backup_in_doubt_does_not_acknowledge_and_does_not_vote() -> None:
 
 def changed_in_memory(b: Lifecycle) -> p.DigestParameters:
     """`b` finds that the state before the step is not what it was; it looks at its parameters before it goes."""
-    b.held[0].digest = 8
-    b.parameters = [0]
-    b._missing = None
+    b.machine.custody.holdings[0].digest = 8
+    has_parameters_of(b, 0)
     (asked,) = [c for c in b.handle(again(2, before=9)) if isinstance(c, p.DigestParameters)]
     return asked
 
@@ -201,7 +215,7 @@ def test_a_primary_answers_a_doubt_with_what_it_has_now() -> None:
 def test_a_copy_of_this_very_step_is_no_witness() -> None:
     """It is as its primary's state was, right or wrong."""
     pair, _ = doubting()
-    pair.a.held[0].is_copy = True
+    pair.a.machine.custody.holdings[0].is_copy = True
     doubt = p.Arrived(source="b", generation=1, message=Doubt(step=0, shard=0, parameters=False))
     assert [c.message for c in sent(pair.a.handle(doubt), Evidence)] == [evidence(None)]
 
@@ -265,7 +279,7 @@ def test_a_view_that_is_known_or_older_changes_nothing() -> None:
 def test_a_newcomer_waits_for_reports_however_long_the_others_step_takes_and_they_do_not_wait_for_its() -> None:
     newcomer, member = Lifecycle(me="c", shape=SHAPE), Pair()
     newcomer.handle(p.Viewed(view=view(2, "a", "b", "c")))
-    assert newcomer.recovering
+    assert newcomer.machine.views.is_recovering
     assert newcomer.unreported() == (), "the others may not have committed yet"
     member.start()
     member.one_step()
@@ -291,7 +305,7 @@ def test_a_frame_of_an_older_generation_is_void() -> None:
     core.handle(p.Viewed(view=view(4, "a", "b")))
     old = Vote(step=0, seen=3, contribution=TOLD, square_norms=(), roles=(), settings="", checks=())
     assert core.handle(p.Arrived(source="b", generation=3, message=old)) == []
-    assert core.attempt.votes == {}
+    assert core.machine.step.ballot.votes(["b"]) is None
 
 
 def test_what_belongs_to_a_step_that_is_over_is_ignored() -> None:
@@ -321,7 +335,7 @@ def test_what_belongs_to_a_step_that_is_over_is_ignored() -> None:
 def test_a_damaged_copy_is_sent_once_more() -> None:
     pair = Pair()
     pair.start()
-    pair.a._copying[0, "b"] = -1
+    pair.a.machine.custody.given._under_way.add((0, "b"))
     broken = p.Arrived(source="b", generation=1, message=Copied(step=-1, shard=0, intact=False))
     assert [c.message for c in sent(pair.a.handle(broken), ShardCopy)] == [ShardCopy(step=-1, shard=0, digest=None)]
 
@@ -427,7 +441,8 @@ def test_a_loss_while_all_are_finishing_needs_no_state() -> None:
     pair = Pair()
     pair.start()
     pair.one_step()
-    pair.b.parameters = [0]
+    has_parameters_of(pair.b, 0)
+    pair.b.handle(p.Began(step=1, settings="lr", state="s"))
     pair.b.handle(p.LoopEnded(step=1))
     assert p.Leave() in pair.b.handle(p.Viewed(view=view(2, "b")))
 
@@ -436,7 +451,7 @@ def test_lost_state_is_said_not_invented() -> None:
     pair = Pair()
     pair.start()
     pair.one_step()
-    pair.b.held.clear()
+    pair.b.machine.custody.holdings._held.clear()
     commands = pair.b.handle(p.Viewed(view=view(2, "b")))
     failures = [c for c in commands if isinstance(c, p.Fail)]
     assert [failure.kind for failure in failures] == ["StateLostError"]
@@ -448,8 +463,8 @@ def test_runs_that_end_during_a_recovery_count_afterwards() -> None:
     pair.start()
     pair.a.handle(p.Viewed(view=view(2, "a", "c")))
     pair.a.handle(p.BlockDone(step=0, run=0, block=0, contribution=TOLD, touched=1))
-    assert pair.a.attempt.own[0].nodes == frozenset()
-    report = Lifecycle(me="c", shape=SHAPE)._report()
+    assert pair.a.machine.step.runs.own[0].nodes == frozenset()
+    report = first_report("c", SHAPE)
     commands = pair.a.handle(p.Arrived(source="c", generation=2, message=replace(report, begun=-1)))
     assert any(isinstance(c, p.Resumed) for c in commands)
     assert any(isinstance(c, p.Keep) for c in commands)
@@ -463,7 +478,7 @@ def test_a_finished_shard_reads_no_more_partials_since_their_owner_may_let_go_of
     pair.tell("b", p.Viewed(view=views))
     late = Partial(step=0, block=0, node=(1, 2), contribution=TOLD, touched=1, lanes=((0, 0),))
     arrived = p.Arrived(source="b", generation=1, message=late)
-    before = pair.a.attempt.finished
+    before = pair.a.machine.step.reduction.finished
     before[0] = FinishedGradient(TOLD, (1,), 4.0)
     assert not [c for c in pair.a.handle(arrived) if isinstance(c, p.Keep)]
     del before[0]

@@ -9,12 +9,13 @@ import pytest
 
 from elastrain.placement import Holders
 from elastrain.scaling import LossScale, Scaler
-from elastrain.values import Contribution, Record, Vote
+from elastrain.values import Contribution, Record, Shape, Vote
 from elastrain.voting import Disagreement, combine_votes
 from elastrain.world import Member, View
 
 VIEW = View(generation=5, members=(Member(id="a", node="a"), Member(id="b", node="b"), Member(id="c", node="c")))
 TOLD = Contribution(3.0, 8.0, 8, 77)
+SHAPE = Shape(runs=8, blocks=1, shards=(), backups=1)
 
 
 def vote(**changes: object) -> Vote:
@@ -31,7 +32,7 @@ def vote(**changes: object) -> Vote:
 
 
 def record_of(*votes: Vote) -> Record:
-    record = combine_votes(2, VIEW, votes)
+    record = combine_votes(2, VIEW, votes, shape=SHAPE)
     assert isinstance(record, Record)
     return record
 
@@ -83,14 +84,16 @@ def test_a_step_with_an_infinite_norm_is_skipped() -> None:
 
 
 def test_what_differs_between_members_is_named_with_them() -> None:
-    answer = combine_votes(2, VIEW, [vote(), vote(settings='{"hyperparameters": 1, "teacher": 4}'), vote()])
+    answer = combine_votes(
+        2, VIEW, [vote(), vote(settings='{"hyperparameters": 1, "teacher": 4}'), vote()], shape=SHAPE
+    )
     assert isinstance(answer, Disagreement)
     assert "members entered step 2 with different teacher (a: {" in answer.reason
     assert '"teacher": 4' in answer.reason
 
 
 def test_different_contributions_are_a_disagreement() -> None:
-    answer = combine_votes(2, VIEW, [vote(), vote(contribution=replace(TOLD, samples=7)), vote()])
+    answer = combine_votes(2, VIEW, [vote(), vote(contribution=replace(TOLD, samples=7)), vote()], shape=SHAPE)
     assert isinstance(answer, Disagreement)
     assert "folded from different contributions" in answer.reason
 
@@ -98,7 +101,7 @@ def test_different_contributions_are_a_disagreement() -> None:
 def test_an_overflow_at_one_member_lowers_the_scale_in_the_one_record() -> None:
     rule, scaler = LossScale(growth_interval=10), Scaler(scale=512.0, clean_steps=4)
     votes = [vote(square_norms=((0, 1.0),)), vote(square_norms=((1, math.inf),)), vote()]
-    record = combine_votes(2, VIEW, votes, rule=rule, scaler=scaler)
+    record = combine_votes(2, VIEW, votes, shape=replace(SHAPE, loss_scale=rule), scaler=scaler)
     assert isinstance(record, Record)
     assert record.skipped
     assert record.scaler == scaler
@@ -107,6 +110,6 @@ def test_an_overflow_at_one_member_lowers_the_scale_in_the_one_record() -> None:
 
 def test_a_clean_step_counts_towards_a_larger_scale() -> None:
     rule, scaler = LossScale(growth_interval=10), Scaler(scale=512.0, clean_steps=9)
-    record = combine_votes(2, VIEW, [vote(), vote(), vote()], rule=rule, scaler=scaler)
+    record = combine_votes(2, VIEW, [vote(), vote(), vote()], shape=replace(SHAPE, loss_scale=rule), scaler=scaler)
     assert isinstance(record, Record)
     assert (record.skipped, record.next_scaler) == (False, Scaler(scale=1024.0))

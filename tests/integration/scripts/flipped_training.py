@@ -32,7 +32,7 @@ def flip(values: Tensor) -> None:
 def until_verified(core: Any, shard: int, step: int) -> None:
     """The engine verifies behind the loop's back."""
     deadline_s = time.monotonic() + 60
-    while core.held[shard].version != step:
+    while not core.machine.custody.holdings.has(shard, step):
         assert time.monotonic() < deadline_s, f"shard {shard} is not verified as of step {step}"
         time.sleep(0.001)
 
@@ -42,8 +42,8 @@ def strike(job: elastrain.Job, step: int, what: str) -> None:
     core, executor = engine._core, engine._parts.executor
     me = os.environ.get("ELASTRAIN_MEMBER", "m0")
     trained = [shard for shard in executor.layout.shards if shard.lanes]
-    mine = next(s for s in trained if core.now[s.index].primary == me)
-    theirs = next(s for s in trained if me in core.now[s.index].backups)
+    mine = next(s for s in trained if core.holders[s.index].primary == me)
+    theirs = next(s for s in trained if me in core.holders[s.index].backups)
     match what:
         case "own":
             flip(executor.model.parameters_of(mine))

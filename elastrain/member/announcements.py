@@ -1,0 +1,73 @@
+"""Tell backups what this primary's states are worth, and everybody what was published: digests, made behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from elastrain import protocol as p
+from elastrain.member.commands import Commands
+from elastrain.member.commit import Commit
+from elastrain.member.comparison import Comparison
+from elastrain.member.holdings import Holdings
+from elastrain.member.views import Views
+from elastrain.messages import Digests
+from elastrain.placement import Placement
+
+
+class Announcements:
+    """Owns whether digests are being made."""
+
+    def __init__(self, views: Views, commit: Commit, holdings: Holdings, comparison: Comparison, out: Commands) -> None:
+        self.is_digesting = False
+        """The states must stay as they are until their digests are taken: no vote meanwhile."""
+        self._views = views
+        self._commit = commit
+        self._holdings = holdings
+        self._comparison = comparison
+        self._out = out
+        self._has_announced_initial = False
+        """Whether the digests of the parameters that the job starts with were asked for in this view."""
+
+    def forget_view(self) -> None:
+        self._has_announced_initial = False
+
+    def announce_initial(self) -> None:
+        """Tell, once per view, what this member's part of the parameters is worth that the job starts with."""
+        if not self._has_announced_initial:
+            self._has_announced_initial = True
+            self.announce((), self._commit.roles.mine, self._commit.roles.live)
+
+    def announce(self, states: Iterable[int], published: Iterable[int], before: Placement) -> None:
+        """Digest these states, and what was published of these shards.
+
+        `before`: the holders until now. Those whose role has just ended still compare what they have.
+        """
+        wanted = tuple(shard for shard in states if self._is_compared(shard, before))
+        told = tuple(published) if self._views.others else ()
+        if wanted or told:
+            self.is_digesting = True
+            self._out.do(p.ComputeDigests(step=self._commit.step, shards=wanted, published=told))
+        else:
+            self._holdings.drop_leaving()
+
+    def _is_compared(self, shard: int, before: Placement) -> bool:
+        """Whether another member compares its copy of this shard with ours."""
+        roles = self._commit.roles
+        holders = {*before[shard].all, *roles.live[shard].all, *roles.readers(shard)}
+        return not holders.isdisjoint(self._views.others)
+
+    def on_digested(self, event: p.StatesDigested) -> None:
+        self.is_digesting = False
+        if event.step != self._commit.step or self._views.is_recovering:
+            return
+        for shard, digest in event.digests.items():
+            if self._holdings.has(shard, event.step):
+                self._holdings[shard].digest = digest
+        self._comparison.tell_own(event.published)
+        message = Digests(
+            step=event.step,
+            digests=tuple(sorted(event.digests.items())),
+            parameters=tuple(sorted(event.published.items())),
+        )
+        self._out.send_all(self._views.others, message)
+        self._holdings.drop_leaving()

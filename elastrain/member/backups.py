@@ -1,0 +1,113 @@
+"""Back shards up: keep finished gradients, update behind, compare digests, and acknowledge to the primary."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from elastrain import protocol as p
+from elastrain.member.commands import Commands
+from elastrain.member.commit import Commit
+from elastrain.member.doubts import Doubts
+from elastrain.member.holdings import HeldShard, Holdings
+from elastrain.member.partials import FinishedGradient
+from elastrain.member.primaries import Primaries
+from elastrain.member.runs import Runs
+from elastrain.messages import Ack, Digests, Gradient
+from elastrain.values import Record
+
+
+class Backups:
+    """This member as a backup; the states lie in `Holdings`."""
+
+    def __init__(
+        self, commit: Commit, runs: Runs, holdings: Holdings, primaries: Primaries, doubts: Doubts, out: Commands
+    ) -> None:
+        self._commit = commit
+        self._runs = runs
+        self._holdings = holdings
+        self._primaries = primaries
+        self._doubts = doubts
+        self._out = out
+
+    # ------------------------------------------------------------------------------------------------ the open step
+
+    def on_gradient(self, source: str, message: Gradient, payload: object) -> None:
+        if message.step != self._runs.step:
+            return
+        for index, shard in enumerate(message.shards):
+            held = self._holdings.of(shard)
+            held.kept[message.step] = FinishedGradient(
+                message.contribution, message.touched[index], message.square_norms[index]
+            )
+            self._out.do(p.StoreGradient(step=message.step, shard=shard, payload=payload, index=index))
+            held.owed[message.step] = source
+        self.acknowledge(message.shards)
+
+    def may_acknowledge(self, held: HeldShard, step: int) -> bool:
+        """A backup answers for `step` only when its state of the step before is verified."""
+        # From that state and the gradient it can make the step; from an older one it could not.
+        return held.version == step - 1
+
+    def acknowledge(self, shards: Iterable[int]) -> None:
+        step = self._runs.step
+        by_primary: dict[str, list[int]] = defaultdict(list)
+        for shard in shards:
+            held = self._holdings[shard]
+            if step in held.owed and self.may_acknowledge(held, step):
+                by_primary[held.owed.pop(step)].append(shard)
+        for primary, acked in by_primary.items():
+            self._out.send(primary, Ack(step=step, shards=tuple(acked)))
+
+    def kept(self, shards: Iterable[int]) -> dict[int, FinishedGradient]:
+        """What this member has of the open step's finished gradients as their backup."""
+        found = {shard: self._holdings.find(shard) for shard in shards}
+        step = self._runs.step
+        return {shard: held.kept[step] for shard, held in found.items() if held is not None and step in held.kept}
+
+    # ------------------------------------------------------------------------------------------- the committed step
+
+    def apply_behind(self, record: Record) -> None:
+        """Have the update of the step that has just been committed made when there is time."""
+        for shard in self._holdings:
+            if self._commit.roles.is_mine(shard):
+                continue
+            held = self._holdings[shard]
+            if record.step in held.kept:
+                touched = held.kept[record.step].touched
+                self._out.do(p.ApplyBehind(record=record, shard=shard, touched=touched))
+            else:  # a copy that was not followed up is stale from now on
+                self._holdings.drop(shard)
+
+    def on_applied_behind(self, event: p.AppliedBehind) -> None:
+        held = self._holdings.find(event.shard)
+        if held is not None and event.shard not in self._holdings.bound and event.step == held.version + 1:
+            held.scratch[event.step] = event.digest
+            self._doubts.answer_askers(event.shard, event.step)
+            self.verify(event.shard, event.step)
+
+    def on_digests(self, source: str, message: Digests) -> None:
+        for shard, digest in message.digests:
+            held = self._holdings.find(shard)
+            if held is not None and shard not in self._holdings.bound and held.version < message.step:
+                held.expected[message.step] = digest
+                held.primary = source
+                self.verify(shard, message.step)
+
+    def on_updated_again(self, event: p.UpdatedAgain) -> None:
+        if self._doubts.on_updated_again(event):
+            self.verify(event.shard, event.step)
+
+    def verify(self, shard: int, step: int) -> None:
+        """Swap the update in if it is the primary's."""
+        held = self._holdings[shard]
+        if held.difference is not None or step not in held.scratch or step not in held.expected:
+            return
+        if held.scratch[step] != held.expected[step]:
+            self._doubts.open(shard, step)
+            return
+        held.verify(step)
+        self._out.do(p.Swap(step=step, shard=shard))
+        if self._commit.roles.is_mine(shard):
+            self._primaries.bind(shard)
+        self.acknowledge([shard])

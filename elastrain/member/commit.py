@@ -1,0 +1,41 @@
+"""The newest step that this member has passed: its record, who holds what since then, and which parameters are here."""
+
+from __future__ import annotations
+
+from elastrain.member.parameters import Parameters
+from elastrain.member.roles import Roles
+from elastrain.messages import Ack, Copied, Digests, Doubt, Evidence, Gradient, Message, Partial, ShardCopy
+from elastrain.scaling import Scaler
+from elastrain.values import Record, Shape, Vote
+
+
+class Commit:
+    """Owns the record; with it go the roles and the parameters, which mean something as of a step only."""
+
+    def __init__(self, me: str, shape: Shape) -> None:
+        self.step = -1
+        """-1: nothing is committed yet."""
+        self.record: Record | None = None
+        self.roles = Roles(me)
+        self.parameters = Parameters(len(shape.shards))
+        self._first_scaler = shape.loss_scale.start
+
+    def advance(self, step: int, record: Record | None) -> None:
+        """Hold the record of a newer step. Learning is passing: it is never undone."""
+        self.step, self.record = step, record
+        self.parameters.expect(step)
+
+    def next_scaler(self) -> Scaler:
+        """The loss scaling of the step after this one."""
+        # From the record and not from what this member has seen: a newcomer scales as all others do.
+        return self._first_scaler if self.record is None else self.record.next_scaler
+
+    def is_ahead(self, message: Message) -> bool:
+        """Whether the message belongs to a step that this member reaches later, on its own or by another message."""
+        match message:
+            case Partial() | Gradient() | Ack() | Vote():
+                return message.step > self.step + 1
+            case Digests() | ShardCopy() | Copied() | Doubt() | Evidence():
+                return message.step > self.step
+            case _:
+                return False

@@ -1,0 +1,172 @@
+"""Vote, commit, apply, publish: how a step becomes one that cannot be undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from elastrain import protocol as p
+from elastrain.member.machine import Machine
+from elastrain.messages import Publish
+from elastrain.placement import Holders, Placement, next_roles
+from elastrain.plan import plan
+from elastrain.values import Record, Vote
+from elastrain.voting import Disagreement, combine_votes
+
+
+class Committing:
+    """Rules of the commit, over the parts; owns nothing."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    # ------------------------------------------------------------------------------------------------ vote and commit
+
+    def may_vote(self) -> bool:
+        """Whether all is done that the commit of this step makes impossible afterwards."""
+        m, custody = self._machine, self._machine.custody
+        return (
+            not m.views.is_recovering
+            and m.loop.has_asked_in(m.step.number)  # a script may still read what the commit overwrites
+            and not custody.announcements.is_digesting
+            and not custody.given.is_reading()
+            and custody.given.has_moved()
+            and m.commit.parameters.are_here()
+            and m.step.check.is_done()  # it reads the parameters of this step
+            and custody.comparison.is_settled()
+            and not custody.holdings.in_doubt()
+            and all(self.is_safe(shard) for shard in m.commit.roles.mine)
+        )
+
+    def is_safe(self, shard: int) -> bool:
+        """Finished, on state of the step before, and acknowledged by all who keep a copy or are about to."""
+        m = self._machine
+        return (
+            shard in m.step.reduction.finished
+            and m.custody.holdings.has(shard, m.commit.step)
+            and m.commit.roles.readers(shard) <= m.step.ballot.acknowledged(shard)
+        )
+
+    def may_copy(self) -> bool:
+        """Whether now is the time to copy shards: while runs are computed, since a vote waits for what is under way."""
+        m, given = self._machine, self._machine.custody.given
+        # Where digests take longer than the runs, the first copies of a step are made afterwards.
+        has_time = m.step.runs.is_computing() or not given.has_moved()
+        is_in_step = m.loop.step == m.step.number and not m.views.is_recovering
+        return is_in_step and has_time and not m.custody.announcements.is_digesting and not m.step.ballot.has_voted
+
+    def is_settled(self) -> bool:
+        """The last step's parameters and copies are compared, too: after the end nobody would notice."""
+        m, custody = self._machine, self._machine.custody
+        if m.views.is_recovering or m.commit.step < 0 or not m.views.others:
+            return not m.views.is_recovering
+        backed = [shard for shard, holders in enumerate(m.commit.roles.live) if m.me in holders.backups]
+        return (
+            custody.comparison.is_settled()
+            and not custody.announcements.is_digesting
+            and not custody.holdings.in_doubt()
+            and all(custody.holdings.has(shard, m.commit.step) for shard in backed)
+        )
+
+    def vote(self) -> None:
+        """Vote once all that this member answers for is finished and backed up."""
+        m = self._machine
+        if m.step.ballot.has_voted or not self.may_vote():
+            return
+        assert m.views.newest is not None
+        mine, finished = m.commit.roles.mine, m.step.reduction.finished
+        vote = Vote(
+            step=m.step.number,
+            seen=m.views.newest.generation,
+            contribution=finished[mine[0]].contribution if mine else None,
+            square_norms=tuple((shard, finished[shard].square_norm) for shard in mine),
+            roles=tuple(self.proposed_roles(mine)),
+            settings=m.loop.settings,
+            checks=m.step.check.results(),
+        )
+        m.step.ballot.cast(m.me, vote)
+        m.out.send_all(m.views.others, vote)
+
+    def proposed_roles(self, mine: Iterable[int]) -> Iterable[tuple[int, Holders]]:
+        """What is to change in the holders of this primary's shards, by whose copies are verified."""
+        roles, ballot = self._machine.commit.roles, self._machine.step.ballot
+        assert roles.committed is not None
+        for shard in mine:
+            ready = {self._machine.me, *ballot.acknowledged(shard)}
+            after = next_roles(roles.live[shard], roles.target[shard], ready)
+            if after != roles.committed[shard]:
+                yield shard, after
+
+    def decide(self) -> Record | None:
+        """The record of the open step, if the votes of all members are here. All of them come to the same one."""
+        m = self._machine
+        if m.views.current is None or m.views.is_recovering:
+            return None
+        votes = m.step.ballot.votes(m.views.current.ids)
+        if votes is None:
+            return None
+        found = combine_votes(m.step.number, m.views.current, votes, scaler=m.commit.next_scaler(), shape=m.shape)
+        if isinstance(found, Disagreement):
+            m.out.fail("DivergedError", found.reason)
+            return None
+        return found
+
+    # ----------------------------------------------------------------------------------------------------------- pass
+
+    def learn(self, record: Record) -> None:
+        """Hold the record: the step cannot be undone any more."""
+        m = self._machine
+        m.commit.advance(record.step, record)
+        m.custody.forget_step()
+        m.out.do(p.Passed(record=record))
+
+    def pass_step(self, record: Record) -> tuple[Sequence[int], Placement]:
+        """Do this member's part in the commit; the shards that it updated, and who held what until now."""
+        m = self._machine
+        roles = m.commit.roles
+        mine, before = roles.mine, roles.live
+        touched = {shard: m.step.reduction.finished[shard].touched for shard in mine}
+        self.learn(record)
+        m.custody.primaries.apply(record, touched)
+        m.custody.backups.apply_behind(record)
+        self.change_roles(record, before)
+        m.out.do(p.EndAttempt(step=record.step))
+        m.step.begin(record.step + 1)
+        return mine, before
+
+    def change_roles(self, record: Record, before: Placement) -> None:
+        # The only place where holders change: all members carry out the same record.
+        m = self._machine
+        roles = m.commit.roles
+        roles.change(record.roles)
+        for shard, holders in record.roles:
+            m.custody.holdings.change_role(m.me, shard, before[shard], holders)
+            roles.unfollow(shard, holders.all)
+        if record.roles:
+            m.custody.given.plan()
+
+    def open_next(self, record: Record, mine: Sequence[int], before: Placement) -> None:
+        """Hand out the next step, and publish what this member has updated."""
+        m = self._machine
+        runs = plan(m.views.view.ids, m.shape.runs)
+        m.step.runs.hand(runs[m.me])
+        m.step.check.plan(runs)
+        self.publish(dict.fromkeys(m.views.others, tuple(mine)), record)
+        m.custody.announcements.announce(mine, mine, before)
+
+    # -------------------------------------------------------------------------------------------------------- publish
+
+    def publish(self, shards_by_member: Mapping[str, Sequence[int]], record: Record | None) -> None:
+        """Send new parameters. Every publish carries the record: whoever receives it has passed."""
+        m = self._machine
+        for member, shards in shards_by_member.items():
+            if shards and member != m.me:
+                m.out.send(member, Publish(step=m.commit.step, record=record, shards=tuple(shards)))
+
+    def take_parameters(self, message: Publish, payload: object) -> None:
+        m = self._machine
+        if message.step != m.commit.step:
+            return  # parameters of a step never overwrite older ones before its record is held
+        for index, shard in enumerate(message.shards):
+            if shard not in m.custody.holdings.bound:
+                m.out.do(p.TakeParameters(step=message.step, shard=shard, payload=payload, index=index))
+                m.commit.parameters.have(shard)

@@ -1,0 +1,144 @@
+"""Compare the parameters that this member computes with to what was published, before it votes.
+
+A member digests all that its model has when it has computed its last run of a step, so that nothing computed with wrong
+parameters is ever committed. The verdicts are in witness.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from elastrain import protocol as p
+from elastrain.member.commands import Commands
+from elastrain.member.commit import Commit
+from elastrain.member.views import Views
+from elastrain.messages import Doubt
+from elastrain.witness import Ends, Verdict, judge_parameters, other_primary
+
+
+class Comparison:
+    """Owns what was told of the published parameters, and what was found here."""
+
+    def __init__(self, me: str, views: Views, commit: Commit, out: Commands) -> None:
+        self._me = me
+        self._views = views
+        self._commit = commit
+        self._out = out
+        self._told: dict[int, tuple[str, int]] = {}
+        """Shard -> who published its parameters of the committed step, and their digest there."""
+        self._found: dict[int, int] | None = None
+        """Shard -> digest of what this member has computed with; None: not known yet."""
+        self._is_equal = False
+        """Whether the two are known to be equal."""
+        self._turn = 0
+        """Counts what makes an earlier comparison void."""
+        self._asked_turn = -1
+        self._verdict: Verdict | None = None
+        """This member is known to be wrong: it ends as soon as it is known what it has computed with."""
+        self._replaced: dict[int, int] = {}
+        """Shard -> digest of what this member computed with until it became its primary."""
+
+    def forget_told(self) -> None:
+        """Another step, or another view: what is published is told anew."""
+        self._told.clear()
+        self.forget_found()
+
+    def forget_found(self) -> None:
+        """Other parameters, or more to compute with them: what was found says nothing any more."""
+        self._turn += 1
+        self._found = None
+        self._is_equal = False
+
+    def tell(self, publisher: str, digests: Iterable[tuple[int, int]]) -> None:
+        """These are the digests of shards' parameters as they were published after the committed step."""
+        self._told.update({shard: (publisher, digest) for shard, digest in digests})
+
+    def tell_own(self, digests: Mapping[int, int]) -> None:
+        """As `tell`, of what this member has published."""
+        self.tell(self._me, digests.items())
+
+    def is_settled(self) -> bool:
+        """What this member has computed with is what was published. Alone, there is nobody to compare with."""
+        return self._is_equal or not self._views.others
+
+    # ---------------------------------------------------------------------------------------------------- comparing
+
+    @property
+    def is_condemned(self) -> bool:
+        """This member is wrong: it has nothing left to do but to look at its parameters."""
+        return self._verdict is not None
+
+    def may_compare(self) -> bool:
+        """Whether there is something left to compare, and somebody to compare with."""
+        return not self.is_settled() and not self._views.is_recovering and self._commit.parameters.are_here()
+
+    def go_on(self) -> None:
+        """Digest what the model has, and compare it when all is told."""
+        if self.is_condemned and not self._is_all_told():
+            return
+        if self._found is None:
+            if self._asked_turn != self._turn:
+                self._asked_turn = self._turn
+                self._out.do(p.DigestParameters(turn=self._turn))
+        elif self._is_all_told():
+            self.compare(self._found)
+
+    def _is_all_told(self) -> bool:
+        return all(shard in self._told for shard in self._commit.parameters.needed())
+
+    def on_digested(self, event: p.ParametersDigested) -> None:
+        if event.turn == self._turn:
+            self._found = event.digests
+
+    def compare(self, found: dict[int, int]) -> None:
+        wrong = next((s for s, (_, digest) in sorted(self._told.items()) if found[s] != digest), None)
+        if wrong is None:
+            self._is_equal = True
+            if self._verdict is not None:
+                self._out.fail("CorruptedError", self._verdict.reason)
+            return
+        publisher, _ = self._told[wrong]
+        if publisher == self._me:
+            self._judge(wrong, found[wrong])
+        else:
+            self._found = None  # the answer, or another view, brings the end
+            self._out.send(publisher, Doubt(step=self._commit.step, shard=wrong, parameters=True))
+
+    def on_evidence(self, source: str, shard: int, digest: int | None) -> None:
+        """The publisher says what it has now."""
+        if self._told.get(shard, ("", 0))[0] == source:
+            self._judge(shard, digest)
+
+    def _judge(self, shard: int, now: int | None) -> None:
+        publisher, told = self._told[shard]
+        verdict = judge_parameters(
+            shard=shard, step=self._commit.step, member=self._me, publisher=publisher, told=told, now=now
+        )
+        self._out.fail("DivergedError", verdict.reason)
+
+    def end(self, verdict: Verdict) -> None:
+        """End by a verdict. A wrong member looks at its parameters first: what it computed with them stays in sums."""
+        if verdict.ends is Ends.MEMBER:
+            self._verdict = verdict
+            self.forget_found()
+        else:
+            self._out.fail("DivergedError", verdict.reason)
+
+    # --------------------------------------------------------------------------------------------- becoming a primary
+
+    def replace(self, shard: int, command: p.Command) -> None:
+        """Carry out what replaces a shard's parameters, which must then be what they were."""
+        # A new primary's own copy takes the place of what the last one had published: gradients were computed with it.
+        look = p.DigestAgain(step=self._commit.step, shard=shard, parameters=True, asker=self._me)
+        had = [look] if self._commit.parameters.has(shard) else []
+        for each in (*had, command, *had):
+            self._out.do(each)
+
+    def on_replaced(self, shard: int, digest: int) -> None:
+        """The answers to the two looks of `replace`."""
+        before = self._replaced.pop(shard, None)
+        if before is None:
+            self._replaced[shard] = digest
+        elif before != digest:
+            verdict = other_primary(shard=shard, step=self._commit.step, member=self._me)
+            self._out.fail("DivergedError", verdict.reason)

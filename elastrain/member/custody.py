@@ -1,0 +1,54 @@
+"""The shards in this member's custody: the states themselves, and the four things that it does with them."""
+
+from __future__ import annotations
+
+from elastrain.member.announcements import Announcements
+from elastrain.member.backups import Backups
+from elastrain.member.commands import Commands
+from elastrain.member.commit import Commit
+from elastrain.member.comparison import Comparison
+from elastrain.member.copies import CopiesGiven, CopiesTaken
+from elastrain.member.doubts import Doubts
+from elastrain.member.holdings import Holdings
+from elastrain.member.open_step import OpenStep
+from elastrain.member.primaries import Primaries
+from elastrain.member.views import Views
+from elastrain.messages import Evidence
+from elastrain.values import Shape
+
+
+class Custody:
+    """Primary, backup, giver and taker of copies, and witness: parts that share one `Holdings`."""
+
+    def __init__(self, me: str, shape: Shape, views: Views, commit: Commit, step: OpenStep, out: Commands) -> None:
+        self.holdings = Holdings(out)
+        self.comparison = Comparison(me, views, commit, out)
+        self.doubts = Doubts(me, views, commit, self.holdings, self.comparison, out)
+        self.primaries = Primaries(commit, self.holdings, self.comparison, out)
+        self.backups = Backups(commit, step.runs, self.holdings, self.primaries, self.doubts, out)
+        self.given = CopiesGiven(shape.sizes, commit, self.holdings, step.reduction, out)
+        self.taken = CopiesTaken(me, commit, self.holdings, self.comparison, out)
+        self.announcements = Announcements(views, commit, self.holdings, self.comparison, out)
+
+    def forget_view(self) -> None:
+        """Whatever was asked, told or under way between members of the last view is void."""
+        self.holdings.forget_view()
+        self.comparison.forget_told()
+        self.given.forget_view()
+        self.taken.forget_broken()
+        self.announcements.forget_view()
+
+    def forget_step(self) -> None:
+        """Another step is committed: what was told of the states and parameters of the last one is void."""
+        self.comparison.forget_told()
+        self.given.renew_budget()
+        self.taken.forget_broken()
+
+    def on_evidence(self, source: str, message: Evidence) -> None:
+        """Hand the answer to whoever asked: of parameters, of a broken copy, or of a backup's update."""
+        if message.parameters:
+            self.comparison.on_evidence(source, message.shard, message.digest)
+        elif self.taken.is_about(message.shard):
+            self.taken.on_evidence(source, message)
+        else:
+            self.doubts.on_evidence(source, message)

@@ -1,0 +1,129 @@
+"""Find out who is wrong where a backup's update is not its primary's; answer others who ask the same.
+
+A difference is a doubt first: the backup looks again at what it has, then asks all others. What follows from the
+answers is decided in witness.py.
+"""
+
+from __future__ import annotations
+
+from elastrain import protocol as p
+from elastrain.member.commands import Commands
+from elastrain.member.commit import Commit
+from elastrain.member.comparison import Comparison
+from elastrain.member.holdings import HeldShard, Holdings
+from elastrain.member.views import Views
+from elastrain.messages import Doubt, Evidence
+from elastrain.witness import Difference, Ends, Verdict, judge, look_again
+
+
+class Doubts:
+    """The open questions lie with the states that they are about, in `Holdings`."""
+
+    def __init__(
+        self, me: str, views: Views, commit: Commit, holdings: Holdings, comparison: Comparison, out: Commands
+    ) -> None:
+        self._me = me
+        self._views = views
+        self._commit = commit
+        self._holdings = holdings
+        self._comparison = comparison
+        self._out = out
+
+    # ------------------------------------------------------------------------------------------------ this member's
+
+    def open(self, shard: int, step: int) -> None:
+        """This backup's update is not the primary's: make it again, from what is here."""
+        assert self._commit.record is not None
+        held = self._holdings[shard]
+        held.difference = Difference(
+            shard=shard,
+            step=step,
+            member=self._me,
+            primary=held.primary,
+            told=held.expected[step],
+            found=held.scratch[step],
+        )
+        self._out.do(p.UpdateAgain(record=self._commit.record, shard=shard, touched=held.kept[step].touched))
+
+    def on_updated_again(self, event: p.UpdatedAgain) -> bool:
+        """Compare once more. True: the doubt is over, and the update is as good as any."""
+        held = self._holdings.find(event.shard)
+        if held is None or held.difference is None or held.difference.step != event.step:
+            return False
+        held.scratch[event.step] = event.digest
+        verdict = look_again(held.difference, verified=held.digest, verified_now=event.before, found_now=event.digest)
+        return self._conclude(held, verdict) if verdict is not None else self.ask(event.shard)
+
+    def ask(self, shard: int) -> bool:
+        """Ask all others, whether or not they hold the shard: the same question in every view. True: it is over."""
+        held = self._holdings[shard]
+        assert held.difference is not None
+        held.answers.clear()
+        question = Doubt(step=held.difference.step, shard=shard, parameters=False)
+        self._out.send_all(self._views.others, question)
+        return self._judge(held)
+
+    def ask_again(self) -> None:
+        """A new view: some of those who were asked are gone."""
+        for shard in self._holdings.in_doubt():
+            if not self._out.is_closed:
+                self.ask(shard)
+
+    def on_evidence(self, source: str, message: Evidence) -> None:
+        held = self._holdings.find(message.shard)
+        if held is not None and held.difference is not None:
+            held.answers[source] = message.digest
+            self._judge(held)
+
+    def _judge(self, held: HeldShard) -> bool:
+        assert held.difference is not None
+        if not held.answers.keys() >= set(self._views.others):
+            return False
+        return self._conclude(held, judge(held.difference, held.answers))
+
+    def _conclude(self, held: HeldShard, verdict: Verdict) -> bool:
+        if verdict.ends is not Ends.NOTHING:
+            self._comparison.end(verdict)
+            return False
+        held.difference = None
+        self._out.do(p.Noticed(reason=verdict.reason))
+        return True
+
+    # ------------------------------------------------------------------------------------------------------ others'
+
+    def on_doubt(self, source: str, message: Doubt) -> None:
+        """Say what is here now, if this member has made it itself. Where it has still to do so, it answers later."""
+        shard, held = message.shard, self._holdings.find(message.shard)
+        if message.step != self._commit.step:
+            self._answer(source, message, None)
+        elif message.parameters:
+            self._out.do(p.DigestAgain(step=message.step, shard=shard, parameters=True, asker=source))
+        elif held is None or (held.is_copy and held.version == message.step):
+            # A copy is as its primary's state was, right or wrong: it is no witness.
+            self._answer(source, message, None)
+        elif held.version == message.step:
+            self._out.do(p.DigestAgain(step=message.step, shard=shard, parameters=False, asker=source))
+        elif message.step in held.scratch:
+            self._answer(source, message, held.scratch[message.step])
+        elif message.step in held.kept:
+            held.askers.add(source)
+        else:
+            self._answer(source, message, None)
+
+    def _answer(self, to: str, asked: Doubt, digest: int | None) -> None:
+        answer = Evidence(step=asked.step, shard=asked.shard, parameters=asked.parameters, digest=digest)
+        self._out.send(to, answer)
+
+    def on_digested_again(self, event: p.DigestedAgain) -> None:
+        if event.asker == self._me:
+            self._comparison.on_replaced(event.shard, event.digest)
+        elif event.asker in self._views.others:
+            asked = Doubt(step=event.step, shard=event.shard, parameters=event.parameters)
+            self._answer(event.asker, asked, event.digest)
+
+    def answer_askers(self, shard: int, step: int) -> None:
+        """This member's own update is made: tell those who were waiting for it."""
+        held = self._holdings[shard]
+        for member in sorted(held.askers & set(self._views.others)):
+            self._answer(member, Doubt(step=step, shard=shard, parameters=False), held.scratch[step])
+        held.askers.clear()

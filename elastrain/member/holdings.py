@@ -1,0 +1,142 @@
+"""States of shards that are in this member's hands: which version, what is kept beside it, what is said about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from elastrain import protocol as p
+from elastrain.member.commands import Commands
+from elastrain.member.parameters import NEVER
+from elastrain.member.partials import FinishedGradient
+from elastrain.placement import Holders
+from elastrain.witness import Difference
+
+
+@dataclass
+class HeldShard:
+    """A shard's state in this member's hands."""
+
+    version: int = NEVER
+    """The step after which it stands, verified (or its own work as primary)."""
+    kept: dict[int, FinishedGradient] = field(default_factory=dict)
+    """Finished gradients by step, until their update is verified."""
+    scratch: dict[int, int] = field(default_factory=dict)
+    """Step -> digest of the update made behind, not yet verified."""
+    expected: dict[int, int] = field(default_factory=dict)
+    """Step -> the primary's digest."""
+    owed: dict[int, str] = field(default_factory=dict)
+    """Step -> the primary that waits for an acknowledgement."""
+    digest: int | None = None
+    """Of the state at `version`, when it was last compared or told; None: never."""
+    is_copy: bool = False
+    """It was copied from its primary as of `version`: equal to that whether right or wrong."""
+    primary: str = ""
+    """Who told what is expected."""
+    difference: Difference | None = None
+    """Its update and the primary's are not the same; which is right is being found out."""
+    answers: dict[str, int | None] = field(default_factory=dict)
+    """What others told of it."""
+    askers: set[str] = field(default_factory=set)
+    """Members that wait for the digest of the update that this member is about to make."""
+
+    def apply(self, step: int) -> None:
+        """Its primary has made the update of `step`: nothing that belongs to an earlier one counts any more."""
+        self.version, self.digest, self.is_copy = step, None, False
+        self.kept = {later: gradient for later, gradient in self.kept.items() if later > step}
+        self.scratch.clear()
+        self.expected.clear()
+
+    def verify(self, step: int) -> None:
+        """The update that was made behind is the primary's."""
+        self.digest = self.scratch.pop(step)
+        del self.expected[step]
+        self.version, self.is_copy = step, False
+        self.kept.pop(step, None)
+
+    def replace(self, step: int, digest: int) -> None:
+        """A copy of the primary's state as of `step` has taken its place."""
+        self.version, self.is_copy, self.digest = step, True, digest
+        self.kept.clear()
+        self.scratch.clear()
+        self.expected.clear()
+
+
+class Holdings:
+    """Owns the shards that this member has, and which of them are to go."""
+
+    def __init__(self, out: Commands) -> None:
+        self.bound: set[int] = set()
+        """Shards whose state works on the model's own memory: this member is their primary."""
+        self._out = out
+        self._held: dict[int, HeldShard] = {}
+        self._leaving: set[int] = set()
+        """Shards whose holder this member is no longer, until others need it no more."""
+
+    def __contains__(self, shard: int) -> bool:
+        return shard in self._held
+
+    def __getitem__(self, shard: int) -> HeldShard:
+        return self._held[shard]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._held))
+
+    def find(self, shard: int) -> HeldShard | None:
+        return self._held.get(shard)
+
+    def of(self, shard: int) -> HeldShard:
+        """The shard's state, which may be about to come."""
+        return self._held.setdefault(shard, HeldShard())
+
+    def has(self, shard: int, version: int) -> bool:
+        """Whether its verified state is here as of this step."""
+        return shard in self._held and self._held[shard].version == version
+
+    def in_doubt(self) -> list[int]:
+        """Shards of which it is not known whether this member or the primary is wrong."""
+        return [shard for shard, held in self._held.items() if held.difference]
+
+    def forget_view(self) -> None:
+        """Forget those who wait for something: in the next view they ask again."""
+        for held in self._held.values():
+            held.owed.clear()
+            held.askers.clear()
+
+    # ----------------------------------------------------------------------------------------------------- giving up
+
+    def change_role(self, me: str, shard: int, before: Holders, after: Holders) -> None:
+        """Follow a commit that has changed the shard's holders."""
+        if me == before.primary != after.primary and me in after.backups:
+            self.unbind([shard])
+        # Only now: a follower's copy stays, its own time as a holder is still to come.
+        if me in before.all and me not in after.all:
+            self._leaving.add(shard)
+
+    def unbind(self, shards: Iterable[int]) -> None:
+        """Give the model's memory back: this member is no longer their primary."""
+        for shard in sorted(shards):
+            self.bound.discard(shard)
+            self._out.do(p.Unbind(shard=shard))
+
+    def drop_leaving(self) -> None:
+        """Let go of what others hold now, but for what is being compared."""
+        for shard in sorted(self._leaving):
+            held = self._held.get(shard)
+            if held is None or held.difference is None:
+                self.drop(shard)
+
+    def drop(self, shard: int) -> None:
+        held = self._held.get(shard)
+        if held is not None and held.difference is not None:
+            self.end_in_doubt(held.difference)
+            return
+        self._leaving.discard(shard)
+        self.bound.discard(shard)
+        if self._held.pop(shard, None) is not None:
+            self._out.do(p.Drop(shard=shard))
+
+    def end_in_doubt(self, difference: Difference) -> None:
+        """The state is needed, or goes, before it is known whose is right."""
+        reason = f"{difference}, and {difference.primary} was lost before it was known which of the two is wrong"
+        self._out.fail("DivergedError", f"{reason}: start the job again")

@@ -1,0 +1,115 @@
+"""The end of the training loops: before which step each member's ended, and what follows when not all have.
+
+Loops end by `until`, or by a decision of each script (`break`). Where these differ, the majority of the members decides
+for all: nothing of the step in question can be committed meanwhile, since that needs everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from elastrain.member.commands import Commands
+from elastrain.member.views import Views
+from elastrain.messages import EndsBefore, GoesOn
+
+
+def job_ends(voters: Sequence[str], left: Collection[str], going: Collection[str]) -> bool | None:
+    """Whether more than half of the `voters` (in rank order) have left their loops; None: that is open yet.
+
+    Where the two halves are equal, the lowest rank is in the one that decides.
+    """
+    votes_left, votes_going = (sum(voter in side for voter in voters) for side in (left, going))
+    if 2 * max(votes_left, votes_going) > len(voters):
+        return votes_left > votes_going
+    if votes_left + votes_going == len(voters):
+        return voters[0] in left
+    return None
+
+
+class JobEnd:
+    """Owns who has ended before which step, and who goes on."""
+
+    def __init__(self, me: str, views: Views, out: Commands) -> None:
+        self.step: int | None = None
+        """The step before which this member's loop has ended, or has to end."""
+        self._me = me
+        self._views = views
+        self._out = out
+        self._ended: dict[str, int] = {}
+        """Member -> step before which its training loop ended."""
+        self._going: dict[str, int] = {}
+        """Member -> step that its training loop is in, while others have ended before it."""
+        self._asked = -1
+        """Step in which this member's loop asked for work last."""
+        self._is_overruled = False
+        """This member's loop would have gone on: the majority has ended before it."""
+
+    def forget_view(self) -> None:
+        self._ended.clear()
+        self._going.clear()
+
+    # -------------------------------------------------------------------------------------------------- what is known
+
+    def on_asked(self, step: int) -> None:
+        """This member's loop is in `step` and asks for work."""
+        self._asked = step
+        self._go_on()
+
+    def on_loop_ended(self, step: int) -> None:
+        """This member's loop has ended before `step`."""
+        self.step = step
+
+    def on_ends_before(self, source: str, step: int) -> None:
+        self._ended[source] = step
+        self._go_on()
+
+    def on_goes_on(self, source: str, step: int) -> None:
+        self._going[source] = step
+
+    def _go_on(self) -> None:
+        """Some loops have ended before the step in which this one asks for work: all count who is in it."""
+        if self.step is None and any(self._asked >= step for step in self._ended.values()):
+            self._going[self._me] = self._asked
+            self._out.send_all(self._views.others, GoesOn(step=self._asked))
+
+    def is_to_be_told(self) -> bool:
+        """Whether this loop's end is known here and not yet to the others."""
+        return self.step is not None and self._me not in self._ended
+
+    def tell(self) -> None:
+        assert self.step is not None
+        self._ended[self._me] = self.step
+        self._out.send_all(self._views.others, EndsBefore(step=self.step))
+
+    # ------------------------------------------------------------------------------------------------------- the end
+
+    def judge(self) -> None:
+        """All members come to the same verdict: each has left before the step or is in it, and does not change that."""
+        if self._views.is_recovering or not self._ended:
+            return
+        step = min(self._ended.values())
+        going = [m for m, asked in self._going.items() if asked >= step and m not in self._ended]
+        ends = job_ends(self._voters(), self._ended, going)
+        if ends is None:
+            return
+        if self.step is not None and not ends:
+            self._out.fail(
+                "StoppedError",
+                f"the training loop was left here before step {self.step}, but {', '.join(going)} went on: leave "
+                "it on all members after the same step",
+            )
+        elif self.step is None and ends and self._asked >= step:
+            self._is_overruled, self.step = True, step
+
+    def _voters(self) -> tuple[str, ...]:
+        """Members that had begun to train when this view began: a newcomer's own counters may stand elsewhere."""
+        members = self._views.view.ids
+        return tuple(m for m in members if self._views.reports[m].begun >= 0) or members
+
+    def leave_together(self) -> None:
+        """The end is a barrier: until all are there, somebody may still need what this member has."""
+        if self.step is not None and self._views.current and self._ended.keys() >= set(self._views.current.ids):
+            self.let_go()
+
+    def let_go(self) -> None:
+        self._out.leave(overruled=self._is_overruled)

@@ -1,0 +1,254 @@
+"""The step protocol of one member: a state machine without I/O and clock, `event -> commands`.
+
+Compute, fold, reduce, commit, apply, publish; and after any change of view: report, complete the highest committed
+step, resume. A driver carries the commands out in order and feeds the results back; the simulator and the worker's
+engine are two drivers of the same class. docs/index.md follows one failure through it, tests/sim/transcripts shows it.
+
+Here events and messages are routed to the parts, and what has become possible is done in its order. The rules are in
+the parts; each that keeps the bits has a planted bug in tests/sim.
+"""
+
+from __future__ import annotations
+
+from elastrain import messages as said
+from elastrain import protocol as p
+from elastrain.member.committing import Committing
+from elastrain.member.machine import Machine
+from elastrain.member.recovering import Recovering
+from elastrain.placement import Placement
+from elastrain.values import Record, Report, Shape, Vote
+
+
+class Lifecycle:
+    """One member's part in the job."""
+
+    def __init__(self, *, me: str, shape: Shape) -> None:
+        self.machine = Machine(me, shape)
+        self._committing = Committing(self.machine)
+        self._recovering = Recovering(self.machine, self._committing)
+
+    # ---------------------------------------------------------------------------------------------- for its driver
+
+    def handle(self, event: p.Event) -> list[p.Command]:
+        """Take one event in; the commands are to be carried out in order before the next event."""
+        if self.machine.out.is_closed:
+            return []
+        self._take_in(event)
+        self._progress()
+        return self.machine.out.take()
+
+    @property
+    def shape(self) -> Shape:
+        return self.machine.shape
+
+    @property
+    def record(self) -> Record | None:
+        """The newest record that this member holds; None before the first commit."""
+        return self.machine.commit.record
+
+    @property
+    def holders(self) -> Placement:
+        """The committed holders that are in this view."""
+        return self.machine.commit.roles.live
+
+    def unreported(self) -> tuple[str, ...]:
+        """Members of the view for whose report this one waits, though they should have answered at once."""
+        return self.machine.views.unreported(is_newcomer=self.machine.loop.is_outside)
+
+    # ------------------------------------------------------------------------------------------------------ events
+
+    def _take_in(self, event: p.Event) -> None:
+        m = self.machine
+        match event:
+            case p.Viewed():
+                if m.views.on_view(event.view):
+                    self._switch()
+            case p.Arrived():
+                self._on_arrival(event)
+            case p.BlockDone():
+                m.step.reduction.on_block_done(event)
+            case p.Began():
+                m.loop.on_began(event)
+            case p.Ready():
+                m.loop.on_ready(event)
+                m.end.on_asked(m.loop.step)
+            case p.LoopEnded():
+                m.loop.on_ended(event)
+                m.end.on_loop_ended(event.step)
+            case p.JobEnded():
+                m.end.let_go()
+            case p.CopyBudgetSet():
+                m.custody.given.budget_bytes = event.parameters_bytes
+            case _:
+                self._on_result(event)
+
+    def _on_result(self, event: p.Event) -> None:
+        """What came of a command."""
+        m, custody = self.machine, self.machine.custody
+        match event:
+            case p.GradientsFinished():
+                m.step.reduction.on_finished(event)
+            case p.Checked():
+                m.step.check.on_checked(event)
+            case p.AppliedBehind():
+                custody.backups.on_applied_behind(event)
+            case p.UpdatedAgain():
+                custody.backups.on_updated_again(event)
+            case p.StatesDigested():
+                custody.announcements.on_digested(event)
+            case p.ParametersDigested():
+                custody.comparison.on_digested(event)
+            case p.DigestedAgain():
+                custody.doubts.on_digested_again(event)
+            case p.TookCopy() if not m.views.is_recovering:
+                custody.taken.on_taken(event)
+
+    # ---------------------------------------------------------------------------------------------------- messages
+
+    def _on_arrival(self, arrival: p.Arrived) -> None:
+        views = self.machine.views
+        if views.is_stale(arrival):
+            return
+        if views.is_ahead(arrival):
+            views.hold(arrival)
+            if views.is_left_behind():
+                self._switch()
+        elif isinstance(arrival.message, Report):
+            views.reports[arrival.source] = arrival.message
+        elif views.is_recovering or self.machine.commit.is_ahead(arrival.message):
+            views.put_off(arrival)
+        else:
+            self._on_message(arrival)
+
+    def _on_message(self, arrival: p.Arrived) -> None:
+        """A message of this view, for the parts that keep the step and its end."""
+        m, source, message = self.machine, arrival.source, arrival.message
+        match message:
+            case said.Partial():
+                m.step.reduction.on_partial(message, arrival.payload)
+            case said.Ack():
+                if message.step == m.step.number:
+                    m.step.ballot.acknowledge(source, message.shards)
+            case Vote():
+                if message.step == m.step.number:
+                    m.step.ballot.add(source, message)
+            case said.Publish():
+                if message.record is not None and message.step == m.commit.step + 1:
+                    self._pass(message.record)
+                self._committing.take_parameters(message, arrival.payload)
+            case said.LoopHandover():
+                m.loop.on_handover(message, arrival.payload)
+            case said.EndsBefore():
+                m.end.on_ends_before(source, message.step)
+            case said.GoesOn():
+                m.end.on_goes_on(source, message.step)
+            case _:
+                self._on_custody(arrival)
+
+    def _on_custody(self, arrival: p.Arrived) -> None:
+        """A message of this view, for the parts that keep the shards."""
+        custody, source, message = self.machine.custody, arrival.source, arrival.message
+        match message:
+            case said.Gradient():
+                custody.backups.on_gradient(source, message, arrival.payload)
+            case said.Digests():
+                if message.step == self.machine.commit.step:
+                    custody.comparison.tell(source, message.parameters)
+                custody.backups.on_digests(source, message)
+            case said.ShardCopy():
+                custody.taken.on_copy(source, message, arrival.payload)
+            case said.Copied():
+                custody.given.on_copied(source, message)
+            case said.Doubt():
+                custody.doubts.on_doubt(source, message)
+            case said.Evidence():
+                if message.step == self.machine.commit.step:
+                    custody.on_evidence(source, message)
+
+    def _replay(self) -> None:
+        """Read what had come too early; some of it may still."""
+        for arrival in self.machine.views.take_waiting():
+            if not self.machine.out.is_closed:
+                self._on_arrival(arrival)
+
+    # ------------------------------------------------------------------------------------------- one step to the next
+
+    def _switch(self) -> None:
+        self._recovering.switch()
+        self._replay()
+
+    def _pass(self, record: Record) -> None:
+        """Pass a commit of this view: go on to the next step, or to the view that it is computed in."""
+        mine, before = self._committing.pass_step(record)
+        if record.switch:
+            self._switch()
+        else:
+            self._committing.open_next(record, mine, before)
+            self._replay()
+
+    def _recover(self) -> None:
+        if not self.machine.views.may_decide():
+            return
+        decision = self._recovering.decide()
+        if decision is not None:
+            self._recovering.complete(decision)
+            self._recovering.resume(decision)
+            self._replay()
+
+    # ---------------------------------------------------------------------------------------------------- progress
+
+    def _progress(self) -> None:
+        """Do whatever has become possible, in an order that cannot matter for the result."""
+        m = self.machine
+        before = -1
+        while not m.out.is_closed and before != len(m.out):
+            before = len(m.out)
+            self._recover()
+            self._create()
+            m.loop.hand_over()
+            m.step.reduction.finish()
+            self._compare()
+            self._committing.vote()
+            self._commit()
+            self._copy()
+            m.loop.enter()
+            m.loop.feed()
+            self._end()
+
+    def _create(self) -> None:
+        """Let the job start: every holder makes the initial state of its shards, once the parameters are here."""
+        m = self.machine
+        if m.views.is_recovering or m.commit.step >= 0 or not m.commit.parameters.are_here():
+            return
+        m.custody.backups.acknowledge(m.custody.primaries.create(m.me))
+        m.custody.announcements.announce_initial()
+
+    def _compare(self) -> None:
+        """Compare parameters once this member has computed all that it has to in a step."""
+        comparison = self.machine.custody.comparison
+        if comparison.may_compare() and (comparison.is_condemned or self._has_computed()):
+            comparison.go_on()
+
+    def _has_computed(self) -> bool:
+        m = self.machine
+        return m.loop.step == m.step.number and (m.end.step is not None or m.step.runs.are_computed())
+
+    def _commit(self) -> None:
+        record = self._committing.decide()
+        if record is not None:
+            self._pass(record)
+
+    def _copy(self) -> None:
+        if self._committing.may_copy():
+            self.machine.custody.given.send_due()
+
+    def _end(self) -> None:
+        end = self.machine.end
+        self._tell_end()
+        end.judge()
+        self._tell_end()  # the verdict may have ended this member's loop
+        end.leave_together()
+
+    def _tell_end(self) -> None:
+        if self.machine.end.is_to_be_told() and self._committing.is_settled():
+            self.machine.end.tell()

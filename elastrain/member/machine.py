@@ -1,0 +1,27 @@
+"""The parts of one member, wired: who may ask whom can be read off the constructors, and goes one way only."""
+
+from __future__ import annotations
+
+from elastrain.member.commands import Commands
+from elastrain.member.commit import Commit
+from elastrain.member.custody import Custody
+from elastrain.member.job_end import JobEnd
+from elastrain.member.open_step import OpenStep
+from elastrain.member.training_loop import TrainingLoop
+from elastrain.member.views import Views
+from elastrain.values import Shape
+
+
+class Machine:
+    """One member's parts. Only `Lifecycle`, `Committing` and `Recovering` see them all."""
+
+    def __init__(self, me: str, shape: Shape) -> None:
+        self.me = me
+        self.shape = shape
+        self.out = Commands()
+        self.views = Views(me, self.out)
+        self.commit = Commit(me, shape)
+        self.step = OpenStep(me, shape, self.views, self.commit, self.out)
+        self.custody = Custody(me, shape, self.views, self.commit, self.step, self.out)
+        self.loop = TrainingLoop(self.views, self.commit, self.step.runs, self.step.check, self.out)
+        self.end = JobEnd(me, self.views, self.out)

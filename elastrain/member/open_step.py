@@ -1,0 +1,33 @@
+"""The step that is being tried: what begins anew with every step, side by side."""
+
+from __future__ import annotations
+
+from elastrain.fold import Fold
+from elastrain.member.ballot import Ballot
+from elastrain.member.commands import Commands
+from elastrain.member.commit import Commit
+from elastrain.member.cross_check import CrossCheck
+from elastrain.member.reduction import Reduction
+from elastrain.member.runs import Runs
+from elastrain.member.views import Views
+from elastrain.values import Shape
+
+
+class OpenStep:
+    """The parts of one step: a part that is added here begins anew with the others."""
+
+    def __init__(self, me: str, shape: Shape, views: Views, commit: Commit, out: Commands) -> None:
+        self.runs = Runs(Fold(shape.runs), shape.blocks)
+        self.reduction = Reduction(me, shape, views, commit.roles, self.runs, out)
+        self.check = CrossCheck(me, shape.cross_check_every, views, commit, self.runs)
+        self.ballot = Ballot()
+
+    @property
+    def number(self) -> int:
+        return self.runs.step
+
+    def begin(self, number: int) -> None:
+        self.runs.begin(number)
+        self.reduction.begin()
+        self.check.begin()
+        self.ballot.clear()

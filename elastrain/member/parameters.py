@@ -1,0 +1,49 @@
+"""Which of the parameters that this member computes with are those of the committed step.
+
+A member that computes some blocks only needs the parameters of those alone: `needed` is the one place that says which,
+and the comparison of what was published, the loop and the vote all ask it.
+"""
+
+from __future__ import annotations
+
+NEVER = -2
+"""Version of what was never there; -1 is what the job starts with."""
+
+
+class Parameters:
+    """Owns the version of each shard's parameters in the model."""
+
+    def __init__(self, shards: int) -> None:
+        self.versions = [NEVER] * shards
+        """Per shard, the step after which its parameters stand."""
+        self._step = -1
+        self._missing: set[int] | None = None
+        """Shards with another version than `_step`; None: to be counted anew. Asked for several times per event."""
+
+    def needed(self) -> range:
+        """Shards whose parameters this member computes with: all, since every member computes every block."""
+        return range(len(self.versions))
+
+    def expect(self, step: int) -> None:
+        """From now on the parameters of `step` are those that count."""
+        self._step = step
+        self._missing = None
+
+    def have(self, shard: int) -> None:
+        """The shard's parameters of the expected step are in the model."""
+        self.versions[shard] = self._step
+        if self._missing is not None:
+            self._missing.discard(shard)
+
+    def have_initial(self) -> None:
+        """What this member has made is what the job starts with."""
+        self.versions = [-1] * len(self.versions)
+        self._missing = None
+
+    def has(self, shard: int) -> bool:
+        return self.versions[shard] == self._step
+
+    def are_here(self) -> bool:
+        if self._missing is None:
+            self._missing = {shard for shard in self.needed() if not self.has(shard)}
+        return not self._missing

@@ -1,0 +1,74 @@
+"""Answer for a shard as its primary: update it in the model's own memory, and take over from a primary that is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from elastrain import protocol as p
+from elastrain.member.commands import Commands
+from elastrain.member.commit import Commit
+from elastrain.member.comparison import Comparison
+from elastrain.member.holdings import Holdings
+from elastrain.member.parameters import NEVER
+from elastrain.values import Record
+
+Touched = tuple[int, ...]
+"""Per lane of a shard, the bit mask of leaves that got a gradient."""
+
+
+class Primaries:
+    """Binds states to the model's memory; which shards are meant is in `Roles.mine`."""
+
+    def __init__(self, commit: Commit, holdings: Holdings, comparison: Comparison, out: Commands) -> None:
+        self._commit = commit
+        self._holdings = holdings
+        self._comparison = comparison
+        self._out = out
+
+    def create(self, me: str) -> list[int]:
+        """Make the initial state of this member's shards where it has none; the shards that it was made for."""
+        holders = enumerate(self._commit.roles.live)
+        fresh = [s for s, h in holders if me in h.all and self._holdings.of(s).version == NEVER]
+        if fresh:
+            bound = tuple(shard for shard in fresh if self._commit.roles.is_mine(shard))
+            self._holdings.bound.update(bound)
+            for shard in fresh:
+                self._holdings[shard].version = -1
+            self._out.do(p.Create(shards=tuple(fresh), bound=bound))
+        return fresh
+
+    def apply(self, record: Record, touched: Mapping[int, Touched]) -> None:
+        """Update this member's shards for the step that has just been committed."""
+        if touched:
+            self._out.do(p.Apply(record=record, shards=tuple(touched), touched=dict(touched)))
+        for shard in touched:
+            self._applied(shard)
+
+    def take_over(self, shard: int, record: Record | None) -> None:
+        """Make the state of the highest committed step, of which this is the record, in the model's own memory."""
+        held, step = self._holdings.of(shard), self._commit.step
+        if held.version == NEVER and step < 0:  # it is created when the initial parameters are here
+            return
+        if held.version == step:
+            if shard not in self._holdings.bound:
+                self.bind(shard)
+            return
+        # Verified as of the step before, with the gradient kept: recovery names only those who can do this.
+        assert record is not None
+        touched = {shard: held.kept[step].touched}
+        self._comparison.replace(shard, p.Apply(record=record, shards=(shard,), touched=touched))
+        self._applied(shard)
+
+    def bind(self, shard: int) -> None:
+        """Let the verified state work on the model's own memory."""
+        self._holdings.bound.add(shard)
+        self._comparison.replace(shard, p.Bind(step=self._holdings[shard].version, shard=shard))
+        self._commit.parameters.have(shard)
+
+    def _applied(self, shard: int) -> None:
+        held = self._holdings[shard]
+        if held.difference is not None:
+            self._holdings.end_in_doubt(held.difference)
+        held.apply(self._commit.step)
+        self._holdings.bound.add(shard)
+        self._commit.parameters.have(shard)

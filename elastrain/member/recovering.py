@@ -1,0 +1,155 @@
+"""After a change of view: report, complete the highest committed step, resume the open one.
+
+What is to be done follows from the reports of all members by one pure function, `recovery.decide`; here it is carried
+out. Joining, losing members and moving shards are this one operation.
+"""
+
+from __future__ import annotations
+
+from elastrain import protocol as p
+from elastrain.member.committing import Committing
+from elastrain.member.machine import Machine
+from elastrain.placement import target
+from elastrain.recovery import decide
+from elastrain.values import Recovery, Report
+
+
+class Recovering:
+    """Rules of recovery, over the parts; owns nothing."""
+
+    def __init__(self, machine: Machine, committing: Committing) -> None:
+        self._machine = machine
+        self._committing = committing
+
+    # --------------------------------------------------------------------------------------------------------- report
+
+    def switch(self) -> None:
+        """Stop reading anything of older views, and say where this member stands."""
+        m = self._machine
+        m.step.ballot.clear()
+        m.commit.roles.forget_followers()
+        m.custody.forget_view()
+        m.end.forget_view()
+        m.views.switch()
+        report = self.report()
+        m.loop.forget_view()
+        m.views.reports[m.me] = report
+        m.out.send_all(m.views.others, report)
+
+    def report(self) -> Report:
+        m, runs = self._machine, self._machine.step.runs
+        holdings = m.custody.holdings
+        return Report(
+            committed=m.commit.step,
+            record=m.commit.record,
+            base=m.commit.roles.committed,
+            parameters=tuple(m.commit.parameters.versions),
+            held=tuple((shard, holdings[shard].version, self._gradients_of(shard)) for shard in holdings),
+            begun=m.loop.step,
+            finishing=m.end.step is not None,
+            pending=tuple(runs.pending),
+            fixed=runs.under_way,
+            own=tuple(tuple(sorted(partials.nodes)) for partials in runs.own),
+            folded=m.step.reduction.folded(),
+        )
+
+    def _gradients_of(self, shard: int) -> tuple[int, ...]:
+        """Steps whose finished gradient is here, kept as a backup or folded as the primary."""
+        step = self._machine.step
+        folded = {step.number} if shard in step.reduction.finished else set()
+        return tuple(sorted({*self._machine.custody.holdings[shard].kept, *folded}))
+
+    # --------------------------------------------------------------------------------------------------------- decide
+
+    def decide(self) -> Recovery | None:
+        """What all members decide alike, once all have reported; None where this one ends."""
+        m = self._machine
+        decision = decide(m.views.view, m.views.reports, m.shape)
+        if isinstance(decision, Recovery):
+            return decision
+        if m.end.step is not None and self._may_leave_without_state():
+            m.end.let_go()
+        else:
+            m.out.fail("StateLostError", decision.reason)
+        return None
+
+    def _may_leave_without_state(self) -> bool:
+        """At the end of the job only parameters count: members that left in peace took their shards along."""
+        reports = self._machine.views.reports.values()
+        return all(report.finishing and set(report.parameters) == {report.committed} for report in reports)
+
+    # ------------------------------------------------------------------------------------------------------- complete
+
+    def complete(self, decision: Recovery) -> None:
+        """Bring apply and publish of the highest committed step to their end, again where need be."""
+        m = self._machine
+        if m.commit.step < decision.committed:
+            if m.commit.roles.committed is not None and decision.record is not None:
+                self._committing.pass_step(decision.record)
+            else:
+                self.arrive(decision)
+        goal = target(decision.now, m.shape.sizes, m.views.view.nodes, m.shape.backups)
+        m.commit.roles.settle(decision.base, decision.now, goal)
+        m.custody.given.plan()
+        self._take_up_roles(decision)
+        self._publish_lacking(decision)
+        self._announce_unverified(decision)
+
+    def arrive(self, decision: Recovery) -> None:
+        """A newcomer goes on from what the others have committed."""
+        m = self._machine
+        m.commit.advance(decision.committed, decision.record)
+        m.custody.comparison.forget_found()
+        m.step.begin(decision.committed + 1)
+
+    def _take_up_roles(self, decision: Recovery) -> None:
+        m = self._machine
+        holdings, roles = m.custody.holdings, m.commit.roles
+        for shard in holdings:
+            if m.me not in roles.live[shard].all:
+                holdings.drop(shard)
+        holdings.unbind(holdings.bound - set(roles.mine))  # before the first commit, holders may change places
+        for shard in roles.mine:
+            m.custody.primaries.take_over(shard, decision.record)
+
+    def _publish_lacking(self, decision: Recovery) -> None:
+        m = self._machine
+        if m.commit.step >= 0:
+            mine = set(m.commit.roles.mine)
+            wanted = {m: tuple(s for s in lacking if s in mine) for m, lacking in decision.lacking.items()}
+            self._committing.publish(wanted, decision.record)
+        elif m.me == decision.source:
+            m.commit.parameters.have_initial()
+            self._committing.publish(decision.lacking, None)
+
+    def _announce_unverified(self, decision: Recovery) -> None:
+        m = self._machine
+        if m.commit.step >= 0:
+            unverified = frozenset[int]().union(*decision.unverified.values())
+            mine = m.commit.roles.mine
+            m.custody.announcements.announce([s for s in mine if s in unverified], mine, m.commit.roles.live)
+
+    # --------------------------------------------------------------------------------------------------------- resume
+
+    def resume(self, decision: Recovery) -> None:
+        """Survivors' partials stay valid; only what nobody has is computed again."""
+        m = self._machine
+        m.step.runs.hand(decision.runs[m.me])
+        if decision.redone == m.shape.runs:  # nobody has begun
+            m.step.check.plan(decision.runs, decision.newcomers)
+        m.step.reduction.take_over(m.custody.backups.kept(m.commit.roles.mine))
+        m.views.is_recovering = False
+        m.loop.resume(decision, m.me)
+        m.out.do(self._resumed(decision))
+        m.step.reduction.resume(decision.folded)
+        m.custody.doubts.ask_again()
+
+    def _resumed(self, decision: Recovery) -> p.Resumed:
+        m = self._machine
+        return p.Resumed(
+            view=m.views.view,
+            recovery=decision,
+            target=m.commit.roles.target,
+            own=frozenset(node for partials in m.step.runs.own for node in partials.nodes),
+            is_checking=m.step.check.left > 0,
+        )

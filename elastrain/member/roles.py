@@ -1,0 +1,79 @@
+"""Who holds which shard: as the last commit says, as it is in this view, and as it should be.
+
+A durable tier would be one more holder: a row in `committed` and `target` under a name of its own, whose copies are
+sent by `copies.Copies` and whose word on what it has enters `recovery._able_holders` as a report.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from elastrain.placement import Holders, Placement
+
+
+class Roles:
+    """Owns the three placements and the members that follow a shard without being its holders yet."""
+
+    def __init__(self, me: str) -> None:
+        self.committed: Placement | None = None
+        """Changed by a commit only; None before the first recovery."""
+        self.target: Placement = ()
+        """Where the shards should be in this view."""
+        self.mine: list[int] = []
+        """Shards whose primary this member is."""
+        self._me = me
+        self._live: Placement = ()
+        self._followers: dict[int, set[str]] = defaultdict(set)
+
+    @property
+    def live(self) -> Placement:
+        """The committed holders that are in this view."""
+        return self._live
+
+    def settle(self, committed: Placement, live: Placement, target: Placement) -> None:
+        """Take over what a recovery has decided."""
+        self.committed, self.target = committed, target
+        self.set_live(live)
+
+    def change(self, roles: Iterable[tuple[int, Holders]]) -> None:
+        """Carry out what a commit says."""
+        assert self.committed is not None
+        committed, live = list(self.committed), list(self._live)
+        for shard, holders in roles:
+            committed[shard] = live[shard] = holders
+        self.committed = tuple(committed)
+        self.set_live(tuple(live))
+
+    def is_mine(self, shard: int) -> bool:
+        return self._live[shard].primary == self._me
+
+    def set_live(self, live: Placement) -> None:
+        self._live = live
+        self.mine = [shard for shard, holders in enumerate(live) if holders.primary == self._me]
+
+    # ------------------------------------------------------------------------------------------------------ followers
+
+    def follow(self, shard: int, member: str) -> None:
+        """The member has a verified copy: from now on it gets each gradient, and is a holder after a commit."""
+        self._followers[shard].add(member)
+
+    def unfollow(self, shard: int, holders: Iterable[str]) -> None:
+        self._followers[shard] -= set(holders)
+
+    def forget_followers(self) -> None:
+        # Who primaries are may change with the view, and only a primary knows its followers.
+        self._followers.clear()
+
+    def readers(self, shard: int) -> set[str]:
+        """Members that get the shard's finished gradient: who keeps a copy, or is about to."""
+        return {*self._live[shard].backups, *self._followers[shard]}
+
+    def copies_to_make(self) -> list[tuple[int, str]]:
+        """(shard of this member's, member that should hold it and does not get it yet)."""
+        return [
+            (shard, member)
+            for shard in self.mine
+            for member in self.target[shard].all
+            if member not in {*self._live[shard].all, *self._followers[shard]}
+        ]

@@ -1,0 +1,90 @@
+"""What this member computes of the open step: the runs handed to it, and the partials that came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from elastrain.fold import Combine, Fold, Node, covers, is_covered, leaves
+from elastrain.member.partials import PartialSet, Weight
+
+
+class Runs:
+    """Owns the hand-out of step `step`, tried in one or more views: own partials stay valid across views."""
+
+    def __init__(self, fold: Fold, blocks: int) -> None:
+        self.fold = fold
+        self._blocks = blocks
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        """Start anew with a step of which nothing is computed."""
+        self.step = step
+        self.pending: list[int] = []
+        """Runs still to do here, the running one first."""
+        self.running: int | None = None
+        self.targets: tuple[Node, ...] = ()
+        """Nodes of the fold that this member completes before it sends them."""
+        self.own = [PartialSet(self.fold) for _ in range(self._blocks)]
+        """Per block, what this member has computed."""
+        self.sent: set[tuple[int, Node]] = set()
+        """(block, target) that the shards' primaries were told of."""
+        self._ended: set[int] = set()
+
+    # ------------------------------------------------------------------------------------------------- the hand-out
+
+    def hand(self, runs: Sequence[int]) -> None:
+        """Replace what is still to do. Targets that lose a run shrink; new runs make targets of their own.
+
+        A target that was sent for any block is complete and loses nothing, so what was sent is never changed. Runs that
+        ended here meanwhile are not done again.
+        """
+        runs = [run for run in runs if run not in self._ended]
+        taken = set(self.pending) - set(runs)
+        given = set(runs) - set(self.pending)
+        kept: list[Node] = []
+        for target in self.targets:
+            if taken & leaves([target]):
+                kept.extend(self.fold.cover(leaves([target]) - taken))
+            else:
+                kept.append(target)
+        self.targets = (*kept, *self.fold.cover(given))
+        self.pending = runs
+
+    def end_running(self) -> None:
+        """The training loop has computed the run that it was given, if it was given one."""
+        run, self.running = self.running, None
+        if run is not None:
+            self._ended.add(run)
+            if run in self.pending:
+                self.pending.remove(run)
+
+    @property
+    def under_way(self) -> int:
+        """How many of `pending` may already be under way and cannot be taken away."""
+        # One more than what runs: the loop may have been handed the next run by the time the others read this.
+        return min(len(self.pending), 1 + (self.running is not None))
+
+    def is_computing(self) -> bool:
+        """Runs are still to be done here, or none were handed out yet."""
+        return bool(self.pending or not self.targets)
+
+    # ------------------------------------------------------------------------------------------------- own partials
+
+    def add(self, block: int, run: int, weight: Weight) -> list[Combine]:
+        """The additions that follow from one block's gradient of one run; none if it was there already."""
+        # Only up to the target: beyond it lie siblings that another member may compute.
+        target = next(target for target in self.targets if covers(target, (run, run + 1)))
+        return self.own[block].add((run, run + 1), weight, within=target) or []
+
+    def take_unsent(self) -> Iterable[tuple[int, Node]]:
+        """(block, target) that are complete here and were not sent yet; they count as sent from now on."""
+        for block, partials in enumerate(self.own):
+            for target in self.targets:
+                if target in partials.nodes and (block, target) not in self.sent:
+                    self.sent.add((block, target))
+                    yield block, target
+
+    def are_computed(self) -> bool:
+        """Every block of all that is to be done here has its gradient."""
+        runs = [(run, run + 1) for run in self.pending]
+        return all(is_covered(run, own.nodes) for own in self.own for run in runs)

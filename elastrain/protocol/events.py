@@ -1,0 +1,170 @@
+"""What goes into a member's machine: frozen values, fed one at a time.
+
+`payload` is whatever the driver's transport delivers beside a message (tensors in production, symbols in the
+simulator): it is never looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from elastrain.messages import Message
+from elastrain.values import Check, Contribution
+from elastrain.world import View
+
+
+@dataclass(frozen=True, kw_only=True)
+class Viewed:
+    """The launcher says that this is the newest view."""
+
+    view: View
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrived:
+    """A message came in over a link."""
+
+    source: str
+    generation: int
+    message: Message
+    payload: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Began:
+    """The training loop entered `step` with these settings; `state` is what a newcomer would need to do the same."""
+
+    step: int
+    settings: str
+    state: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """The training loop has nothing to compute and wants to go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockDone:
+    """The gradient of one block over one run is complete."""
+
+    step: int
+    run: int
+    block: int
+    contribution: Contribution
+    touched: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What came of a run's first micro-batch alone: of a probed `Compute`, or of `Recompute`. None: it was given up."""
+
+    step: int
+    run: int
+    check: Check | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientsFinished:
+    """Result of `FinishGradients`: squared norms per shard."""
+
+    step: int
+    square_norms: dict[int, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppliedBehind:
+    """Result of `ApplyBehind`: the digest of the backup's scratch."""
+
+    step: int
+    shard: int
+    digest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatesDigested:
+    """Result of `ComputeDigests`."""
+
+    step: int
+    digests: dict[int, int]
+    published: dict[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParametersDigested:
+    """Result of `DigestParameters`: shard -> digest of what the model computes with."""
+
+    turn: int
+    digests: dict[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatedAgain:
+    """Result of `UpdateAgain`: digests of the state before the step, and of the update made again from it."""
+
+    step: int
+    shard: int
+    before: int
+    digest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigestedAgain:
+    """Result of `DigestAgain`."""
+
+    step: int
+    shard: int
+    parameters: bool
+    asker: str
+    digest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TookCopy:
+    """Result of `TakeCopy`: whether the digest of what was received is `told`, the one that came with it."""
+
+    step: int
+    shard: int
+    intact: bool
+    source: str
+    told: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopEnded:
+    """The training loop ended before `step`."""
+
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEnded:
+    """The launcher says that a member left in peace: all had the last step, nobody is waited for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyBudgetSet:
+    """So many bytes of parameters may be copied to new holders per step: what memory leaves for them has changed."""
+
+    parameters_bytes: int
+
+
+Event: TypeAlias = (
+    CopyBudgetSet
+    | JobEnded
+    | Viewed
+    | Arrived
+    | Began
+    | Ready
+    | BlockDone
+    | Checked
+    | GradientsFinished
+    | AppliedBehind
+    | StatesDigested
+    | ParametersDigested
+    | UpdatedAgain
+    | DigestedAgain
+    | TookCopy
+    | LoopEnded
+)
