@@ -1,4 +1,4 @@
-"""Which sample is in which micro-batch: a pure function of the job's spec, computed per index.
+"""Says which sample is in which micro-batch: a pure function of the job's spec, computed per index.
 
 Samples come from the endless concatenation of the data epochs' permutations, a global batch at a time, so that each
 sample is used exactly once per data epoch whatever the remainder. No dataset, no random state, nothing in memory.
@@ -31,6 +31,7 @@ class DataOrder:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{name} must be a whole number of at least 1; got {value!r}")
+        # A shorter last micro-batch would need its own scale, and its own kernels: other bits for one of them.
         if self.global_batch_size % self.micro_batch_size:
             raise ConfigError(
                 f"global_batch_size={self.global_batch_size} is not a multiple of micro_batch_size="
@@ -46,6 +47,7 @@ class DataOrder:
         """The micro-batch's places in the endless concatenation of the data epochs."""
         if not (0 <= micro_batch < self.micro_batches and step >= 0):
             raise ValueError(f"no micro-batch {micro_batch} in step {step}: there are {self.micro_batches} per step")
+        # Global batches cut the concatenation, not the epoch: no remainder is dropped, and no step is smaller.
         start = step * self.global_batch_size + micro_batch * self.micro_batch_size
         return range(start, start + self.micro_batch_size)
 
@@ -58,7 +60,7 @@ class DataOrder:
         return step * self.global_batch_size // self.dataset_size
 
     def fingerprint(self, step: int, micro_batch: int) -> int:
-        """0..2**64-1. The sum (mod 2**64) over micro-batches tells whether each sample was used exactly once."""
+        """Sum up the samples' fingerprints, mod 2**64; sums over micro-batches tell whether each was used once."""
         return sum(sample_fingerprint(epoch, sample) for epoch, sample in self.samples(step, micro_batch)) & _MASK
 
     def _sample(self, position: int) -> tuple[int, int]:
@@ -66,6 +68,7 @@ class DataOrder:
         return epoch, permuted(index, self.dataset_size, self._epoch_key(epoch)) if self.shuffle else index
 
     def _epoch_key(self, epoch: int) -> int:
+        # Mixed twice, so that seed 1 in epoch 0 is not seed 0 in epoch 1.
         return mix(self._seed_key ^ mix(epoch + _GOLDEN))
 
     @cached_property
@@ -74,16 +77,18 @@ class DataOrder:
 
 
 def sample_fingerprint(data_epoch: int, sample: int) -> int:
-    """0..2**64-1: what one use of a sample adds to the fingerprint."""
+    """What one use of a sample adds to the fingerprint: 0..2**64-1."""
+    # With the epoch: a sample that is used twice in one epoch and never in the next must not look right.
     return mix(mix(data_epoch + _GOLDEN) + sample)
 
 
 def permuted(index: int, size: int, key: int) -> int:
-    """Where a permutation of `0..size-1`, chosen by the 64-bit key, sends `index`.
+    """Send `index` to its place in a permutation of `0..size-1` that the 64-bit key chooses.
 
     A balanced Feistel network on the next even number of bits; results outside of the range are sent through again
     ("cycle walking"; Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002): less than four passes on average.
     """
+    # Computed per index: a stored permutation of a large data set would be memory, and state to hand to newcomers.
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     half_mask = (1 << half_bits) - 1
     while True:

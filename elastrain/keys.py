@@ -1,6 +1,6 @@
-"""Keys of the random streams: 63-bit numbers out of the job's seed and of what is drawn for. Pure values only.
+"""Makes the keys of the random streams: 63-bit numbers out of the job's seed and of what is drawn for.
 
-A key never depends on who computes, so that any member draws the same numbers.
+A key never depends on who computes, so that any member draws the same numbers. Pure values only.
 """
 
 from __future__ import annotations
@@ -10,24 +10,29 @@ from struct import pack
 
 
 def block_key(seed: int, step: int, micro_batch: int, block: str) -> int:
-    """For what a block's forward draws in one micro-batch. `""` stands for everything outside of named blocks."""
+    """Key what a block's forward draws in one micro-batch; the block `""` is everything outside of named blocks."""
+    # One key per block, and not one per micro-batch: a recomputation in backward enters the block alone, and has to
+    # draw the same mask whatever was drawn in between.
     return _key(b"block", pack("<qqq", _int64(seed), step, micro_batch) + block.encode())
 
 
 def sample_key(seed: int, data_epoch: int, sample: int) -> int:
-    """For what a dataset draws while it makes one sample."""
+    """Key what a dataset draws while it makes one sample."""
+    # Of the sample and not of the micro-batch, so that batch sizes do not decide how a sample is augmented.
     return _key(b"sample", pack("<qqq", _int64(seed), data_epoch, sample))
 
 
 def collate_key(seed: int, step: int, micro_batch: int) -> int:
-    """For what `collate_fn` draws while it makes one micro-batch."""
+    """Key what `collate_fn` draws while it makes one micro-batch."""
     return _key(b"collate", pack("<qqq", _int64(seed), step, micro_batch))
 
 
 def _int64(seed: int) -> int:
-    """Any seed as a signed 64-bit number, as torch takes them."""
+    """Bring any seed into a signed 64-bit number, as torch does."""
     return ((seed + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
 
 
 def _key(kind: bytes, message: bytes) -> int:
+    # A cryptographic hash: neighbouring steps and micro-batches must not get related streams. The kind separates uses
+    # of the same numbers; without its last bit the key fits all generators, those that take signed seeds, too.
     return int.from_bytes(blake2b(message, digest_size=8, person=kind).digest(), "little") >> 1

@@ -1,7 +1,7 @@
-"""Whether a member's plan fits into its memory, and what has to leave for it: pure functions of measured bytes.
+"""Decides whether a member's plan fits into its memory, and what has to leave for it: functions of measured bytes.
 
-Activations leave first: they are written once and read once per micro-batch, beside the computing. Then optimizer
-shards, which somebody waits for. Nothing else can leave, and splitting a micro-batch would change the bits.
+Activations leave first: they are written once and read once per micro-batch, while the model computes. Then optimizer
+shards, for which the step waits. Nothing else can leave, and splitting a micro-batch would change the bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Needs:
     """What a member must hold at once under a plan, in bytes."""
 
     base_bytes: int
-    """Interpreter, libraries, data, and what computing takes beside saved activations."""
+    """Interpreter, libraries, data, and what computing takes besides saved activations."""
     parameters_bytes: int
     gradients_bytes: int
     """Slots of gradients, sums on the way, finished and kept gradients, scratch of updates."""
@@ -35,7 +35,7 @@ class Needs:
 
     @property
     def fixed_bytes(self) -> int:
-        """What can not leave."""
+        """What cannot leave."""
         return self.base_bytes + self.parameters_bytes + self.gradients_bytes
 
     @property
@@ -61,10 +61,9 @@ class Shortfall:
 
 
 def fit_plan(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_s: float) -> Fit | Shortfall:
-    """What stays in memory under `limit_bytes`: less and less of the activations, then of the shards, then it is said.
+    """Decide what stays in memory under `limit_bytes`: less and less of the activations, then of the shards.
 
-    Where not everything stays and nobody has measured activations yet, they get what all shards can leave them.
-    `disk_bytes_per_s` is the slower of the disk's two directions: with it the reason tells what a step pays.
+    disk_bytes_per_s: the slower of the disk's two directions; with it the reason tells what a step pays.
     """
     left_bytes = limit_bytes - needs.fixed_bytes
     if needs.shards_bytes + needs.activations_bytes <= left_bytes:
@@ -73,6 +72,8 @@ def fit_plan(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_s
     least_bytes = needs.shards_least_bytes + needs.activations_least_bytes
     if not has_disk or least_bytes > left_bytes:
         return _missing(limit_bytes, needs, has_disk=has_disk)
+    # Before anybody has measured what activations need, they get all that shards can leave them: a refusal for want of
+    # activations would end the job, while shards come back to memory after the first step.
     may_stay_bytes = needs.shards_bytes if needs.is_measured else needs.shards_least_bytes
     kept_shards_bytes = min(may_stay_bytes, left_bytes - needs.activations_least_bytes)
     kept_activations_bytes = left_bytes - kept_shards_bytes
@@ -95,10 +96,8 @@ class Measured:
 
 
 def settle(limit_bytes: int, last: Fit, decided: Fit | Shortfall, measured: Measured) -> Fit | Shortfall:
-    """What to do after a step, when `decided` was estimated anew: what was measured to fit goes before estimates.
-
-    Then nothing is refused, and no shard leaves; activations get what was left.
-    """
+    """Choose between `last`, which a step has just kept to, and `decided`, which was estimated anew after it."""
+    # What was measured to fit goes before estimates: within a view nothing is then refused, and no shard leaves.
     more_leaves = isinstance(decided, Shortfall) or decided.shards_on_disk_bytes > last.shards_on_disk_bytes
     if measured.peak_bytes > limit_bytes or not more_leaves:
         return decided
@@ -110,7 +109,7 @@ def settle(limit_bytes: int, last: Fit, decided: Fit | Shortfall, measured: Meas
 
 
 def _leaving(activations_bytes: int, shards_bytes: int, disk_bytes_per_s: float) -> str:
-    """Both are written and read once: activations per micro-batch, shards per step."""
+    """Say what leaves and what it costs: activations are written and read once per micro-batch, shards per step."""
     parts = [
         f"{_mib(size_bytes)} of {what} go to disk ({2 * size_bytes / disk_bytes_per_s:.3f} s of its time per {unit})"
         for what, size_bytes, unit in (
@@ -141,9 +140,9 @@ def _missing(limit_bytes: int, needs: Needs, *, has_disk: bool) -> Shortfall:
 
 
 def too_small(limit_bytes: int, *, needed_bytes: int, left_bytes: int, share: int) -> str:
-    """The sentence where one operation needs more of its saved activations at once than is left for them.
+    """Say that one operation needs more of its saved activations at once than is left for them.
 
-    Of `share` more bytes under the limit, activations get one.
+    share: of so many more bytes under the limit, activations get one.
     """
     smallest_bytes = limit_bytes + share * (needed_bytes - left_bytes)
     needed_mib, left_mib = needed_bytes / (1 << 20), left_bytes / (1 << 20)
@@ -155,17 +154,17 @@ def too_small(limit_bytes: int, *, needed_bytes: int, left_bytes: int, share: in
 
 
 def _mib(size_bytes: int) -> str:
-    """Rounded up, so that a shortfall is never shown as nothing."""
+    """Write bytes as MiB, rounded up, so that a shortfall is never shown as nothing."""
     return f"{-(-size_bytes // (1 << 20))} MiB"
 
 
 def slots_needed(runs: int, own: Iterable[Node], todo: Sequence[int], *, is_checked: bool = False) -> int:
-    """Copies of the gradient that a member holds at the peak of a step of `runs` runs.
+    """Count the copies of the gradient that a member holds at the peak of a step of `runs` runs.
 
-    `own` are the partials that it has, `todo` the runs that it is going to compute, in order: siblings are added in
-    place, so that one copy remains of both; the run being computed has one of its own. So has a micro-batch of another
-    member's that is computed after them (`is_checked`).
+    own: the partials that it has. todo: the runs that it is going to compute, in order.
+    is_checked: whether it computes a micro-batch of another member's after them, in a copy of its own.
     """
+    # Siblings are added in place, so that one copy remains of both; the run being computed has a copy of its own.
     fold, held = Fold(runs), frozenset(own)
     most = len(held)
     for run in todo:
@@ -177,17 +176,19 @@ def slots_needed(runs: int, own: Iterable[Node], todo: Sequence[int], *, is_chec
 def copy_budget(
     limit_bytes: int, needs: Needs, *, members: int, state_per_parameter: float, least_bytes: int, most_bytes: int
 ) -> int:
-    """Parameters that a member may copy towards new holders per step, with their state: copies in flight are memory.
+    """Say how many bytes of parameters a member may copy per step, with their state, towards new holders.
 
-    As much as there is room for where all others copy to one member at once, between `least_bytes`, so that it comes to
-    an end, and `most_bytes`. The sooner a shard is held twice again, the sooner the next loss may come.
+    The answer lies between `least_bytes`, so that copying comes to an end, and `most_bytes`.
     """
+    # Copies in flight are memory of the receiver, and all other members may copy to one at once. The sooner a shard is
+    # held twice again, the sooner the next loss may come.
     free_bytes = limit_bytes - needs.total_bytes
     return max(least_bytes, min(most_bytes, round(free_bytes / (members * state_per_parameter))))
 
 
 def sums_needed(members: int) -> int:
-    """Buffers per shard while a primary adds the partials of `members` members along the tree."""
+    """Count the buffers per shard while a primary adds the partials of `members` members along the tree."""
+    # One per level: of two siblings the left one waits for the right one.
     return max(1, (members - 1).bit_length())
 
 
@@ -204,11 +205,12 @@ class Held:
 def held_by(
     member: str, placements: Iterable[Placement], sizes: Sequence[int], *, moments: float, masters: bool = False
 ) -> tuple[Held, ...]:
-    """What `member` holds in any of these placements (those of now, and those to come).
+    """List what `member` holds in any of these placements: that of now, and those to come.
 
-    `moments` is the size of the optimizer's own state in units of the parameters'. A primary's parameters are the
-    model's, unless it keeps `masters`; a backup has its own, and a second state while an update is not verified.
+    moments: size of the optimizer's own state, in units of the parameters'. masters: whether primaries keep masters.
     """
+    # A primary's parameters are the model's, unless it keeps masters. A backup has parameters of its own, and a second
+    # state while an update is not verified.
     primary: set[int] = set()
     backup: set[int] = set()
     for placement in placements:
@@ -226,7 +228,8 @@ def held_by(
 
 
 def choose_shards(held: Iterable[Held], wanted_bytes: int) -> tuple[frozenset[int], str]:
-    """Which shards' states go to disk so that `wanted_bytes` leave memory: backups first, nobody waits for them."""
+    """Choose the shards whose states go to disk so that `wanted_bytes` leave memory, and say which."""
+    # Backups first: no step waits for them. Then the largest, so that few shards pay.
     chosen: set[int] = set()
     backups = 0
     for each in sorted(held, key=lambda h: (h.is_primary, -h.leaves_bytes, h.shard)):

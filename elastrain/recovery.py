@@ -1,6 +1,7 @@
-"""What a new view does first: one pure decision over the reports of all its members.
+"""Decides what a new view does first: one pure function of the reports of all its members.
 
-Every member gets the same reports and so comes to the same decision; nobody leads. See docs/index.md.
+Every member gets the same reports and so comes to the same decision; nobody leads. The order of what follows is told in
+docs/index.md, "One failure".
 """
 
 from __future__ import annotations
@@ -20,18 +21,25 @@ _NEWCOMERS_ONLY = (
 
 
 def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery | Unrecoverable:
-    """The same for all members of `view`. `reports` must have an entry for each of them."""
+    """Decide for all members of `view`, whichever of them asks. `reports` has an entry for each of them.
+
+    Returns Unrecoverable, with a sentence, where a shard has no holder left that has or can make its state.
+    """
+    # Rank order, wherever one of several equals has to be chosen: the same on every member.
     members = view.ids
+    # A step that any member has passed is committed, and can never be undone: nobody goes on from an older one.
     committed = max(reports[m].committed for m in members)
     if view.begun and not any(reports[m].base for m in members):
-        # Newcomers by themselves would begin the job anew.
+        # Newcomers by themselves would begin the job anew, and nobody would notice that its state was lost.
         return Unrecoverable(shards=tuple(range(len(shape.shards))), reason=_NEWCOMERS_ONLY)
+    # Only a member that has passed the step knows who its holders are; of these any tells the same.
     leader = next((m for m in members if reports[m].committed == committed and reports[m].base), members[0])
     base = _initial(view, reports[leader].base, shape) if committed < 0 else reports[leader].base
     assert base is not None
     able, lost = _able_holders(view, reports, base, committed)
     if lost:
         return Unrecoverable(shards=lost, reason=_lost_sentence(lost, base, committed))
+    # What is left to do: not what some primary has, nor what survivors have computed, nor what they are computing.
     folded = _folded(reports, able, shape, committed)
     fixed = {m: reports[m].fixed if reports[m].committed == committed else 0 for m in members}
     pending = _once({m: _pending(reports[m], committed) for m in members}, fixed)
@@ -57,21 +65,28 @@ def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery 
 
 
 def _initial(view: View, base: Placement | None, shape: Shape) -> Placement:
-    """Before the first commit anybody can make the initial state of a shard from its parameters: none is lost."""
+    """Place the initial state: before the first commit any member can make it from the parameters, so none is lost."""
     now = effective(base, view.ids)[0] if base is not None else (None,) * len(shape.shards)
     fresh = target(now, shape.sizes, view.nodes, shape.backups)
     return tuple(left or new for left, new in zip(now, fresh, strict=True))
 
 
 def _source(members: Sequence[str], reports: Mapping[str, Report]) -> str:
-    """Who has the initial parameters of an earlier source passes them on; else the first member's count."""
+    """Name the member whose initial parameters are everybody's: the first that has those of an earlier source.
+
+    Else the first in rank order.
+    """
+    # Scripts may make unequal initial models; once any member has computed with one, all have to keep to it.
     return next((m for m in members if set(reports[m].parameters) == {-1}), members[0])
 
 
 def _able_holders(
     view: View, reports: Mapping[str, Report], base: Placement, committed: int
 ) -> tuple[tuple[Holders, ...], tuple[int, ...]]:
-    """Living holders per shard, the first that has or can make the state of `committed` as primary."""
+    """Find the living holders of each shard that have or can make the state of `committed`, and shards without any.
+
+    The first of them is the primary.
+    """
     if committed < 0:
         return base, ()
     held = {m: {shard: (version, kept) for shard, version, kept in reports[m].held} for m in view.ids}
@@ -87,13 +102,14 @@ def _able_holders(
 
 
 def _can_serve(held: tuple[int, tuple[int, ...]] | None, committed: int) -> bool:
+    # A backup keeps the gradient of a step until its own update is verified: with it, it can make the update now.
     return held is not None and (held[0] == committed or (held[0] == committed - 1 and committed in held[1]))
 
 
 def _folded(
     reports: Mapping[str, Report], now: tuple[Holders, ...], shape: Shape, committed: int
 ) -> dict[tuple[int, int], frozenset[Node]]:
-    """What each primary has of the next step; a backup that keeps the finished gradient has all of it."""
+    """Find what each primary has of the next step, by (shard, lane)."""
     found: dict[tuple[int, int], frozenset[Node]] = {}
     for shard, holders in enumerate(now):
         report = reports[holders.primary]
@@ -101,6 +117,7 @@ def _folded(
         if report.committed != committed:
             found.update({(shard, lane): frozenset() for lane in lanes})
             continue
+        # A new primary that was a backup may keep the finished gradient: then the whole tree is there.
         finished = any(s == shard and committed + 1 in kept for s, _, kept in report.held)
         here = {lane: frozenset(nodes) for s, lane, nodes in report.folded if s == shard}
         root = frozenset([(0, shape.runs)])
@@ -109,11 +126,16 @@ def _folded(
 
 
 def _pending(report: Report, committed: int) -> tuple[int, ...]:
+    # Runs that a member has to do for an older step are of no use to anybody.
     return report.pending if report.committed == committed else ()
 
 
 def _once(pending: Mapping[str, tuple[int, ...]], fixed: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """A run that two report (one has not heard the last decision) stays with one, unless it is under way with both."""
+    """Leave a run that two members report with one of them, unless both are computing it.
+
+    Two report it where one of them has not heard the last decision.
+    """
+    # What is under way cannot be taken away: the training loop computes it, and does not listen meanwhile.
     taken = {run for member, runs in pending.items() for run in runs[: fixed[member]]}
     once: dict[str, tuple[int, ...]] = {}
     for member, runs in pending.items():
@@ -130,7 +152,8 @@ def _missing(
     pending: Mapping[str, tuple[int, ...]],
     committed: int,
 ) -> tuple[int, ...]:
-    """Runs that some shard still needs and that nobody has or is about to compute."""
+    """Find the runs that some shard still needs and that no member has or is about to compute."""
+    # By block: a member may have died in the middle of a backward, with the gradients of its last blocks handed over.
     computed = [
         frozenset().union(*(leaves(r.own[block]) for r in reports.values() if r.committed == committed and r.own))
         for block in range(shape.blocks)
@@ -144,6 +167,7 @@ def _missing(
 
 
 def _lacking(report: Report, committed: int, *, is_source: bool) -> tuple[int, ...]:
+    # The source's parameters are right by definition.
     if is_source:
         return ()
     return tuple(shard for shard, version in enumerate(report.parameters) if version != committed)

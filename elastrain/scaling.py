@@ -59,7 +59,7 @@ NO_SCALE = UNSCALED.start
 
 
 def rule_of(setting: object) -> LossScale:
-    """The rule that a user means by `None` (no scaling), a number (fixed), "dynamic", or a rule. Raises ConfigError."""
+    """Read a user's setting: None (no scaling), a number (fixed), "dynamic", or a rule. Raises ConfigError."""
     match setting:
         case None:
             return UNSCALED
@@ -73,12 +73,14 @@ def rule_of(setting: object) -> LossScale:
 
 
 def advance(rule: LossScale, scaler: Scaler, *, overflow: bool) -> Scaler:
-    """The scaling of the next step: torch's rule (`_amp_update_scale_`), the same on whoever computes it."""
+    """Compute the scaling of the next step by torch's rule (`_amp_update_scale_`), the same on every member."""
+    # A fixed scale: an overflow skips the step, and the scale stays what the user chose.
     if rule.growth_interval == 0:
         return scaler
     if overflow:
         return Scaler(scale=max(LEAST_SCALE, scaler.scale * rule.backoff_factor))
     if scaler.clean_steps + 1 < rule.growth_interval:
         return Scaler(scale=scaler.scale, clean_steps=scaler.clean_steps + 1)
+    # As torch does, a scale that would become infinite stays where it is.
     grown = scaler.scale * rule.growth_factor
     return Scaler(scale=grown if math.isfinite(grown) else scaler.scale)

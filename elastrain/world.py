@@ -40,6 +40,7 @@ class View:
 
     generation: int
     members: tuple[Member, ...]
+    # Words and what is learned later are no part of a view's identity: two agents may tell them differently.
     reason: str = field(default="", compare=False)
     begun: bool = field(default=False, compare=False)
     """A step may have been committed: members that all come new to the job do not begin it, its state is gone."""
@@ -58,7 +59,7 @@ class View:
         return {member.id: member.node for member in self.members}
 
     def rank(self, member_id: str) -> int:
-        """Position of the member. Raises ValueError if it is not in the view."""
+        """Find the member's position. Raises ValueError if it is not in the view."""
         return self.ids.index(member_id)
 
     def __contains__(self, member_id: str) -> bool:
