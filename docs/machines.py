@@ -48,8 +48,8 @@ def machines() -> tuple[Machine, ...]:
     return (
         Machine(
             title="A worker, as its agent sees it",
-            about="`launcher/core/stages.py`: what a worker is decides what its end means. What is not drawn leaves the "
-            "stage as it is.",
+            about="`launcher/core/stages.py`: what a worker is decides what its end means. What is not drawn leaves "
+            "the stage as it is.",
             begin=("starting",),
             arrows=_arrows(stages.TABLE),
         ),

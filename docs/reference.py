@@ -12,7 +12,13 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = "reference/index.md"
-FOLDERS = {"elastrain": "The pure parts", "elastrain/runtime": "The worker: runtime"}
+FOLDERS = {
+    "elastrain": "The pure parts",
+    "elastrain/member": "A member's machine",
+    "elastrain/protocol": "Its events and commands",
+    "elastrain/runtime": "The worker",
+    "launcher/core": "The agent's machine",
+}
 ROOMS = ("comm", "snapshot", "offload", "launcher")
 
 

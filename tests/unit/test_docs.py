@@ -58,6 +58,26 @@ def test_a_picture_has_every_arrow_of_its_table() -> None:
         assert all(f"    {state} --> {after}: " in picture for state, after in wanted)
 
 
+def defined() -> set[str]:
+    """Every class, function, method and field of the product, and every module, by its last name."""
+    names = {Path(path).stem for path in sources()}
+    for path in sources():
+        if not path.startswith(("tests", "experiments", "examples", "docs")):
+            text = (ROOT / path).read_text()
+            names |= {a or b for a, b in re.findall(r"^ *(?:def|class) (\w+)|^    (\w+):", text, flags=re.MULTILINE)}
+    return names
+
+
+def test_a_rule_is_kept_where_the_table_says() -> None:
+    text = (ROOT / "docs/step.md").read_text()
+    table = text[text.index("| rule | where |") :].split("\n\n")[0]
+    named = re.findall(r"`([A-Za-z_.]+)`", "\n".join(row.split("|")[2] for row in table.splitlines()[2:]))
+    assert len(named) > 15
+    known = defined()
+    parts = {part for name in named if not name.endswith(".py") for part in name.split(".")}
+    assert sorted(parts - known) == []
+
+
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text()
     assert [page.name for page in PAGES if f": {page.name}" not in navigation] == []
