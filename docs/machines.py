@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from elastrain.launcher.core import stages
-from elastrain.member import training_loop
+from elastrain.member import loop_feed
 from elastrain.offload import residency
 
 PAGE = Path(__file__).parent / "machines.md"
@@ -62,10 +62,10 @@ def machines() -> tuple[Machine, ...]:
         ),
         Machine(
             title="A member's training loop",
-            about="`elastrain/member/training_loop.py`: where the loop is. `Began`, `Ready` and `LoopEnded` come from "
+            about="`elastrain/member/loop_feed.py`: where the loop is. `Began`, `Ready` and `LoopEnded` come from "
             "it, the others are commands to it.",
             begin=("outside",),
-            arrows=_arrows({pair: (after, ()) for pair, after in training_loop.TABLE.items()}),
+            arrows=_arrows({pair: (after, ()) for pair, after in loop_feed.TABLE.items()}),
         ),
     )
 

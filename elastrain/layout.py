@@ -116,7 +116,7 @@ class Flat:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lane:
+class GradientLane:
     """One block's share of a shard's gradient: the shard's range, in the gradient of `flat`."""
 
     block: int
@@ -137,7 +137,7 @@ class Shard:
     start: int
     stop: int
     dtype: str
-    lanes: tuple[Lane, ...]
+    lanes: tuple[GradientLane, ...]
 
     @property
     def numel(self) -> int:
@@ -312,7 +312,7 @@ def _cut_shards(flats: Sequence[Flat], size: int) -> list[Shard]:
         if flat.alias_of is not None:
             continue
         aliases = [other for other in flats if other.alias_of == flat.index]
-        lanes = tuple(Lane(block=f.block, flat=f.index) for f in (flat, *aliases)) if flat.folded else ()
+        lanes = tuple(GradientLane(block=f.block, flat=f.index) for f in (flat, *aliases)) if flat.folded else ()
         for start in range(0, flat.numel, size):
             stop = min(start + size, flat.numel)
             shards.append(

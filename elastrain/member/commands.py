@@ -23,7 +23,7 @@ class Commands:
         self._commands.append(command)
 
     def send(self, to: str, message: Message) -> None:
-        self.do(p.Send(to=to, message=message))
+        self.do(p.SendMessage(to=to, message=message))
 
     def send_all(self, members: Iterable[str], message: Message) -> None:
         for member in members:

@@ -6,8 +6,8 @@ from elastrain.member.commands import Commands
 from elastrain.member.commit import Commit
 from elastrain.member.custody import Custody
 from elastrain.member.job_end import JobEnd
+from elastrain.member.loop_feed import LoopFeed
 from elastrain.member.open_step import OpenStep
-from elastrain.member.training_loop import TrainingLoop
 from elastrain.member.views import Views
 from elastrain.values import Shape
 
@@ -23,5 +23,5 @@ class Machine:
         self.commit = Commit(me, shape)
         self.step = OpenStep(me, shape, self.views, self.commit, self.out)
         self.custody = Custody(me, shape, self.views, self.commit, self.step, self.out)
-        self.loop = TrainingLoop(self.views, self.commit, self.step.runs, self.step.check, self.out)
+        self.loop = LoopFeed(self.views, self.commit, self.step.runs, self.step.check, self.out)
         self.end = JobEnd(me, self.views, self.out)

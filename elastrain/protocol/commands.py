@@ -20,7 +20,7 @@ class EditMesh:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Send:
+class SendMessage:
     """Send with the tensors that the message names."""
 
     to: str
@@ -292,7 +292,7 @@ class Fail:
 
 Command: TypeAlias = (
     EditMesh
-    | Send
+    | SendMessage
     | ReadView
     | Compute
     | Recompute

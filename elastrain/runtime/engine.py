@@ -194,7 +194,7 @@ class Engine:
 
     def _carry_out(self, command: p.Command) -> p.Event | None:
         match command:
-            case p.Send():
+            case p.SendMessage():
                 self._outgoing.send(command)
             case p.Compute() | p.Recompute():
                 self._assign(command)

@@ -37,7 +37,7 @@ class Outgoing:
         """From now on the state of the training loop has these tensors."""
         self._loop_payload = payload
 
-    def send(self, command: p.Send) -> None:
+    def send(self, command: p.SendMessage) -> None:
         message = command.message
         kind, body = encode(message)
         self._reach_before(message)

@@ -68,7 +68,7 @@ class Checks:
                 self._value(member, command.shard, command.step, member.state(command.shard), "verified copy")
             case p.Bind() | p.TakeParameters():
                 self._value(member, command.shard, command.step, member.parameters()[command.shard], "parameters")
-            case p.Send() if isinstance(command.message, Report):
+            case p.SendMessage() if isinstance(command.message, Report):
                 self._reported(member, command.message)
 
     def _value(self, member: SimMember, shard: int, step: int, value: int, what: str) -> None:

@@ -231,7 +231,7 @@ class SimMember:
 
     def _carry_out(self, command: p.Command, out: Outbox) -> p.Event | None:
         match command:
-            case p.Send():
+            case p.SendMessage():
                 out.frames.append((command.to, self.generation, command.message, self._payload(command.message)))
                 out.phases.append(type(command.message).__name__)
             case p.EditMesh():

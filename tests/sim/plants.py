@@ -27,10 +27,10 @@ from elastrain.member.doubts import Doubts
 from elastrain.member.holdings import Holdings
 from elastrain.member.job_end import JobEnd
 from elastrain.member.lifecycle import Lifecycle
+from elastrain.member.loop_feed import LoopFeed
 from elastrain.member.partials import PartialSet, Weight
 from elastrain.member.recovering import Recovering
 from elastrain.member.reduction import Reduction
-from elastrain.member.training_loop import TrainingLoop
 from elastrain.member.views import Views
 from elastrain.messages import Copied, Gradient, LoopHandover
 from elastrain.placement import Holders
@@ -279,8 +279,8 @@ def enters_without_loop_state(rule: Rule, out: Commands, command: p.Command) -> 
     rule(out, replace(command, state=None) if isinstance(command, p.Enter) else command)
 
 
-@_rule(200, TrainingLoop, "hand_over", lambda scenario: scenario.joins > 0)
-def sends_the_loop_state_of_the_step_before(rule: Rule, loop: TrainingLoop) -> None:
+@_rule(200, LoopFeed, "hand_over", lambda scenario: scenario.joins > 0)
+def sends_the_loop_state_of_the_step_before(rule: Rule, loop: LoopFeed) -> None:
     """What a newcomer gets is the loop state of the step that it enters."""
     if loop._newcomers and not loop._views.is_recovering and loop._state is not None:
         loop._out.send_all(loop._newcomers, LoopHandover(step=loop._commit.step + 1, state=loop._state[1]))

@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 
 from elastrain.errors import ConfigError
-from elastrain.layout import ALIGN, FROZEN, Flat, Lane, Layout, ParameterSpec, cut, default_shard_numel, round_up
+from elastrain.layout import (
+    ALIGN,
+    FROZEN,
+    Flat,
+    GradientLane,
+    Layout,
+    ParameterSpec,
+    cut,
+    default_shard_numel,
+    round_up,
+)
 
 
 def _spec(name: str, block: str = "a", numel: int = 100, **fields: Any) -> ParameterSpec:
@@ -67,7 +77,7 @@ def test_a_tied_parameter_has_its_own_flat_and_an_alias_with_the_same_cutting() 
     assert layout.flats[0] == Flat(index=0, block=0, group=0, dtype="float32", numel=128)
     assert layout.flats[2] == Flat(index=2, block=1, group=0, dtype="float32", numel=128, alias_of=0)
     tied = [s for s in layout.shards if s.flat == 0]
-    assert [s.lanes for s in tied] == [(Lane(block=0, flat=0), Lane(block=1, flat=2))] * 2
+    assert [s.lanes for s in tied] == [(GradientLane(block=0, flat=0), GradientLane(block=1, flat=2))] * 2
     assert [leaf.parameter for leaf in layout.leaves_of(1)] == [1, 2, 0]
 
 

@@ -22,8 +22,8 @@ def view(generation: int, *names: str) -> View:
     return View(generation=generation, members=tuple(Member(id=name, node=name) for name in names))
 
 
-def sent(commands: list[p.Command], kind: type[Message]) -> list[p.Send]:
-    return [c for c in commands if isinstance(c, p.Send) and isinstance(c.message, kind)]
+def sent(commands: list[p.Command], kind: type[Message]) -> list[p.SendMessage]:
+    return [c for c in commands if isinstance(c, p.SendMessage) and isinstance(c.message, kind)]
 
 
 def first_report(name: str, shape: Shape) -> Report:
@@ -62,7 +62,7 @@ class Pair:
         for command in commands:
             if isinstance(command, p.EditMesh):
                 self.generation = max(self.generation, command.view.generation)
-            if isinstance(command, p.Send):
+            if isinstance(command, p.SendMessage):
                 self.tell(other, p.Arrived(source=name, generation=self.generation, message=command.message))
             if isinstance(command, p.FinishGradients):
                 self.tell(name, p.GradientsFinished(step=command.step, square_norms=dict.fromkeys(command.shards, 4.0)))
@@ -181,7 +181,7 @@ def test_a_wrong_backup_that_has_computed_with_wrong_parameters_too_ends_the_job
     _, b = doubting()
     asked = changed_in_memory(b)
     (question,) = sent(b.handle(p.ParametersDigested(turn=asked.turn, digests={0: 7})), Doubt)
-    assert question == p.Send(to="a", message=Doubt(step=0, shard=0, parameters=True))
+    assert question == p.SendMessage(to="a", message=Doubt(step=0, shard=0, parameters=True))
     commands = b.handle(from_a(evidence(6, parameters=True)))
     assert ends(commands) == ["DivergedError"]
     assert "b computes with other parameters of shard 0 than a published after step 0" in str(commands)
@@ -329,7 +329,7 @@ def test_what_belongs_to_a_step_that_is_over_is_ignored() -> None:
         p.AppliedBehind(step=7, shard=0, digest=1),
     ]
     for event in events:
-        assert not any(isinstance(c, p.Send) for c in pair.b.handle(event))
+        assert not any(isinstance(c, p.SendMessage) for c in pair.b.handle(event))
 
 
 def test_a_damaged_copy_is_sent_once_more() -> None:

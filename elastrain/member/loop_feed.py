@@ -45,7 +45,7 @@ TABLE: dict[tuple[LoopStage, type], LoopStage] = {
 """(stage, event of the loop or command to it) -> stage. A pair that is missing is a defect of the driver."""
 
 
-class TrainingLoop:
+class LoopFeed:
     """Owns the loop's stage and step, and the state that newcomers' loops begin with."""
 
     def __init__(self, views: Views, commit: Commit, runs: Runs, check: CrossCheck, out: Commands) -> None:
