@@ -28,10 +28,10 @@ from elastrain.comm.groups.lines import Lines, why_gone
 from elastrain.comm.groups.mailbox import Address
 from elastrain.comm.groups.work import Received, Work
 from elastrain.comm.shm.alarm import Alarm, waits_available
-from elastrain.comm.shm.segments import Imports, Segment
+from elastrain.comm.shm.imports import Imports
+from elastrain.comm.shm.segments import Segment
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import Frame, LossCause, Newer, Peer, PeerLost
-from elastrain.comm.wire.wires import Event
+from elastrain.comm.wire.values import Event, Frame, LossCause, Newer, Peer, PeerLost
 
 _ABORT_BODY = struct.Struct("<HB")  # length of the lost member's id (0: none is lost), flags; id and reason follow
 _PROVEN = 1  # that it has ended
@@ -110,8 +110,8 @@ class Communicator:
         return self._shared_waits and (len(nodes) == 1 or self._mesh.all_on_one_host)
 
     def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A zero-filled 1-D tensor that members on this host read in place. See Mesh.empty."""
-        return self._mesh.empty(numel, dtype)
+        """A zero-filled 1-D tensor that members on this host read in place. See SharedMemory.empty."""
+        return self._mesh.memory.empty(numel, dtype)
 
     def edit(self, generation: int, members: Sequence[Peer], groups: Mapping[str, Sequence[str]] | None = None) -> None:
         """Take over a newer view, in place; `world` becomes its members in this order.
@@ -168,7 +168,7 @@ class Communicator:
 
     def post(self, group: Group, tensor: torch.Tensor, to: int, tag: int) -> Work:
         """Used by Group: the tensor is copied before this returns."""
-        work, staged = Work(), self._mesh.scratch(max(tensor.numel(), 1), tensor.dtype)[: tensor.numel()]
+        work, staged = Work(), self._mesh.memory.scratch(max(tensor.numel(), 1), tensor.dtype)[: tensor.numel()]
         staged.view(tensor.shape).copy_(tensor)
         to_member, number = group.members[to], group.number
         self._driver.post(lambda: self._letters.post(work, group=number, to=to_member, tag=tag, tensor=staged))
@@ -207,10 +207,10 @@ class Communicator:
         return member in self._imports and member not in self.lost
 
     def is_ahead(self, member: str) -> bool:
-        return self._mesh.is_ahead(member)
+        return self._mesh.links.is_ahead(member)
 
     def place(self, tensor: torch.Tensor) -> Spot | None:
-        place = self._mesh.place(tensor)
+        place = self._mesh.memory.find(tensor)
         if place is None:
             return None
         segment = place.region.segment
@@ -227,7 +227,7 @@ class Communicator:
         return None if imports is None else imports.whole(number)
 
     def scratch(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        return self._mesh.scratch(numel, dtype)
+        return self._mesh.memory.scratch(numel, dtype)
 
     def show_board(self, group: int, members: tuple[str, ...], board: torch.Tensor) -> None:
         def run() -> None:
@@ -280,7 +280,7 @@ class Communicator:
     def linger(self) -> None:
         """Send what others may still need of operations that are done here."""
         deadline_s = time.monotonic() + _LINGER_S
-        while self._mesh.unsent_bytes and time.monotonic() < deadline_s:
+        while self._mesh.links.unsent_bytes and time.monotonic() < deadline_s:
             self._mesh.poll(deadline_s - time.monotonic())
 
     # By one thread at a time, as all that follows
@@ -301,7 +301,7 @@ class Communicator:
         self._hosts = {} if self._mesh.all_on_one_host else _numbers(self._nodes)
         self._drop_s = self._drop_s if self._former else time.monotonic() + _DROP_AFTER_S
         self._former.append(self._imports)
-        self._imports = self._mesh.imports()
+        self._imports = self._mesh.links.imports()
         self.world.members = ids
         self._lines.renew(ids, groups)
         self._former.append(self._lanes.renew(generation, ids, self._goes_by_lane))
@@ -364,7 +364,7 @@ class Communicator:
         if self._error is None:
             self._fail(MemberLost(member, reason) if member else Aborted(reason))
             if not flags & _TOLD_ALL:
-                self._mesh.spread(Kind.ABORT, frame.body)
+                self._mesh.broadcast(Kind.ABORT, frame.body)
 
     def break_off(self, error: MemberLost | Aborted | Timeout) -> None:
         """Fail here, and tell the others."""
@@ -373,10 +373,10 @@ class Communicator:
         lost = error.member.encode() if isinstance(error, MemberLost) else b""
         proven = isinstance(error, MemberLost) and self.lost.get(error.member) is LossCause.DEAD
         reason = str(error) if isinstance(error, Timeout) else error.reason
-        flags = _PROVEN * proven + _TOLD_ALL * self._mesh.linked_to_all
+        flags = _PROVEN * proven + _TOLD_ALL * self._mesh.links.complete
         body = _ABORT_BODY.pack(len(lost), flags) + lost + f"{reason} (told by {self._mesh.me!r})".encode()
         self._fail(error)
-        self._mesh.spread(Kind.ABORT, body)
+        self._mesh.broadcast(Kind.ABORT, body)
 
     def _fail(self, error: CommError) -> None:
         """End everything that is under way, in all groups."""

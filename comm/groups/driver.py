@@ -19,7 +19,7 @@ import torch
 from elastrain.comm.errors import Aborted, CommError
 from elastrain.comm.groups.work import Work
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.wires import Event
+from elastrain.comm.wire.values import Event
 
 
 class Driven(Protocol):
@@ -103,7 +103,7 @@ class Driver:
             self._interrupted = True
             self._mesh.wake()
             raise
-        if self._mesh.has_news or self._due_s() < self._asleep_until_s:
+        if self._due_s() < self._asleep_until_s:
             self._mesh.wake()
 
     def _due_s(self) -> float:
@@ -140,7 +140,7 @@ class Driver:
             self._calls.popleft()()
         self._driven.check()
         self._mesh.tidy_up()
-        self._asleep_until_s = 0.0 if self._mesh.has_news else self._due_s()
+        self._asleep_until_s = self._due_s()
 
     def _end(self, error: CommError) -> None:
         with self._turn_lock:

@@ -54,10 +54,10 @@ class Host(Protocol):
         """All bytes of a member's segment; None while it has not come here."""
 
     def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """As Mesh.empty."""
+        """As SharedMemory.empty."""
 
     def scratch(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """As Mesh.scratch."""
+        """As SharedMemory.scratch."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -88,12 +88,12 @@ class _Staging:
         self._mesh = mesh
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        return self._mesh.owns(tensor)
+        return self._mesh.memory.find(tensor) is not None
 
     def scratch(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         if numel * dtype.itemsize <= _STREAM_MAX_BYTES:
             return torch.empty(numel, dtype=dtype)
-        return self._mesh.scratch(numel, dtype)
+        return self._mesh.memory.scratch(numel, dtype)
 
 
 class Lines:
@@ -101,7 +101,7 @@ class Lines:
 
     def __init__(self, host: Breaking, mesh: Mesh) -> None:
         self._host, self._mesh = host, mesh
-        self._fence = mesh.empty(1, torch.int64)
+        self._fence = mesh.memory.empty(1, torch.int64)
         self._count = tensor_bytes(self._fence).cast("q")  # the same memory: torch's own ways to it take long
         self._fences: dict[str, torch.Tensor] = {}
         self._fenced: set[str] = set()  # members who were told of mine in this generation
@@ -281,7 +281,7 @@ class Lines:
             gone = why_gone(self._host.lost, member)
             if gone is not None:
                 return gone
-            if self._mesh.is_ahead(member):
+            if self._mesh.links.is_ahead(member):
                 return Aborted(f"{member!r} went on to a newer view")
         return None
 
@@ -296,7 +296,7 @@ class Lines:
         if requests:
             # Their callers may change the tensors from here on. (After a success no peer reads them any more.)
             self.raise_fence()
-            self._mesh.copy_unsent()
+            self._mesh.links.copy_unsent()
         return requests
 
     @property

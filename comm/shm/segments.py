@@ -1,7 +1,7 @@
-"""Tensors in shared memory: my own sealed segments and what of them peers still read, and peers' segments read here.
+"""Tensors in shared memory of mine: sealed segments, and which of their regions peers still read.
 
 A region is used again only when its owner has freed it *and* no reader holds it: a receiver gives a reference back when
-its last view of the tensor is gone. Nothing here knows of sockets.
+its last view of the tensor is gone (see `imports`). Nothing here knows of sockets.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from elastrain.comm.errors import OutOfMemory, ProtocolError
-from elastrain.comm.shm.memory import HUGE_PAGE_BYTES, Mapping, create_sealed, open_sealed, reserve, use_huge_pages
+from elastrain.comm.errors import OutOfMemory
+from elastrain.comm.shm.memory import HUGE_PAGE_BYTES, create_sealed, reserve, use_huge_pages
 
 ALIGNMENT_BYTES = 64
 _PAGE_BYTES = 4096
@@ -108,13 +108,15 @@ class Region:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class TensorPlace:
+    """Where a tensor lies in my shared memory."""
+
     region: Region
     offset_bytes: int  # in the segment
 
 
 @dataclass(kw_only=True)
-class _Held:
+class _SegmentIndex:
     """Segments by base address, to find where a tensor lies."""
 
     addresses: list[int] = field(default_factory=list)
@@ -131,16 +133,17 @@ class SharedMemory:
         self._segment_bytes, self._huge_pages = segment_bytes, huge_pages
         self._frees = 0
         self._lock = threading.Lock()
-        self._held = _Held()
+        self._index = _SegmentIndex()
         self._next_number = 1
         # Regions whose tensors were collected: filled by finalizers, which run anywhere and may not take the lock.
         self._collected: collections.deque[Region] = collections.deque()
         self._gone: collections.deque[int] = collections.deque()
 
     def empty(self, numel: int, dtype: torch.dtype, *, zero: bool = True) -> torch.Tensor:
-        """A 1-D tensor, zero-filled or of any content, 64-byte aligned; freed when collected, if not before.
+        """A 1-D tensor in a sealed segment, 64-byte aligned; zero-filled, or with any content. Safe from any thread.
 
-        Raises OutOfMemory.
+        The memory comes back when the tensor and all its views are collected, or `free` was called, and every reader
+        has let go of it. Raises ValueError if `numel` is not positive, and OutOfMemory.
         """
         if numel < 1:
             raise ValueError(f"a shared tensor has at least one element; got {numel}")
@@ -156,9 +159,13 @@ class SharedMemory:
         weakref.finalize(view, self._collected.append, region).atexit = False
         return tensor
 
+    def scratch(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """As `empty`, with any content."""
+        return self.empty(numel, dtype, zero=False)
+
     def _take(self, size_bytes: int, *, whole: bool) -> tuple[Region, bool]:
         dedicated = size_bytes > self._segment_bytes // 2
-        fitting = self._idle_dedicated(size_bytes) if dedicated else self._held.segments
+        fitting = self._idle_dedicated(size_bytes) if dedicated else self._index.segments
         for segment in fitting:
             taken = segment.take(size_bytes, whole=whole) if segment.dedicated is dedicated else None
             if taken is not None:
@@ -172,16 +179,16 @@ class SharedMemory:
     def _idle_dedicated(self, size_bytes: int) -> list[Segment]:
         """Segments for one tensor that hold none and are not much too large, the smallest first."""
         idle = [
-            s for s in self._held.segments if s.dedicated and s.arena.empty and s.arena.size_bytes <= 2 * size_bytes
+            s for s in self._index.segments if s.dedicated and s.arena.empty and s.arena.size_bytes <= 2 * size_bytes
         ]
         return sorted(idle, key=lambda segment: segment.arena.size_bytes)
 
     def _new_segment(self, size_bytes: int, *, dedicated: bool) -> Segment:
         segment = Segment(self._next_number, size_bytes, dedicated=dedicated, huge_pages=self._huge_pages)
         self._next_number += 1
-        index = bisect.bisect(self._held.addresses, segment.mapping.address)
-        self._held.addresses.insert(index, segment.mapping.address)
-        self._held.segments.insert(index, segment)
+        index = bisect.bisect(self._index.addresses, segment.mapping.address)
+        self._index.addresses.insert(index, segment.mapping.address)
+        self._index.segments.insert(index, segment)
         return segment
 
     @staticmethod
@@ -190,21 +197,21 @@ class SharedMemory:
         segment.regions[offset_bytes] = region
         return region
 
-    def find(self, tensor: torch.Tensor) -> Place | None:
+    def find(self, tensor: torch.Tensor) -> TensorPlace | None:
         """Where this contiguous tensor, or view of one, lies in my segments; None if it does not."""
         address = tensor.data_ptr()
         with self._lock:
-            index = bisect.bisect(self._held.addresses, address) - 1
+            index = bisect.bisect(self._index.addresses, address) - 1
             if index < 0:
                 return None
-            segment = self._held.segments[index]
+            segment = self._index.segments[index]
             offset_bytes = address - segment.mapping.address
             if offset_bytes >= segment.arena.size_bytes:
                 return None
             region = segment.regions.get(offset_bytes) or self._around(segment, offset_bytes)
         if region is None or offset_bytes + tensor.nbytes > region.offset_bytes + region.size_bytes:
             return None
-        return Place(region=region, offset_bytes=offset_bytes)
+        return TensorPlace(region=region, offset_bytes=offset_bytes)
 
     @staticmethod
     def _around(segment: Segment, offset_bytes: int) -> Region | None:
@@ -246,7 +253,7 @@ class SharedMemory:
         segment.arena.give(region.offset_bytes, region.size_bytes)
         self._frees += 1
         segment.idle_since = self._frees
-        idle = sorted((s for s in self._held.segments if s.arena.empty), key=lambda segment: segment.idle_since)
+        idle = sorted((s for s in self._index.segments if s.arena.empty), key=lambda segment: segment.idle_since)
         idle_bytes = sum(segment.arena.size_bytes for segment in idle)
         for segment in idle:
             if idle_bytes > _IDLE_SEGMENTS * self._segment_bytes:
@@ -254,8 +261,8 @@ class SharedMemory:
                 self._drop(segment)
 
     def _drop(self, segment: Segment) -> None:
-        index = self._held.segments.index(segment)
-        del self._held.segments[index], self._held.addresses[index]
+        index = self._index.segments.index(segment)
+        del self._index.segments[index], self._index.addresses[index]
         os.close(segment.fd)
         self._gone.append(segment.number)
 
@@ -273,88 +280,10 @@ class SharedMemory:
 
     def segments(self) -> tuple[Segment, ...]:
         with self._lock:
-            return tuple(self._held.segments)
+            return tuple(self._index.segments)
 
     def close(self) -> None:
         """Close all descriptors; tensors still referred to stay valid. Takes no lock: forked children use it."""
-        for segment in self._held.segments:
+        for segment in self._index.segments:
             os.close(segment.fd)
-        self._held = _Held()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reference:
-    """A tensor that lies in a shared segment of the sender's; `token` is what the receiver gives back when done."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    segment: int
-    offset_bytes: int
-    token: int
-
-    @property
-    def size_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-class Imports:
-    """One peer's segments, mapped read-only, and the references to be given back to it."""
-
-    def __init__(self) -> None:
-        self._mappings: dict[int, Mapping] = {}
-        self._wholes: dict[int, torch.Tensor] = {}
-        self.returned: collections.deque[int] = collections.deque()  # references that nothing here refers to any more
-
-    def add(self, number: int, fd: int, size_bytes: int) -> None:
-        """Map a segment; the caller closes `fd`. Raises ProtocolError, OutOfMemory."""
-        if number in self._mappings:
-            raise ProtocolError(f"segment {number} was passed twice")
-        self._mappings[number] = open_sealed(fd, size_bytes)
-
-    def drop(self, number: int) -> None:
-        """The mapping itself lives on while a tensor refers to it."""
-        self._mappings.pop(number, None)
-        self._wholes.pop(number, None)
-
-    def whole(self, number: int) -> torch.Tensor | None:
-        """All bytes of a segment, read-only as in `tensor`; None where it was not passed, or is gone. Any thread."""
-        found = self._wholes.get(number)
-        mapping = self._mappings.get(number)
-        if found is None and mapping is not None:
-            view = mapping.view(0, mapping.size_bytes)
-            found = torch.frombuffer(view, dtype=torch.uint8)
-            weakref.finalize(view, _let_go, mapping).atexit = False
-            self._wholes[number] = found
-        return found
-
-    def tensor(self, reference: Reference) -> torch.Tensor:
-        """A read-only view of the sender's memory; valid as long as it is referred to, also when the sender is dead.
-
-        Writing to it ends the process (SIGSEGV): the mapping is read-only. Raises ProtocolError.
-        """
-        mapping = self._mappings.get(reference.segment)
-        if mapping is None:
-            raise ProtocolError(f"a reference into segment {reference.segment}, which was not passed")
-        size_bytes, end_bytes = reference.size_bytes, reference.offset_bytes + reference.size_bytes
-        if size_bytes == 0 or end_bytes > mapping.size_bytes or reference.offset_bytes % reference.dtype.itemsize:
-            raise ProtocolError(f"a reference to bytes {reference.offset_bytes} to {end_bytes} of {mapping.size_bytes}")
-        view = mapping.view(reference.offset_bytes, size_bytes)
-        flat = torch.frombuffer(view, dtype=reference.dtype)
-        # The mapping is an argument only to be kept alive for as long as the view is.
-        weakref.finalize(view, _give_back, self.returned, reference.token, mapping).atexit = False
-        return flat.view(reference.shape)
-
-    def take_returned(self) -> list[int]:
-        """Tokens of the references that nothing here refers to any more, since the last call."""
-        tokens: list[int] = []
-        while self.returned:
-            tokens.append(self.returned.popleft())
-        return tokens
-
-
-def _let_go(_mapping: Mapping) -> None:
-    """Its argument was kept alive so far."""
-
-
-def _give_back(returned: collections.deque[int], token: int, _mapping: Mapping) -> None:
-    returned.append(token)
+        self._index = _SegmentIndex()

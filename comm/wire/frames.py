@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from elastrain.comm.errors import ProtocolError
-from elastrain.comm.shm.segments import Reference
+from elastrain.comm.shm.imports import Reference
 
 FIRST_CONTROL_KIND = 0xFF00  # kinds from here on belong to the links themselves
 

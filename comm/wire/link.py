@@ -1,4 +1,4 @@
-"""All that goes on with one member: what waits to be sent, its segments, its references to mine, its held frames.
+"""All that goes on with one member: what waits to be sent, what it was lent, what it has said, how it was lost.
 
 A link exists from the edit that adds the member to the one that removes it. It is *opened* when somebody wants it; its
 stream comes later (the member dials, or is being dialled) and may go earlier (it was lost). Nothing here knows of other
@@ -7,92 +7,99 @@ members.
 
 from __future__ import annotations
 
+import enum
 import math
 import os
 import socket
 import struct
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from elastrain.comm.errors import ProtocolError
+from elastrain.comm.shm.imports import Imports, Reference
 from elastrain.comm.shm.liveness import Watcher, watch_beacon
-from elastrain.comm.shm.segments import Imports, Reference, Region, Segment, SharedMemory
-from elastrain.comm.wire.frames import (
-    FIRST_CONTROL_KIND,
-    Inline,
-    RawFrame,
-    dtype_supported,
-    encode,
-    tensor_bytes,
-)
+from elastrain.comm.shm.segments import Region, Segment, SharedMemory
+from elastrain.comm.wire.frames import FIRST_CONTROL_KIND, Inline, RawFrame, dtype_supported, encode, tensor_bytes
+from elastrain.comm.wire.lending import Lending
 from elastrain.comm.wire.stream import Outbox, Stream
-from elastrain.comm.wire.values import Frame, LossCause, Peer
+from elastrain.comm.wire.values import Frame, LossCause, Peer, PeerLost
 
-_BEACON = FIRST_CONTROL_KIND  # with the sender's beacon
-_SEGMENT = FIRST_CONTROL_KIND + 1  # with a segment; body: number, size
-_SEGMENT_GONE = FIRST_CONTROL_KIND + 2  # body: number
-_RETURNED = FIRST_CONTROL_KIND + 3  # body: tokens of references that the sender of this does not hold any more
-_FAREWELL = FIRST_CONTROL_KIND + 4  # body: the generation that leaves the receiver out; 0: the sender ends
-_LOSS = FIRST_CONTROL_KIND + 5  # somebody else was lost; body: how (its place in `How`), its id
-_NEWER = FIRST_CONTROL_KIND + 6  # body: a generation that somebody is in
+
+class _Control(enum.IntEnum):
+    """Frames between links themselves."""
+
+    BEACON = FIRST_CONTROL_KIND  # with the sender's beacon
+    SEGMENT = FIRST_CONTROL_KIND + 1  # with a segment; body: number, size
+    SEGMENT_GONE = FIRST_CONTROL_KIND + 2  # body: number
+    RETURNED = FIRST_CONTROL_KIND + 3  # body: tokens of references that the sender of this does not hold any more
+    FAREWELL = FIRST_CONTROL_KIND + 4  # body: the generation that leaves the receiver out; 0: the sender ends
+    LOSS = FIRST_CONTROL_KIND + 5  # somebody else was lost; body: the cause (its place in `LossCause`), its id
+    NEWER = FIRST_CONTROL_KIND + 6  # body: a generation that somebody is in
+
+
 _SEGMENT_BODY = struct.Struct("<IQ")
 _NUMBER = struct.Struct("<Q")
-_HOWS = tuple(LossCause)
-_RETURN_AT_COUNT = 32
-_RETURN_AFTER_S = 0.05  # references are given back in lumps: each frame wakes a process
+_CAUSES = tuple(LossCause)
+
+
+@dataclass(kw_only=True)
+class Opening:
+    """How far a link has come about."""
+
+    begun: bool = False  # somebody wants it, or the peer has come
+    used: bool = False  # a message was sent over it
+    patient: bool = False  # whoever needs the link has a deadline, so it needs none of its own
+    deadline_s: float = math.inf
+    request: socket.socket | None = None  # by which one end asks the other to dial; open until it has dialled
+    requests: int = 0  # that ended without it
+
+
+@dataclass(kw_only=True)
+class Heard:
+    """What a peer has said about views and about other members."""
+
+    newest: int = 0  # generation of a frame that came: nothing of older ones follows
+    newer: int = 0  # a generation that it has heard of
+    left_out: int | None = None  # the generation in which it goes on without us; 0: it leaves
+    losses: list[tuple[str, LossCause]] = field(default_factory=list)
 
 
 class Link:
-    """`lost`: None, or why nothing more comes. `left_out`: the generation of the peer that does without us, if told.
+    """`same_host`: both ends read each other's shared memory. `lost`: None, or why nothing more comes."""
 
-    `patient`: the link has no deadline, whoever needs it has one. `knock`: a connection by which one end asks the other
-    to dial; open until it has.
-    """
-
-    def __init__(self, peer: Peer, *, same_node: bool, same_host: bool, shared: SharedMemory) -> None:
+    def __init__(self, peer: Peer, *, same_host: bool, memory: SharedMemory) -> None:
         self.peer = peer
-        self.same_node = same_node
         self.same_host = same_host
-        self.opened = self.used = self.patient = False
-        self.deadline_s = math.inf
-        self.knock: socket.socket | None = None
-        self.knocks = 0
-        self.rumour: LossCause | None = None  # how others have lost it
-        self.told_losses: list[tuple[str, LossCause]] = []  # of others, by the peer
-        self.told_newer = 0
-        self.newest = 0  # generation of a frame that came: of older ones nothing follows
-        self.lost: str | None = None
-        self.lost_at_s = 0.0
-        self.lost_cause = LossCause.BROKEN
-        self.left_out: int | None = None
+        self.opening = Opening()
+        self.heard = Heard()
+        self.reported: LossCause | None = None  # how others have lost this peer
+        self.lost: PeerLost | None = None
         self.stream: Stream | None = None
         self.outbox = Outbox()
-        self.held: list[Frame] = []
-        self._shared = shared
-        self._announced: set[int] = set()
-        self._lent: dict[int, Region] = {}
-        self._next_token = 1
+        self.held: list[Frame] = []  # of generations that are not ours yet
+        self.lending = Lending(memory)
         self.imports = Imports()
-        self._returned_s = time.monotonic()
         self._watcher: Watcher | None = None
 
     # Outgoing
 
     def push(self, kind: int, generation: int, body: bytes = b"", tensors: Sequence[torch.Tensor] = ()) -> None:
-        """Queue a frame. Raises ValueError for a tensor that can not travel."""
+        """Queue a frame. Raises ValueError for a tensor that cannot travel."""
         plain = [_sendable(tensor) for tensor in tensors]
         self.push_returned(generation)
+        memory = self.lending.memory
         described: list[Inline | Reference] = []
         trailing: list[tuple[torch.Tensor, Region | None]] = []
         for tensor in plain:
-            place = self._shared.find(tensor) if tensor.numel() else None
+            place = memory.find(tensor) if tensor.numel() else None
             if place is None or not self.same_host:
                 described.append(Inline(dtype=tensor.dtype, shape=tuple(tensor.shape)))
                 trailing.append((tensor, place.region if place else None))
             else:
-                described.append(self._refer(tensor, place.region, place.offset_bytes, generation))
+                self.announce(place.region.segment, generation)
+                described.append(self.lending.lend(tensor, place))
         self.outbox.push(encode(kind=kind, generation=generation, body=body, tensors=described))
         for tensor, region in trailing:
             if tensor.numel():
@@ -102,72 +109,48 @@ class Link:
         if region is None:
             self.outbox.push(tensor_bytes(tensor))  # the view keeps the tensor's memory alive
             return
-        held = region
-        self._shared.hold(held)
-        self.outbox.push(tensor_bytes(tensor), done=lambda: self._shared.release(held))
+        held, memory = region, self.lending.memory
+        memory.hold(held)
+        self.outbox.push(tensor_bytes(tensor), done=lambda: memory.release(held))
 
     def announce(self, segment: Segment, generation: int) -> None:
         """Pass a segment of mine, once."""
-        if segment.number not in self._announced:
-            self._announced.add(segment.number)
+        if self.lending.pass_segment(segment.number):
             body = _SEGMENT_BODY.pack(segment.number, segment.mapping.size_bytes)
-            self.outbox.push(encode(kind=_SEGMENT, generation=generation, body=body, tensors=()), fd=segment.fd)
-
-    def _refer(self, tensor: torch.Tensor, region: Region, offset_bytes: int, generation: int) -> Reference:
-        segment = region.segment
-        self.announce(segment, generation)
-        token, self._next_token = self._next_token, self._next_token + 1
-        self._shared.hold(region)
-        self._lent[token] = region
-        return Reference(
-            dtype=tensor.dtype,
-            shape=tuple(tensor.shape),
-            segment=segment.number,
-            offset_bytes=offset_bytes,
-            token=token,
-        )
+            self._push_control(_Control.SEGMENT, generation, body, fd=segment.fd)
 
     def push_beacon(self, fd: int, generation: int) -> None:
-        self.outbox.push(encode(kind=_BEACON, generation=generation, body=b"", tensors=()), fd=fd)
+        self._push_control(_Control.BEACON, generation, b"", fd=fd)
 
     def push_gone(self, number: int, generation: int) -> None:
-        if number in self._announced:
-            self._announced.discard(number)
-            self._push_control(_SEGMENT_GONE, generation, _NUMBER.pack(number))
+        if self.lending.withdraw_segment(number):
+            self._push_control(_Control.SEGMENT_GONE, generation, _NUMBER.pack(number))
 
     def push_farewell(self, generation: int) -> None:
         self.outbox.push(farewell(generation))
 
     def push_loss(self, member: str, cause: LossCause, generation: int) -> None:
-        self._push_control(_LOSS, generation, bytes([_HOWS.index(cause)]) + member.encode())
+        self._push_control(_Control.LOSS, generation, bytes([_CAUSES.index(cause)]) + member.encode())
 
     def push_newer(self, newer: int, generation: int) -> None:
-        self._push_control(_NEWER, generation, _NUMBER.pack(newer))
+        self._push_control(_Control.NEWER, generation, _NUMBER.pack(newer))
 
     def push_returned(self, generation: int) -> bool:
-        """Queue what is to be given back; True if there was any."""
+        """Queue the references that are to be given back; True if there were any."""
         tokens = self.imports.take_returned()
         if not tokens:
             return False
-        self._returned_s = time.monotonic()
-        self._push_control(_RETURNED, generation, struct.pack(f"<{len(tokens)}Q", *tokens))
+        self._push_control(_Control.RETURNED, generation, struct.pack(f"<{len(tokens)}Q", *tokens))
         return True
 
-    def return_due_s(self) -> float | None:
-        """When `push_returned` should be called at the latest; None: nothing waits."""
-        count = len(self.imports.returned)
-        if not count:
-            return None
-        return 0.0 if count >= _RETURN_AT_COUNT else self._returned_s + _RETURN_AFTER_S
-
-    def _push_control(self, kind: int, generation: int, body: bytes) -> None:
-        self.outbox.push(encode(kind=kind, generation=generation, body=body, tensors=()))
+    def _push_control(self, kind: int, generation: int, body: bytes, *, fd: int | None = None) -> None:
+        self.outbox.push(encode(kind=kind, generation=generation, body=body, tensors=()), fd=fd)
 
     # Incoming
 
     def take(self, raw: RawFrame, on_death: Callable[[float], None]) -> Frame | None:
         """Serve a control frame, or make a message of it. Raises ProtocolError."""
-        self.newest = max(self.newest, raw.generation)
+        self.heard.newest = max(self.heard.newest, raw.generation)
         if raw.kind >= FIRST_CONTROL_KIND:
             self._serve(raw, on_death)
             return None
@@ -176,31 +159,31 @@ class Link:
 
     def _serve(self, raw: RawFrame, on_death: Callable[[float], None]) -> None:
         try:
-            if raw.kind == _BEACON:
-                self._watch(on_death)
-            elif raw.kind == _SEGMENT:
-                number, size_bytes = _SEGMENT_BODY.unpack(raw.body)
-                self._import(number, size_bytes)
-            elif raw.kind == _SEGMENT_GONE:
-                self.imports.drop(*_NUMBER.unpack(raw.body))
-            elif raw.kind == _RETURNED:
-                for (token,) in _NUMBER.iter_unpack(raw.body):
-                    self._take_back(token)
-            elif raw.kind == _FAREWELL:
-                (self.left_out,) = _NUMBER.unpack(raw.body)
-            elif raw.kind == _LOSS:
-                self._hear_loss(raw.body)
-            elif raw.kind == _NEWER:
-                (self.told_newer,) = _NUMBER.unpack(raw.body)
-            else:
-                raise ProtocolError(f"a control frame of unknown kind {raw.kind:#x}")
+            match raw.kind:
+                case _Control.BEACON:
+                    self._watch(on_death)
+                case _Control.SEGMENT:
+                    self._import(*_SEGMENT_BODY.unpack(raw.body))
+                case _Control.SEGMENT_GONE:
+                    self.imports.drop(*_NUMBER.unpack(raw.body))
+                case _Control.RETURNED:
+                    for (token,) in _NUMBER.iter_unpack(raw.body):
+                        self.lending.take_back(token)
+                case _Control.FAREWELL:
+                    (self.heard.left_out,) = _NUMBER.unpack(raw.body)
+                case _Control.LOSS:
+                    self._hear_loss(raw.body)
+                case _Control.NEWER:
+                    (self.heard.newer,) = _NUMBER.unpack(raw.body)
+                case _:
+                    raise ProtocolError(f"a control frame of unknown kind {raw.kind:#x}")
         except struct.error:
             raise ProtocolError(f"a control frame of kind {raw.kind:#x} with {len(raw.body)} bytes") from None
 
     def _hear_loss(self, body: bytes) -> None:
-        if not body or body[0] >= len(_HOWS):
+        if not body or body[0] >= len(_CAUSES):
             raise ProtocolError(f"a loss with {len(body)} bytes")
-        self.told_losses.append((body[1:].decode(errors="replace"), _HOWS[body[0]]))
+        self.heard.losses.append((body[1:].decode(errors="replace"), _CAUSES[body[0]]))
 
     def _watch(self, on_death: Callable[[float], None]) -> None:
         assert self.stream is not None
@@ -220,17 +203,13 @@ class Link:
         finally:
             os.close(fd)
 
-    def _take_back(self, token: int) -> None:
-        region = self._lent.pop(token, None)
-        if region is None:
-            raise ProtocolError(f"reference {token} was given back, but is not lent")
-        self._shared.release(region)
-
     # Ending
 
     @property
     def proven_dead(self) -> bool:
-        """The kernel marks a dead process's beacon before it closes its sockets: who sees these sees the mark."""
+        """Whether the peer's process has ended. The kernel marks the beacon of a dead process before it closes its
+        sockets: once a socket has ended, the mark can be seen.
+        """
         return self._watcher is not None and self._watcher.owner_ended
 
     def hang_up(self) -> None:
@@ -244,15 +223,10 @@ class Link:
         self.outbox.clear()
         self.imports = Imports()
 
-    def take_all_back(self) -> None:
-        """The member has ended, or is in no view of ours any more: what it held of my memory is free again."""
-        while self._lent:
-            self._shared.release(self._lent.popitem()[1])
-
 
 def farewell(generation: int) -> bytes:
     """The frame that ends a link: `generation` goes on without the receiver; 0: the sender ends."""
-    return encode(kind=_FAREWELL, generation=generation, body=_NUMBER.pack(generation), tensors=())
+    return encode(kind=_Control.FAREWELL, generation=generation, body=_NUMBER.pack(generation), tensors=())
 
 
 def _sendable(tensor: torch.Tensor) -> torch.Tensor:

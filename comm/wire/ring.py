@@ -1,19 +1,33 @@
-"""Who is whose neighbour on the ring of members whose links always stand: plain values.
+"""The order of members, who dials whom, and the ring of neighbours whose links always stand. Plain values.
 
-What all have to know (losses, newer views) goes along the ring in both directions. Who is lost is passed over, so that
-the ring closes again; it is torn only where neighbours are stopped, and then in no more pieces than there are of these.
+What all have to know (losses, newer views) goes along the ring in both directions. The lost are passed over, so that
+the ring closes again; it is torn only where neighbours are stopped, and then into no more pieces than there are of
+these.
 """
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Collection, Mapping, Sequence
+
+from elastrain.comm.wire.values import PeerLost
+
+
+def in_order(member: str) -> tuple[int, str]:
+    """The key of the order of members: ids rise, shorter ones are older."""
+    return len(member), member
+
+
+def dials(one: str, other: str) -> bool:
+    """Whether `one` opens the link between the two: the later member comes to those who are there."""
+    return in_order(one) > in_order(other)
 
 
 def neighbours(me: str, order: Sequence[str], lost: Collection[str], nodes: Mapping[str, str]) -> frozenset[str]:
-    """The nearest that is not lost on both sides; none where I am not in the order, or alone.
+    """The nearest member that is not lost, on both sides; none where I am not in the order, or alone.
 
-    Where another node has lost somebody next to me, all of it may be gone: then everybody on it up to the next node
-    counts as well, so that they are tried at once and not one after the other.
+    Where another node has lost a member next to me, all of that node may be gone: then everybody on it up to the next
+    node counts as well, so that they are tried at once and not one after the other.
     """
     if me not in order:
         return frozenset()
@@ -34,3 +48,26 @@ def _along(way: Sequence[str], lost: Collection[str], nodes: Mapping[str, str], 
         if node == home or node not in troubled:
             break
     return found
+
+
+class Ring:
+    """The ring as one member knows it. `untold`: losses that the neighbours have not been told of."""
+
+    def __init__(self) -> None:
+        self.order: tuple[str, ...] = ()  # empty: this view has no ring
+        self.neighbours: frozenset[str] = frozenset()
+        self.untold: collections.deque[PeerLost] = collections.deque()
+
+    def form(self, members: Collection[str]) -> None:
+        self.order = tuple(sorted(members, key=in_order))
+
+    def shrink(self, gone: Collection[str]) -> None:
+        self.order = tuple([member for member in self.order if member not in gone])
+
+    def dissolve(self) -> None:
+        self.order = ()
+
+    def close(self, me: str, lost: Collection[str], nodes: Mapping[str, str]) -> list[str]:
+        """Pass over the lost; returns who is a neighbour now and was none before, in order."""
+        before, self.neighbours = self.neighbours, neighbours(me, self.order, lost, nodes)
+        return [member for member in self.order if member in self.neighbours - before]

@@ -62,6 +62,9 @@ class Newer:
     generation: int
 
 
+Event = Frame | PeerLost | Newer
+
+
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
     """`transport`: "unix" when all members are on this host; "tcp" between nodes (and UNIX sockets inside a node).

@@ -109,14 +109,14 @@ def assemble(
     settings = chosen.settings
     mesh = _mesh(chosen.environment, connections.beacon)
     pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
-    state = ModelState(request.model, layout, mesh.empty)
+    state = ModelState(request.model, layout, mesh.memory.empty)
     shape = settings.shape(layout, request.loader.micro_batches)
     executor = Executor(
         layout=layout,
         runs=shape.runs,
         model=state,
         optimizer=pieces,
-        allocate=mesh.empty,
+        allocate=mesh.memory.empty,
         max_grad_norm=request.max_grad_norm,
     )
     parts = _engine_parts(chosen, connections, mesh, executor, report)

@@ -89,7 +89,7 @@ class MemoryKeeper:
         self._me = me
         self._executor = executor
         self._journal = journal
-        self._taken = StepsTaken(PeakMeter(mesh.shared_bytes))
+        self._taken = StepsTaken(PeakMeter(mesh.memory.resident_bytes))
         self._last: budget.Fit | None = None
         self._held: tuple[budget.Held, ...] = ()
         self._needs: budget.Needs | None = None

@@ -526,7 +526,7 @@ def test_a_failed_operation_does_not_send_what_its_caller_writes_afterwards(tran
         tensor.fill_(1)
         with pytest.raises(Timeout):
             a.world.all_reduce(tensor, timeout_s=0.1).wait()
-        assert made.meshes["a"].unsent_bytes > 0
+        assert made.meshes["a"].links.unsent_bytes > 0
         tensor.fill_(-1)
         stuck.set()
         assert heard.wait(20)

@@ -135,7 +135,7 @@ def test_a_member_without_memory_ends_the_collective_for_all_and_goes_on_when_th
 ) -> None:
     with party(transport, 2) as made:
         made.each(lambda comm, rank: comm.world.barrier().wait())
-        poor = made.meshes["b"]
+        poor = made.meshes["b"].memory
         sources = {name: getattr(poor, name) for name in ("scratch", "empty")}
 
         def none(numel: int, dtype: torch.dtype) -> torch.Tensor:

@@ -39,7 +39,7 @@ def _next_to(names: str, name: str) -> str:
 
 
 def _standing(mesh: Mesh) -> str:
-    return "".join(sorted(member for member, link in mesh._links.items() if link.stream is not None))
+    return "".join(sorted(member for member, link in mesh.links.by_member.items() if link.stream is not None))
 
 
 def _sockets() -> int:
@@ -52,7 +52,10 @@ def _settle(made: Cast) -> None:
     quiet = 0
     while quiet < 20:
         events = [made.meshes[name].poll(0.001) for name in list(made.meshes)]
-        busy = any(mesh._door._greetings or mesh._door._dial_later for mesh in made.meshes.values())
+        busy = any(
+            mesh._connections.opener._door._greetings or mesh._connections.opener._door._dial_later
+            for mesh in made.meshes.values()
+        )
         for name, came in zip(made.meshes, events, strict=True):
             made.events[name] += came
         quiet = 0 if busy or any(events) else quiet + 1
@@ -91,7 +94,11 @@ def test_whoever_uses_a_link_first_the_later_member_dials(transport: Transport, 
         made.meshes[knocker].connect([other, knocker, "nobody"])
         made.until(lambda: other in _standing(made.meshes[knocker]))
         _settle(made)
-        assert all(mesh._links[m].knock is None for mesh in made.meshes.values() for m in mesh._links)
+        assert all(
+            mesh.links.by_member[m].opening.request is None
+            for mesh in made.meshes.values()
+            for m in mesh.links.by_member
+        )
         assert [made.lost(name) for name in EIGHT] == [{}] * 8
 
 
@@ -162,12 +169,12 @@ def test_a_knock_that_comes_again_when_the_link_stands_changes_nothing(transport
     with ring(transport) as made:
         made.meshes["a"].send("e", 1, b"one")
         made.until(lambda: made.count("e", body=b"one", generation=1) == 1)
-        link = made.meshes["e"]._links["a"].stream
+        link = made.meshes["e"].links.by_member["a"].stream
         for _ in range(3):
             _ends(made, _greet(made, "e", "a", 1))
         made.meshes["a"].send("e", 1, b"two")
         made.until(lambda: made.count("e", body=b"two", generation=1) == 1)
-        assert made.meshes["e"]._links["a"].stream is link
+        assert made.meshes["e"].links.by_member["a"].stream is link
         assert [made.lost(name) for name in EIGHT] == [{}] * 8
 
 
@@ -188,7 +195,7 @@ def test_a_call_from_a_former_generation_is_turned_away(transport: Transport, ho
         made.edit(2, others)
         _ends(made, _greet(made, host, guest, 1))
         _settle(made)
-        assert not made.meshes[host]._aside and guest not in made.meshes[host].members
+        assert not made.meshes[host]._connections.opener._early and guest not in made.meshes[host].members
         assert made.lost(host) == {}
 
 
@@ -220,7 +227,12 @@ def test_a_member_that_takes_over_a_view_last_loses_nobody_however_many_have_cal
             made.add(name)
         for name in guests:
             made.meshes[name].edit(1, made.peers(("m0", name)), links="all")
-        made.until(lambda: set(made.meshes["m0"]._aside) == set(guests) or any(made.lost(name) for name in guests))
+        made.until(
+            lambda: (
+                set(made.meshes["m0"]._connections.opener._early) == set(guests)
+                or any(made.lost(name) for name in guests)
+            )
+        )
         made.meshes["m0"].edit(1, made.peers(("m0", *guests)), links="all")
         for name in guests:
             made.meshes["m0"].send(name, 1, b"welcome")
@@ -235,7 +247,7 @@ def test_members_that_call_while_the_door_is_crowded_wait_for_their_turn(
     monkeypatch.setattr("elastrain.comm.wire.door._GREETINGS_MAX", 2)
     with cast(transport, "ab") as made:
         strangers = [_call(made.meshes["a"]) for _ in range(2)]
-        made.until(lambda: len(made.meshes["a"]._door._greetings) == 2)
+        made.until(lambda: len(made.meshes["a"]._connections.opener._door._greetings) == 2)
         made.add("c")
         made.edit(2, "abc")
         _settle_for(made, 0.3)
@@ -309,7 +321,7 @@ def test_a_newer_view_is_heard_of_by_all_of_the_former_one(transport: Transport)
         made.meshes["c"].edit(5, made.peers(EIGHT))
         made.meshes["c"].tell_generation()
         made.until(lambda: all(made.newer(name) == [5] for name in "abdefgh"))
-        assert [made.meshes[name].is_ahead("c") for name in "bdh"] == [True, True, False]
+        assert [made.meshes[name].links.is_ahead("c") for name in "bdh"] == [True, True, False]
         made.meshes["h"].connect(["c"])  # who waits for it asks for a link, and hears it there
-        made.until(lambda: made.meshes["h"].is_ahead("c"))
+        made.until(lambda: made.meshes["h"].links.is_ahead("c"))
         assert all(set(_standing(made.meshes[name])) == set(_next_to(EIGHT, name)) for name in "abdefg")

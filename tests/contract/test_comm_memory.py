@@ -30,7 +30,7 @@ def _send_and_take(made: Cast, tensor: torch.Tensor) -> torch.Tensor:
 def _given_back(mesh: Mesh, member: str) -> Callable[[], bool]:
     def claim() -> bool:
         gc.collect()
-        return not mesh._links[member]._lent
+        return not mesh.links.by_member[member].lending.lent
 
     return claim
 
@@ -50,8 +50,8 @@ def test_empty_is_zero_aligned_flat_and_zero_again_after_reuse() -> None:
 
 def test_a_large_tensor_begins_where_a_huge_page_can_also_for_its_readers() -> None:
     with cast("unix", "ab") as made:
-        before = made.meshes["a"].empty(100, torch.float32)
-        large = made.meshes["a"].empty(1 << 20, torch.float32)
+        before = made.meshes["a"].memory.empty(100, torch.float32)
+        large = made.meshes["a"].memory.empty(1 << 20, torch.float32)
         assert before.data_ptr() != large.data_ptr() and large.data_ptr() % HUGE_PAGE_BYTES == 0
         assert _send_and_take(made, large).data_ptr() % HUGE_PAGE_BYTES == 0
 
@@ -88,7 +88,7 @@ def test_what_lies_in_memory_stays_when_its_pages_become_huge() -> None:
 
 def test_a_reference_is_a_view_of_the_senders_memory() -> None:
     with cast("unix", "ab") as made:
-        tensor = made.meshes["a"].empty(100, torch.float32)
+        tensor = made.meshes["a"].memory.empty(100, torch.float32)
         taken = _send_and_take(made, tensor.view(10, 10)[3:5])
         tensor[30:50] = 9.0
         assert torch.equal(taken, torch.full((2, 10), 9.0))
@@ -96,7 +96,7 @@ def test_a_reference_is_a_view_of_the_senders_memory() -> None:
 
 def test_between_nodes_the_same_tensor_is_copied() -> None:
     with cast("tcp", "ab") as made:
-        tensor = made.meshes["a"].empty(100, torch.float32)
+        tensor = made.meshes["a"].memory.empty(100, torch.float32)
         taken = _send_and_take(made, tensor)
         tensor.fill_(9)
         assert torch.equal(taken, torch.zeros(100))
@@ -105,54 +105,54 @@ def test_between_nodes_the_same_tensor_is_copied() -> None:
 def test_a_segment_crosses_a_link_once() -> None:
     with cast("unix", "ab") as made:
         a = made.meshes["a"]
-        taken = [_send_and_take(made, a.empty(10, torch.float32)) for _ in range(20)]
-        assert len(made.meshes["b"]._links["a"].imports._mappings) == 1
+        taken = [_send_and_take(made, a.memory.empty(10, torch.float32)) for _ in range(20)]
+        assert len(made.meshes["b"].links.by_member["a"].imports._mappings) == 1
         assert len({tensor.data_ptr() for tensor in taken}) == 20
 
 
 def test_freed_memory_is_not_used_again_while_a_receiver_reads_it() -> None:
     with cast("unix", "ab") as made:
         a = made.meshes["a"]
-        tensor = a.empty(16, torch.float32)
+        tensor = a.memory.empty(16, torch.float32)
         tensor.fill_(5)
         address = tensor.data_ptr()
         taken = _send_and_take(made, tensor)[2:4]
-        a.free(tensor)
-        other = a.empty(16, torch.float32)
+        a.memory.free(tensor)
+        other = a.memory.empty(16, torch.float32)
         assert other.data_ptr() != address
         assert torch.equal(taken, torch.full((2,), 5.0))
         del taken
         made.until(_given_back(a, "b"))
-        assert a.empty(16, torch.float32).data_ptr() == address
+        assert a.memory.empty(16, torch.float32).data_ptr() == address
 
 
 def test_a_collected_tensor_is_freed_when_its_receivers_let_go() -> None:
     with cast("unix", "ab") as made:
         a = made.meshes["a"]
-        address = a.empty(16, torch.float32).data_ptr()
-        tensor = a.empty(16, torch.float32)
+        address = a.memory.empty(16, torch.float32).data_ptr()
+        tensor = a.memory.empty(16, torch.float32)
         assert tensor.data_ptr() == address
         taken = _send_and_take(made, tensor)
         del tensor
-        assert a.empty(16, torch.float32).data_ptr() != address
+        assert a.memory.empty(16, torch.float32).data_ptr() != address
         del taken
         made.until(_given_back(a, "b"))
-        assert a.empty(16, torch.float32).data_ptr() == address
+        assert a.memory.empty(16, torch.float32).data_ptr() == address
 
 
 def test_memory_lent_to_a_lost_member_comes_back_with_the_edit_that_removes_it() -> None:
     with cast("unix", "ab") as made:
         a = made.meshes["a"]
-        tensor = a.empty(16, torch.float32)
+        tensor = a.memory.empty(16, torch.float32)
         address = tensor.data_ptr()
         taken = _send_and_take(made, tensor)
-        a.free(tensor)
+        a.memory.free(tensor)
         made.leave("b")
         made.until(lambda: bool(made.lost("a")))
         # It may be alive and reading: only the next view ends that.
-        assert a.empty(16, torch.float32).data_ptr() != address
+        assert a.memory.empty(16, torch.float32).data_ptr() != address
         a.edit(2, made.peers("a"))
-        assert a.empty(16, torch.float32).data_ptr() == address
+        assert a.memory.empty(16, torch.float32).data_ptr() == address
         del taken
 
 
@@ -162,26 +162,26 @@ def test_memory_lent_to_a_member_whose_process_has_ended_comes_back_when_that_is
         a = made.add("a")
         made.add("b", beacon=beacon)
         made.together(1, "ab")
-        tensor = a.empty(16, torch.float32)
+        tensor = a.memory.empty(16, torch.float32)
         address = tensor.data_ptr()
         taken = _send_and_take(made, tensor)
-        a.free(tensor)
-        assert a.empty(16, torch.float32).data_ptr() != address
+        a.memory.free(tensor)
+        assert a.memory.empty(16, torch.float32).data_ptr() != address
         beacon.close()  # as the kernel does it at a process's end
         made.until(lambda: bool(made.lost("a")))
-        assert a.empty(16, torch.float32).data_ptr() == address
+        assert a.memory.empty(16, torch.float32).data_ptr() == address
         del taken
 
 
 def test_memory_on_its_way_by_stream_is_not_used_again_before_it_has_left() -> None:
     with cast("tcp", "ab") as made:
         a = made.meshes["a"]
-        tensor = a.empty(4_000_000, torch.float32)
+        tensor = a.memory.empty(4_000_000, torch.float32)
         tensor.fill_(3)
         a.send("b", 1, b"large", [tensor])
-        a.free(tensor)
-        assert a._links["b"].outbox
-        a.empty(4_000_000, torch.float32).fill_(8)
+        a.memory.free(tensor)
+        assert a.links.by_member["b"].outbox
+        a.memory.empty(4_000_000, torch.float32).fill_(8)
         made.until(lambda: bool(made.frames("b")))
         assert torch.equal(made.frames("b")[0].tensors[0], torch.full((4_000_000,), 3.0))
 
@@ -190,8 +190,8 @@ def test_a_discarded_frame_gives_its_references_back() -> None:
     with cast("unix", "ab") as made:
         a, b = made.meshes["a"], made.meshes["b"]
         b.edit(2, made.peers("ab"))
-        a.send("b", 1, b"old", [a.empty(16, torch.float32)])
-        assert a._links["b"]._lent
+        a.send("b", 1, b"old", [a.memory.empty(16, torch.float32)])
+        assert a.links.by_member["b"].lending.lent
         made.until(_given_back(a, "b"))
         assert made.frames("b") == []
 
@@ -199,11 +199,11 @@ def test_a_discarded_frame_gives_its_references_back() -> None:
 def test_a_large_tensor_has_its_own_segment_and_mappings_go_with_it() -> None:
     with cast("unix", "ab", segment_bytes=1 << 20) as made:
         a, b = made.meshes["a"], made.meshes["b"]
-        large = a.empty(2 << 20, torch.float32)
+        large = a.memory.empty(2 << 20, torch.float32)
         taken = _send_and_take(made, large)
-        assert len(a._shared.segments()) == 1
+        assert len(a.memory.segments()) == 1
         del large, taken
-        made.until(lambda: a._shared.segments() == () and not b._links["a"].imports._mappings)
+        made.until(lambda: a.memory.segments() == () and not b.links.by_member["a"].imports._mappings)
 
 
 def test_idle_segments_are_used_again_but_only_so_many_are_kept() -> None:
@@ -225,7 +225,7 @@ def test_idle_segments_are_used_again_but_only_so_many_are_kept() -> None:
 
 def test_received_tensors_outlive_link_and_mesh() -> None:
     with cast("unix", "ab") as made:
-        tensor = made.meshes["a"].empty(16, torch.float32)
+        tensor = made.meshes["a"].memory.empty(16, torch.float32)
         tensor.fill_(4)
         taken = _send_and_take(made, tensor)
         made.close()

@@ -39,7 +39,7 @@ POINTS: dict[Fault, int] = {"stop": 3, "reset": 8}
 def _reset(mesh: Mesh) -> None:
     """Every connection of this process ends at once, with RST over TCP."""
     nowhere = ctypes.create_string_buffer(struct.pack("=H14x", socket.AF_UNSPEC))
-    for link in list(mesh._links.values()):
+    for link in list(mesh.links.by_member.values()):
         if link.stream is None:
             continue
         try:

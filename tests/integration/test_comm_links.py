@@ -108,7 +108,7 @@ class _Member:
 
     def await_links(self, count: int) -> None:
         deadline_s = time.monotonic() + PROMPT_S
-        while sum(link.stream is not None for link in self.mesh._links.values()) < count:
+        while sum(link.stream is not None for link in self.mesh.links.by_member.values()) < count:
             assert time.monotonic() < deadline_s
             time.sleep(0.001)
 

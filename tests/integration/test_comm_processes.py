@@ -75,7 +75,7 @@ def pair(
         mesh = _mesh("a", transport, None)
         mesh.edit(1, _peers(mesh, child.wire))
         mesh.send("b", 1, b"hello")
-        link = mesh._links["b"]
+        link = mesh.links.by_member["b"]
         awaits_beacon = with_beacon and transport == "unix"
         while link.stream is None or link.outbox or (awaits_beacon and link._watcher is None):
             assert mesh.poll(DEADLINE_S) == []
@@ -122,7 +122,7 @@ def test_a_kill_is_known_within_milliseconds(transport: Transport, capsys: pytes
 
 
 def _send_and_wait(mesh: Mesh, wire: Wire) -> None:
-    tensor = mesh.empty(1000, torch.float32)
+    tensor = mesh.memory.empty(1000, torch.float32)
     tensor.fill_(7)
     for number in range(20):
         mesh.send("a", number, b"x" * 100, [tensor, torch.ones(5)])
@@ -192,7 +192,7 @@ def _open_files() -> list[str]:
 
 
 def _fork_and_list(mesh: Mesh, wire: Wire) -> None:
-    tensor = mesh.empty(1000, torch.float32)
+    tensor = mesh.memory.empty(1000, torch.float32)
     mesh.send("a", 1, tensors=[tensor])
     reader, writer = os.pipe()
     if os.fork() == 0:
@@ -221,10 +221,10 @@ def test_a_stopped_member_is_not_lost_and_goes_on_when_continued() -> None:
         for _ in range(200):
             mesh.send("b", 1, b"x" * 10_000)
         assert not is_lost(mesh.poll(0.2))
-        assert mesh._links["b"].outbox
+        assert mesh.links.by_member["b"].outbox
         os.kill(child.pid, signal.SIGCONT)
         deadline_s = time.monotonic() + DEADLINE_S
-        while mesh._links["b"].outbox:
+        while mesh.links.by_member["b"].outbox:
             assert time.monotonic() < deadline_s
             assert not is_lost(mesh.poll(0.1))
 
@@ -276,7 +276,7 @@ def _run_out_of_descriptors(wire: Wire) -> None:
         rounds += 1
     wire.say(rounds)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    while len(mesh._door._greetings) < len(callers):
+    while len(mesh._connections.opener._door._greetings) < len(callers):
         mesh.poll(1)
     wire.say("all are let in")
 

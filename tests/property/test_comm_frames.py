@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrain.comm.errors import ProtocolError
-from elastrain.comm.shm.segments import Arena, Reference
+from elastrain.comm.shm.imports import Reference
+from elastrain.comm.shm.segments import Arena
 from elastrain.comm.wire.frames import DTYPES, Caps, Inline, Parser, RawFrame, encode, tensor_bytes
 
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)

@@ -1,0 +1,203 @@
+"""How links come about: dialling, asking to be dialled, and letting in whoever comes.
+
+Of two members one dials (`ring.dials`). Where the other one wants the link first, it *requests a dial*: it connects in
+the wrong direction, and holds that connection until it has been dialled. So there is one link between two members,
+whoever wanted it first, and however often.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elastrain.comm.wire.door import Door, DoorEvents
+from elastrain.comm.wire.link import Link, farewell
+from elastrain.comm.wire.links import Links
+from elastrain.comm.wire.loop import READ, Loop
+from elastrain.comm.wire.ring import dials
+from elastrain.comm.wire.values import LossCause, MeshConfig
+
+_REQUESTS_MAX = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenerEvents:
+    """What an opener tells its owner."""
+
+    prepare: Callable[[Link], None]  # the link begins: queue what the other end has to know first
+    connected: Callable[[Link, int, socket.socket], None]  # with the peer's generation; takes the socket over
+    failed: Callable[[Link, str, LossCause], None]
+    newer: Callable[[int], None]  # somebody who came is in this generation
+
+
+class Opener:
+    """Brings the links of a view about, one of each. Called by the thread that polls."""
+
+    def __init__(
+        self, links: Links, loop: Loop, events: OpenerEvents, *, job: str, secret: bytes | None, config: MeshConfig
+    ) -> None:
+        """Raises OSError where no listener can be made, ValueError for a network without a secret."""
+        self._links, self._loop, self._events, self._config = links, loop, events, config
+        # Authenticated members that no view of ours names yet, and their newest generation. All that come are kept:
+        # whoever is turned away here does not come again, and would be lost to us in the view that names it.
+        self._early: dict[str, tuple[socket.socket, int]] = {}
+        self._last_stranger = ""  # why the last unknown connection was refused
+        door_events = DoorEvents(on_open=self._on_open, on_refused=self._on_refused)
+        self._door = Door(loop, door_events, me=links.me, job=job, secret=secret, config=config)
+        self.address = self._door.address
+
+    def open(self, link: Link, *, patient: bool) -> None:
+        """Bring the link about, unless that is done or under way.
+
+        `patient`: whoever needs it has a deadline of its own, and it may be that the other end does not need it: where
+        the other end is to dial, it is asked to.
+        """
+        opening = link.opening
+        if opening.begun or link.lost is not None:
+            return
+        self._events.prepare(link)
+        opening.patient = patient
+        if not patient:
+            opening.deadline_s = time.monotonic() + self._config.connect_timeout_s + self._config.handshake_timeout_s
+        # Without patience the other end opens the link, too: it is in the same view.
+        if link.lost is None and (patient or dials(self._links.me, link.peer.id)):
+            self._dial(link)
+
+    def _dial(self, link: Link) -> None:
+        """Connect: to stay, or to request a dial."""
+        same_node = link.peer.node == self._links.node
+        try:
+            self._door.dial(link.peer, same_node=same_node, patient=link.opening.patient)
+        except ValueError as error:
+            self._on_refused(link.peer.id, str(error), False)
+
+    def is_dialling(self, member: str) -> bool:
+        return self._door.is_dialling(member)
+
+    # Connections whose other end is proven
+
+    def _on_open(self, member: str, generation: int, sock: socket.socket, dialled: bool) -> None:
+        self._events.newer(generation)
+        link = self._links.get(member)
+        if link is None:
+            self._keep_early(member, generation, sock, dialled)
+        elif link.stream is not None or link.lost is not None:
+            sock.close()  # an id is never used twice: this is a duplicate, or one that was lost already
+        elif dialled:
+            self._on_dialled(link, generation, sock)
+        else:
+            self._on_accepted(link, generation, sock)
+
+    def _keep_early(self, member: str, generation: int, sock: socket.socket, dialled: bool) -> None:
+        if generation < self._links.generation:
+            _turn_away(sock, self._links.generation)
+        elif dialled or member in self._early:
+            sock.close()
+        else:
+            self._early[member] = (sock, generation)
+
+    def admit_early(self, link: Link) -> None:
+        """A view names this member now: if it has come before, its connection counts."""
+        early = self._early.pop(link.peer.id, None)
+        if early is not None:
+            self._on_accepted(link, early[1], early[0])
+
+    def forget_early(self, generation: int) -> None:
+        """Hang up on those that came early, and that the newest view they had heard of leaves out."""
+        for member in [m for m, (_, newest) in self._early.items() if newest <= generation]:
+            self._early.pop(member)[0].close()
+
+    def begin(self, generation: int) -> None:
+        """Tell this generation to whoever comes from now on."""
+        self._door.generation = generation
+
+    def _on_dialled(self, link: Link, generation: int, sock: socket.socket) -> None:
+        if dials(self._links.me, link.peer.id):
+            self._connect(link, generation, sock)
+            return
+        link.opening.request = sock
+        self._loop.register(sock.fileno(), READ, lambda _events: self._on_request_ended(link))
+
+    def _on_accepted(self, link: Link, generation: int, sock: socket.socket) -> None:
+        if dials(self._links.me, link.peer.id):  # a request: it is answered by dialling
+            self._end_request(link)
+            link.opening.request = sock
+            self.open(link, patient=True)
+            return
+        if not link.opening.begun:
+            self._events.prepare(link)
+        if link.lost is None:
+            self._connect(link, generation, sock)
+        else:
+            sock.close()
+
+    def _connect(self, link: Link, generation: int, sock: socket.socket) -> None:
+        if (sock.family == socket.AF_UNIX) != link.same_host:
+            sock.close()
+            reason = "it came over another transport than its node says: node names are wrong"
+            self._events.failed(link, reason, LossCause.BROKEN)
+            return
+        self.abandon(link)
+        self._events.connected(link, generation, sock)
+
+    # Requests and failures
+
+    def _on_request_ended(self, link: Link) -> None:
+        """The other end has closed the request, and has not dialled."""
+        self._end_request(link)
+        link.opening.requests += 1
+        if link.opening.requests < _REQUESTS_MAX:
+            self._dial(link)
+        else:
+            self._on_refused(link.peer.id, "it was asked to connect, and did not", False)
+
+    def _end_request(self, link: Link) -> None:
+        request, link.opening.request = link.opening.request, None
+        if request is not None:
+            self._loop.unregister(request.fileno())
+            request.close()
+
+    def _on_refused(self, member: str | None, reason: str, ended: bool) -> None:
+        if member is None:
+            self._last_stranger = reason
+            return
+        link = self._links.get(member)
+        if link is not None and link.stream is None:
+            late = LossCause.LEFT if ended else LossCause.UNREACHED
+            self._events.failed(link, reason, late if link.opening.patient else LossCause.BROKEN)
+
+    def abandon(self, link: Link) -> None:
+        """Stop dialling this member and requesting dials; nothing is told."""
+        self._end_request(link)
+        self._door.hang_up(link.peer.id)
+
+    # Time and ends
+
+    def next_due_s(self) -> list[float]:
+        """When `run_timers` has something to do, in time.monotonic()."""
+        waiting = [link.opening.deadline_s for link in self._links if link.lost is None and link.stream is None]
+        door_s = self._door.next_deadline_s()
+        return waiting if door_s is None else [*waiting, door_s]
+
+    def run_timers(self, now_s: float) -> None:
+        self._door.run_timers(now_s)
+        for link in self._links:
+            if link.lost is None and link.stream is None and link.opening.deadline_s <= now_s:
+                hint = f" (somebody was refused: {self._last_stranger})" if self._last_stranger else ""
+                self._events.failed(link, f"it did not connect in time{hint}", LossCause.BROKEN)
+
+    def close(self) -> None:
+        """Close all sockets that belong to no link. The loop's registrations are left: it is closed next."""
+        for sock in [*self._door.sockets(), *(sock for sock, _ in self._early.values())]:
+            sock.close()
+
+
+def _turn_away(sock: socket.socket, generation: int) -> None:
+    """Tell somebody from a former view that the present one does not name it."""
+    try:
+        sock.send(farewell(generation))
+    except OSError:
+        pass  # it has gone already
+    sock.close()
