@@ -1,4 +1,9 @@
-"""Threads for work that blocks: a call gets an idle one, or a new one when all are busy. Which work, is not known."""
+"""Threads for work that blocks: a call gets an idle one, or a new one when all are busy. Knows nothing of the work.
+
+A ThreadPoolExecutor does not serve here. Its threads are limited, and operations of different groups may wait for each
+other: at the limit all would stand still. And the interpreter waits for its threads before it runs what `atexit` holds,
+so a communicator that is closed there could not end what they wait for.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ class Crew:
         self._idle = 0
 
     def do(self, call: Callable[[], None]) -> None:
-        """Run it soon, beside whatever is running already."""
+        """Run it soon, while others go on running."""
         with self._lock:
             if self._idle:
                 self._idle -= 1
