@@ -15,46 +15,44 @@ from typing import Literal
 
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.shm.segments import SharedMemory
-from elastrain.comm.wire.inbox import Inbox
+from elastrain.comm.wire.event_queue import EventQueue
 from elastrain.comm.wire.link import Link
-from elastrain.comm.wire.links import Links
+from elastrain.comm.wire.link_table import LinkTable
 from elastrain.comm.wire.loop import Loop
 from elastrain.comm.wire.losses import DESCRIPTIONS, Reports, judge, says_more
 from elastrain.comm.wire.opener import Opener, OpenerEvents
 from elastrain.comm.wire.ring import Ring
 from elastrain.comm.wire.traffic import Traffic, TrafficEvents
-from elastrain.comm.wire.values import LossCause, MeshConfig, Peer, PeerLost
+from elastrain.comm.wire.values import Credentials, LossCause, MeshConfig, Peer, PeerLost
 
 LinkPlan = Literal["ring", "all"]
 
 
 class Connections:
-    """Called by the thread that polls. What happens comes out of the inbox."""
+    """Called by the thread that polls. `events`: what has happened and was not told yet."""
 
     def __init__(
         self,
-        links: Links,
+        links: LinkTable,
         loop: Loop,
-        inbox: Inbox,
         memory: SharedMemory,
-        *,
-        job: str,
-        secret: bytes | None,
+        credentials: Credentials,
         config: MeshConfig,
         beacon: Beacon | None,
     ) -> None:
         """Raises as Opener."""
-        self._links, self._inbox, self._memory, self._beacon = links, inbox, memory, beacon
+        self._links, self._memory, self._beacon = links, memory, beacon
+        self.events = EventQueue(holds_newer=config.holds_newer)
         self._by_unix = config.transport == "unix"
         self._ring = Ring()
         self._reports = Reports()
         self._maintaining = False  # the ring: what that does may lose others, who are dealt with in the same pass
         traffic_events = TrafficEvents(newer=self._hear_of, served=self._take_heard, broken=self.lose)
-        self.traffic = Traffic(links, loop, inbox, traffic_events, config)
+        self.traffic = Traffic(links, loop, self.events, traffic_events, config)
         opener_events = OpenerEvents(
             prepare=self._prepare, connected=self._connected, failed=self._failed, newer=self._hear_of
         )
-        self.opener = Opener(links, loop, opener_events, job=job, secret=secret, config=config)
+        self.opener = Opener(links, loop, opener_events, credentials, config)
 
     # Views
 
@@ -87,7 +85,7 @@ class Connections:
         self.traffic.begin_generation()
         for member in gone:
             self._remove(self._links.by_member.pop(member))
-        self._inbox.begin(generation)
+        self.events.begin(generation)
         known_lost = [link.lost for link in self._links if link.lost is not None]
         for peer in added:
             self._add(peer)
@@ -154,7 +152,7 @@ class Connections:
             self._hear_loss(*heard.losses.pop(0), heard.newest)
 
     def _hear_of(self, generation: int) -> None:
-        if self._inbox.hear_of(generation):
+        if self.events.hear_of(generation):
             for link in self._along_the_ring():
                 link.push_newer(generation, self._links.generation)
                 self.traffic.flush(link)
@@ -200,7 +198,7 @@ class Connections:
         self._maintain_ring()
 
     def _tell(self, lost: PeerLost) -> None:
-        self._inbox.put(lost)
+        self.events.put(lost)
         self._ring.untold.append(lost)
 
     # The ring

@@ -20,7 +20,7 @@ from functools import partial
 from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.wire.handshake import Handshake, Role
 from elastrain.comm.wire.loop import READ, WRITE, Loop
-from elastrain.comm.wire.values import MeshConfig, Peer
+from elastrain.comm.wire.values import Credentials, MeshConfig, Peer
 
 _GREETINGS_MAX = 256
 _BACKLOG = 1024
@@ -63,13 +63,11 @@ class DoorEvents:
 class Door:
     """One UNIX listener, and a TCP one where the transport asks for it."""
 
-    def __init__(
-        self, loop: Loop, events: DoorEvents, *, me: str, job: str, secret: bytes | None, config: MeshConfig
-    ) -> None:
-        if secret is None and not config.loopback:
+    def __init__(self, loop: Loop, events: DoorEvents, me: str, credentials: Credentials, config: MeshConfig) -> None:
+        if credentials.secret is None and not config.loopback:
             raise ValueError(f"links on {config.bind_host} need a secret: without one anybody in the network may join")
         self._loop, self._events, self._config = loop, events, config
-        self._me, self._job, self._secret = me, job, secret
+        self._me, self._credentials = me, credentials
         self.generation = 0  # told to whoever greets us
         self._greetings: set[_Greeting] = set()
         self._dial_later: list[tuple[float, _Call]] = []
@@ -171,8 +169,8 @@ class Door:
     def _greet(self, sock: socket.socket, role: Role, *, call: _Call | None = None, connecting: bool = False) -> None:
         handshake = Handshake(
             role,
-            secret=self._secret,
-            job=self._job,
+            secret=self._credentials.secret,
+            job=self._credentials.job,
             me=self._me,
             generation=self.generation,
             expect=call.peer.id if call else None,

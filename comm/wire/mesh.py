@@ -24,11 +24,10 @@ from elastrain.comm.shm.segments import Segment, SharedMemory
 from elastrain.comm.wire.connections import Connections, LinkPlan
 from elastrain.comm.wire.door import choose_address
 from elastrain.comm.wire.frames import FIRST_CONTROL_KIND
-from elastrain.comm.wire.inbox import Inbox
-from elastrain.comm.wire.links import Links
+from elastrain.comm.wire.link_table import LinkTable
 from elastrain.comm.wire.loop import READ, Loop
 from elastrain.comm.wire.ring import dials
-from elastrain.comm.wire.values import Event, Frame, MeshConfig, Peer
+from elastrain.comm.wire.values import Credentials, Event, Frame, MeshConfig, Peer
 
 
 class Mesh:
@@ -56,16 +55,15 @@ class Mesh:
         self.me, self.node = me, node
         self._config = config = config or MeshConfig()
         self.memory = SharedMemory(config.segment_bytes, huge_pages=config.huge_pages)
-        self.links = Links(me, node)
+        self.links = LinkTable(me, node)
         self._loop = Loop()
-        self._inbox = Inbox(holds_newer=config.holds_newer)
         try:
-            self._connections = Connections(
-                self.links, self._loop, self._inbox, self.memory, job=job, secret=secret, config=config, beacon=beacon
-            )
+            credentials = Credentials(job=job, secret=secret)
+            self._connections = Connections(self.links, self._loop, self.memory, credentials, config, beacon)
         except (OSError, ValueError):
             self._loop.close()
             raise
+        self._events = self._connections.events
         self.address = self._connections.opener.address
         self._closed = False
         _meshes.add(self)
@@ -126,7 +124,7 @@ class Mesh:
         if member == self.me:
             own = tuple(tensor.detach() for tensor in tensors)
             frame = Frame(source=self.me, generation=self.generation, kind=kind, body=bytes(body), tensors=own)
-            self._inbox.put(frame)
+            self._events.put(frame)
             return
         link = self.links.get(member)
         if link is None:
@@ -189,7 +187,7 @@ class Mesh:
 
     def next_due_s(self) -> float | None:
         """When something is due, in time.monotonic(): 0 where `serve` would return events at once; None: nothing is."""
-        return 0.0 if self._inbox else self._connections.next_due_s()
+        return 0.0 if self._events else self._connections.next_due_s()
 
     def sleep(self, until_s: float) -> Sequence[tuple[int, int]]:
         """Wait until something is ready, at the latest until time.monotonic() is `until_s` (inf: no such time).
@@ -205,7 +203,7 @@ class Mesh:
         self._loop.serve(ready)
         self._connections.process_deaths()
         self._connections.run_timers()
-        return self._inbox.take()
+        return self._events.take()
 
     def wake(self) -> None:
         """Make a running or the next poll return soon. Safe from any thread."""

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from elastrain.comm.wire.door import Door, DoorEvents
 from elastrain.comm.wire.link import Link, farewell
-from elastrain.comm.wire.links import Links
+from elastrain.comm.wire.link_table import LinkTable
 from elastrain.comm.wire.loop import READ, Loop
 from elastrain.comm.wire.ring import dials
-from elastrain.comm.wire.values import LossCause, MeshConfig
+from elastrain.comm.wire.values import Credentials, LossCause, MeshConfig
 
 _REQUESTS_MAX = 3
 
@@ -36,7 +36,7 @@ class Opener:
     """Brings the links of a view about, one of each. Called by the thread that polls."""
 
     def __init__(
-        self, links: Links, loop: Loop, events: OpenerEvents, *, job: str, secret: bytes | None, config: MeshConfig
+        self, links: LinkTable, loop: Loop, events: OpenerEvents, credentials: Credentials, config: MeshConfig
     ) -> None:
         """Raises OSError where no listener can be made, ValueError for a network without a secret."""
         self._links, self._loop, self._events, self._config = links, loop, events, config
@@ -45,7 +45,7 @@ class Opener:
         self._early: dict[str, tuple[socket.socket, int]] = {}
         self._last_stranger = ""  # why the last unknown connection was refused
         door_events = DoorEvents(on_open=self._on_open, on_refused=self._on_refused)
-        self._door = Door(loop, door_events, me=links.me, job=job, secret=secret, config=config)
+        self._door = Door(loop, door_events, links.me, credentials, config)
         self.address = self._door.address
 
     def open(self, link: Link, *, patient: bool) -> None:

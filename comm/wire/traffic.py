@@ -12,9 +12,9 @@ import torch
 
 from elastrain.comm.errors import OutOfMemory, ProtocolError
 from elastrain.comm.shm.segments import Segment
-from elastrain.comm.wire.inbox import Inbox
+from elastrain.comm.wire.event_queue import EventQueue
 from elastrain.comm.wire.link import Link
-from elastrain.comm.wire.links import Links
+from elastrain.comm.wire.link_table import LinkTable
 from elastrain.comm.wire.loop import READ, WRITE, Loop
 from elastrain.comm.wire.stream import Stream
 from elastrain.comm.wire.values import Frame, MeshConfig
@@ -32,8 +32,10 @@ class TrafficEvents:
 class Traffic:
     """Sends, receives and registers streams with the loop. Called by the thread that polls, but for deaths."""
 
-    def __init__(self, links: Links, loop: Loop, inbox: Inbox, events: TrafficEvents, config: MeshConfig) -> None:
-        self._links, self._loop, self._inbox, self._events, self._config = links, loop, inbox, events, config
+    def __init__(
+        self, links: LinkTable, loop: Loop, queue: EventQueue, events: TrafficEvents, config: MeshConfig
+    ) -> None:
+        self._links, self._loop, self._queue, self._events, self._config = links, loop, queue, events, config
         self._notices: list[tuple[int, bytes]] = []  # said to all in this generation
         self._deaths: collections.deque[tuple[Link, float]] = collections.deque()  # filled by watchers' threads
 
@@ -156,13 +158,13 @@ class Traffic:
     def _sort_in(self, link: Link, frame: Frame) -> None:
         if frame.generation > self._links.generation:
             self._events.newer(frame.generation)  # before the frame: a reader that holds it back knows why
-        self._inbox.sort_in(frame, link.held, self._links.generation)
+        self._queue.sort_in(frame, link.held, self._links.generation)
 
     def deliver_held(self) -> None:
         """Tell of the frames that were held for the generation that has begun."""
         for link in self._links:
             if link.held:
-                link.held = self._inbox.deliver(link.held, self._links.generation)
+                link.held = self._queue.deliver(link.held, self._links.generation)
                 self._set_interest(link)
 
     # Deaths

@@ -22,6 +22,14 @@ class Peer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Credentials:
+    """What both ends of a link must have alike. `secret`: None where strangers cannot connect anyway."""
+
+    job: str
+    secret: bytes | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Frame:
     """An incoming message. Tensors that came by reference are read-only views of the sender's memory."""
 

@@ -294,7 +294,7 @@ def test_a_loss_that_an_edit_has_dealt_with_is_not_told(transport: Transport) ->
         made.leave("c")
         made.until(lambda: made.meshes["a"].links.by_member["c"].lost is not None)
         made.events["a"].clear()
-        made.meshes["a"]._inbox.put(PeerLost(member="c", reason="just heard", at_s=0.0))
+        made.meshes["a"]._events.put(PeerLost(member="c", reason="just heard", at_s=0.0))
         made.meshes["a"].edit(2, made.peers("ab"))
         assert [event for event in made.meshes["a"].poll(0) if not isinstance(event, Newer)] == []
 

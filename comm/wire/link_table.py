@@ -8,7 +8,7 @@ from elastrain.comm.shm.imports import Imports
 from elastrain.comm.wire.link import Link
 
 
-class Links:
+class LinkTable:
     """`by_member`: one link for each other member of the view. `generation`: the view's; 0 before the first one."""
 
     def __init__(self, me: str, node: str) -> None:

@@ -7,7 +7,7 @@ import collections
 from elastrain.comm.wire.values import Event, Frame, Newer
 
 
-class Inbox:
+class EventQueue:
     """Events that wait for the reader of a mesh, in order per member.
 
     `holds_newer`: frames of generations that are not ours yet stay with their link until an edit reaches them; else
