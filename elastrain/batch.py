@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from elastrain.base.splitmix import GOLDEN, MASK, mix
 from elastrain.errors import ConfigError
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
 _ROUNDS = 6
 
 
@@ -61,7 +60,7 @@ class DataOrder:
 
     def fingerprint(self, step: int, micro_batch: int) -> int:
         """Sum up the samples' fingerprints, mod 2**64; sums over micro-batches tell whether each was used once."""
-        return sum(sample_fingerprint(epoch, sample) for epoch, sample in self.samples(step, micro_batch)) & _MASK
+        return sum(sample_fingerprint(epoch, sample) for epoch, sample in self.samples(step, micro_batch)) & MASK
 
     def _sample(self, position: int) -> tuple[int, int]:
         epoch, index = divmod(position, self.dataset_size)
@@ -69,7 +68,7 @@ class DataOrder:
 
     def _epoch_key(self, epoch: int) -> int:
         # Mixed twice, so that seed 1 in epoch 0 is not seed 0 in epoch 1.
-        return mix(self._seed_key ^ mix(epoch + _GOLDEN))
+        return mix(self._seed_key ^ mix(epoch + GOLDEN))
 
     @cached_property
     def _seed_key(self) -> int:
@@ -79,7 +78,7 @@ class DataOrder:
 def sample_fingerprint(data_epoch: int, sample: int) -> int:
     """What one use of a sample adds to the fingerprint: 0..2**64-1."""
     # With the epoch: a sample that is used twice in one epoch and never in the next must not look right.
-    return mix(mix(data_epoch + _GOLDEN) + sample)
+    return mix(mix(data_epoch + GOLDEN) + sample)
 
 
 def permuted(index: int, size: int, key: int) -> int:
@@ -94,15 +93,7 @@ def permuted(index: int, size: int, key: int) -> int:
     while True:
         left, right = index >> half_bits, index & half_mask
         for round_ in range(_ROUNDS):
-            left, right = right, left ^ (mix(key + round_ * _GOLDEN + right) & half_mask)
+            left, right = right, left ^ (mix(key + round_ * GOLDEN + right) & half_mask)
         index = left << half_bits | right
         if index < size:
             return index
-
-
-def mix(value: int) -> int:
-    """The next output of splitmix64 from state `value` (Steele, Lea and Flood, 2014): a bijection of 64-bit numbers."""
-    z = (value + _GOLDEN) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)

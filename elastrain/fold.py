@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
+from elastrain.base.tree import split_at
+
 Node = tuple[int, int]
 
 
@@ -29,10 +31,9 @@ class Combine:
 def split(node: Node) -> tuple[Node, Node]:
     """The two children of an inner node. Raises ValueError for a leaf."""
     start, stop = node
-    length = stop - start
-    if length < 2:
+    if stop - start < 2:
         raise ValueError(f"run {start} is a leaf of the fold and has no children")
-    middle = start + (1 << ((length - 1).bit_length() - 1))
+    middle = split_at(start, stop)
     return (start, middle), (middle, stop)
 
 

@@ -23,7 +23,8 @@ from elastrain.launcher.store import StoreUnavailableError
 START_S = 20.0
 _STOP_S = 3.0
 _TRIES = 3
-# Asks the kernel for SIGKILL on the launcher's death, then becomes etcd. The launcher may have died before it asked.
+# Asks the kernel for SIGKILL on the launcher's death, then becomes etcd. The launcher may have died before it asked. As
+# `base.processes.die_with_parent`, which is not imported: the child must not depend on where this package lies.
 _TIED_TO_PARENT = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)

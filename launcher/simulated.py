@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from elastrain.base.processes import die_with_parent
 from elastrain.errors import ConfigError, ElastrainError
 from elastrain.launcher import rundir
 from elastrain.launcher.embedded import EmbeddedEtcd
@@ -190,7 +191,8 @@ class _Nodes:
 def _node(order: Order, node: NodeOrder, whole: RunDir) -> None:
     """The body of a node's process."""
     os.setsid()
-    _die_with_parent()
+    # Should the fork server end alone. The end of the launcher is its guardian's affair.
+    die_with_parent(signal.SIGTERM)
     sys.stdout.flush()
     run = rundir.of_node(whole, node.name)
     run.control.unlink(missing_ok=True)  # of an earlier start of this node
@@ -200,10 +202,3 @@ def _node(order: Order, node: NodeOrder, whole: RunDir) -> None:
         say(f"{node.name}: {error}")
         code = 2 if isinstance(error, ConfigError) else 1
     sys.exit(code)
-
-
-def _die_with_parent() -> None:
-    """With the fork server, should that be ended alone. The end of the launcher is its guardian's affair."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)

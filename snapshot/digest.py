@@ -14,12 +14,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from elastrain.base.splitmix import FACTORS, GOLDEN, MASK, scramble
+
 ROW = 16384
 """Elements that share a multiplier. Part of the definition: changing it changes every digest."""
 _ROWS_AT_ONCE = {"cpu": 4, "cuda": 64}
 """Rows per pass: scratch that stays in a CPU's cache, and at most 8 MiB on a GPU."""
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
 
 
@@ -31,14 +31,14 @@ def digest(tensor: Tensor) -> int:
     if not tensor.is_contiguous():
         raise ValueError(f"digest needs a contiguous tensor; got strides {tensor.stride()} for {tuple(tensor.shape)}")
     flat = tensor.detach().view(-1).view(_INTEGERS[tensor.element_size()])
-    return _mix(_weighted_sum(flat) + _mix(flat.numel() * flat.element_size()))
+    return scramble(_weighted_sum(flat) + scramble(flat.numel() * flat.element_size()))
 
 
 def combine(digests: Iterable[int]) -> int:
     """One digest of several, in their order."""
-    total = _GOLDEN
+    total = GOLDEN
     for value in digests:
-        total = _mix((total ^ value) + _GOLDEN)
+        total = scramble((total ^ value) + GOLDEN)
     return total
 
 
@@ -52,7 +52,7 @@ def _weighted_sum(flat: Tensor) -> int:
     if full_rows:
         sums = _row_sums(flat[: full_rows * ROW].view(full_rows, ROW), weights)
         total += sums.mul_(_multipliers(flat.device, full_rows)[:-1]).sum()
-    return int(total.item()) & _MASK
+    return int(total.item()) & MASK
 
 
 def _row_sums(table: Tensor, weights: Tensor) -> Tensor:
@@ -84,11 +84,11 @@ def _weights(device: torch.device) -> Tensor:
 
 
 def _odd_numbers(count: int, *, seed: int, device: torch.device) -> Tensor:
-    """`count` pseudo-random odd 64-bit numbers: splitmix64 (Steele, Lea and Flood, 2014) of the position."""
+    """`count` pseudo-random odd 64-bit numbers: `base.splitmix` of the position."""
     z = torch.arange(count, dtype=torch.int64, device=device) + (seed << 40)
-    z = z * _signed(_GOLDEN)
-    z = (z ^ _shift(z, 30)) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shift(z, 27)) * _signed(0x94D049BB133111EB)
+    z = z * _signed(GOLDEN)
+    z = (z ^ _shift(z, 30)) * _signed(FACTORS[0])
+    z = (z ^ _shift(z, 27)) * _signed(FACTORS[1])
     return (z ^ _shift(z, 31)) | 1
 
 
@@ -99,11 +99,3 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
-
-
-def _mix(value: int) -> int:
-    """splitmix64's finalizer of a number taken mod 2**64."""
-    z = value & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from elastrain.base.tree import split_at
+
 _EXCHANGE_MAX_BYTES = 32 << 10
 _PULLED_EXCHANGE_MAX_BYTES = 64 << 10
 _KEPT = 256  # answers of the functions that the same operation asks again and again
@@ -71,7 +73,7 @@ def choose_all_reduce(size_bytes: int, world: int, *, pulled: bool, hosts: Seque
 def tree(world: int) -> tuple[tuple[int, int], ...]:
     """Steps `(left, right)`: the sum of `right` is added to that of `left`, in this order; rank 0 holds the result.
 
-    A run of ranks splits at the largest power of two below its length.
+    A run of ranks splits as every sum of this package does, see `base.tree`.
     """
     steps: list[tuple[int, int]] = []
     _fold(0, world, steps)
@@ -79,9 +81,8 @@ def tree(world: int) -> tuple[tuple[int, int], ...]:
 
 
 def _fold(start: int, stop: int, steps: list[tuple[int, int]]) -> None:
-    length = stop - start
-    if length > 1:
-        middle = start + (1 << ((length - 1).bit_length() - 1))
+    if stop - start > 1:
+        middle = split_at(start, stop)
         _fold(start, middle, steps)
         _fold(middle, stop, steps)
         steps.append((start, middle))

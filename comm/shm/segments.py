@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from elastrain.base.free_ranges import FreeRanges
 from elastrain.comm.errors import OutOfMemory
 from elastrain.comm.shm.memory import HUGE_PAGE_BYTES, create_sealed, reserve, use_huge_pages
 
@@ -23,41 +24,6 @@ ALIGNMENT_BYTES = 64
 _PAGE_BYTES = 4096
 _IDLE_SEGMENTS = 4
 _TOUCHED_IN_PART_BYTES = 1 << 20  # what is larger and only staged is often touched in part: its pages come one by one
-
-
-class Arena:
-    """Which bytes of a segment are free: first fit over a sorted list of gaps, joined when neighbours become free."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-        self._gaps: list[tuple[int, int]] = [(0, size_bytes)]  # (start, stop), sorted, never touching
-        self._touched_bytes = 0  # nothing above was ever handed out: a fresh memfd is zero there
-
-    def take(self, size_bytes: int, alignment_bytes: int = 1) -> tuple[int, bool] | None:
-        """`(offset, dirty)` of a free run of bytes, or None; `dirty`: it may have been used before."""
-        for index, (start, stop) in enumerate(self._gaps):
-            at = -(-start // alignment_bytes) * alignment_bytes
-            if stop - at >= size_bytes:
-                rest = ((start, at), (at + size_bytes, stop))
-                self._gaps[index : index + 1] = [(first, end) for first, end in rest if end > first]
-                dirty = at < self._touched_bytes
-                self._touched_bytes = max(self._touched_bytes, at + size_bytes)
-                return at, dirty
-        return None
-
-    def give(self, offset: int, size_bytes: int) -> None:
-        start, stop = offset, offset + size_bytes
-        index = bisect.bisect_left(self._gaps, (start, stop))
-        if index < len(self._gaps) and self._gaps[index][0] == stop:
-            stop = self._gaps.pop(index)[1]
-        if index and self._gaps[index - 1][1] == start:
-            index -= 1
-            start = self._gaps.pop(index)[0]
-        self._gaps.insert(index, (start, stop))
-
-    @property
-    def empty(self) -> bool:
-        return self._gaps == [(0, self.size_bytes)]
 
 
 class Segment:
@@ -68,25 +34,32 @@ class Segment:
         self.dedicated = dedicated
         self._huge_pages = huge_pages
         self.fd, self.mapping = create_sealed("elastrain-segment", size_bytes)
-        self.arena = Arena(size_bytes)
-        self._reserved_bytes = 0
+        self.free = FreeRanges(size_bytes)
+        self._touched_bytes = 0  # nothing above was ever handed out: a fresh memfd is zero there
+        self._reserved_bytes = 0  # what lies below has its pages already
         self.idle_since = 0  # in frees: the longest idle goes first
         self.regions: dict[int, Region] = {}  # by offset
 
     def take(self, size_bytes: int, *, whole: bool) -> tuple[int, bool] | None:
-        """As Arena.take; with `whole` all its pages are there, huge ones as far as may be. Raises OutOfMemory."""
+        """`(offset, dirty)` of a free run of bytes, or None; `dirty`: it may have been used before.
+
+        With `whole`, all its pages are there, huge ones as far as possible. Raises OutOfMemory.
+        """
         huge = self._huge_pages and size_bytes >= HUGE_PAGE_BYTES
-        taken = self.arena.take(size_bytes, HUGE_PAGE_BYTES if huge else 1)
-        if whole and taken is not None:
+        offset_bytes = self.free.take(size_bytes, HUGE_PAGE_BYTES if huge else 1)
+        if offset_bytes is None:
+            return None
+        if whole:
             try:
-                self._reserve(taken[0], taken[0] + size_bytes)
+                self._reserve(offset_bytes, offset_bytes + size_bytes)
             except OutOfMemory:
-                self.arena.give(taken[0], size_bytes)
+                self.free.give(offset_bytes, offset_bytes + size_bytes)
                 raise
-        return taken
+        dirty = offset_bytes < self._touched_bytes
+        self._touched_bytes = max(self._touched_bytes, offset_bytes + size_bytes)
+        return offset_bytes, dirty
 
     def _reserve(self, start: int, stop: int) -> None:
-        """What lies below `_reserved_bytes` is there already."""
         if stop > self._reserved_bytes:
             start = max(start, self._reserved_bytes)
             reserve(self.fd, start, stop - start)
@@ -179,9 +152,11 @@ class SharedMemory:
     def _idle_dedicated(self, size_bytes: int) -> list[Segment]:
         """Segments for one tensor that hold none and are not much too large, the smallest first."""
         idle = [
-            s for s in self._index.segments if s.dedicated and s.arena.empty and s.arena.size_bytes <= 2 * size_bytes
+            s
+            for s in self._index.segments
+            if s.dedicated and s.free.all_free and s.mapping.size_bytes <= 2 * size_bytes
         ]
-        return sorted(idle, key=lambda segment: segment.arena.size_bytes)
+        return sorted(idle, key=lambda segment: segment.mapping.size_bytes)
 
     def _new_segment(self, size_bytes: int, *, dedicated: bool) -> Segment:
         segment = Segment(self._next_number, size_bytes, dedicated=dedicated, huge_pages=self._huge_pages)
@@ -206,7 +181,7 @@ class SharedMemory:
                 return None
             segment = self._index.segments[index]
             offset_bytes = address - segment.mapping.address
-            if offset_bytes >= segment.arena.size_bytes:
+            if offset_bytes >= segment.mapping.size_bytes:
                 return None
             region = segment.regions.get(offset_bytes) or self._around(segment, offset_bytes)
         if region is None or offset_bytes + tensor.nbytes > region.offset_bytes + region.size_bytes:
@@ -250,14 +225,14 @@ class SharedMemory:
         if not region.freed or region.readers or segment.regions.get(region.offset_bytes) is not region:
             return
         del segment.regions[region.offset_bytes]
-        segment.arena.give(region.offset_bytes, region.size_bytes)
+        segment.free.give(region.offset_bytes, region.offset_bytes + region.size_bytes)
         self._frees += 1
         segment.idle_since = self._frees
-        idle = sorted((s for s in self._index.segments if s.arena.empty), key=lambda segment: segment.idle_since)
-        idle_bytes = sum(segment.arena.size_bytes for segment in idle)
+        idle = sorted((s for s in self._index.segments if s.free.all_free), key=lambda segment: segment.idle_since)
+        idle_bytes = sum(segment.mapping.size_bytes for segment in idle)
         for segment in idle:
             if idle_bytes > _IDLE_SEGMENTS * self._segment_bytes:
-                idle_bytes -= segment.arena.size_bytes
+                idle_bytes -= segment.mapping.size_bytes
                 self._drop(segment)
 
     def _drop(self, segment: Segment) -> None:

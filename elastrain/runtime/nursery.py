@@ -7,7 +7,6 @@ to, and says which have ended and how. Nothing here knows what they do.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import select
@@ -19,11 +18,12 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from elastrain.base.processes import die_with_parent
+
 _ORDER = struct.Struct("q")
 """A slot in which to start a process, or one of these."""
 _END_WITH_THE_LAST, _KILL_ALL = -1, -2
 _ENDED = struct.Struct("qqq")
-_PR_SET_PDEATHSIG = 1
 _KILL_TIMEOUT_S = 5.0
 
 
@@ -116,9 +116,7 @@ def how_it_ended(exit_code: int) -> str:
 
 def die_with(parent: int) -> None:
     """Be killed when the thread that started this process ends, however it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
+    die_with_parent(signal.SIGKILL, parent)
     for number in (signal.SIGINT, signal.SIGTERM):  # whoever signals the whole group means the training process
         signal.signal(number, signal.SIG_IGN)
 

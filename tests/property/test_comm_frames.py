@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from elastrain.comm.errors import ProtocolError
 from elastrain.comm.shm.imports import Reference
-from elastrain.comm.shm.segments import Arena
 from elastrain.comm.wire.frames import DTYPES, Caps, Inline, Parser, RawFrame, encode, tensor_bytes
 
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
@@ -92,31 +91,3 @@ def test_garbage_never_becomes_a_frame_and_never_takes_memory(junk: bytes) -> No
         assert _feed(Parser(Caps(max_body_bytes=100, max_tensor_bytes=100)), junk, []) == []
     except ProtocolError:
         pass
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 100)), max_size=80), st.sampled_from([1, 8, 32]))
-def test_the_arena_never_hands_out_a_byte_twice_and_loses_none(requests: list[tuple[int, int]], alignment: int) -> None:
-    arena = Arena(256)
-    taken: list[tuple[int, int]] = []
-    used: set[int] = set()
-    ever_used: set[int] = set()
-    for size, choice in requests:
-        got = arena.take(size, alignment)
-        if got is None:
-            assert all(used & set(range(at, at + size)) for at in range(0, 257 - size, alignment))
-            if taken:
-                offset, size = taken.pop(choice % len(taken))
-                arena.give(offset, size)
-                used -= set(range(offset, offset + size))
-            continue
-        offset, dirty = got
-        piece = set(range(offset, offset + size))
-        assert not piece & used and piece <= set(range(256)) and offset % alignment == 0
-        assert dirty or not piece & ever_used
-        used |= piece
-        ever_used |= piece
-        taken.append((offset, size))
-    for offset, size in taken:
-        arena.give(offset, size)
-    assert arena.empty

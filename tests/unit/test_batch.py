@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from elastrain.batch import DataOrder, mix, permuted
+from elastrain.base.splitmix import mix
+from elastrain.batch import DataOrder, permuted
 from elastrain.errors import ConfigError
 
 

@@ -38,12 +38,16 @@ PURE_STANDARD = frozenset(
 )
 # Bytes to typed values and back, without I/O: what travels is named in pure parts.
 PURE_LIBRARIES = frozenset({"msgspec"})
+# What every room may import, and of it what is plain arithmetic, which pure parts may import too.
+BASE = frozenset({"elastrain.base"})
+PURE_BASE = frozenset({"elastrain.base.free_ranges", "elastrain.base.splitmix", "elastrain.base.tree"})
 # Torch-free: comm.wire.handshake, comm.errors and comm.shm.liveness, one handshake and one death detector for all; of
 # offload, what `elastrain offload show` reads and prints, and what --offload-dir must be.
 LAUNCHER_MAY_IMPORT = frozenset(
     {
         "elastrain.launcher",
         "elastrain.agent_messages",
+        "elastrain.base",
         "elastrain.codec",
         "elastrain.world",
         "elastrain.errors",
@@ -93,14 +97,14 @@ PRODUCT = [path for room in ("elastrain", *ROOMS) for path in files(ROOT / room)
 
 def not_pure(source: str, module: str) -> set[str]:
     """What a pure part may not import: it may values of the standard library, and other pure parts."""
-    allowed = PURE_STANDARD | PURE_LIBRARIES | PURE_MODULES
+    allowed = PURE_STANDARD | PURE_LIBRARIES | PURE_BASE | PURE_MODULES
     return {name for name in imports(source, module) if not within(name, allowed)}
 
 
 def beyond_room(source: str, module: str, room: str) -> set[str]:
-    """What a room that stands alone may not import: anything of ours but itself."""
+    """What a room that stands alone may not import: anything of ours but itself and the base."""
     ours = {name for name in imports(source, module) if within(name, {"elastrain"})}
-    return {name for name in ours if not within(name, {f"elastrain.{room}"})}
+    return {name for name in ours if not within(name, BASE | {f"elastrain.{room}"})}
 
 
 def beyond_launcher(source: str, module: str) -> set[str]:
@@ -119,6 +123,13 @@ def beyond_wire(source: str, module: str) -> set[str]:
     """What the runtime may not import of the communicator: it needs links and shared memory, no collectives."""
     found = {name for name in imports(source, module) if within(name, {"elastrain.comm"})}
     return {name for name in found if not within(name, RUNTIME_MAY_IMPORT_OF_COMM)}
+
+
+@pytest.mark.parametrize("path", files(ROOT / "elastrain/base"), ids=lambda p: p.name)
+def test_the_base_imports_nothing_of_ours_and_no_torch(path: Path) -> None:
+    assert not {name for name in _imports(path) if within(name, {"elastrain", "torch"}) and not within(name, BASE)}
+    if within(module_of(path), PURE_BASE):
+        assert not_pure(path.read_text(), module_of(path)) == set()
 
 
 @pytest.mark.parametrize("path", PURE, ids=lambda p: p.name)

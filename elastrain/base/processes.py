@@ -1,0 +1,20 @@
+"""The tie between a process and the one that started it, by Linux's prctl."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(number: signal.Signals, parent: int | None = None) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends, however it ends.
+
+    `parent`: the pid of the process that started this one; where it has gone already, before the kernel was asked, this
+    process ends at once.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os._exit(0)
