@@ -1,0 +1,80 @@
+"""The two queues between the training loop and the engine."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from elastrain import protocol as p
+from elastrain.errors import DivergedError, StoppedError
+from elastrain.runtime.handover import Assignment, Handover, LoopOver, TryAgain
+
+COMPUTE = p.Compute(step=0, run=1)
+WORK = Assignment(COMPUTE, "slot")  # type: ignore[arg-type]  # any slot
+
+
+def handover() -> tuple[Handover, list[str]]:
+    woken: list[str] = []
+    return Handover(lambda: woken.append("woken")), woken
+
+
+def test_what_is_told_wakes_the_engine_and_is_taken_in_order() -> None:
+    between, woken = handover()
+    between.tell(p.Ready())
+    between.tell(TryAgain(COMPUTE))
+    assert woken == ["woken", "woken"]
+    assert between.has_news
+    assert list(between.take()) == [p.Ready(), TryAgain(COMPUTE)]
+    assert not between.has_news
+
+
+def test_what_is_told_while_the_engine_takes_is_taken_too() -> None:
+    between, _ = handover()
+    between.tell(p.Ready())
+    taken = []
+    for told in between.take():
+        taken.append(told)
+        if len(taken) < 3:
+            between.tell(p.LoopEnded(step=len(taken)))
+    assert taken == [p.Ready(), p.LoopEnded(step=1), p.LoopEnded(step=2)]
+
+
+def test_asking_for_work_waits_for_the_engine() -> None:
+    between, _ = handover()
+
+    def engine() -> None:
+        while not between.has_news:
+            pass
+        assert list(between.take()) == [p.Ready()]
+        between.give(WORK)
+
+    thread = threading.Thread(target=engine)
+    thread.start()
+    assert between.next_work() == WORK
+    thread.join(10)
+
+
+def test_a_second_try_ends_with_the_job() -> None:
+    between, _ = handover()
+    between.give(LoopOver())
+    with pytest.raises(StoppedError, match="the job has ended"):
+        between.try_again(WORK)
+
+
+def test_what_was_given_comes_before_what_ended_the_engine_and_the_first_reason_counts() -> None:
+    between, _ = handover()
+    between.give(WORK)
+    between.end(DivergedError("m1 differs"))
+    between.end(StoppedError("closed"))
+    assert between.wait() == WORK
+    for _ in range(3):
+        with pytest.raises(DivergedError, match="m1 differs"):
+            between.wait()
+
+
+def test_an_engine_that_was_closed_says_so() -> None:
+    between, _ = handover()
+    between.end()
+    with pytest.raises(StoppedError, match="the engine has ended"):
+        between.wait()

@@ -1,0 +1,121 @@
+"""A job before it trains: what its constructor leaves alone, and what calls in the wrong order say."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import elastrain
+from elastrain.errors import ConfigError
+from elastrain.runtime import assembly
+from elastrain.runtime.assembly import Chosen
+from elastrain.runtime.environment import Environment
+from elastrain.runtime.job import Job
+from elastrain.runtime.memory_keeper import MemoryLimit
+from elastrain.runtime.settings import Settings
+from elastrain.scaling import UNSCALED
+
+
+def chosen(run_dir: Path | None = None) -> Chosen:
+    environment = Environment(
+        job="j",
+        member="m0",
+        node="node0",
+        agent="elastrain/nobody/listens",
+        secret=None,
+        run_dir=run_dir,
+        may_inject=False,
+        host=None,
+        memory_limit_bytes=None,
+        offload_dirs=(),
+    )
+    settings = Settings(seed=7, run_length=1, backups=1, loss_scale=UNSCALED, deterministic=True)
+    return Chosen(environment=environment, settings=settings, limit=None)
+
+
+@pytest.fixture
+def hook_kept() -> Iterator[None]:
+    before = sys.excepthook
+    yield
+    sys.excepthook = before
+
+
+def test_making_a_job_opens_nothing_takes_no_hook_and_seeds_nothing(tmp_path: Path) -> None:
+    hook, threads = sys.excepthook, threading.active_count()
+    random.seed(1)
+    drawn = random.getstate(), torch.get_rng_state()
+    job = Job(chosen(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    assert (sys.excepthook, threading.active_count()) == (hook, threads)
+    assert random.getstate() == drawn[0]
+    assert torch.equal(torch.get_rng_state(), drawn[1])
+    assert (job.rank, job.world_size) == (0, 1)
+
+
+def test_opening_it_needs_the_launcher_that_started_it() -> None:
+    job = Job(chosen())
+    with pytest.raises(ConnectionError):
+        job.open()
+
+
+def test_a_job_that_was_never_opened_says_what_to_call() -> None:
+    model = nn.Linear(2, 2)
+    loader = elastrain.DataLoader([torch.zeros(2)] * 4, global_batch_size=4, micro_batch_size=2)
+    with pytest.raises(ConfigError, match=r"elastrain\.init\(\) makes one"):
+        Job(chosen()).prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+
+
+def test_steps_and_digest_come_after_prepare(hook_kept: None) -> None:
+    job = elastrain.init()
+    loader = elastrain.DataLoader([torch.zeros(2)] * 4, global_batch_size=4, micro_batch_size=2)
+    with pytest.raises(ConfigError, match=r"call job\.prepare"):
+        next(job.steps(loader, until=1))
+    with pytest.raises(ConfigError, match=r"call job\.prepare"):
+        job.digest()
+
+
+def test_prepare_is_called_once_and_steps_take_its_loader(hook_kept: None) -> None:
+    job = elastrain.init()
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = elastrain.DataLoader([torch.zeros(2)] * 4, global_batch_size=4, micro_batch_size=2, num_workers=0)
+    job.prepare(model, optimizer, loader)
+    with pytest.raises(ConfigError, match="a job has one model"):
+        job.prepare(model, optimizer, loader)
+    other = elastrain.DataLoader([torch.zeros(2)] * 4, global_batch_size=4, micro_batch_size=2)
+    with pytest.raises(ConfigError, match="the loader that prepare"):
+        next(job.steps(other, until=1))
+
+
+def test_a_job_of_one_trains_to_its_end_and_gives_the_hook_back(hook_kept: None) -> None:
+    hook = sys.excepthook
+    job = elastrain.init(seed=3)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = [torch.randn(2) for _ in range(8)]
+    loader = elastrain.DataLoader(data, global_batch_size=4, micro_batch_size=2, num_workers=0)
+    job.prepare(model, optimizer, loader)
+    numbers = []
+    for step in job.steps(loader, until=2):
+        for batch in step:
+            step.backward(model(batch).square().mean())
+        numbers.append((step.number, step.samples))
+    assert numbers == [(0, 4), (1, 4)]
+    assert sys.excepthook is hook
+
+
+def test_a_reserved_name_cannot_be_registered() -> None:
+    with pytest.raises(ConfigError, match="registered already, or a name of the job's own"):
+        Job(chosen()).register("layers", {"x": 1})
+
+
+def test_what_init_has_fixed_is_frozen() -> None:
+    for kind in (Chosen, assembly.Connections, assembly.Prepared, assembly.Request, MemoryLimit):
+        assert kind.__dataclass_params__.frozen, kind  # type: ignore[attr-defined]
