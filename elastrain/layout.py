@@ -49,7 +49,6 @@ class ParameterSpec:
 
     @property
     def numel(self) -> int:
-        # Of a scalar, whose shape is empty, this is 1.
         numel = 1
         for size in self.shape:
             numel *= size
@@ -180,7 +179,6 @@ class Layout:
 
     def digest(self) -> str:
         """32 hexadecimal digits over every field: two members with the same digest cut alike."""
-        # Sorted keys: the order of fields in this file must not decide whether an old job can be joined.
         text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return blake2b(text.encode(), digest_size=16, person=b"elastrain-layout").hexdigest()
 
@@ -201,7 +199,7 @@ class Layout:
 
 def default_shard_numel(total_numel: int) -> int:
     """Choose a shard size: about 64 shards for the whole model, within 4096 and 4 Mi elements each."""
-    # Few enough that a vote, which has numbers for each shard, stays small; enough to share them evenly among members.
+    # Few, so that votes stay small, which have numbers for each shard; enough to share them evenly among members.
     return max(MIN_SHARD_NUMEL, min(MAX_SHARD_NUMEL, round_up(-(-total_numel // 64))))
 
 
@@ -332,12 +330,10 @@ def _cut_shards(flats: Sequence[Flat], size: int) -> list[Shard]:
 def _cut_pieces(
     shard: Shard, parameters: Sequence[ParameterSpec], flats: Sequence[Flat], leaves: Sequence[Leaf]
 ) -> tuple[Piece, ...]:
-    # What no optimizer moves has nothing to step.
     if not flats[shard.flat].trained:
         return ()
     pieces = []
-    # The optimizer steps a shard parameter by parameter: so `step` counters and missing gradients mean what they do in
-    # torch, whichever way the shards were cut.
+    # One per parameter, so that `step` counters and missing gradients mean what they do in torch, however it was cut.
     for leaf in leaves:
         start, stop = max(shard.start, leaf.start), min(shard.stop, leaf.start + round_up(leaf.numel))
         if leaf.flat == shard.flat and start < stop:
