@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 
@@ -284,22 +284,10 @@ def _lay_out(
             home[tied_name] = flats[-1]
     # In every later block a tied parameter has one more gradient, and no parameters of its own: an alias flat.
     for name, flat in home.items():
-        for other in ties[name]:
-            block = blocks.index(other)
-            parameter, numel = next((x.parameter, x.numel) for x in leaves if x.flat == flat.index)
-            leaves.append(
-                Leaf(index=len(leaves), parameter=parameter, block=block, flat=len(flats), start=0, numel=numel)
-            )
-            flats.append(
-                Flat(
-                    index=len(flats),
-                    block=block,
-                    group=flat.group,
-                    dtype=flat.dtype,
-                    numel=flat.numel,
-                    alias_of=flat.index,
-                )
-            )
+        first = next(leaf for leaf in leaves if leaf.flat == flat.index)
+        for block in map(blocks.index, ties[name]):
+            leaves.append(replace(first, index=len(leaves), block=block, flat=len(flats)))
+            flats.append(replace(flat, index=len(flats), block=block, alias_of=flat.index))
     return flats, leaves
 
 

@@ -10,12 +10,13 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 import torch
 
-from elastrain.offload.engines.posix import PosixEngine
+from elastrain.offload.engines.posix import PosixEngine, close_in_children
 from elastrain.offload.errors import OffloadConfigError
 
 PROBE_BYTES = 1 << 20
@@ -50,18 +51,33 @@ def probe(directory: str | os.PathLike[str], *, size_bytes: int = PROBE_BYTES, t
     return None
 
 
-class GdsEngine(PosixEngine):
-    """The slab of `PosixEngine`, also open for CUDA memory. Raises `OffloadConfigError` if the probe fails."""
+class GdsEngine:
+    """A slab of `PosixEngine`, also open for CUDA memory. Raises `OffloadConfigError` if the probe fails."""
 
     def __init__(self, directory: str | os.PathLike[str], *, threads: int = 4) -> None:
         why = probe(directory)
         if why is not None:
             raise OffloadConfigError(f"GPUDirect Storage can not be used in {directory}: {why}")
-        super().__init__(directory)
+        # CPU tensors are moved as ever: KvikIO would copy them through a buffer of its own.
+        self._slab = PosixEngine(directory)
+        self.name = self._slab.name
         kvikio: Any = import_module("kvikio")
         defaults: Any = import_module("kvikio.defaults")
         defaults.set({"num_threads": threads, "task_size": TASK_BYTES})
-        self._file = kvikio.CuFile(self.path(), "r+")
+        self._file = kvikio.CuFile(self._slab.path(), "r+")
+        close_in_children(self)
+
+    def reserve(self, size_bytes: int) -> None:
+        self._slab.reserve(size_bytes)
+
+    def write(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
+        self._slab.write(offset_bytes, views)
+
+    def read(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
+        self._slab.read(offset_bytes, views)
+
+    def capacity_bytes(self) -> int:
+        return self._slab.capacity_bytes()
 
     def write_cuda(self, offset_bytes: int, memory: torch.Tensor) -> None:
         """Write a contiguous CUDA tensor of bytes. The caller has waited for what computes it."""
@@ -72,10 +88,10 @@ class GdsEngine(PosixEngine):
         self._check("read", self._file.pread(memory, memory.nbytes, offset_bytes).get(), memory.nbytes)
 
     def close(self) -> None:
-        file, self._file = getattr(self, "_file", None), None
+        file, self._file = self._file, None
         if file is not None:
             file.close()
-        super().close()
+        self._slab.close()
 
     def _check(self, verb: str, moved_bytes: int, wanted_bytes: int) -> None:
         if moved_bytes != wanted_bytes:

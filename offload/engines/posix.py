@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastrain.offload.directories import check_directory, open_unnamed
-from elastrain.offload.engines.port import PAGE_BYTES
+from elastrain.offload.engines.port import PAGE_BYTES, IoEngine
 
 # Space that is left to others on the file system.
 RESERVE_BYTES = 256 << 20
@@ -41,7 +41,7 @@ class PosixEngine:
         self._path = path
         self._size_bytes = 0
         self._fd, self.direct = open_unnamed(path)
-        _OPEN.add(self)
+        close_in_children(self)
 
     def reserve(self, size_bytes: int) -> None:
         more_bytes = size_bytes - self._size_bytes
@@ -86,8 +86,12 @@ class PosixEngine:
             os.posix_fadvise(self._fd, start_bytes, offset_bytes - start_bytes, os.POSIX_FADV_DONTNEED)
 
 
-# Forked children inherit descriptors; a slab must not outlive its own process because a data loader does.
-_OPEN: weakref.WeakSet[PosixEngine] = weakref.WeakSet()
+_OPEN: weakref.WeakSet[IoEngine] = weakref.WeakSet()
+
+
+def close_in_children(engine: IoEngine) -> None:
+    """Let forked children close the engine: they inherit its descriptors, and a slab must not outlive its process."""
+    _OPEN.add(engine)
 
 
 def _close_in_child() -> None:
