@@ -37,7 +37,7 @@ from elastrain.launcher.stop_signals import StopSignals
 from elastrain.launcher.store import Store
 from elastrain.launcher.values import End, JobConfig
 from elastrain.launcher.worker_processes import WorkerProcesses, WorkerSpec
-from elastrain.launcher.worker_start import Logs, Script, WorkerEnvironment
+from elastrain.launcher.worker_start import Logs, MemoryLimit, Script, WorkerEnvironment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,7 @@ class AgentConfig:
     run: RunDir
     script: Script
     logs: Logs
+    memory: MemoryLimit
     host: str = "127.0.0.1"
     """This node's address for other nodes."""
     one_host: bool = True
@@ -157,6 +158,7 @@ class Agent:
             host=None if config.one_host else config.host,
             master=self._master,
             mark=self._guardian.mark,
+            memory=config.memory,
         )
         return WorkerSpec(script=config.script, common=common, logs=config.logs)
 

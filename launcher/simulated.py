@@ -24,9 +24,10 @@ from elastrain.launcher import rundir
 from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.guardian import Guardian
+from elastrain.launcher.run_options import NodeOptions, RunOptions
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
-from elastrain.launcher.starting import NodeOrder, Order, count, run_node, say_last
+from elastrain.launcher.starting import count, run_node, say_last
 from elastrain.launcher.stop_signals import StopSignals
 
 _STOP_AGAIN_S = 20.0
@@ -34,27 +35,27 @@ RESTART_COUNTS_S = 3600.0
 """How long a node's restart counts."""
 
 
-def run_local_nodes(order: Order) -> int:
-    """Run the order's `nodes_max` nodes here; the exit code. Raises ConfigError."""
+def run_local_nodes(options: RunOptions) -> int:
+    """Run the `nodes_max` nodes here; the exit code. Raises ConfigError."""
     # A fork server imports torch once for all nodes, while etcd starts.
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload(["torch.distributed.elastic.multiprocessing", "elastrain.launcher.agent"])
-    order = order.with_own_log_dir()
+    options = options.with_own_log_dir()
     with ExitStack() as stack:
         guardian = stack.enter_context(Guardian("LAUNCHER"))
         os.environ.update(guardian.mark)  # etcd, the fork server, agents and their workers inherit it
-        run = rundir.create(order.run_dir, order.job)
+        run = rundir.create(options.output.run_dir, options.job)
         stack.callback(run.secret.unlink, missing_ok=True)
         guardian.remove(run.secret)
         guardian.remove(run.path / "etcd")
         guardian.remove(Path(multiprocessing.util.get_temp_dir()))  # where the fork server listens
-        nodes = _Nodes(order, run, forks)
+        nodes = _Nodes(options, run, forks)
         stack.callback(nodes.close)
         nodes.warm_up()
         etcd = EmbeddedEtcd(run.path / "etcd")
         stack.callback(etcd.close)
-        here, each = count(order.nodes_max, "node"), count(order.workers, "worker")
-        say(f"job {order.job}, {here} here, {each} each; run folder {run.path}")
+        here, each = count(options.size.nodes_max, "node"), count(options.size.workers, "worker")
+        say(f"job {options.job}, {here} here, {each} each; run folder {run.path}")
         signals = StopSignals()
         stack.callback(signals.close)
         return nodes.run(etcd.endpoint, signals)
@@ -107,11 +108,11 @@ class _Restarts:
 class _Nodes:
     """The node processes, until the last has ended."""
 
-    def __init__(self, order: Order, run: RunDir, forks: multiprocessing.context.ForkServerContext) -> None:
-        self._order, self._run, self._forks = order, run, forks
+    def __init__(self, options: RunOptions, run: RunDir, forks: multiprocessing.context.ForkServerContext) -> None:
+        self._options, self._run, self._forks = options, run, forks
         self._endpoint = ""
         self._running: dict[str, BaseProcess] = {}
-        self._restarts = _Restarts(order.max_restarts)
+        self._restarts = _Restarts(options.size.max_restarts)
         self._ends = _Ends()
         self._dismissed: set[str] = set()
         self._stopped_by = 0
@@ -125,7 +126,7 @@ class _Nodes:
     def run(self, endpoint: str, signals: StopSignals) -> int:
         self._endpoint = endpoint
         self._selector.register(signals, selectors.EVENT_READ)
-        for index in range(self._order.nodes_max):
+        for index in range(self._options.size.nodes_max):
             self._start(f"node{index}")
         while self._running:
             for key, _ in self._selector.select(_STOP_AGAIN_S if self._stopped_by else None):
@@ -145,10 +146,10 @@ class _Nodes:
         self._selector.close()
 
     def _start(self, name: str) -> None:
-        node = NodeOrder(
+        node = NodeOptions(
             name=name, etcd=EtcdConfig(endpoints=(self._endpoint,)), secret_file=self._run.secret, host=None
         )
-        process = self._forks.Process(target=_node, args=(self._order, node, self._run), name=name)
+        process = self._forks.Process(target=_node, args=(self._options, node, self._run), name=name)
         process.start()
         self._running[name] = process
         self._selector.register(process.sentinel, selectors.EVENT_READ, name)
@@ -188,7 +189,7 @@ class _Nodes:
                     os.kill(process.pid, number)
 
 
-def _node(order: Order, node: NodeOrder, whole: RunDir) -> None:
+def _node(options: RunOptions, node: NodeOptions, whole: RunDir) -> None:
     """The body of a node's process."""
     os.setsid()
     # Should the fork server end alone. The end of the launcher is its guardian's affair.
@@ -197,7 +198,7 @@ def _node(order: Order, node: NodeOrder, whole: RunDir) -> None:
     run = rundir.of_node(whole, node.name)
     run.control.unlink(missing_ok=True)  # of an earlier start of this node
     try:
-        code = run_node(order, node, run).code
+        code = run_node(options, node, run).code
     except ElastrainError as error:
         say(f"{node.name}: {error}")
         code = 2 if isinstance(error, ConfigError) else 1

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsDest, PContext
 
 _TORCH_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+MEMORY_LIMIT, OFFLOAD_DIRS = "ELASTRAIN_MEMORY_LIMIT", "ELASTRAIN_OFFLOAD_DIRS"
 _TORCH_SIGNALS_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
@@ -142,6 +143,19 @@ class _MemberLogs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryLimit:
+    """What each worker may hold in memory, and where what does not fit goes. What is not given here is inherited."""
+
+    bytes_per_worker: int | None = None
+    offload_dirs: tuple[Path, ...] = ()
+
+    def environment(self) -> dict[str, str]:
+        limit = {} if self.bytes_per_worker is None else {MEMORY_LIMIT: str(self.bytes_per_worker)}
+        directories = os.pathsep.join(str(each) for each in self.offload_dirs)
+        return limit | ({OFFLOAD_DIRS: directories} if directories else {})
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerEnvironment:
     """What all workers of this agent have in common."""
 
@@ -159,6 +173,7 @@ class WorkerEnvironment:
     """Host and port where scripts that call init_process_group themselves meet."""
     mark: Mapping[str, str]
     """By which the agent's guardian knows them, and what they have started."""
+    memory: MemoryLimit
 
 
 def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
@@ -194,6 +209,7 @@ def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
         # Said either way: an armed run must not arm the runs that its scripts start.
         "ELASTRAIN_INJECT": int(common.armed),
         "ELASTRAIN_HOST": common.host or "",
+        **common.memory.environment(),
         **common.mark,
     }
     return {name: str(value) for name, value in env.items()}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from elastrain.launcher import embedded, links, node_end, registry, starting
+from elastrain.launcher import embedded, links, node_end, registry, run_options
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.values import JobTimes
 from elastrain.runtime import channel, pacing
@@ -63,7 +63,7 @@ def test_every_deadline_stands_in_the_table_with_its_default_and_nothing_else_do
 
 def test_deadlines_nest_as_the_table_says() -> None:
     job = JobTimes()
-    order = starting.Order(job="j", script=None, target="t")  # type: ignore[arg-type]
+    waits = run_options.Waits()
     assert links.SILENCE_S >= 5 * links.BEAT_S
     assert links.SILENCE_S + job.silence_grace_s <= registry.LEASE_S  # a majority judges before the lease proves
     assert (
@@ -71,9 +71,9 @@ def test_deadlines_nest_as_the_table_says() -> None:
     )  # a store away for one call may have cost all leases
     assert job.meet_s < registry.LEASE_S
     assert job.absent_s >= 2 * registry.LEASE_S
-    assert job.suspicion_s < job.leave_timeout_s < order.stop_grace_s < node_end._GIVE_UP_S
+    assert job.suspicion_s < job.leave_timeout_s < waits.stop_grace_s < node_end._GIVE_UP_S
     assert job.suspicion_s + job.leave_timeout_s < pacing.RECOVERY_DEADLINE_S
-    assert order.join_timeout_s > max(channel.CONNECT_TIMEOUT_S, embedded.START_S)
-    assert order.last_call_s < order.join_timeout_s < order.park_timeout_s < order.key_ttl_s
-    assert (order.join_timeout_s, order.last_call_s) == (job.join_timeout_s, job.last_call_s)
-    assert order.park_timeout_s == job.park_timeout_s
+    assert waits.join_timeout_s > max(channel.CONNECT_TIMEOUT_S, embedded.START_S)
+    assert waits.last_call_s < waits.join_timeout_s < waits.park_timeout_s < waits.key_ttl_s
+    assert (waits.join_timeout_s, waits.last_call_s) == (job.join_timeout_s, job.last_call_s)
+    assert waits.park_timeout_s == job.park_timeout_s

@@ -1,0 +1,57 @@
+"""Commands whose options come in groups: a group is a frozen dataclass whose fields are options of the command line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
+from typing import Any, TypeVar, get_type_hints
+
+Group = TypeVar("Group")
+
+
+def grouped(command: Callable[..., int]) -> Callable[..., int]:
+    """The command takes a group as one argument; its command line has every field of it, in order.
+
+    Groups may hold groups. What typer reads (the signature) is that of the command with its groups opened.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    opened: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind = hints[name]
+        opened += _options(kind) if is_dataclass(kind) else [parameter.replace(annotation=kind, kind=_KIND)]
+
+    @wraps(command)
+    def flat(**values: Any) -> int:
+        made = {name: _make(hints[name], values) if is_dataclass(hints[name]) else values[name] for name in parameters}
+        return command(**made)
+
+    parameters = tuple(inspect.signature(command).parameters)
+    flat.__signature__ = inspect.Signature(opened, return_annotation=int)  # type: ignore[attr-defined]  # read by inspect
+    flat.__annotations__ = {"return": int, **{parameter.name: parameter.annotation for parameter in opened}}
+    return flat
+
+
+_KIND = inspect.Parameter.KEYWORD_ONLY
+
+
+def _options(group: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    found: list[inspect.Parameter] = []
+    for field in fields(group):
+        hint = hints[field.name]
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        one = inspect.Parameter(field.name, _KIND, default=default, annotation=hint)
+        found += _options(hint) if is_dataclass(hint) else [one]
+    return found
+
+
+def _make(group: Callable[..., Group], values: Mapping[str, Any]) -> Group:
+    """The group, of those values that are its own."""
+    hints = get_type_hints(group)
+    made = {
+        field.name: _make(hints[field.name], values) if is_dataclass(hints[field.name]) else values[field.name]
+        for field in fields(group)  # type: ignore[arg-type]  # a dataclass
+    }
+    return group(**made)

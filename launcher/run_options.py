@@ -1,0 +1,103 @@
+"""What was asked for on the command line of `elastrain run`, checked: plain values."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from elastrain.errors import ConfigError
+from elastrain.launcher.etcd_config import EtcdConfig
+from elastrain.launcher.faults import Fault
+from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.values import JobConfig, JobTimes
+from elastrain.launcher.worker_start import Logs, MemoryLimit, Script
+
+KEY_TTL_S = 12 * 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSize:
+    """How many nodes and workers, and how many of these may be started again."""
+
+    workers: int = 1
+    """On this node."""
+    nodes_min: int = 1
+    nodes_max: int = 1
+    max_restarts: int = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waits:
+    """How long is waited for what, in seconds."""
+
+    join_timeout_s: float = 120.0
+    last_call_s: float = 5.0
+    stop_grace_s: float = 5.0
+    park_timeout_s: float = 3600.0
+    key_ttl_s: float = KEY_TTL_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputPlan:
+    """Where the run's files and its workers' output go. `redirects` and `tee`: see `Logs`."""
+
+    run_dir: Path | None = None
+    log_dir: Path | None = None
+    redirects: Mapping[int, int] = field(default_factory=dict)
+    tee: Mapping[int, int] = field(default_factory=dict)
+
+    def with_own_log_dir(self, job: str) -> OutputPlan:
+        """As under torchrun, each run has a folder of its own in --log-dir, named after the job. Raises ConfigError."""
+        if self.log_dir is None:
+            return self
+        try:
+            self.log_dir.mkdir(parents=True, exist_ok=True)
+            return replace(self, log_dir=Path(tempfile.mkdtemp(prefix=f"{job}_", dir=self.log_dir)))
+        except OSError as error:
+            raise ConfigError(f"no folder can be made in --log-dir {self.log_dir}: {error}") from None
+
+    def logs(self, run: RunDir) -> Logs:
+        return Logs(folder=(self.log_dir or run.logs).absolute(), redirects=self.redirects, tee=self.tee)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """One run of the command, whether it is the whole job or one node of it."""
+
+    job: str
+    script: Script
+    target: str
+    """The script as it was named: what all nodes of a job have in common."""
+    size: JobSize = JobSize()
+    output: OutputPlan = OutputPlan()
+    memory: MemoryLimit = field(default_factory=MemoryLimit)
+    waits: Waits = Waits()
+    armed: bool = False
+    faults: tuple[Fault, ...] = ()
+
+    def config(self, *, node: str | None = None, incarnation: int = 0) -> JobConfig:
+        """For the core. `node`: this one's name among several; None: it is the only one."""
+        waits, size = self.waits, self.size
+        times = JobTimes(
+            join_timeout_s=waits.join_timeout_s, last_call_s=waits.last_call_s, park_timeout_s=waits.park_timeout_s
+        )
+        alone = JobConfig(workers=size.workers, max_restarts=size.max_restarts, armed=self.armed, times=times)
+        if node is None:
+            return alone
+        return replace(alone, node=node, incarnation=incarnation, nodes_min=size.nodes_min, nodes_max=size.nodes_max)
+
+    def with_own_log_dir(self) -> RunOptions:
+        """Raises ConfigError."""
+        return replace(self, output=self.output.with_own_log_dir(self.job))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions:
+    """What one node of several needs beside that. `host`: its address for others; None: all are on this machine."""
+
+    name: str
+    etcd: EtcdConfig
+    secret_file: Path
+    host: str | None

@@ -1,0 +1,77 @@
+"""The options of `elastrain run`: torchrun's flags and ours are frozen, and what they make is checked."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from elastrain.errors import ConfigError
+from elastrain.launcher.commands.options.job_options import MemoryFlags, WaitFlags
+from elastrain.launcher.commands.options.node_options import RendezvousFlags, SizeFlags
+from elastrain.launcher.commands.options.output_options import OutputFlags, ScriptFlags
+from elastrain.launcher.commands.run import run
+from elastrain.launcher.run_options import KEY_TTL_S
+from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, MemoryLimit
+
+FROZEN = Path(__file__).with_name("run_options.txt")
+"""A line per argument and option: its names, type, limits, default. What users type today must go on working."""
+
+
+def told() -> list[str]:
+    lines = []
+    for parameter in inspect.signature(run).parameters.values():
+        kind, declared = get_args(parameter.annotation)
+        names = [declared.default, *(declared.param_decls or ())]
+        names = [name for name in names if isinstance(name, str)] or [parameter.name.upper()]
+        limits = "" if declared.min is None and declared.max is None else f", from {declared.min} to {declared.max}"
+        default = "required" if parameter.default is inspect.Parameter.empty else repr(parameter.default)
+        lines.append(f"{' '.join(names)}: {getattr(kind, '__name__', kind)}{limits}, {default}")
+    return lines
+
+
+def test_options_and_their_defaults_are_frozen_in_the_order_of_the_help() -> None:
+    assert told() == FROZEN.read_text().splitlines()
+
+
+def test_a_limit_of_memory_reaches_workers_by_their_environment_and_not_by_the_launchers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (MEMORY_LIMIT, OFFLOAD_DIRS):
+        monkeypatch.delenv(name, raising=False)
+    limit = MemoryFlags(memory_limit="512M", offload_dir=[tmp_path]).limit()
+    assert limit == MemoryLimit(bytes_per_worker=512 << 20, offload_dirs=(tmp_path,))
+    assert limit.environment() == {MEMORY_LIMIT: str(512 << 20), OFFLOAD_DIRS: str(tmp_path)}
+    assert MEMORY_LIMIT not in os.environ
+
+
+def test_what_the_launcher_has_inherited_is_left_to_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MEMORY_LIMIT, "1000")
+    assert MemoryFlags().limit().environment() == {}
+
+
+def test_directories_without_a_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(MEMORY_LIMIT, raising=False)
+    with pytest.raises(ConfigError, match="give --memory-limit too"):
+        MemoryFlags(offload_dir=[tmp_path]).limit()
+
+
+def test_keys_live_longer_than_anybody_waits() -> None:
+    assert WaitFlags().waits().key_ttl_s == KEY_TTL_S
+    assert WaitFlags(park_timeout=50_000.0).waits().key_ttl_s == 100_000.0
+    with pytest.raises(ConfigError, match="--key-ttl 60: it must be more than --park-timeout"):
+        WaitFlags(key_ttl=60.0).waits()
+
+
+def test_simulated_nodes_are_as_many_at_least_as_at_most() -> None:
+    size = SizeFlags(local_nodes=3, nproc_per_node="2").size(RendezvousFlags())
+    assert (size.nodes_min, size.nodes_max, size.workers) == (3, 3, 2)
+
+
+def test_a_worker_that_is_not_shown_writes_into_files() -> None:
+    output = OutputFlags(tee="1:3").output(3, ScriptFlags(local_ranks_filter="0"))
+    assert output.redirects == {0: 0, 1: 3, 2: 3}
+    assert output.tee == {0: 0, 1: 0, 2: 0}
