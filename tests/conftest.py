@@ -24,6 +24,10 @@ BUDGETS_S = {"unit": 50, "property": 30, "sim": 60, "contract": 80, "integration
 _seconds: dict[str, float] = defaultdict(float)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-transcripts", action="store_true", help="write tests/sim/transcripts anew")
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     folder = Path(report.nodeid.partition("::")[0]).parts[1:2]
     _seconds["/".join(folder)] += report.duration
