@@ -1,4 +1,4 @@
-"""The account of live bytes: memory that holds saved storages, until it really dies. The owner's lock guards it."""
+"""Counts live bytes: memory that holds saved storages, until it is really freed. The manager's lock guards it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from elastrain.offload.deferred import DeferredLock
 
 
 class Watched(weakref.ref[torch.UntypedStorage]):
-    """Counted memory. `size_bytes` is 0 once it is not counted any more. Whoever had it watched holds on to this."""
+    """Counted memory; `size_bytes` is 0 once it is not counted any more. The record keeps it, so that it is called."""
 
     __slots__ = ("size_bytes",)
     size_bytes: int
 
 
 class Account:
-    """`changed` is called with the lock held after each change. Holds no storage alive."""
+    """Adds up what is watched, and keeps none of it alive. `changed` is called after each change, under the lock."""
 
     def __init__(self, lock: DeferredLock, changed: Callable[[], None]) -> None:
         self.live_bytes = 0
@@ -32,14 +32,14 @@ class Account:
         self._died = died
 
     def watch(self, storage: torch.UntypedStorage) -> Watched:
-        """Count memory until it dies, or until it is to be forgotten."""
+        """Count memory until it is freed, or until `forget`."""
         watched = Watched(storage, self._died)
         watched.size_bytes = storage.nbytes()
         self._add(watched.size_bytes)
         return watched
 
     def forget(self, watched: Watched) -> None:
-        """The memory is gone, or belongs to others only."""
+        """Stop counting: the memory is gone, or belongs to others only."""
         size_bytes, watched.size_bytes = watched.size_bytes, 0
         if size_bytes:
             self._add(-size_bytes)

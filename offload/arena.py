@@ -1,8 +1,8 @@
-"""Memory that reads fill again and again: fresh pages cost more processor time than moving bytes into old ones.
+"""Lends memory for reads, the same pages again and again: fresh ones cost more processor time than moving the bytes.
 
-One range of addresses, handed out first fit, so that what is read back in backward lies in the same few pages all the
-time. Holes of storages of several sizes add up: those that the next storage does not need go back to the kernel.
-The owner's lock guards it; finalizers leave notes with that lock. No I/O here, and no decision how much is read.
+It hands out one range of addresses, first fit, so that what backward reads lies in the same few pages all the time.
+Holes between storages of several sizes add up: the pages of those that the next storage does not need go back to the
+kernel. The manager's lock guards it. No I/O here, and no decision about how much is read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elastrain.offload.slab import Slot, SlotAllocator
 
 
 class ReadArena:
-    """Leases in memory that is used again once a lease's storage is gone. Its pages go when nothing is lent."""
+    """Lends memory until the storage in it is gone; its pages go back to the kernel when nothing is lent."""
 
     def __init__(self, lock: DeferredLock) -> None:
         self._lock = weakref.ref(lock)
@@ -28,7 +28,7 @@ class ReadArena:
 
     @property
     def held_bytes(self) -> int:
-        """How much of it may lie in pages."""
+        """How much of it may be backed by pages."""
         return min(len(self._touched) * HUGE_PAGE_BYTES, len(self._memory))
 
     def lease(self, *, size_bytes: int, shift_bytes: int, capacity_bytes: int) -> Lease:

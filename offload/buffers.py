@@ -80,7 +80,7 @@ def _anonymous(length_bytes: int) -> mmap.mmap:
 
 
 def shift_of(storage: torch.UntypedStorage) -> int:
-    """How far the storage starts from a page boundary, in bytes."""
+    """The distance of the storage's start from the page boundary before it, in bytes."""
     return storage.data_ptr() % PAGE_BYTES
 
 
@@ -110,9 +110,9 @@ def _view(address: int, size_bytes: int) -> memoryview:
 def page_image(payload: memoryview, shift_bytes: int) -> list[memoryview]:
     """`payload` as page-aligned views: a copied first page, the pages between without a copy, a copied last page.
 
-    Only the payload's own bytes leave the process: what lies beside it in its first and last page is left zero. The
-    copied pages hold until the next call in the same thread.
+    The copied pages hold until the next call in the same thread.
     """
+    # Copied, so that only the payload's own bytes leave the process: its first and last page have neighbours.
     head_bytes = min((PAGE_BYTES - shift_bytes) % PAGE_BYTES, payload.nbytes)
     tail_bytes = (payload.nbytes - head_bytes) % PAGE_BYTES
     inner = payload[head_bytes : payload.nbytes - tail_bytes]
@@ -122,7 +122,7 @@ def page_image(payload: memoryview, shift_bytes: int) -> list[memoryview]:
 
 
 class _Scratch(threading.local):
-    """Two pages of each thread."""
+    """Two pages for each thread, because devices write from several threads at a time."""
 
     def __init__(self) -> None:
         pages = memoryview(_anonymous(2 * PAGE_BYTES))

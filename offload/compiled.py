@@ -20,19 +20,19 @@ _COMPILING = "_dynamo/convert_frame.py"
 
 
 class CompileWatch:
-    """Looks out between `begin` and `end`, for what the thread of `begin` does."""
+    """Watches between `begin` and `end` what the thread of `begin` compiles."""
 
     def __init__(self) -> None:
         self._thread = -1
         self._listens = self._has_compiled = False
 
     def begin(self) -> None:
-        """From now on nothing may be compiled, and nothing that is compiled may save tensors."""
+        """Start to watch: until `end` nothing may be compiled, and no compiled code may save tensors."""
         self._thread, self._has_compiled = threading.get_ident(), False
         self._listen()
 
     def check(self, module: str) -> None:
-        """A tensor is being saved in `module`. Raises `OffloadConfigError` if compiled code saves it, or ran before."""
+        """Look who saves a tensor in `module`. Raises `OffloadConfigError` if compiled code does, or ran before."""
         if COMPILER not in sys.modules:
             return
         self._listen()
@@ -40,12 +40,12 @@ class CompileWatch:
             raise _refusal(module)
 
     def notice(self) -> None:
-        """Something is being compiled, or was: it is refused at the next chance."""
+        """Note that something is being compiled, or was: it is refused at the next chance."""
         if threading.get_ident() == self._thread:
             self._has_compiled = True
 
     def end(self, error: BaseException | None) -> None:
-        """Raises `OffloadConfigError` if something was compiled, also where that itself has ended in `error`."""
+        """Stop to watch. Raises `OffloadConfigError` if something was compiled, also where that ended in `error`."""
         if self._listens:
             self._listens = False
             _callbacks().remove_start_callback(self._compiles)

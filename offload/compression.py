@@ -1,6 +1,6 @@
-"""zstd for pieces of spilled storages, where it pays: measured per class of tensors, off where it does not.
+"""Packs pieces of spilled storages with zstd where that pays: measured per class of tensors.
 
-It pays where the drive is spared more time than packing and unpacking take, on a core that nobody else wants. The
+It pays where it spares the drive more time than packing and unpacking take on an idle core. The
 decision is a pure function with its reason; classes (dtype and kind of module) are sampled again from time to time.
 Checksums are made of the bytes before packing, so a defect here is noticed like one of the drive.
 """
@@ -29,7 +29,7 @@ Piece = list[memoryview]
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What packing did to a piece of a class."""
+    """The result of packing and unpacking one piece of a class."""
 
     plain_bytes: int
     packed_bytes: int
@@ -38,7 +38,8 @@ class Sample:
 
 
 def pays(sample: Sample, *, drive_bytes_per_s: float, idle_cores: float) -> tuple[bool, str]:
-    """Whether a class is worth packing, and why, in words. Everything that is written is read again."""
+    """Decide whether a class is worth packing, and say why."""
+    # Everything that is written is read again: the drive is spared twice.
     ratio = sample.packed_bytes / sample.plain_bytes
     spared_s = 2 * (sample.plain_bytes - sample.packed_bytes) / drive_bytes_per_s
     spent_s = sample.pack_s + sample.unpack_s
@@ -49,7 +50,7 @@ def pays(sample: Sample, *, drive_bytes_per_s: float, idle_cores: float) -> tupl
 
 
 class IdleCores:
-    """How many cores did nothing since the last look, from the kernel's counters."""
+    """Counts the cores that did nothing since the last look, from the kernel's counters."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -57,6 +58,7 @@ class IdleCores:
         self._last = 0.0
 
     def look(self) -> float:
+        """The number of idle cores, on average since the last look but at least over 0.2 s."""
         idle_s, at_s = _idle_s(), self._clock()
         if at_s - self._at_s >= 0.2:  # the counters have steps of 10 ms
             self._last = (idle_s - self._idle_s) / (at_s - self._at_s)
@@ -89,7 +91,7 @@ class Codec:
         self._drive = (0, 0.0)  # bytes and seconds of plain writes
 
     def write(self, offset_bytes: int, piece: Piece, kind: str | None) -> int:
-        """Its packed size, 0 if it was written as it is. Raises OSError."""
+        """Write a piece; returns its packed size, 0 if it was written as it is. Raises OSError."""
         if kind is not None and self._packs(kind, piece):
             packed = zstandard.ZstdCompressor(level=LEVEL).compress(b"".join(piece))
             if round_up(len(packed)) < _size(piece):
@@ -125,7 +127,7 @@ class Codec:
             plain = plain[view.nbytes :]
 
     def _packs(self, kind: str, piece: Piece) -> bool:
-        """Decided anew for every so many pieces of a class; the piece that is sampled goes as the last ones did."""
+        """Decide anew for one in SAMPLE_EVERY_PIECES pieces of a class; others go as was decided last."""
         with self._lock:
             seen = self._seen[kind] = self._seen.get(kind, -1) + 1
             chosen = self._chosen.get(kind, False)

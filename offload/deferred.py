@@ -1,7 +1,7 @@
-"""A lock whose holders act on notes that finalizers left.
+"""A lock for callers that must not wait: they leave a note, on which the holder of the lock acts.
 
-Finalizers of tensors and graph nodes run in any thread at any time, also while that very thread holds the lock: they
-must not wait for it. They leave a note; it is acted on at once if the lock is free, else by whoever holds it.
+Finalizers of tensors and graph nodes run in any thread at any time, also in a thread that holds the lock: one that
+waited for it would wait for ever. A note is acted on at once if the lock is free, else when its holder lets go.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LOOK_AGAIN_S = 0.02
 
 
 class DeferredLock:
-    """A context manager that holds the lock; notes are acted on after entering and before and after leaving.
+    """Holds the lock as a context manager; notes are acted on after entering, and before and after leaving.
 
     `after_notes` is called, with the lock held, whenever notes were acted on.
     """
@@ -52,6 +52,7 @@ class DeferredLock:
 
     def act(self) -> None:
         """Act on the notes. The lock is held."""
+        # Called for every saved tensor: nothing else is done where there are no notes.
         if not self._notes:
             return
         while self._notes:
@@ -60,7 +61,7 @@ class DeferredLock:
         self._after_notes()
 
     def tell(self) -> None:
-        """Wake whoever waits. The lock is held."""
+        """Wake the threads that wait. The lock is held."""
         if self._waiting:
             self._changed.notify_all()
 

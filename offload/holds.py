@@ -1,7 +1,7 @@
-"""Storages whose operator may still be running: it may still fill what autograd saved of it.
+"""Holds storages back whose operator may still be running, because it may still fill them.
 
-`nn.RReLU` in training does: its noise is saved before the kernel fills it, and no version tells. Nothing that is held
-is written, or given up for room.
+`nn.RReLU` does so in training: its noise is saved before the kernel fills it, and no version tells. A storage that is
+held is neither written nor given up.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Hold(NamedTuple):
 
 
 class Holds:
-    """What is held, in the order of saving. `SpillRecord.held` counts its holds. The manager's lock guards all."""
+    """Keeps the holds in the order of saving; `SpillRecord.held` counts them. The manager's lock guards all."""
 
     def __init__(self, lock: DeferredLock, mover: Mover) -> None:
         self._lock = lock
@@ -50,17 +50,17 @@ class Holds:
     # With the lock held.
 
     def add(self, hold: Hold) -> None:
-        """Until its operator has returned, the storage stays where it is, and what is in it is not final."""
+        """Keep a storage where it is until its operator has returned: what is in it is not final before."""
         hold.record.held += 1
         self._holds.append(hold)
 
     def forget(self, record: SpillRecord) -> None:
-        """Nobody asks for it any more."""
+        """Drop all holds of a record that no graph can ask for any more."""
         if record.held:
             self._take([each for each in self._holds if each.record is record])
 
     def let_leave(self, record: SpillRecord) -> None:
-        """Send it out as soon as nobody holds it, if it was to leave."""
+        """Let a record leave memory if it was to leave and has no hold any more."""
         if record.wants_to_leave and not record.held:
             record.wants_to_leave = False
             self._mover.apply(record, residency.Spill())
@@ -76,7 +76,7 @@ class Holds:
         self._let_go(returned)
 
     def settle_operators_of(self, record: SpillRecord) -> None:
-        """Backward asks for this storage: whatever saved it has returned."""
+        """Drop the holds of all operators that saved this storage: backward asks for it, so they have returned."""
         with self._lock:
             operators = {each.operator for each in self._holds if each.record is record}
             returned = self._take([each for each in self._holds if each.operator in operators])

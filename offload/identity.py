@@ -1,4 +1,4 @@
-"""What a saved tensor is: its storage, its view of it, the version it had, and whether it is worth spilling.
+"""Says what a saved tensor is: its storage, its view of it, the version it had, and whether it is worth spilling.
 
 Versions are watched without keeping memory: an alias with an empty storage shares the tensor's version counter.
 """
@@ -22,7 +22,7 @@ DEVICES = frozenset({"cpu", "cuda"})
 
 
 class TensorView(NamedTuple):
-    """How a tensor looks at its storage."""
+    """The place of a tensor in its storage."""
 
     dtype: torch.dtype
     offset: int
@@ -108,7 +108,7 @@ class SpillHandle:
 
 
 def stays_because(tensor: torch.Tensor, *, min_bytes: int) -> str | None:
-    """Why a tensor is left in memory, and not counted; None if it is the manager's."""
+    """Say why a tensor is left in memory, and not counted; None if it is handed to the manager."""
     whole = _whole(tensor)
     if type(whole) is torch.nn.Parameter or (whole.is_leaf and whole.requires_grad):
         return "it is a parameter or a view of one"
@@ -125,10 +125,8 @@ def stays_because(tensor: torch.Tensor, *, min_bytes: int) -> str | None:
 
 
 def is_part(tensor: torch.Tensor) -> bool:
-    """Whether other parts of its memory change on their own, and no version tells: it cannot leave.
-
-    What torch's recurrent cells do (`unsafe_chunk`).
-    """
+    """Tell whether a tensor is only a part of its memory, of which other parts may change without its version."""
+    # torch's recurrent cells cut gates apart (`unsafe_chunk`) and change one after the other: no copy would be good.
     whole = _whole(tensor)
     return whole.numel() * whole.element_size() != tensor.untyped_storage().nbytes()
 
@@ -154,7 +152,7 @@ def mark_as_staying(tensor: torch.Tensor) -> None:
 
 
 def record_of(tensor: torch.Tensor, *, pinned: bool) -> SpillRecord | None:
-    """The record under which this storage was saved before: at this very version, or it is pinned as is asked for."""
+    """Find the record of a storage that was saved at this very version, or that is pinned; None if there is none."""
     reference: weakref.ref[SpillRecord] | None = getattr(tensor.untyped_storage(), _RECORD, None)
     record = reference() if reference is not None else None
     if record is None or record.origin.pinned != pinned:

@@ -1,7 +1,7 @@
 """Moves saved storages between memory and devices: performs what the residency table commands, and decides nothing.
 
-Everything here runs with the manager's lock held, but for the reading and writing itself: devices do that in their own
-threads (`transfer.py`), and report how it ended.
+All methods run with the manager's lock held, except the reading and writing itself: devices do that in threads of their
+own (`transfer.py`), and report how it ended.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Mover:
         self._write_fault: SpillWriteError | None = None
 
     def apply(self, record: SpillRecord, event: residency.Event) -> tuple[residency.Command, ...]:
-        """What happened to a storage, or what is asked for it: carried out at once, as far as it is not I/O."""
+        """Let an event happen to a storage: its commands are carried out at once, and I/O is queued."""
         before = record.state
         record.state, commands = residency.advance(before, event)
         self.writing_bytes += record.size_bytes * ((record.state is State.WRITING) - (before is State.WRITING))
@@ -163,7 +163,7 @@ class Mover:
                 self._renew(record)
 
     def _renew(self, record: SpillRecord) -> None:
-        """The memory counts instead of an outdated copy, as soon as that is not being read any more."""
+        """Let the memory count instead of an outdated copy, as soon as that is not being read any more."""
         if record.disk.newer is None or record.state is State.READING:
             return
         newer, record.disk.newer = record.disk.newer, None
@@ -221,7 +221,8 @@ class Mover:
 
 
 def again(fault: OffloadError) -> OffloadError:
-    """A fault that is kept must not be raised itself: its traceback would hold the graph as long as it is kept."""
+    """A fault to raise instead of one that is kept."""
+    # The traceback of a raised fault holds the graph: one that is kept and raised would hold it for as long.
     return type(fault)(*fault.args)
 
 
@@ -232,5 +233,6 @@ def _io_of(record: SpillRecord) -> tuple[Device, IoRequest]:
 
 
 def _done_after(device: Device, size_bytes: int) -> tuple[float, int]:
-    """Seconds until the device would have written this, too; of equals the less used one, so that all are measured."""
+    """Seconds until the device would have written this, too, and what it has moved so far."""
+    # Of equals the less used one is chosen, so that the speed of all devices becomes known.
     return (device.queued_bytes + size_bytes) / device.writes.recent_bytes_per_s, device.writes.moved_bytes

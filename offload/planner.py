@@ -1,4 +1,4 @@
-"""Remembers what the last pass showed and asks the policy again when it no longer holds. No I/O, no clock."""
+"""Remembers what the last pass showed, and asks the policy again when that no longer holds. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ class Planner:
         self._turns: tuple[int, ...] = ()
 
     def spills(self, index: int) -> bool:
-        """Whether the storage that is saved as number `index` of a pass leaves at once."""
+        """Tell whether the storage that is saved as number `index` of a pass leaves at once."""
         return self._amount is None or index < self._amount.count or (index == 0 and self._probes())
 
     def _probes(self) -> bool:
-        """Whether this pass looks what the drive does now. Under a limit everything fits where nothing is spilled."""
+        """Tell whether this pass measures the drive although nothing would leave."""
+        # Under a limit there is no need: where nothing is spilled, everything fits.
         return self._limit_bytes is None and self._passes % PROBE_EVERY_PASSES == PROBE_EVERY_PASSES - 1
 
     def turns(self, count: int) -> Sequence[int]:
-        """In which order backward will ask for the storages of a pass: as in the last one, if it saved as many."""
+        """The order in which backward will ask for the storages of a pass: as in the last one, if it saved as many."""
         return self._turns if len(self._turns) == count else range(count)
 
     def pass_ended(self, profile: PassProfile, device_bytes_per_s: float) -> None:
-        """Plan anew if the pass differs from the one that the plan was made of. A forward without backward is none."""
+        """Plan anew if the pass differs from the one that the plan was made of."""
+        # An evaluation has no backward, and says nothing of how long a step takes.
         if all(each.path is Path.UNUSED for each in profile.lifetimes):
             return
         self.last = profile

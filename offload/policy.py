@@ -1,4 +1,4 @@
-"""How much to spill, what to fetch next, what to give up: pure functions of measured values, with their reason.
+"""Decides how much to spill, what to fetch next and what to give up: pure functions of measured values.
 
 The amount follows SSDTrain (arXiv 2408.10013, section "adaptive offloading"): spill from the start of the forward as
 long as the device can take and return the bytes while the step computes anyway, and keep the tail, which backward
@@ -56,10 +56,8 @@ class Basis:
 def choose_amount(
     saved: Sequence[Saved], *, forward_s: float, device_bytes_per_s: float, limit_bytes: int | None
 ) -> Amount:
-    """How many storages, from the first one on, to spill.
-
-    Without a limit: as many as the bandwidth hides. With one: as few as fit, since every byte written wears the drive.
-    """
+    """Choose how many storages to spill, from the first one on, with the reason."""
+    # Without a limit as many as the bandwidth hides; with one as few as fit, since every byte written wears the drive.
     if limit_bytes is None:
         return _hidden(saved, forward_s=forward_s, device_bytes_per_s=device_bytes_per_s)
     needed_bytes_per_s = sum(storage.size_bytes for storage in saved) / max(forward_s, 1e-9)
@@ -105,7 +103,7 @@ def _amount(saved: Sequence[Saved], count: int, reason: str) -> Amount:
 
 
 def changed(old: Basis, new: Basis) -> str | None:
-    """Why an amount made from `old` no longer holds, in words; None while it holds."""
+    """Say why an amount made from `old` no longer holds; None while it holds."""
     if new.count != old.count:
         return f"{new.count} storages were saved, {old.count} before"
     values = (
@@ -120,11 +118,9 @@ def changed(old: Basis, new: Basis) -> str | None:
 
 
 def reading_ahead_bytes(*, limit_bytes: int | None, peak_bytes: int, largest_bytes: int) -> int:
-    """How much may be in memory while reading ahead; whoever needs something now may have more.
-
-    With a limit: what leaves room for the gradients that backward computes below what the forward needed at its peak,
-    so that the process is no larger in backward than in forward. Else what the forward needed at its peak anyway.
-    """
+    """Choose how much may be in memory while reading ahead; a storage that is needed now may take more."""
+    # Gradients come on top of this in backward: with a limit they get room below the forward's peak, so that the
+    # process is no larger in backward than in forward. Without one, what the forward needed at its peak is allowed.
     if limit_bytes is not None:
         below_peak_bytes = min(limit_bytes, peak_bytes) - GRADIENT_STORAGES * largest_bytes
         return min(limit_bytes, max(below_peak_bytes, IN_FLIGHT_AT_LEAST * largest_bytes))
@@ -132,11 +128,9 @@ def reading_ahead_bytes(*, limit_bytes: int | None, peak_bytes: int, largest_byt
 
 
 def turns(needed_s: Sequence[float | None]) -> tuple[int, ...]:
-    """The indices of a pass's storages by their turn, from when each was first needed; None is never.
-
-    Backward goes against the order of saving, but what several modules share (an encoder's output, a residual that
-    starts twice) is saved at its first use and needed for its last.
-    """
+    """Order the indices of a pass's storages by their turn, from when each was first needed; None is never."""
+    # Not simply the order of saving: what several modules share (an encoder's output, a residual that starts twice) is
+    # saved at its first use and needed for its last.
     at_s = [math.inf if each is None else each for each in needed_s]
     return tuple(sorted(range(len(at_s)), key=lambda index: (-at_s[index], index)))
 
@@ -150,10 +144,8 @@ class Candidate:
 
 
 def choose_prefetch(spilled: Iterable[Candidate], *, room_bytes: int) -> tuple[Candidate, ...]:
-    """What to read ahead of `spilled`, which comes in the order in which backward will ask, as far as there is room.
-
-    The order is not left for a smaller storage that would fit: it would take the room of one that is needed earlier.
-    """
+    """Choose what to read ahead of `spilled`, which comes in the order in which backward will ask."""
+    # A smaller storage further back is not taken instead: it would take the room of one that is needed earlier.
     chosen = []
     for candidate in spilled:
         if candidate.size_bytes > room_bytes:
@@ -164,7 +156,7 @@ def choose_prefetch(spilled: Iterable[Candidate], *, room_bytes: int) -> tuple[C
 
 
 def choose_evictions(reloaded: Sequence[Candidate], *, cursor: int, wanted_bytes: int) -> tuple[Candidate, ...]:
-    """What to give up for a tensor that is needed now: first what backward has passed, then what it needs last."""
+    """Choose what to give up for a tensor that is needed now: what backward has passed, then what it needs last."""
     passed = sorted((c for c in reloaded if c.turn > cursor), key=lambda c: -c.turn)
     ahead = sorted((c for c in reloaded if c.turn <= cursor), key=lambda c: c.turn)
     chosen = []

@@ -1,12 +1,12 @@
-"""Turns at one SSD among the processes of a node, piece by piece: reads before writes, and no rank starves.
+"""Shares one SSD among the processes of a node, piece by piece: reads before writes, and no rank starves.
 
-A ticket lock made of a file's byte ranges: each turn locks a byte of its own and waits for the byte of the turn
+A ticket lock is made of a file's byte ranges: each turn locks a byte of its own and waits for the byte of the turn
 `width` before it. The kernel lets go of the locks of a process that dies, so nobody waits for the dead. Nothing of
 tensors here.
 
-Somebody waits for a read, nobody for a write. Writes therefore queue in a line of their own, from which at most
-`WIDTH` at a time stand in the drive's: a read is never behind more writes than that, however many ranks write. And a
-rank stands in each line with at most `WIDTH` requests: shares are per rank, not per thread.
+A backward waits for each read, and nothing waits for a write. Writes therefore queue in a line of their own, from which
+at most `WIDTH` at a time stand in the drive's line: a read is never behind more writes than that, however many ranks
+write. A rank stands in each line with at most `WIDTH` requests, so that shares are per rank, not per thread.
 """
 
 from __future__ import annotations
