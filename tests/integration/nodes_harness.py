@@ -100,6 +100,16 @@ class NodesJob:
         self.wait("view", timeout_s)
         until(reached, timeout_s, f"step {step}\n{self.text()}")
 
+    def wait_copied(self, timeout_s: float = 90.0) -> None:
+        """Until every shard has its backups again, so that another member may be lost."""
+
+        def whole() -> bool:
+            assert self.process.poll() is None, self.text()
+            told = self.status()["redundancy"]
+            return told.startswith("every shard survives") and "copying" not in told
+
+        until(whole, timeout_s, f"backups of every shard\n{self.text()}")
+
     def status(self) -> dict[str, Any]:
         return control.state(self.run)
 

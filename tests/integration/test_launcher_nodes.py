@@ -54,6 +54,7 @@ def test_worker_killed_then_a_node_killed_then_both_return_and_nothing_is_left(t
         assert [m["node"] for m in first["members"]] == ["node0", "node1", "node2"]
         job.inject("member:m1")
         generation = job.wait_members("node0", "node1", "node2", after=1)
+        job.wait_copied()
         job.inject("node:node2")
         generation = job.wait_members("node0", "node1", after=generation)
         generation = job.wait_members("node0", "node1", "node2", after=generation)

@@ -193,7 +193,7 @@ def _can_be_warm(arguments: Sequence[str], environment: dict[str, str]) -> bool:
     """Whether it is a script, module or command of this Python, and starts in the surroundings of a fork server."""
     if not arguments or arguments[0] != sys.executable or (_forked and _server is None):
         return False
-    rest = [part for part in arguments[1:3] if part != "-u"]
+    _, rest = _options(arguments)
     if not rest or (rest[0] not in ("-m", "-c") and not Path(rest[0]).is_file()):
         return False
     seen = {name: value for name, value in {**_AT_IMPORT, **THERE}.items() if _is_read_at_start(name)}
@@ -285,9 +285,11 @@ def _become(order: Order, fds: Sequence[int]) -> NoReturn:
 
 
 def _options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """`-u` and those that this Python has itself, then what is to run with its arguments."""
+    known = {"-u", *subprocess._args_from_interpreter_flags()}  # type: ignore[attr-defined]
     rest = list(arguments[1:])
     options = []
-    while rest[0] == "-u":
+    while rest and rest[0] in known:
         options.append(rest.pop(0))
     return options, rest
 
@@ -414,7 +416,6 @@ def _start_warm_too() -> None:
 
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-    _fork_server()
     subprocess_handler.Popen = Popen  # type: ignore[misc]
     cold, serve_one = multiprocessing.util.spawnv_passfds, multiprocessing.forkserver._serve_one  # type: ignore
 
@@ -432,6 +433,7 @@ def _start_warm_too() -> None:
 
     multiprocessing.util.spawnv_passfds = spawn  # type: ignore[assignment]
     multiprocessing.forkserver._serve_one = agent  # type: ignore
+    _fork_server()  # last: multiprocessing's fork server is forked from it, and starts the agents
 
 
 def _fork_server() -> None:
