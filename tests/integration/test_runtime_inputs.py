@@ -191,7 +191,9 @@ def test_parameters_changed_on_one_member_as_the_loop_ends_fail_the_job(tmp_path
 def test_a_job_whose_members_end_with_different_parameters_fails_and_names_them(tmp_path: Path) -> None:
     """The last net: what changes after members have compared their parameters, such as a bit in memory."""
     script = tmp_path / "script.py"
-    script.write_text(CHANGES_ONE_MEMBER.replace("CHANGE", "job.digest = lambda: 'feedfacefeedface'"))
+    script.write_text(
+        CHANGES_ONE_MEMBER.replace("CHANGE", "job._prepared.parts.model.parameters_digest = lambda: 'feedfacefeedface'")
+    )
     run = run_job(tmp_path, workers=2, arguments=(), script=script)
     assert run.exit_code == 1, run.output
     assert "the parameters at the end differ" in run.output

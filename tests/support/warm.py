@@ -50,6 +50,9 @@ NO_SEED = {"PYTHONHASHSEED": "0"}
 THERE = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **NO_SEED}
 """What a fork server is told, besides the environment in which this module was imported."""
 
+ALL_COLD = "TESTS_START_COLD"
+"""Set, whatever the value, everything starts cold: to see whether a failure comes from here."""
+
 _AT_IMPORT = dict(os.environ)
 _forked = False
 
@@ -191,7 +194,7 @@ def _order(
 
 def _can_be_warm(arguments: Sequence[str], environment: dict[str, str]) -> bool:
     """Whether it is a script, module or command of this Python, and starts in the surroundings of a fork server."""
-    if not arguments or arguments[0] != sys.executable or (_forked and _server is None):
+    if ALL_COLD in _AT_IMPORT or not arguments or arguments[0] != sys.executable or (_forked and _server is None):
         return False
     _, rest = _options(arguments)
     if not rest or (rest[0] not in ("-m", "-c") and not Path(rest[0]).is_file()):

@@ -24,14 +24,15 @@ class Samples(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
 def alter(job: elastrain.Job, model: nn.Module, late_s: float) -> None:
     """The job takes its last digest after one bit has changed; NumPy writes it, so that torch does not know."""
-    digest = job.digest
+    held = job._prepared.parts.model  # type: ignore[union-attr]
+    digest = held.parameters_digest
 
     def altered() -> str:
         time.sleep(late_s)
         next(model.parameters()).detach().reshape(-1)[:1].numpy().view("uint8")[0] ^= 1
         return digest()
 
-    job.digest = altered  # type: ignore[method-assign]
+    held.parameters_digest = altered  # type: ignore[method-assign]
 
 
 def main() -> None:
