@@ -37,7 +37,7 @@ from elastrain.launcher.stop_signals import StopSignals
 from elastrain.launcher.store import Store
 from elastrain.launcher.values import End, JobConfig
 from elastrain.launcher.worker_processes import WorkerProcesses, WorkerSpec
-from elastrain.launcher.worker_start import Logs, MemoryLimit, Script, WorkerEnvironment
+from elastrain.launcher.worker_start import Logs, Script, WorkerEnvironment, WorkerMemory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class AgentConfig:
     run: RunDir
     script: Script
     logs: Logs
-    memory: MemoryLimit
+    memory: WorkerMemory
     host: str = "127.0.0.1"
     """This node's address for other nodes."""
     one_host: bool = True

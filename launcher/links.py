@@ -55,27 +55,37 @@ class LinkEvents:
     log_refusal: Callable[[str], None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class AgentPassport:
+    """By which agents of one job know each other. The record's endpoint is where this one listens."""
+
+    secret: bytes
+    job: str
+    record: NodeRecord
+
+    @property
+    def signature(self) -> str:
+        return signature(self.record.name, self.record.incarnation)
+
+
 class Links:
-    """`record` is this node's; its endpoint is where `listener` listens."""
+    """To all nodes that `follow` names; `passport` is this node's."""
 
     def __init__(
         self,
         loop: Loop,
         inbox: Inbox,
         listener: socket.socket,
-        *,
-        secret: bytes,
-        job: str,
-        record: NodeRecord,
+        passport: AgentPassport,
         events: LinkEvents,
     ) -> None:
-        self._loop, self._inbox, self._secret, self._job, self._events = loop, inbox, secret, job, events
-        self._me = signature(record.name, record.incarnation)
-        self._incarnation = record.incarnation
+        self._loop, self._inbox, self._passport, self._events = loop, inbox, passport, events
         self._links: dict[str, _Link] = {}
         self._early: dict[str, socket.socket] = {}
         self._closed = threading.Event()
-        handshake = lambda: Handshake(Role.ACCEPT, secret=secret, job=job, me=self._me)  # noqa: E731
+        handshake = lambda: Handshake(  # noqa: E731
+            Role.ACCEPT, secret=passport.secret, job=passport.job, me=passport.signature
+        )
         self._door = Door(loop, listener, handshake, self._admit, events.log_refusal)
         self._beats = threading.Thread(target=self._beat, name="elastrain-heartbeats", daemon=True)
         self._beats.start()
@@ -94,7 +104,7 @@ class Links:
             link = self._links[name] = _Link(record=record, heard_s=time.monotonic())
             if link.name in self._early:
                 self._connect(link, self._early.pop(link.name))
-            elif record.incarnation < self._incarnation:
+            elif record.incarnation < self._passport.record.incarnation:
                 self._dial(link)
 
     def keep(self, nodes: Collection[str]) -> None:
@@ -188,7 +198,14 @@ class Links:
     def _connection(self, link: _Link) -> socket.socket:
         sock = _connected(link.record.endpoint)
         try:
-            dial(sock, secret=self._secret, job=self._job, me=self._me, timeout_s=_DIAL_S, expect=link.name)
+            dial(
+                sock,
+                secret=self._passport.secret,
+                job=self._passport.job,
+                me=self._passport.signature,
+                timeout_s=_DIAL_S,
+                expect=link.name,
+            )
         except CommError:
             sock.close()
             raise
@@ -208,7 +225,7 @@ class Links:
     def _broken(self, link: _Link, why: str) -> None:
         """The connection is gone. Whether the agent is, another attempt tells at once: a dead one's port is closed."""
         self._hang_up(link)
-        if link.record.incarnation < self._incarnation:
+        if link.record.incarnation < self._passport.record.incarnation:
             self._dial(link)
         else:
             threading.Thread(target=self._probe, args=(link,), name="elastrain-probe", daemon=True).start()

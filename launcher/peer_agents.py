@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from elastrain.errors import ConfigError
 from elastrain.launcher.core import events as ev
 from elastrain.launcher.events import EventLog
-from elastrain.launcher.links import LinkEvents, Links, listen
+from elastrain.launcher.links import AgentPassport, LinkEvents, Links, listen
 from elastrain.launcher.loop import Loop
 from elastrain.launcher.notices import Exited, Notice
-from elastrain.launcher.registry import News, SharedRegistry
+from elastrain.launcher.registry import RegistryEvents, SharedRegistry
+from elastrain.launcher.standing_keys import News
 from elastrain.launcher.store import Store, StoreError
 from elastrain.launcher.storethread import Inbox
 from elastrain.launcher.values import NodeRecord
@@ -58,25 +59,15 @@ class PeerAgents:
         host = f"[{access.host}]" if ":" in access.host else access.host
         self.record = replace(record, endpoint=f"{host}:{listener.getsockname()[1]}")
         """What this node says of itself, its endpoint included."""
-        self._links = Links(
-            loop,
-            inbox,
-            listener,
-            secret=access.secret,
-            job=access.job,
-            record=self.record,
-            events=self._link_events(),
-        )
+        passport = AgentPassport(secret=access.secret, job=access.job, record=self.record)
+        self._links = Links(loop, inbox, listener, passport, self._link_events())
         self._open.callback(self._links.close)
-        self.registry = SharedRegistry(
-            access.store,
-            access.job,
-            inbox,
-            key_ttl_s=access.key_ttl_s,
+        heard = RegistryEvents(
             on_news=self._on_news,
             on_trouble=lambda error: log.write("store_trouble", reason=str(error)),
             on_away=self._on_store_away,
         )
+        self.registry = SharedRegistry(access.store, access.job, inbox, heard, key_ttl_s=access.key_ttl_s)
         self._open.callback(lambda: self.registry.close(self._links.answering()))
 
     def _link_events(self) -> LinkEvents:

@@ -8,22 +8,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from msgspec.structs import asdict
 
 from elastrain.launcher.followed import Followed
 from elastrain.launcher.notices import Over
 from elastrain.launcher.presence import Lapsed, Presence, Report, Unreachable
+from elastrain.launcher.standing_keys import News, StandingKeys
 from elastrain.launcher.store import Item, Store, StoreError
+from elastrain.launcher.store_calls import RepeatedCalls
 from elastrain.launcher.storethread import Inbox, StoreThread
 from elastrain.launcher.values import NodeRecord, Roster
 from elastrain.launcher.views import JobKeys, decode_roster, decode_view, encode_record
 from elastrain.world import View
 
-T = TypeVar("T")
 LEASE_S = 3.0
-_AGAIN_S = 0.5
 _KEEP_EVERY_S = 60.0
 """At the most: the job's lease is kept alive three times within its life."""
 _CLOSE_S = 3.0
@@ -91,60 +91,33 @@ class LoneRegistry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class News:
-    """What the store holds now. `absence_counts`: a node that is not there has lost its lease, by all we know."""
+class RegistryEvents:
+    """What the agent is told of the store."""
 
-    nodes: Mapping[str, NodeRecord]
-    terms: Mapping[str, Any] | None
-    """What all nodes have agreed about before anything started."""
-    roster: Roster | None
-    spec: Mapping[str, Any] | None
-    view: View | None
-    end: Over | None
-    begun: bool
-    """A step has been committed."""
-    left: frozenset[int]
-    """The incarnations of nodes that have gone in good order."""
-    removed: bool
-    """There was a view, and somebody has taken it away: a store that has merely lost its data begins anew."""
-    absence_counts: bool
+    on_news: Callable[[News], None]
+    """Its whole content, after every change."""
+    on_trouble: Callable[[StoreError], None]
+    """A call has failed."""
+    on_away: Callable[[StoreError | None], None]
+    """It does not answer; None: it does again."""
 
 
 class SharedRegistry:
-    """A job of several nodes. `on_news` hears of every change, `on_trouble` of failed calls, `on_away` of a store that
-    does not answer, and with None of its return."""
+    """A job of several nodes."""
 
-    def __init__(
-        self,
-        store: Store,
-        job: str,
-        inbox: Inbox,
-        *,
-        key_ttl_s: float,
-        on_news: Callable[[News], None],
-        on_trouble: Callable[[StoreError], None],
-        on_away: Callable[[StoreError | None], None],
-    ) -> None:
-        self._store, self._inbox = store, inbox
+    def __init__(self, store: Store, job: str, inbox: Inbox, events: RegistryEvents, *, key_ttl_s: float) -> None:
+        self._store, self._inbox, self._events = store, inbox, events
         self._keys = JobKeys(store, job, key_ttl_s)
-        self._on_news, self._on_away = on_news, on_away
         self._thread = StoreThread(store, inbox)
-        self._followed = Followed(store, inbox, self._keys.prefix, self._on_items, on_trouble)
+        self._calls = RepeatedCalls(self._thread)
+        self._standing = StandingKeys(self._keys, self._thread)
+        self._followed = Followed(store, inbox, self._keys.prefix, self._on_items, events.on_trouble)
         self._presence: Presence | None = None
-        self._items: Mapping[str, Item] | None = None
-        self._revision = 0
+        self._content: tuple[Mapping[str, Item], int] | None = None
+        """The newest items, and their revision."""
         self._distrust_until_s: float | None = None
-        self._again: list[tuple[float, Callable[[], None]]] = []
-        self._keep_every_s = min(_KEEP_EVERY_S, key_ttl_s / 3)
-        self._keep()
-        self._terms: Mapping[str, Any] | None = None
-        self._roster: Roster | None = None
-        self._spec: Mapping[str, Any] | None = None
-        self._view: View | None = None
-        self._begun = False
-        self._used: dict[str, int] = {}
-        """Counter -> how many of its numbers are used up, by all that this agent has seen."""
         self._is_away = False
+        self._calls.for_ever(min(_KEEP_EVERY_S, key_ttl_s / 3), self._keys.keep)
 
     def propose(self, view: View, then: Callable[[View | None], None]) -> None:
         def answered(answer: View | StoreError) -> None:
@@ -153,23 +126,23 @@ class SharedRegistry:
         self._thread.call(lambda _: self._keys.put_view(view), answered)
 
     def put_spec(self, spec: Mapping[str, Any], then: Callable[[dict[str, Any]], None]) -> None:
-        self._until_answered(lambda: self._keys.put_spec(spec), then)
+        self._calls.until_answered(lambda: self._keys.put_spec(spec), then)
 
     def put_roster(self, roster: Roster, then: Callable[[Roster], None]) -> None:
-        self._until_answered(lambda: self._keys.put_roster(roster), then)
+        self._calls.until_answered(lambda: self._keys.put_roster(roster), then)
 
     def take_number(self, at_least: int, then: Callable[[int], None]) -> None:
-        at_least = max(at_least, self._used.get("members", 0))
+        at_least = self._standing.unused_member(at_least)
 
         def taken(number: int) -> None:
-            self._used["members"] = max(self._used.get("members", 0), number + 1)
+            self._standing.member_used(number)
             then(number)
 
-        self._until_answered(lambda: self._keys.take_number("members", at_least=at_least), taken)
+        self._calls.until_answered(lambda: self._keys.take_number("members", at_least=at_least), taken)
 
     def put_begun(self) -> None:
-        self._begun = True
-        self._until_answered(lambda: self._keys.put_once("begun", {}), lambda _: None)
+        self._standing.begun = True
+        self._calls.until_answered(lambda: self._keys.put_once("begun", {}), lambda _: None)
 
     def put_record(self, record: NodeRecord) -> None:
         value = encode_record(record)
@@ -186,18 +159,15 @@ class SharedRegistry:
         self._thread.call(lambda _: self._keys.put_left(incarnation), lambda _: None)
 
     def next_deadline_s(self) -> float | None:
-        dues = [due_s for due_s, _ in self._again]
-        return min(dues + ([self._distrust_until_s] if self._distrust_until_s is not None else []), default=None)
+        dues = (self._calls.next_deadline_s(), self._distrust_until_s)
+        return min((due_s for due_s in dues if due_s is not None), default=None)
 
     def on_tick(self, now: float) -> None:
-        due = [call for due_s, call in self._again if due_s <= now]
-        self._again = [(due_s, call) for due_s, call in self._again if due_s > now]
-        for call in due:
-            call()
+        self._calls.on_tick(now)
         if self._distrust_until_s is not None and self._distrust_until_s <= now:
             self._distrust_until_s = None
-            if self._items is not None:
-                self._on_items(self._items, self._revision)
+            if self._content is not None:
+                self._on_items(*self._content)
 
     def close(self, answering: Collection[str] = ()) -> None:
         """Leave the store; who is the last takes the job's keys along. `answering`: nodes whose agents live."""
@@ -213,34 +183,17 @@ class SharedRegistry:
         self._thread.close(_CLOSE_S + 2 * LEASE_S)
         self._store.close()
 
-    def _keep(self) -> None:
-        """The next time is counted from the answer, so that an outage leaves no row of such calls."""
-
-        def answered(_: StoreError | None) -> None:
-            self._again.append((time.monotonic() + self._keep_every_s, self._keep))
-
-        self._thread.call(lambda _: self._keys.keep(), answered)
-
-    def _until_answered(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        def answered(answer: T | StoreError) -> None:
-            if isinstance(answer, StoreError):
-                self._again.append((time.monotonic() + _AGAIN_S, lambda: self._until_answered(work, then)))
-            else:
-                then(answer)
-
-        self._thread.call(lambda _: work(), answered)
-
     def _on_presence(self, report: Report) -> None:
         # The one call that is made again and again, whatever happens.
         self._is_away = isinstance(report, Unreachable)
-        self._on_away(report.error if isinstance(report, Unreachable) else None)
+        self._events.on_away(report.error if isinstance(report, Unreachable) else None)
         if isinstance(report, Lapsed):
             # The store was away, or forgot: everybody's lease may have gone. Give the others time to come back.
             self._distrust_until_s = time.monotonic() + 2 * LEASE_S
 
     def _on_items(self, items: Mapping[str, Item], revision: int) -> None:
-        lost_its_data = revision < self._revision
-        self._items, self._revision = items, revision
+        lost_its_data = self._content is not None and revision < self._content[1]
+        self._content = items, revision
         roster, view = items.get(self._keys.prefix + "roster"), items.get(self._keys.prefix + "view")
         spec, end = items.get(self._keys.prefix + "spec"), items.get(self._keys.prefix + "end")
         terms = items.get(self._keys.prefix + "job")
@@ -254,44 +207,9 @@ class SharedRegistry:
             end=Over(**over) if over is not None else None,
             begun=self._keys.prefix + "begun" in items,
             left=self._keys.left(items),
-            removed=view is None and self._view is not None and not lost_its_data,
+            removed=view is None and self._standing.view is not None and not lost_its_data,
             absence_counts=self._distrust_until_s is None,
         )
         if not news.removed:
-            self._remind(news)
-            self._remind_counters(items)
-        self._on_news(news)
-
-    def _remind_counters(self, items: Mapping[str, Item]) -> None:
-        """Numbers are never given twice, whatever the store forgets."""
-        for counter in ("members", "incarnations"):
-            there = items.get(self._keys.prefix + counter)
-            number, used = int(there.value) if there is not None else 0, self._used.get(counter, 0)
-            if number < used:
-                self._thread.call(
-                    lambda _, counter=counter, used=used: self._keys.raise_number(counter, used),  # type: ignore[misc]
-                    lambda _: None,
-                )
-            self._used[counter] = max(number, used)
-
-    def _remind(self, news: News) -> None:
-        """A store that has lost its data is told again what stood."""
-        if self._view is not None and (news.view is None or news.view.generation < self._view.generation):
-            view = self._view
-            self._thread.call(lambda _: self._keys.put_view(view), lambda _: None)
-        if self._roster is not None and news.roster is None:
-            roster = self._roster
-            self._thread.call(lambda _: self._keys.put_roster(roster), lambda _: None)
-        if self._spec is not None and news.spec is None:
-            spec = self._spec
-            self._thread.call(lambda _: self._keys.put_spec(spec), lambda _: None)
-        if self._terms is not None and news.terms is None:
-            terms = self._terms
-            self._thread.call(lambda _: self._keys.put_once("job", terms), lambda _: None)
-        if self._begun and not news.begun:
-            self._thread.call(lambda _: self._keys.put_once("begun", {}), lambda _: None)
-        self._begun = self._begun or news.begun
-        self._roster, self._spec = news.roster or self._roster, news.spec or self._spec
-        self._terms = news.terms or self._terms
-        if news.view is not None and (self._view is None or news.view.generation > self._view.generation):
-            self._view = news.view
+            self._standing.compare(news, items)
+        self._events.on_news(news)

@@ -12,7 +12,7 @@ from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.faults import Fault
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.values import JobConfig, JobTimes
-from elastrain.launcher.worker_start import Logs, MemoryLimit, Script
+from elastrain.launcher.worker_start import Logs, Script, WorkerMemory
 
 KEY_TTL_S = 12 * 3600.0
 
@@ -72,7 +72,7 @@ class RunOptions:
     """The script as it was named: what all nodes of a job have in common."""
     size: JobSize = JobSize()
     output: OutputPlan = OutputPlan()
-    memory: MemoryLimit = field(default_factory=MemoryLimit)
+    memory: WorkerMemory = field(default_factory=WorkerMemory)
     waits: Waits = Waits()
     armed: bool = False
     faults: tuple[Fault, ...] = ()

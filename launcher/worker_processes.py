@@ -26,7 +26,7 @@ _RESTORE_AGAIN_S = 0.2
 
 
 @dataclass(kw_only=True)
-class _Handle:
+class _WorkerHandle:
     """The agent's hold on one worker."""
 
     process: WorkerProcess
@@ -57,7 +57,7 @@ class WorkerProcesses:
     ) -> None:
         self._loop, self._log, self._spec, self._happen = loop, log, spec, happen
         self._guardian = guardian
-        self._handles: dict[str, _Handle] = {}
+        self._handles: dict[str, _WorkerHandle] = {}
         self._restore_due_s: dict[str, float] = {}
         # Filled by watcher threads; the eventfd wakes the loop.
         self._mutex_deaths: deque[tuple[str, float]] = deque()
@@ -84,7 +84,7 @@ class WorkerProcesses:
             self._happen(ev.StartFailed(member=command.member, problem=str(error)))
             return
         self._guardian.watch(process.pid)
-        self._handles[command.member] = _Handle(process=process)
+        self._handles[command.member] = _WorkerHandle(process=process)
         self._log.write("worker_start", member=command.member, pid=process.pid, slot=command.slot)
         self._happen(ev.WorkerStarted(member=command.member, pid=process.pid))
         self._loop.serve(process.pidfd, lambda: self._on_process_end(command.member))

@@ -143,7 +143,7 @@ class _MemberLogs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryLimit:
+class WorkerMemory:
     """What each worker may hold in memory, and where what does not fit goes. What is not given here is inherited."""
 
     bytes_per_worker: int | None = None
@@ -173,7 +173,7 @@ class WorkerEnvironment:
     """Host and port where scripts that call init_process_group themselves meet."""
     mark: Mapping[str, str]
     """By which the agent's guardian knows them, and what they have started."""
-    memory: MemoryLimit
+    memory: WorkerMemory
 
 
 def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:

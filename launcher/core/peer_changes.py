@@ -52,7 +52,7 @@ class PeerChanges:
             return self._view_changes.settle(now)
         commands: list[Command] = [Log(event="node", fields={"node": record.name, "incarnation": record.incarnation})]
         if known is not None:
-            commands += self._bury(known, "its name is taken by its successor", now)
+            commands += self._lose_node(known, "its name is taken by its successor", now)
         self._peers.nodes[record.name] = PeerNode(record=record)
         return commands + self._view_changes.settle(now)
 
@@ -68,7 +68,7 @@ class PeerChanges:
         if not peer.met:  # it may only have been slow
             self._deadlines.set(MeetDue(event.node), now + self._config.times.meet_s)
             return [log]
-        return [log, *self._bury(peer, "its lease is gone", now)]
+        return [log, *self._lose_node(peer, "its lease is gone", now)]
 
     def on_not_met(self, due: MeetDue, now: float) -> list[Command]:
         """It has no key, and it had time to answer."""
@@ -77,16 +77,16 @@ class PeerChanges:
             return self._on_absent(due.node, now)
         if peer.leased or peer.met:
             return []
-        return self._bury(peer, "its lease is gone, and its agent was never reached", now)
+        return self._lose_node(peer, "its lease is gone, and its agent was never reached", now)
 
     def _on_absent(self, name: str, now: float) -> list[Command]:
         """A node of the view that has no key and does not answer: it was gone before this one came."""
         if self._parking.store_away_since_s is not None:  # where no key can be read, none is missing
             self._deadlines.set(MeetDue(name), now + self._config.times.absent_s)
             return []
-        return self._lose(self._members_of(name), "no key, no answer", now)
+        return self._lose_members(self._members_of(name), "no key, no answer", now)
 
-    def _bury(self, peer: PeerNode, why: str, now: float) -> list[Command]:
+    def _lose_node(self, peer: PeerNode, why: str, now: float) -> list[Command]:
         """The node is proven dead, and all its members with it."""
         name = peer.record.name
         self._peers.nodes.pop(name, None)
@@ -95,7 +95,7 @@ class PeerChanges:
         commands: list[Command] = [Log(event="node_dead", fields={"node": name, "reason": why})]
         if self._cluster.view is None:  # the others begin without it
             return commands + self._view_changes.settle(now)
-        return commands + self._lose(self._members_of(name), "lease", now)
+        return commands + self._lose_members(self._members_of(name), "lease", now)
 
     def _members_of(self, name: str) -> list[str]:
         return [member.id for member in self._cluster.members if member.node == name]
@@ -118,7 +118,7 @@ class PeerChanges:
         peer.met = peer.met or event.up
         log = Log(event="link", fields={"node": event.node, "up": event.up, "reason": event.reason})
         if not event.up and not peer.leased:
-            return [log, *self._bury(peer, f"its lease is gone, and {event.reason}", now)]
+            return [log, *self._lose_node(peer, f"its lease is gone, and {event.reason}", now)]
         if not event.up and not event.closed:
             self._deadlines.set_first(SilenceDue(), now + self._config.times.silence_grace_s)
         return [log, *(self._news_for(event.node) if event.up else []), *self._view_changes.settle(now)]
@@ -144,13 +144,13 @@ class PeerChanges:
 
     def on_exited(self, node: str, notice: Exited, now: float) -> list[Command]:
         """Its own agent has reaped it."""
-        return self._lose([notice.member], f"notice of {node}", now)
+        return self._lose_members([notice.member], f"notice of {node}", now)
 
     def on_seen_dead(self, by: Worker, message: Suspect, now: float) -> list[Command]:
         """A member of this node has seen the robust mutex of another on the same machine break."""
-        return self._lose([message.member], f"mutex, seen by {by.id}", now)
+        return self._lose_members([message.member], f"mutex, seen by {by.id}", now)
 
-    def _lose(self, members: Sequence[str], source: str, now: float) -> list[Command]:
+    def _lose_members(self, members: Sequence[str], source: str, now: float) -> list[Command]:
         """Proof that members of other nodes are gone."""
         dead = self._peers.dead_members
         new = [m for m in members if m not in self._cluster.workers.by_id and m not in dead]

@@ -10,7 +10,8 @@ import pytest
 
 from elastrain.launcher import presence
 from elastrain.launcher.notices import Over
-from elastrain.launcher.registry import News, SharedRegistry
+from elastrain.launcher.registry import RegistryEvents, SharedRegistry
+from elastrain.launcher.standing_keys import News
 from elastrain.launcher.store import Store
 from elastrain.launcher.storethread import Inbox
 from elastrain.launcher.values import NodeRecord
@@ -44,9 +45,8 @@ class Agent:
     def __init__(self, store: Store, name: str, incarnation: int) -> None:
         self.inbox, self.news = Inbox(), list[News]()
         ignore: Callable[[object], None] = lambda _: None  # noqa: E731
-        self.registry = SharedRegistry(
-            store, "j", self.inbox, key_ttl_s=60.0, on_news=self.news.append, on_trouble=ignore, on_away=ignore
-        )
+        events = RegistryEvents(on_news=self.news.append, on_trouble=ignore, on_away=ignore)
+        self.registry = SharedRegistry(store, "j", self.inbox, events, key_ttl_s=60.0)
         self.registry.put_record(NodeRecord(name=name, incarnation=incarnation, workers=1))
 
     def until(self, true: Callable[[News], bool]) -> None:

@@ -15,7 +15,7 @@ from elastrain.launcher.commands.options.node_options import RendezvousFlags, Si
 from elastrain.launcher.commands.options.output_options import OutputFlags, ScriptFlags
 from elastrain.launcher.commands.run import run
 from elastrain.launcher.run_options import KEY_TTL_S
-from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, MemoryLimit
+from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, WorkerMemory
 
 FROZEN = Path(__file__).with_name("run_options.txt")
 """A line per argument and option: its names, type, limits, default. What users type today must go on working."""
@@ -43,7 +43,7 @@ def test_a_limit_of_memory_reaches_workers_by_their_environment_and_not_by_the_l
     for name in (MEMORY_LIMIT, OFFLOAD_DIRS):
         monkeypatch.delenv(name, raising=False)
     limit = MemoryFlags(memory_limit="512M", offload_dir=[tmp_path]).limit()
-    assert limit == MemoryLimit(bytes_per_worker=512 << 20, offload_dirs=(tmp_path,))
+    assert limit == WorkerMemory(bytes_per_worker=512 << 20, offload_dirs=(tmp_path,))
     assert limit.environment() == {MEMORY_LIMIT: str(512 << 20), OFFLOAD_DIRS: str(tmp_path)}
     assert MEMORY_LIMIT not in os.environ
 

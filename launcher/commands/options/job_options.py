@@ -13,7 +13,7 @@ import typer
 from elastrain.errors import ConfigError
 from elastrain.launcher.faults import Fault, read_faults
 from elastrain.launcher.run_options import KEY_TTL_S, Waits
-from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, MemoryLimit
+from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, WorkerMemory
 from elastrain.offload.directories import try_directory
 from elastrain.offload.errors import OffloadConfigError
 
@@ -35,9 +35,9 @@ class MemoryFlags:
         ),
     ] = None
 
-    def limit(self) -> MemoryLimit:
+    def limit(self) -> WorkerMemory:
         """What is not given here may stand in the launcher's environment. Raises ConfigError."""
-        own = MemoryLimit(
+        own = WorkerMemory(
             bytes_per_worker=None if self.memory_limit is None else _size_bytes(self.memory_limit),
             offload_dirs=tuple(each.absolute() for each in self.offload_dir or ()),
         )
