@@ -1,0 +1,40 @@
+"""The training script: `train.py KIND STEPS`. Prints number, loss and digest of every step."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+import transformers
+
+if __name__ == "__main__":  # as a script: make `experiments` importable from any folder
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import elastrain
+from experiments.strangers.models import MODELS, Samples, loss_of
+
+PAUSE_S = 0.005
+
+
+def main() -> None:
+    kind, steps = sys.argv[1], int(sys.argv[2])
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    job = elastrain.init(seed=3)
+    model = MODELS[kind]().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = transformers.get_cosine_schedule_with_warmup(optimizer, 5, steps)
+    loader = elastrain.DataLoader(Samples(), global_batch_size=21, micro_batch_size=3, num_workers=1)
+    model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=1.0)
+    for step in job.steps(loader, until=steps):
+        for batch in step:
+            step.backward(loss_of(kind, model, batch))
+            time.sleep(PAUSE_S)
+        scheduler.step()
+        print("step", step.number, step.loss, job.digest(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
