@@ -163,7 +163,7 @@ class _Nodes:
             return
         if code >= 0:
             self._ends.add(code, name, self._run)
-            self._dismiss_those_who_come_back(code)
+            self._dismiss_those_who_come_back()
             return
         rundir.of_node(self._run, name).control.unlink(missing_ok=True)
         if self._ends.codes:
@@ -174,12 +174,24 @@ class _Nodes:
         elif not self._stopped_by and self._restarts.take(name):  # others go on
             self._start(name)
 
-    def _dismiss_those_who_come_back(self, code: int) -> None:
-        """Where the job has failed, nodes on their way into it would wait for others that never come."""
-        if code and self._ends.job_is_over:
-            self._dismissed |= self._restarts.names & self._running.keys()
-            for name in self._dismissed & self._running.keys():
-                self._running[name].terminate()
+    def _dismiss_those_who_come_back(self) -> None:
+        """End the nodes on their way into a job that is over: they would wait for others that never come.
+
+        Where it ended well, a node that is in its view ends by itself, when its workers have left their scripts.
+        """
+        if not self._ends.job_is_over:
+            return
+        coming = self._restarts.names & self._running.keys() - self._dismissed
+        for name in coming if max(self._ends.codes) else filter(self._is_outside, coming):
+            self._dismissed.add(name)
+            self._running[name].terminate()
+
+    def _is_outside(self, name: str) -> bool:
+        """Whether the node has not been let into a view since it was started again."""
+        try:
+            return bool(rundir.of_node(self._run, name).read_state()["state"] == "starting")
+        except ConfigError:
+            return True
 
     def _stop(self, numbers: Sequence[signal.Signals]) -> None:
         for number in numbers:
@@ -196,7 +208,8 @@ def _node(options: RunOptions, node: NodeOptions, whole: RunDir) -> None:
     die_with_parent(signal.SIGTERM)
     sys.stdout.flush()
     run = rundir.of_node(whole, node.name)
-    run.control.unlink(missing_ok=True)  # of an earlier start of this node
+    for left in (run.control, run.state):  # by an earlier start of this node
+        left.unlink(missing_ok=True)
     try:
         code = run_node(options, node, run).code
     except ElastrainError as error:

@@ -101,6 +101,18 @@ def test_a_node_killed_before_the_first_commit_is_started_again_and_no_bit_diffe
         job.assert_nothing_left()
 
 
+def test_a_node_that_is_lost_right_before_the_end_is_not_waited_for_when_it_comes_back(tmp_path: Path) -> None:
+    """Started again, it found no job any more, waited two minutes for the others, and the command ended with 1."""
+    (tmp_path / "faults").write_text("kill --target node:node2 --at step=58,phase=commit\n")
+    options = ("--local-nodes", "3", "--faults", str(tmp_path / "faults"))
+    with NodesJob(tmp_path, *options, arguments=ARGUMENTS) as job:
+        job.wait_step(2)
+        job.hurry()
+        assert job.process.wait(60) == 0, job.text()
+        assert "node2 was lost; it is started again (1 of 10)" in job.text()
+        job.assert_nothing_left()
+
+
 def test_two_nodes_lose_their_only_workers_one_after_the_other_and_the_third_has_everything(tmp_path: Path) -> None:
     arguments = ("--steps", "150", "--backups", "1")
     with NodesJob(tmp_path, "--local-nodes", "3", arguments=arguments) as job:
