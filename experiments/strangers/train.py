@@ -1,4 +1,4 @@
-"""The training script: `train.py KIND STEPS`. Prints number, loss and digest of every step."""
+"""The training script: `train.py KIND STEPS`. Says number, loss and digest of every step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def main() -> None:
             step.backward(loss_of(kind, model, batch))
             time.sleep(PAUSE_S)
         scheduler.step()
-        print("step", step.number, step.loss, job.digest(), flush=True)
+        # One write: print makes several, and the lines of several members would lie within one another.
+        sys.stdout.write(f"step {step.number} {step.loss} {job.digest()}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
