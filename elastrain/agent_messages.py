@@ -38,9 +38,11 @@ class Progress(Tagged, frozen=True, kw_only=True):
     step: int
     loss: float | None = None
     """Weighted mean over the global batch; None where it is not a number."""
+    # JSON has no NaN, and an operator's screen has a dash for it.
     samples: int | None = None
     holders: dict[str, tuple[str, ...]] | None = None
     """Shard -> its primary, then its backups; sent only when they have changed."""
+    # Large jobs have thousands of shards, and their holders stay the same for most steps.
 
 
 class Failed(Tagged, frozen=True, kw_only=True):
@@ -80,6 +82,8 @@ class Finished(Tagged, frozen=True, kw_only=True):
 
 class Struck(Tagged, frozen=True, kw_only=True):
     """A fault on request: the worker has come to where its whole node is to be killed."""
+
+    # Only the agent can do that: it kills all workers of the node, and then itself.
 
 
 class Note(Tagged, frozen=True, kw_only=True):

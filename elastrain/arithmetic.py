@@ -1,4 +1,4 @@
-"""The port of the member's ledger: what is done to numbers, and where the states of shards lie.
+"""Defines the port of the member's ledger: what is done to numbers, and where the states of shards lie.
 
 Implemented with tensors in a worker (`runtime/arithmetic.py`, `runtime/shelf.py`), with symbols in the simulator.
 """
@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from elastrain.values import Record
 
+# Any, not type variables: the ledger hands them on and never looks inside, and two drivers put different things there.
 Tensor: TypeAlias = Any
 """A place with numbers in it: a buffer, or a part of a slot, of the model or of another member's memory."""
 GradientSlot: TypeAlias = Any
@@ -37,6 +38,7 @@ class Arithmetic(Protocol):
 
     def add(self, shard: int, left: Tensor, right: Tensor, out: Tensor) -> None:
         """`left + right`, in this order; `out` may be one of them."""
+        # The shard says how: running statistics are composed, which is no plain sum.
 
     def copy(self, source: Tensor, out: Tensor) -> None: ...
 
@@ -47,6 +49,7 @@ class Arithmetic(Protocol):
 
     def update(self, items: Sequence[tuple[State, Tensor, tuple[int, ...]]], record: Record) -> None:
         """Bring states to after the step, in place: (state, gradient, bit masks of the leaves that got one)."""
+        # Several at once: one call of the optimizer is dearer than the arithmetic of a small shard.
 
     def bind(self, state: State) -> None:
         """The model gets the state's parameters, and they share memory from then on where they can."""
@@ -61,6 +64,7 @@ class Arithmetic(Protocol):
 
     def digest_published(self, shard: int, state: State | None) -> int:
         """Of a shard's parameters as its primary publishes them: told from its state, where that has masters."""
+        # From the state and not from the model: a bit that flipped between update and publish shows only that way.
 
     def parameters(self, shard: int) -> Tensor:
         """What the model computes with, as it lies there."""
@@ -77,6 +81,8 @@ class Arithmetic(Protocol):
 
 class StateStore(Protocol[Key]):
     """States by key. What was taken out and changed has to be put back."""
+
+    # Put back, because a state may lie on disk: a change of what was read from there is lost otherwise.
 
     @property
     def outside(self) -> frozenset[int]:

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+# More than any traceback or list of holders needs; a bound, so that no peer can fill this process's memory.
 LINE_BYTES_MAX = 1 << 20
 Value = TypeVar("Value")
 
@@ -27,6 +28,7 @@ class LineCodec(Generic[Value]):
     """`kinds` is a union of subclasses of `Tagged`: one value is one line of JSON. NaN and infinities become null."""
 
     def __init__(self, kinds: Any) -> None:
+        # Made once: building one looks at all annotations of all kinds.
         self._encoder = msgspec.json.Encoder(enc_hook=_plain)
         self._decoder = msgspec.json.Decoder(kinds)
 

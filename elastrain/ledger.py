@@ -28,6 +28,7 @@ class UsedSlot:
     """A gradient slot, the blocks whose partial it holds, and whether the training loop accumulates into it."""
 
     slot: GradientSlot
+    # By block: the partials of one slot are added and let go of block by block, as backward passes them.
     blocks: set[int] = field(default_factory=set)
     running: bool = True
 
@@ -215,6 +216,7 @@ class Ledger:
     def _digest_parameters(self, task: p.DigestParameters) -> list[p.Event]:
         """Some of them, and the rest in later turns."""
         size_bytes = 0
+        # The engine's thread does this: messages must not wait until a whole model has been digested.
         for shard in range(len(self._digested), len(self._lanes)):
             self._digested[shard] = self._arithmetic.digest_parameters(shard)
             size_bytes += self._arithmetic.parameters_bytes(shard)
@@ -282,6 +284,7 @@ class Ledger:
 
     def _sum(self, shard: int, left: Tensor, right: Tensor) -> Tensor:
         """`left + right` in a buffer of ours; what belongs to a member's partial is never written."""
+        # A partial may be read by several primaries, in shared memory, and is sent again if a primary is lost.
         if self._buffers.owns(left):
             out = left
         else:
@@ -301,6 +304,7 @@ class Ledger:
 
     def _store_gradient(self, command: p.StoreGradient) -> None:
         source: Tensor = command.payload[command.index]
+        # It may come twice, from a primary before a change of view and from its successor after it: the same bits.
         kept = self._kept.get((command.shard, command.step))
         if kept is None:
             kept = self._kept[command.shard, command.step] = self._buffers.take(source)
@@ -318,6 +322,7 @@ class Ledger:
         self._finished.clear()
         slots = dict.fromkeys(slot for mine in self._own.values() for slot in mine.values())
         self._own.clear()
+        # The training loop may still be computing for this step: what it reports from now on is not taken in.
         self._ended = step
         for slot in slots:
             slot.blocks.clear()
@@ -338,6 +343,7 @@ class Ledger:
 
     def _apply_together(self, command: p.Apply, shards: tuple[int, ...]) -> None:
         step = command.record.step
+        # A backup that has become primary may have made the update in scratch already: it is not made twice.
         fresh = {s: self._states[s] for s in shards if (s, step) not in self._scratch}
         items = [(state, self._gradient_of(step, s), command.touched[s]) for s, state in fresh.items()]
         self._arithmetic.update(items, command.record)
@@ -366,6 +372,7 @@ class Ledger:
             del self._scratch[key]
 
     def _take_copy(self, command: p.TakeCopy) -> p.Event:
+        # The digest that travels with the tensors says what left the sender; the message's, what that had verified.
         state, told = self._arithmetic.unpack(command.payload)
         told = told if command.digest is None else command.digest
         self._let_go(command.shard, EVER)

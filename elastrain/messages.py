@@ -19,12 +19,15 @@ from elastrain.values import Contribution, Record, Report, Vote
 class Partial:
     """A node of the fold of one block, for the shards that the receiver answers for."""
 
+    # Only complete nodes of the sender's plan travel: what it could still add to itself it adds first.
+
     step: int
     block: int
     node: Node
     contribution: Contribution
     touched: BitMask
     """Bit mask over the block's leaves: which got a gradient at all."""
+    # Optimizers treat a missing gradient and a zero one differently, so zeros in the tensor do not tell.
     lanes: tuple[tuple[int, int], ...]
     """(shard, lane) of each tensor."""
 
@@ -32,6 +35,8 @@ class Partial:
 @dataclass(frozen=True, kw_only=True)
 class Gradient:
     """Finished gradients, from the primary to its backups."""
+
+    # With all that an update needs besides: a backup must be able to make it without its primary.
 
     step: int
     shards: tuple[int, ...]
@@ -45,6 +50,8 @@ class Gradient:
 class Ack:
     """The backup keeps these gradients, and its state of `step - 1` is verified."""
 
+    # Both, because only from both it could make the step: then the primary may be lost at once.
+
     step: int
     shards: tuple[int, ...]
 
@@ -52,6 +59,8 @@ class Ack:
 @dataclass(frozen=True, kw_only=True)
 class Publish:
     """New parameters; `record` is None only for the parameters that the job starts with (step -1)."""
+
+    # The record travels along: a receiver passes the commit before it overwrites what it computed with.
 
     step: int
     record: Record | None
@@ -61,6 +70,8 @@ class Publish:
 @dataclass(frozen=True, kw_only=True)
 class Digests:
     """What a primary's shards are worth after `step`, for others to compare with what they have."""
+
+    # After the publish and not in it: taking digests costs time for which nobody has to wait.
 
     step: int
     digests: tuple[tuple[int, int], ...]
@@ -83,6 +94,8 @@ class ShardCopy:
 class Copied:
     """The copy was taken; `intact` says whether its digest is the one that came with it."""
 
+    # The sender's state stays as it is until this comes: a copy refers to its memory.
+
     step: int
     shard: int
     intact: bool
@@ -91,6 +104,8 @@ class Copied:
 @dataclass(frozen=True, kw_only=True)
 class Doubt:
     """The sender has something else than the shard's primary told: what has the receiver, now, after `step`?"""
+
+    # Asked of all members, also of those that hold nothing: so the number of answers to wait for is known.
 
     step: int
     shard: int
@@ -149,6 +164,7 @@ Message: TypeAlias = (
 
 # ----------------------------------------------------------------------------------------------- as bytes in a frame
 
+# Numbered in the order of the union: both ends have the same version, which the handshake of the job compares.
 KINDS: dict[type, int] = {kind: number for number, kind in enumerate(get_args(Message), start=1)}
 """Class of a message -> the number that stands for it in a frame."""
 _CODEC: NumberedCodec[Message] = NumberedCodec(KINDS)

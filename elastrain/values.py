@@ -21,12 +21,15 @@ class ShardShape:
     """A shard as the protocol sees it: its bytes, and the block of each of its gradient lanes."""
 
     size_bytes: int
+    # Several blocks where they share a weight: each block's gradient is folded alone, then all are added in this order.
     lanes: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """The logical job as the protocol sees it; fixed for its whole life."""
+
+    # No tensors, and no names but for people: so the simulator can play the job of any model.
 
     runs: int
     blocks: int
@@ -36,7 +39,7 @@ class Shape:
     deterministic: bool = True
     """Whether a run that is computed again gives the same bits."""
     cross_check_every: int = 0
-    """Members check each other in every so many steps, beside the first one; 0: in that one only."""
+    """Members check each other in every so many steps, besides the first one; 0: in that one only."""
     block_names: tuple[str, ...] = ()
     """For people."""
 
@@ -54,11 +57,13 @@ class Contribution:
 
     loss: float = 0.0
     """Sum of weight × loss."""
+    # A sum and not a mean, because means of unequal shares cannot be put together: it is divided once, by the record.
     weight: float = 0.0
     samples: int = 0
     fingerprint: int = 0
     """Sum modulo 2**64 of a mix of each sample's number: proves which samples are in, whoever computed them."""
 
+    # Losses are floats, so the order counts: callers add along the tree, the left child first.
     def __add__(self, other: Contribution) -> Contribution:
         return Contribution(
             self.loss + other.loss,
@@ -86,8 +91,11 @@ class Vote:
     step: int
     seen: int
     """Newest generation that this member has seen."""
+    # None where this member is the primary of no shard, and so has folded nothing.
     contribution: Contribution | None
+    # By shard, and added only in the record: a sum made here would depend on which shards this member has.
     square_norms: tuple[tuple[int, float], ...]
+    # The primary of a shard says who its next holders are, because it knows whose copy is verified.
     roles: tuple[tuple[int, Holders], ...]
     settings: str
     """JSON, name -> digest of hyperparameters, layers, registered state: who differs there must not go on with us."""
@@ -97,13 +105,16 @@ class Vote:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """The commit record: who holds it has passed the commit of `step`."""
+    """The commit record: a member that holds it has passed the commit of `step`."""
+
+    # It travels with everything that follows from the commit, so that learning of the commit and passing it are one.
 
     step: int
     generation: int
     contribution: Contribution
     square_norm: float
     """Of the summed gradient, before division by the weight; shards added in index order."""
+    # NaN or overflow: number and samples advance for all, parameters, moments and schedules for nobody.
     skipped: bool
     switch: bool
     """Every member has seen a newer view: the next step is computed there."""
@@ -123,6 +134,8 @@ class Record:
 class Report:
     """Where a member stands when a view begins, after it has stopped reading anything of older generations."""
 
+    # Everything that the decision depends on is in here: members that have the same reports decide alike.
+
     committed: int
     record: Record | None
     base: Placement | None
@@ -131,13 +144,15 @@ class Report:
     """Per shard, the step whose parameters the model holds; below `committed` where they have not arrived."""
     held: tuple[tuple[int, int, tuple[int, ...]], ...]
     """(shard, verified version, steps of the kept gradients)."""
+    # An unverified update is no state to go on from: only the version that was compared counts.
     begun: int
     """Newest step that the training loop has entered; -1 for a newcomer."""
+    # At the end of the job parameters alone count: members that leave in peace take their shards along.
     finishing: bool
     pending: tuple[int, ...]
     """Runs of step `committed + 1` still to do here, the running one first."""
     fixed: int
-    """How many of `pending` may already be under way and can not be taken away."""
+    """How many of `pending` may already be under way and cannot be taken away."""
     own: tuple[tuple[Node, ...], ...]
     """Per block, the partials of step `committed + 1` that this member has computed."""
     folded: tuple[tuple[int, int, tuple[Node, ...]], ...]
@@ -150,6 +165,7 @@ class Recovery:
 
     committed: int
     record: Record | None
+    # The holders that the record made; `now` are those of them that live and can serve.
     base: Placement
     now: tuple[Holders, ...]
     source: str | None

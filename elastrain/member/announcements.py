@@ -44,6 +44,7 @@ class Announcements:
         """
         wanted = tuple(shard for shard in states if self._is_compared(shard, before))
         told = tuple(published) if self._views.others else ()
+        # Where nobody compares, digests would be work for nothing: a job of one makes none.
         if wanted or told:
             self.is_digesting = True
             self._out.do(p.ComputeDigests(step=self._commit.step, shards=wanted, published=told))
@@ -58,6 +59,7 @@ class Announcements:
 
     def on_digested(self, event: p.StatesDigested) -> None:
         self.is_digesting = False
+        # A view came in between, or another step: its own announcement tells what counts then.
         if event.step != self._commit.step or self._views.is_recovering:
             return
         for shard, digest in event.digests.items():

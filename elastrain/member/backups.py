@@ -41,6 +41,7 @@ class Backups:
                 message.contribution, message.touched[index], message.square_norms[index]
             )
             self._out.do(p.StoreGradient(step=message.step, shard=shard, payload=payload, index=index))
+            # Owed and not sent yet: the state of the step before may still have to be verified.
             held.owed[message.step] = source
         self.acknowledge(message.shards)
 

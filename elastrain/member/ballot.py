@@ -36,6 +36,7 @@ class Ballot:
 
     def votes(self, members: Collection[str]) -> list[Vote] | None:
         """The votes of all these members, in their order; None while one is missing."""
+        # All of them: a record that one member has not voted for could be unknown to it, and undone with the others.
         if not self._votes.keys() >= set(members):
             return None
         return [self._votes[member] for member in members]

@@ -38,6 +38,7 @@ class Commands:
         self.is_closed = True
         self.do(p.Leave(evicted=evicted, overruled=overruled))
 
+    # Taken at once per event, so that a driver carries out all that follows from one before it feeds the next.
     def take(self) -> list[p.Command]:
         """Hand the commands over and begin anew."""
         commands, self._commands = self._commands, []

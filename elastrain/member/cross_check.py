@@ -59,6 +59,7 @@ class CrossCheck:
 
     def compute(self, run: int) -> p.Compute:
         """This member's own run, for the training loop; of a probe, the first micro-batch is told."""
+        # Its owner tells what came out the first time, when nothing was carried along yet.
         is_probe = self._probes.get(self._me) == run
         if is_probe:
             self._awaited.add(run)
@@ -75,6 +76,7 @@ class CrossCheck:
         if event.step != self._runs.step:
             return
         self._awaited.discard(event.run)
+        # Given up where the drive did not give activations back: the micro-batch comes again, with a check of its own.
         if event.check is None:
             self._results.pop(event.run, None)
         else:

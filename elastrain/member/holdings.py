@@ -99,6 +99,7 @@ class Holdings:
 
     def forget_view(self) -> None:
         """Forget those who wait for something: in the next view they ask again."""
+        # An answer to a question of the last view could be taken for one of this view.
         for held in self._held.values():
             held.owed.clear()
             held.askers.clear()
@@ -121,6 +122,7 @@ class Holdings:
 
     def drop_leaving(self) -> None:
         """Let go of what others hold now, but for what is being compared."""
+        # Not in the commit itself: until the new holders have told their digests, this copy can still be a witness.
         for shard in sorted(self._leaving):
             held = self._held.get(shard)
             if held is None or held.difference is None:

@@ -26,6 +26,7 @@ class OpenStep:
     def number(self) -> int:
         return self.runs.step
 
+    # All at once: nothing of the last step may be taken for something of this one.
     def begin(self, number: int) -> None:
         self.runs.begin(number)
         self.reduction.begin()

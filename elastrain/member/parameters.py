@@ -40,6 +40,7 @@ class Parameters:
         self.versions = [-1] * len(self.versions)
         self._missing = None
 
+    # Exactly this version: newer parameters than those of the committed step cannot be here before its record.
     def has(self, shard: int) -> bool:
         return self.versions[shard] == self._step
 

@@ -67,6 +67,7 @@ class Primaries:
 
     def _applied(self, shard: int) -> None:
         held = self._holdings[shard]
+        # As primary nobody verifies its state any more: an open question about it would stay open.
         if held.difference is not None:
             self._holdings.end_in_doubt(held.difference)
         held.apply(self._commit.step)

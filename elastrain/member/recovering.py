@@ -32,6 +32,7 @@ class Recovering:
         m.end.forget_view()
         m.views.switch()
         report = self.report()
+        # From here on the loop may go on with what the report calls under way, and with nothing else.
         m.loop.forget_view()
         m.views.reports[m.me] = report
         m.out.send_all(m.views.others, report)
@@ -105,6 +106,7 @@ class Recovering:
     def _take_up_roles(self, decision: Recovery) -> None:
         m = self._machine
         holdings, roles = m.custody.holdings, m.commit.roles
+        # Copies of an interrupted rebalancing go, too: whether they are whole is known to nobody any more.
         for shard in holdings:
             if m.me not in roles.live[shard].all:
                 holdings.drop(shard)

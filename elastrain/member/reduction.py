@@ -163,6 +163,7 @@ class Reduction:
 
     def take_over(self, kept: Mapping[int, FinishedGradient]) -> None:
         """Go on for this member's present shards only; `kept`: what it has of them as their backup until now."""
+        # A new primary of the other shards folds them anew, from partials that their makers still have.
         mine = set(self._roles.mine)
         self._folds = {key: fold for key, fold in self._folds.items() if key[0] in mine}
         self.finished = {**kept, **self.finished}

@@ -16,12 +16,16 @@ from elastrain.world import View
 class EditMesh:
     """Edit the mesh in place to this view; from now on frames of older generations are void."""
 
+    # In place: links between members that stay are kept, so that a loss costs the others no connection.
+
     view: View
 
 
 @dataclass(frozen=True, kw_only=True)
 class SendMessage:
     """Send with the tensors that the message names."""
+
+    # Names instead of tensors: this machine never touches a number, and the driver knows where they lie.
 
     to: str
     message: Message
@@ -40,6 +44,7 @@ class Compute:
 
     step: int
     run: int
+    # Of this very step, from the last record: a newcomer scales as all others do.
     loss_scale: float = 1.0
     probed: bool = False
 
@@ -60,6 +65,8 @@ class Recompute:
 class Advance:
     """`record.step` is committed and its parameters are here: let the training loop leave the step."""
 
+    # Not before the parameters are here: the script may look at the model as soon as its loop goes on.
+
     record: Record
 
 
@@ -76,6 +83,8 @@ class Enter:
 @dataclass(frozen=True, kw_only=True)
 class CombineOwn:
     """Add two of this member's partials of one block, in place in the left one."""
+
+    # In place: the right slot is free afterwards, and memory does not grow with the number of runs.
 
     step: int
     block: int
@@ -97,6 +106,8 @@ class Keep:
 
 @dataclass(frozen=True, kw_only=True)
 class CombineShard:
+    """Add two partials in the fold of a shard's lane, at its primary."""
+
     step: int
     shard: int
     lane: int
@@ -114,6 +125,8 @@ class FinishGradients:
 @dataclass(frozen=True, kw_only=True)
 class StoreGradient:
     """Copy a finished gradient from `payload[index]`, as a backup."""
+
+    # Copied, because it must outlive its primary, in whose memory the payload lies.
 
     step: int
     shard: int
@@ -134,6 +147,8 @@ class Create:
 class Apply:
     """Update these shards as their primary; their state then works on the model's own memory."""
 
+    # The model's own memory: what was updated is published from where it lies, and no copy has to be kept.
+
     record: Record
     shards: tuple[int, ...]
     touched: dict[int, tuple[int, ...]]
@@ -142,6 +157,8 @@ class Apply:
 @dataclass(frozen=True, kw_only=True)
 class ApplyBehind:
     """Update a backup's copy in scratch when there is time. Answer: `AppliedBehind`."""
+
+    # In scratch: until its digest has matched the primary's, the state before it is what can be gone on from.
 
     record: Record
     shard: int
@@ -168,6 +185,8 @@ class Bind:
 class Unbind:
     """No longer primary, still a holder: the state gets memory of its own."""
 
+    # The new primary publishes into the model's memory from now on, before this backup has made the update.
+
     shard: int
 
 
@@ -184,12 +203,16 @@ class ComputeDigests:
 class DigestParameters:
     """Digest all that the model computes with, when there is time. Answer: `ParametersDigested`."""
 
+    # Counted, because an answer to an earlier one says nothing of what came into the model since.
+
     turn: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateAgain:
     """Make the update of a backup's state again, into the same scratch, at once. Answer: `UpdatedAgain`."""
+
+    # At once: until it is known who is wrong, this member neither acknowledges nor votes, and all others wait.
 
     record: Record
     shard: int
@@ -246,6 +269,8 @@ class Drop:
 class EndAttempt:
     """The step is committed: partials, folds and finished gradients of the attempt are let go."""
 
+    # Only now: until the commit any of them may be needed again, by another primary.
+
     step: int
 
 
@@ -284,7 +309,7 @@ class Leave:
 
 @dataclass(frozen=True, kw_only=True)
 class Fail:
-    """This member, or the job, can not go on. `kind` is the name of the error in elastrain.errors, which says which."""
+    """This member, or the job, cannot go on. `kind` is the name of the error in elastrain.errors, which says which."""
 
     kind: str
     reason: str

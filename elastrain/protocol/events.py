@@ -18,6 +18,8 @@ from elastrain.world import View
 class Viewed:
     """The launcher says that this is the newest view."""
 
+    # It may come late, twice, or after a still newer one: the machine goes by generations.
+
     view: View
 
 
@@ -35,6 +37,8 @@ class Arrived:
 class Began:
     """The training loop entered `step` with these settings; `state` is what a newcomer would need to do the same."""
 
+    # Taken by every member in every step: when a newcomer comes, and which member hands it over then, is not known.
+
     step: int
     settings: str
     state: str
@@ -44,10 +48,14 @@ class Began:
 class Ready:
     """The training loop has nothing to compute and wants to go on."""
 
+    # Without it nothing is committed: the script may still read the parameters that a commit overwrites.
+
 
 @dataclass(frozen=True, kw_only=True)
 class BlockDone:
     """The gradient of one block over one run is complete."""
+
+    # By block: the last blocks of the model are reduced while the backward of the first ones still runs.
 
     step: int
     run: int
@@ -95,6 +103,8 @@ class StatesDigested:
 class ParametersDigested:
     """Result of `DigestParameters`: shard -> digest of what the model computes with."""
 
+    # The command's: others may have been given in between.
+
     turn: int
     digests: dict[int, int]
 
@@ -141,6 +151,8 @@ class LoopEnded:
 @dataclass(frozen=True, kw_only=True)
 class JobEnded:
     """The launcher says that a member left in peace: all had the last step, nobody is waited for."""
+
+    # From the launcher, because the member that left cannot say it any more, and its link only closes.
 
 
 @dataclass(frozen=True, kw_only=True)
