@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from elastrain.values import Check
 
+# A model has hundreds of blocks, and usually all from some block on differ: a few say where it began.
 _NAMED = 3
 """How many differing blocks a sentence names; of the others it gives the number."""
 _CAUSES = (
@@ -45,6 +46,7 @@ def probes(runs: Mapping[str, Sequence[int]], newcomers: Collection[str] | None 
 
 def neighbour(me: str, members: Sequence[str], owners: Collection[str]) -> str | None:
     """Find the next member after `me`, in a ring, that has a probe; None if there is no other."""
+    # A ring, so that the checks are spread over all members, and nobody computes more than one.
     at = members.index(me)
     return next((m for m in (*members[at + 1 :], *members[:at]) if m in owners), None)
 
@@ -77,6 +79,7 @@ def _what_differs(left: Check, right: Check, blocks: Sequence[str]) -> str:
     differing = [_named(block, blocks) for block, (ours, theirs) in pairs if ours != theirs]
     more = len(differing) - _NAMED
     parts = []
+    # The loss first: where it differs, forward is to blame, and the gradients only follow.
     for name in ("loss", "weight"):
         ours, theirs = getattr(left, name), getattr(right, name)
         if repr(ours) != repr(theirs):

@@ -13,11 +13,14 @@ ElastrainError
 
 from __future__ import annotations
 
+# One class per thing that a caller can do next, and none per thing that can go wrong: the message says what did.
+
 
 class ElastrainError(Exception):
     """Root of everything that elastrain raises on purpose."""
 
 
+# Also a ValueError: callers that know nothing of this package catch bad arguments by that name.
 class ConfigError(ElastrainError, ValueError):
     """The input is wrong. The message says what was expected, what came, and what to do."""
 

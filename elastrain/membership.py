@@ -37,6 +37,7 @@ class Proposal:
     view: View | None = None
 
 
+# Answers that no view comes with: whether to restart a worker, whether a failure ends the job.
 @dataclass(frozen=True, kw_only=True)
 class Ruling:
     """A yes or no with its reason."""
@@ -184,6 +185,7 @@ _SAME_MACHINES = (
     "start every worker on the same kind of processor, with the same libraries and the same ATEN_CPU_CAPABILITY, "
     "ONEDNN_MAX_CPU_ISA and MKL_CBWR in its environment (elastrain.init(deterministic=False) lets such workers in)"
 )
+# Only settings whose own name does not say what to change.
 _ADVICE = {
     "CPU model": _SAME_MACHINES,
     "result of a fixed": _SAME_MACHINES,
@@ -239,6 +241,7 @@ def without_a_suspect(
     others = [m for m in here if member in words[m]]
     how = f"{_some(by)} can not reach it" if by else f"it can not reach {_some(others)}"
     what = "it is ended" if fit else "it is ended, though each of them holds what nobody else does"
+    # The next view is as after its death; it learns from it that it has to end.
     proposal = _without(view, [member], (), begun=begun or view.begun)
     return replace(proposal, reason=f"{member} lives, but {how}: {what}")
 

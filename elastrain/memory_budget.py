@@ -36,6 +36,7 @@ class Needs:
     @property
     def fixed_bytes(self) -> int:
         """What cannot leave."""
+        # Gradients neither: they are read by other members, from this memory, at any moment of a step.
         return self.base_bytes + self.parameters_bytes + self.gradients_bytes
 
     @property
@@ -69,6 +70,7 @@ def fit_plan(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_s
     if needs.shards_bytes + needs.activations_bytes <= left_bytes:
         reason = f"{_mib(needs.total_bytes)} of {_mib(limit_bytes)} are needed: everything stays in memory"
         return Fit(activations_bytes=left_bytes - needs.shards_bytes, shards_on_disk_bytes=0, reason=reason)
+    # Something of both has to be in memory at any time: a shard while it is updated, a storage while it is used.
     least_bytes = needs.shards_least_bytes + needs.activations_least_bytes
     if not has_disk or least_bytes > left_bytes:
         return _missing(limit_bytes, needs, has_disk=has_disk)
@@ -130,6 +132,7 @@ def _missing(limit_bytes: int, needs: Needs, *, has_disk: bool) -> Shortfall:
         if has_disk
         else "and there is no directory on an SSD to move anything to (--offload-dir)"
     )
+    # An operator who raises the limit by what is missing must not be refused again for what was not known yet.
     unknown = "" if needs.is_measured else ", and more for saved activations, which nobody has measured yet"
     return Shortfall(
         missing_bytes=missing_bytes,

@@ -84,6 +84,8 @@ class Digests:
 class ShardCopy:
     """A shard's whole state as of `step`, for a member that is to become a holder."""
 
+    # As of one step; the gradients of later ones follow on the same ordered link, so that it never falls behind.
+
     step: int
     shard: int
     digest: int | None
@@ -117,6 +119,8 @@ class Doubt:
 class Evidence:
     """The answer to a doubt; None: the receiver has nothing to compare."""
 
+    # Sent in any case: the asker judges when all have answered, and must not wait for those that have nothing.
+
     step: int
     shard: int
     parameters: bool
@@ -126,6 +130,8 @@ class Evidence:
 @dataclass(frozen=True, kw_only=True)
 class LoopHandover:
     """What a newcomer's training loop needs to enter `step`: schedulers, registered objects. Tensors travel beside."""
+
+    # Text and tensors, never objects: what comes from another process is not executed.
 
     step: int
     state: str
@@ -141,6 +147,8 @@ class EndsBefore:
 @dataclass(frozen=True, kw_only=True)
 class GoesOn:
     """The training loop of this member is in `step`, before which others have ended."""
+
+    # Said only then: as long as all go on, nobody has to say so.
 
     step: int
 

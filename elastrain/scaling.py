@@ -22,6 +22,7 @@ class LossScale:
     that did not, by `growth_factor`. An interval of 0 keeps it fixed. Raises ConfigError on bad values.
     """
 
+    # torch's own defaults, so that a script that comes from GradScaler trains as it did.
     initial: float = 65536.0
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
@@ -45,6 +46,7 @@ class LossScale:
         return Scaler(scale=float(self.initial))
 
 
+# In every commit record, so that newcomers and survivors scale the next step alike.
 @dataclass(frozen=True, kw_only=True)
 class Scaler:
     """Where the scaling stands in one step."""

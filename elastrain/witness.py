@@ -76,6 +76,7 @@ def judge(difference: Difference, answers: Mapping[str, int | None]) -> Verdict:
     now = answers.get(d.primary)
     if now is not None and now != d.told:
         return Verdict(Ends.JOB, f"{d}: it has changed in the memory of {d.primary} since then; {_START_AGAIN}")
+    # The primary's own word is no third copy: it told it before.
     third = {member: digest for member, digest in answers.items() if member != d.primary}
     with_me = sorted(member for member, digest in third.items() if digest == d.found)
     with_primary = sorted(member for member, digest in third.items() if digest == d.told)
@@ -90,6 +91,7 @@ def judge(difference: Difference, answers: Mapping[str, int | None]) -> Verdict:
 
 def judge_copy(*, shard: int, step: int, receiver: str, sender: str, told: int, now: int | None) -> Verdict:
     """Judge a copy that came twice with another digest than `told`; `now` is that of the sender's state, made again."""
+    # Twice, because a copy that is damaged once may have had bad luck on its way: it is asked for again.
     copy = f"the copy of shard {shard} after step {step} came twice from {sender} to {receiver} with other content"
     if now == told:
         return Verdict(Ends.MEMBER, f"{copy}; {sender} has it unchanged: {receiver} is wrong")
@@ -102,6 +104,7 @@ def judge_parameters(*, shard: int, step: int, member: str, publisher: str, told
     now: the digest of what the publisher has at present. The job ends whoever is wrong, because gradients that were
     computed with the wrong parameters may be in other members' sums already.
     """
+    # A publisher that no longer has what it published has convicted itself, whoever noticed.
     if member == publisher or now != told:
         return Verdict(
             Ends.JOB,

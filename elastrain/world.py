@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+# In the order of a step; `join` comes before the first one of a member, `shutdown` after its last.
 PHASES = (
     "join",
     "forward",
@@ -26,6 +27,7 @@ PHASES = (
 class Member:
     """One training process. `id` is never used twice in a job: a restarted worker is a new member."""
 
+    # Never used twice, so that words about a member that is gone cannot be taken for words about its successor.
     id: str
     node: str
     address: str = ""
@@ -38,6 +40,7 @@ class Member:
 class View:
     """`(generation, ordered members)`. A member's rank is its position."""
 
+    # In order: ranks are positions, and wherever one of several equals is chosen, the first in the view is it.
     generation: int
     members: tuple[Member, ...]
     # Words and what is learned later are no part of a view's identity: two agents may tell them differently.

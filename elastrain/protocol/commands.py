@@ -33,7 +33,9 @@ class SendMessage:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadView:
-    """A frame of a newer generation came: somebody knows a view that this member has not seen."""
+    """A frame of a newer generation came: another member knows a view that this one has not seen."""
+
+    # Asked for and not guessed from frames: which view stands is known to the store alone.
 
     generation: int
 
@@ -56,6 +58,7 @@ class Recompute:
     Answer: `Checked`.
     """
 
+    # The first micro-batch alone, because a run's others are added to it in place and cannot be told apart.
     step: int
     run: int
     loss_scale: float = 1.0
@@ -73,6 +76,8 @@ class Advance:
 @dataclass(frozen=True, kw_only=True)
 class Enter:
     """Let the training loop of a fresh member begin at `step`; `state` is None at the start of the job."""
+
+    # At the beginning of a step: a script cannot enter its loop in the middle of one.
 
     step: int
     state: str | None
@@ -94,6 +99,8 @@ class CombineOwn:
 @dataclass(frozen=True, kw_only=True)
 class Keep:
     """A partial enters the fold of a shard's lane: from `payload[index]`, or from this member's own block."""
+
+    # Kept where it lies, in its maker's memory: what is added to something else need not be copied first.
 
     step: int
     shard: int
@@ -118,6 +125,8 @@ class CombineShard:
 class FinishGradients:
     """Add the lanes of these shards in block order and measure them. Answer: `GradientsFinished`."""
 
+    # Measured once, by the primary: a norm that each backup took for itself could differ in its last bits.
+
     step: int
     shards: tuple[int, ...]
 
@@ -137,6 +146,8 @@ class StoreGradient:
 @dataclass(frozen=True, kw_only=True)
 class Create:
     """Make the initial optimizer state of these shards from the model's parameters."""
+
+    # By every holder for itself: nothing has to be sent, and before the first commit none can be lost.
 
     shards: tuple[int, ...]
     bound: tuple[int, ...]
@@ -169,6 +180,8 @@ class ApplyBehind:
 class Swap:
     """The scratch of `step` is verified: it becomes the state, and the gradient is let go."""
 
+    # Both in one: without the gradient the state of the step before could not be brought to this one any more.
+
     step: int
     shard: int
 
@@ -193,6 +206,8 @@ class Unbind:
 @dataclass(frozen=True, kw_only=True)
 class ComputeDigests:
     """Digest these states, and what was published of their parameters, when there is time. Answer: `StatesDigested`."""
+
+    # The states stay as they are until then, so that a digest is of this step and of no later one.
 
     step: int
     shards: tuple[int, ...]
@@ -223,6 +238,8 @@ class UpdateAgain:
 class DigestAgain:
     """Digest a shard's state (or what the model has of its parameters) as it is now. Answer: `DigestedAgain`."""
 
+    # As it is now, and not what was told before: memory that has changed since shows only that way.
+
     step: int
     shard: int
     parameters: bool
@@ -240,6 +257,8 @@ class Noticed:
 class TakeParameters:
     """Copy published parameters from `payload[index]` into the model."""
 
+    # At once: the publisher's memory moves on with its next update, as soon as all have voted again.
+
     step: int
     shard: int
     payload: Any
@@ -249,6 +268,8 @@ class TakeParameters:
 @dataclass(frozen=True, kw_only=True)
 class TakeCopy:
     """Copy a shard's state from the payload. Answer: `TookCopy`."""
+
+    # Looked at when it has arrived, because a copy that is damaged on its way would be a holder of wrong bits.
 
     step: int
     shard: int
@@ -283,10 +304,12 @@ class Passed:
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """The view is in order and the open step goes on: for logs, and for whoever plans memory.
+    """The view is in order and the open step goes on: for logs, and for the planning of memory.
 
     Answer, if the driver has limits: `CopyBudgetSet`.
     """
+
+    # Before anything of the new plan takes memory: what does not fit is said while nothing has begun.
 
     view: View
     recovery: Recovery
@@ -302,6 +325,8 @@ class Resumed:
 class Leave:
     """All members are done, or this one was removed: let the process end."""
 
+    # A removed member ends at once: whatever it still says or computes belongs to a view that is over.
+
     evicted: bool = False
     overruled: bool = False
     """The loop is in a step before which most members have ended: nothing of that step counts."""
@@ -311,6 +336,7 @@ class Leave:
 class Fail:
     """This member, or the job, cannot go on. `kind` is the name of the error in elastrain.errors, which says which."""
 
+    # A name instead of a class: what a driver raises, and in which thread, is its own affair.
     kind: str
     reason: str
 

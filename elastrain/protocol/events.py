@@ -27,6 +27,8 @@ class Viewed:
 class Arrived:
     """A message came in over a link."""
 
+    # With the sender's generation: the same words of an older view, or of a newer one, mean something else.
+
     source: str
     generation: int
     message: Message
@@ -77,6 +79,8 @@ class Checked:
 class GradientsFinished:
     """Result of `FinishGradients`: squared norms per shard."""
 
+    # Squared, so that those of all shards can be added in the record; the root is taken once, there.
+
     step: int
     square_norms: dict[int, float]
 
@@ -84,6 +88,8 @@ class GradientsFinished:
 @dataclass(frozen=True, kw_only=True)
 class AppliedBehind:
     """Result of `ApplyBehind`: the digest of the backup's scratch."""
+
+    # Per shard and step, since a backup may be several shards, and a step, behind.
 
     step: int
     shard: int
@@ -113,6 +119,8 @@ class ParametersDigested:
 class UpdatedAgain:
     """Result of `UpdateAgain`: digests of the state before the step, and of the update made again from it."""
 
+    # The state before tells whether it was the memory that changed, the update whether the arithmetic is at fault.
+
     step: int
     shard: int
     before: int
@@ -134,6 +142,8 @@ class DigestedAgain:
 class TookCopy:
     """Result of `TakeCopy`: whether the digest of what was received is `told`, the one that came with it."""
 
+    # The sender is named: where the copy is damaged, it is asked again.
+
     step: int
     shard: int
     intact: bool
@@ -144,6 +154,8 @@ class TookCopy:
 @dataclass(frozen=True, kw_only=True)
 class LoopEnded:
     """The training loop ended before `step`."""
+
+    # With the step: loops that end by a decision of the script may end at different ones.
 
     step: int
 
