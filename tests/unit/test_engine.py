@@ -240,7 +240,7 @@ def test_what_a_step_begins_with_is_taken_over_in_the_engines_turn() -> None:
     bench = Bench()
     began = p.Began(step=2, settings="{}", state="{}")
     handover = LoopHandover(step=2, state="{}")
-    bench.core.answers[p.Began] = [p.Send(to="m1", message=handover)]
+    bench.core.answers[p.Began] = [p.SendMessage(to="m1", message=handover)]
     bench.handover.tell(StepBegun(event=began, hyper=[{"lr": 0.1}], payload=lambda: ["state"]))  # type: ignore[list-item]
     assert bench.executor.hyper == {}, "the main thread writes nothing"
     bench.turn()
@@ -284,7 +284,11 @@ def test_who_is_removed_is_stopped_and_the_reason_is_told() -> None:
 def test_a_send_to_who_is_gone_is_no_error() -> None:
     bench = Bench()
     bench.mesh.lost.add("m1")
-    bench.happens(p.Ready(), p.Send(to="m1", message=EndsBefore(step=1)), p.Send(to="m2", message=EndsBefore(step=1)))
+    bench.happens(
+        p.Ready(),
+        p.SendMessage(to="m1", message=EndsBefore(step=1)),
+        p.SendMessage(to="m2", message=EndsBefore(step=1)),
+    )
     assert bench.mesh.sent == [("m2", ["the executor's tensors"])]
 
 
