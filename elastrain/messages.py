@@ -15,11 +15,10 @@ from elastrain.fold import Node
 from elastrain.values import Contribution, Record, Report, Vote
 
 
+# Only complete nodes of the sender's plan travel: what it could still add to itself it adds first.
 @dataclass(frozen=True, kw_only=True)
 class Partial:
     """A node of the fold of one block, for the shards that the receiver answers for."""
-
-    # Only complete nodes of the sender's plan travel: what it could still add to itself it adds first.
 
     step: int
     block: int
@@ -32,11 +31,10 @@ class Partial:
     """(shard, lane) of each tensor."""
 
 
+# With all that an update needs besides: a backup must be able to make it without its primary.
 @dataclass(frozen=True, kw_only=True)
 class Gradient:
     """Finished gradients, from the primary to its backups."""
-
-    # With all that an update needs besides: a backup must be able to make it without its primary.
 
     step: int
     shards: tuple[int, ...]
@@ -46,32 +44,29 @@ class Gradient:
     square_norms: tuple[float, ...]
 
 
+# Both, because only from both it could make the step: then the primary may be lost at once.
 @dataclass(frozen=True, kw_only=True)
 class Ack:
     """The backup keeps these gradients, and its state of `step - 1` is verified."""
-
-    # Both, because only from both it could make the step: then the primary may be lost at once.
 
     step: int
     shards: tuple[int, ...]
 
 
+# The record travels along: a receiver passes the commit before it overwrites what it computed with.
 @dataclass(frozen=True, kw_only=True)
 class Publish:
     """New parameters; `record` is None only for the parameters that the job starts with (step -1)."""
-
-    # The record travels along: a receiver passes the commit before it overwrites what it computed with.
 
     step: int
     record: Record | None
     shards: tuple[int, ...]
 
 
+# After the publish and not in it: taking digests costs time for which nobody has to wait.
 @dataclass(frozen=True, kw_only=True)
 class Digests:
     """What a primary's shards are worth after `step`, for others to compare with what they have."""
-
-    # After the publish and not in it: taking digests costs time for which nobody has to wait.
 
     step: int
     digests: tuple[tuple[int, int], ...]
@@ -80,11 +75,10 @@ class Digests:
     """(shard, digest of its parameters as they were published): for all who compute with them."""
 
 
+# As of one step; the gradients of later ones follow on the same ordered link, so that it never falls behind.
 @dataclass(frozen=True, kw_only=True)
 class ShardCopy:
     """A shard's whole state as of `step`, for a member that is to become a holder."""
-
-    # As of one step; the gradients of later ones follow on the same ordered link, so that it never falls behind.
 
     step: int
     shard: int
@@ -92,22 +86,20 @@ class ShardCopy:
     """Of that state when it was last compared; None: the one that comes with the tensors has to do."""
 
 
+# The sender's state stays as it is until this comes: a copy refers to its memory.
 @dataclass(frozen=True, kw_only=True)
 class Copied:
     """The copy was taken; `intact` says whether its digest is the one that came with it."""
-
-    # The sender's state stays as it is until this comes: a copy refers to its memory.
 
     step: int
     shard: int
     intact: bool
 
 
+# Asked of all members, also of those that hold nothing: so the number of answers to wait for is known.
 @dataclass(frozen=True, kw_only=True)
 class Doubt:
     """The sender has something else than the shard's primary told: what has the receiver, now, after `step`?"""
-
-    # Asked of all members, also of those that hold nothing: so the number of answers to wait for is known.
 
     step: int
     shard: int
@@ -115,11 +107,10 @@ class Doubt:
     """Of the parameters as published, else of the state."""
 
 
+# Sent in any case: the asker judges when all have answered, and must not wait for those that have nothing.
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """The answer to a doubt; None: the receiver has nothing to compare."""
-
-    # Sent in any case: the asker judges when all have answered, and must not wait for those that have nothing.
 
     step: int
     shard: int
@@ -127,11 +118,10 @@ class Evidence:
     digest: int | None
 
 
+# Text and tensors, never objects: what comes from another process is not executed.
 @dataclass(frozen=True, kw_only=True)
 class LoopHandover:
     """What a newcomer's training loop needs to enter `step`: schedulers, registered objects. Tensors travel beside."""
-
-    # Text and tensors, never objects: what comes from another process is not executed.
 
     step: int
     state: str
@@ -144,11 +134,10 @@ class EndsBefore:
     step: int
 
 
+# Said only then: as long as all go on, nobody has to say so.
 @dataclass(frozen=True, kw_only=True)
 class GoesOn:
     """The training loop of this member is in `step`, before which others have ended."""
-
-    # Said only then: as long as all go on, nobody has to say so.
 
     step: int
 

@@ -12,30 +12,27 @@ from elastrain.values import Record, Recovery
 from elastrain.world import View
 
 
+# In place: links between members that stay are kept, so that a loss costs the others no connection.
 @dataclass(frozen=True, kw_only=True)
 class EditMesh:
     """Edit the mesh in place to this view; from now on frames of older generations are void."""
 
-    # In place: links between members that stay are kept, so that a loss costs the others no connection.
-
     view: View
 
 
+# Names instead of tensors: this machine never touches a number, and the driver knows where they lie.
 @dataclass(frozen=True, kw_only=True)
 class SendMessage:
     """Send with the tensors that the message names."""
-
-    # Names instead of tensors: this machine never touches a number, and the driver knows where they lie.
 
     to: str
     message: Message
 
 
+# Asked for and not guessed from frames: which view stands is known to the store alone.
 @dataclass(frozen=True, kw_only=True)
 class ReadView:
     """A frame of a newer generation came: another member knows a view that this one has not seen."""
-
-    # Asked for and not guessed from frames: which view stands is known to the store alone.
 
     generation: int
 
@@ -51,6 +48,7 @@ class Compute:
     probed: bool = False
 
 
+# The first micro-batch alone, because a run's others are added to it in place and cannot be told apart.
 @dataclass(frozen=True, kw_only=True)
 class Recompute:
     """Let the training loop compute the first micro-batch of another member's run: it counts for nothing.
@@ -58,26 +56,23 @@ class Recompute:
     Answer: `Checked`.
     """
 
-    # The first micro-batch alone, because a run's others are added to it in place and cannot be told apart.
     step: int
     run: int
     loss_scale: float = 1.0
 
 
+# Not before the parameters are here: the script may look at the model as soon as its loop goes on.
 @dataclass(frozen=True, kw_only=True)
 class Advance:
     """`record.step` is committed and its parameters are here: let the training loop leave the step."""
 
-    # Not before the parameters are here: the script may look at the model as soon as its loop goes on.
-
     record: Record
 
 
+# At the beginning of a step: a script cannot enter its loop in the middle of one.
 @dataclass(frozen=True, kw_only=True)
 class Enter:
     """Let the training loop of a fresh member begin at `step`; `state` is None at the start of the job."""
-
-    # At the beginning of a step: a script cannot enter its loop in the middle of one.
 
     step: int
     state: str | None
@@ -85,22 +80,20 @@ class Enter:
     """What came beside the state."""
 
 
+# In place: the right slot is free afterwards, and memory does not grow with the number of runs.
 @dataclass(frozen=True, kw_only=True)
 class CombineOwn:
     """Add two of this member's partials of one block, in place in the left one."""
-
-    # In place: the right slot is free afterwards, and memory does not grow with the number of runs.
 
     step: int
     block: int
     combine: Combine
 
 
+# Kept where it lies, in its maker's memory: what is added to something else need not be copied first.
 @dataclass(frozen=True, kw_only=True)
 class Keep:
     """A partial enters the fold of a shard's lane: from `payload[index]`, or from this member's own block."""
-
-    # Kept where it lies, in its maker's memory: what is added to something else need not be copied first.
 
     step: int
     shard: int
@@ -121,21 +114,19 @@ class CombineShard:
     combine: Combine
 
 
+# Measured once, by the primary: a norm that each backup took for itself could differ in its last bits.
 @dataclass(frozen=True, kw_only=True)
 class FinishGradients:
     """Add the lanes of these shards in block order and measure them. Answer: `GradientsFinished`."""
-
-    # Measured once, by the primary: a norm that each backup took for itself could differ in its last bits.
 
     step: int
     shards: tuple[int, ...]
 
 
+# Copied, because it must outlive its primary, in whose memory the payload lies.
 @dataclass(frozen=True, kw_only=True)
 class StoreGradient:
     """Copy a finished gradient from `payload[index]`, as a backup."""
-
-    # Copied, because it must outlive its primary, in whose memory the payload lies.
 
     step: int
     shard: int
@@ -143,33 +134,30 @@ class StoreGradient:
     index: int
 
 
+# By every holder for itself: nothing has to be sent, and before the first commit none can be lost.
 @dataclass(frozen=True, kw_only=True)
 class Create:
     """Make the initial optimizer state of these shards from the model's parameters."""
-
-    # By every holder for itself: nothing has to be sent, and before the first commit none can be lost.
 
     shards: tuple[int, ...]
     bound: tuple[int, ...]
     """Those whose state works on the model's own memory (this member is their primary)."""
 
 
+# The model's own memory: what was updated is published from where it lies, and no copy has to be kept.
 @dataclass(frozen=True, kw_only=True)
 class Apply:
     """Update these shards as their primary; their state then works on the model's own memory."""
-
-    # The model's own memory: what was updated is published from where it lies, and no copy has to be kept.
 
     record: Record
     shards: tuple[int, ...]
     touched: dict[int, tuple[int, ...]]
 
 
+# In scratch: until its digest has matched the primary's, the state before it is what can be gone on from.
 @dataclass(frozen=True, kw_only=True)
 class ApplyBehind:
     """Update a backup's copy in scratch when there is time. Answer: `AppliedBehind`."""
-
-    # In scratch: until its digest has matched the primary's, the state before it is what can be gone on from.
 
     record: Record
     shard: int
@@ -179,8 +167,6 @@ class ApplyBehind:
 @dataclass(frozen=True, kw_only=True)
 class Swap:
     """The scratch of `step` is verified: it becomes the state, and the gradient is let go."""
-
-    # Both in one: without the gradient the state of the step before could not be brought to this one any more.
 
     step: int
     shard: int
@@ -194,51 +180,46 @@ class Bind:
     shard: int
 
 
+# The new primary publishes into the model's memory from now on, before this backup has made the update.
 @dataclass(frozen=True, kw_only=True)
 class Unbind:
     """No longer primary, still a holder: the state gets memory of its own."""
 
-    # The new primary publishes into the model's memory from now on, before this backup has made the update.
-
     shard: int
 
 
+# The states stay as they are until then, so that a digest is of this step and of no later one.
 @dataclass(frozen=True, kw_only=True)
 class ComputeDigests:
     """Digest these states, and what was published of their parameters, when there is time. Answer: `StatesDigested`."""
-
-    # The states stay as they are until then, so that a digest is of this step and of no later one.
 
     step: int
     shards: tuple[int, ...]
     published: tuple[int, ...]
 
 
+# Counted, because an answer to an earlier one says nothing of what came into the model since.
 @dataclass(frozen=True, kw_only=True)
 class DigestParameters:
     """Digest all that the model computes with, when there is time. Answer: `ParametersDigested`."""
 
-    # Counted, because an answer to an earlier one says nothing of what came into the model since.
-
     turn: int
 
 
+# At once: until it is known who is wrong, this member neither acknowledges nor votes, and all others wait.
 @dataclass(frozen=True, kw_only=True)
 class UpdateAgain:
     """Make the update of a backup's state again, into the same scratch, at once. Answer: `UpdatedAgain`."""
-
-    # At once: until it is known who is wrong, this member neither acknowledges nor votes, and all others wait.
 
     record: Record
     shard: int
     touched: tuple[int, ...]
 
 
+# As it is now, and not what was told before: memory that has changed since shows only that way.
 @dataclass(frozen=True, kw_only=True)
 class DigestAgain:
     """Digest a shard's state (or what the model has of its parameters) as it is now. Answer: `DigestedAgain`."""
-
-    # As it is now, and not what was told before: memory that has changed since shows only that way.
 
     step: int
     shard: int
@@ -253,11 +234,10 @@ class Noticed:
     reason: str
 
 
+# At once: the publisher's memory moves on with its next update, as soon as all have voted again.
 @dataclass(frozen=True, kw_only=True)
 class TakeParameters:
     """Copy published parameters from `payload[index]` into the model."""
-
-    # At once: the publisher's memory moves on with its next update, as soon as all have voted again.
 
     step: int
     shard: int
@@ -265,11 +245,10 @@ class TakeParameters:
     index: int
 
 
+# Looked at when it has arrived, because a copy that is damaged on its way would be a holder of wrong bits.
 @dataclass(frozen=True, kw_only=True)
 class TakeCopy:
     """Copy a shard's state from the payload. Answer: `TookCopy`."""
-
-    # Looked at when it has arrived, because a copy that is damaged on its way would be a holder of wrong bits.
 
     step: int
     shard: int
@@ -286,11 +265,10 @@ class Drop:
     shard: int
 
 
+# Only now: until the commit any of them may be needed again, by another primary.
 @dataclass(frozen=True, kw_only=True)
 class EndAttempt:
     """The step is committed: partials, folds and finished gradients of the attempt are let go."""
-
-    # Only now: until the commit any of them may be needed again, by another primary.
 
     step: int
 
@@ -302,14 +280,13 @@ class Passed:
     record: Record
 
 
+# Before anything of the new plan takes memory: what does not fit is said while nothing has begun.
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
     """The view is in order and the open step goes on: for logs, and for the planning of memory.
 
     Answer, if the driver has limits: `CopyBudgetSet`.
     """
-
-    # Before anything of the new plan takes memory: what does not fit is said while nothing has begun.
 
     view: View
     recovery: Recovery
@@ -325,8 +302,6 @@ class Resumed:
 class Leave:
     """All members are done, or this one was removed: let the process end."""
 
-    # A removed member ends at once: whatever it still says or computes belongs to a view that is over.
-
     evicted: bool = False
     overruled: bool = False
     """The loop is in a step before which most members have ended: nothing of that step counts."""
@@ -336,7 +311,6 @@ class Leave:
 class Fail:
     """This member, or the job, cannot go on. `kind` is the name of the error in elastrain.errors, which says which."""
 
-    # A name instead of a class: what a driver raises, and in which thread, is its own affair.
     kind: str
     reason: str
 

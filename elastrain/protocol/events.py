@@ -14,20 +14,18 @@ from elastrain.values import Check, Contribution
 from elastrain.world import View
 
 
+# It may come late, twice, or after a still newer one: the machine goes by generations.
 @dataclass(frozen=True, kw_only=True)
 class Viewed:
     """The launcher says that this is the newest view."""
 
-    # It may come late, twice, or after a still newer one: the machine goes by generations.
-
     view: View
 
 
+# With the sender's generation: the same words of an older view, or of a newer one, mean something else.
 @dataclass(frozen=True, kw_only=True)
 class Arrived:
     """A message came in over a link."""
-
-    # With the sender's generation: the same words of an older view, or of a newer one, mean something else.
 
     source: str
     generation: int
@@ -35,11 +33,10 @@ class Arrived:
     payload: Any = None
 
 
+# Taken by every member in every step: when a newcomer comes, and which member hands it over then, is not known.
 @dataclass(frozen=True, kw_only=True)
 class Began:
     """The training loop entered `step` with these settings; `state` is what a newcomer would need to do the same."""
-
-    # Taken by every member in every step: when a newcomer comes, and which member hands it over then, is not known.
 
     step: int
     settings: str
@@ -53,11 +50,10 @@ class Ready:
     # Without it nothing is committed: the script may still read the parameters that a commit overwrites.
 
 
+# By block: the last blocks of the model are reduced while the backward of the first ones still runs.
 @dataclass(frozen=True, kw_only=True)
 class BlockDone:
     """The gradient of one block over one run is complete."""
-
-    # By block: the last blocks of the model are reduced while the backward of the first ones still runs.
 
     step: int
     run: int
@@ -75,21 +71,19 @@ class Checked:
     check: Check | None
 
 
+# Squared, so that those of all shards can be added in the record; the root is taken once, there.
 @dataclass(frozen=True, kw_only=True)
 class GradientsFinished:
     """Result of `FinishGradients`: squared norms per shard."""
-
-    # Squared, so that those of all shards can be added in the record; the root is taken once, there.
 
     step: int
     square_norms: dict[int, float]
 
 
+# Per shard and step, since a backup may be several shards, and a step, behind.
 @dataclass(frozen=True, kw_only=True)
 class AppliedBehind:
     """Result of `ApplyBehind`: the digest of the backup's scratch."""
-
-    # Per shard and step, since a backup may be several shards, and a step, behind.
 
     step: int
     shard: int
@@ -105,21 +99,19 @@ class StatesDigested:
     published: dict[int, int]
 
 
+# The command's: others may have been given in between.
 @dataclass(frozen=True, kw_only=True)
 class ParametersDigested:
     """Result of `DigestParameters`: shard -> digest of what the model computes with."""
-
-    # The command's: others may have been given in between.
 
     turn: int
     digests: dict[int, int]
 
 
+# The state before tells whether it was the memory that changed, the update whether the arithmetic is at fault.
 @dataclass(frozen=True, kw_only=True)
 class UpdatedAgain:
     """Result of `UpdateAgain`: digests of the state before the step, and of the update made again from it."""
-
-    # The state before tells whether it was the memory that changed, the update whether the arithmetic is at fault.
 
     step: int
     shard: int
@@ -138,11 +130,10 @@ class DigestedAgain:
     digest: int
 
 
+# The sender is named: where the copy is damaged, it is asked again.
 @dataclass(frozen=True, kw_only=True)
 class TookCopy:
     """Result of `TakeCopy`: whether the digest of what was received is `told`, the one that came with it."""
-
-    # The sender is named: where the copy is damaged, it is asked again.
 
     step: int
     shard: int
@@ -151,11 +142,10 @@ class TookCopy:
     told: int
 
 
+# With the step: loops that end by a decision of the script may end at different ones.
 @dataclass(frozen=True, kw_only=True)
 class LoopEnded:
     """The training loop ended before `step`."""
-
-    # With the step: loops that end by a decision of the script may end at different ones.
 
     step: int
 
