@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from elastrain.errors import ConfigError
+from elastrain.launcher import environment
 from elastrain.launcher.etcd import EtcdStore
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.store import StoreUnavailableError
@@ -94,14 +95,13 @@ class EmbeddedEtcd:
             *("--quota-backend-bytes", str(256 * 2**20), "--log-level", "warn"),
         ]
         tied = [sys.executable, "-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid()), self._program]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*tied, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env=environment.without("ETCD_"),
                 start_new_session=True,
             )
 

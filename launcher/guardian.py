@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 _LOOK_AT_LEAST_S = 0.5
@@ -28,10 +28,11 @@ _LOOK_AGAIN_S = 0.02
 class Guardian:
     """The owner's side. `kind` tells the marks of an agent from those of the launcher that has several agents here.
 
+    `environment` is the guardian's own, without any mark: it must not end with those whom it is to end.
     Everything that is started with `mark` in its environment, and every session that is watched, ends with the owner.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, environment: Mapping[str, str]) -> None:
         self.mark = {f"ELASTRAIN_{kind}_MARK": secrets.token_hex(16)}
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__],
@@ -39,7 +40,7 @@ class Guardian:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             # It must not bear a mark itself, nor hold the owner's folder.
-            env={name: value for name, value in os.environ.items() if not name.startswith("ELASTRAIN_")},
+            env=environment,
             cwd="/",
             start_new_session=True,
         )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from elastrain.errors import ConfigError
+from elastrain.launcher import environment
 
 SECRET_BYTES = 32
 
@@ -85,7 +86,7 @@ class RunDir:
 
 def home() -> Path:
     """`$ELASTRAIN_HOME`, by default ~/.local/state/elastrain."""
-    named = os.environ.get("ELASTRAIN_HOME")
+    named = environment.home()
     return Path(named) if named else Path.home() / ".local/state/elastrain"
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from elastrain.base.processes import die_with_parent
 from elastrain.errors import ConfigError, ElastrainError
-from elastrain.launcher import rundir
+from elastrain.launcher import environment, rundir
 from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.guardian import Guardian
@@ -42,8 +42,8 @@ def run_local_nodes(options: RunOptions) -> int:
     forks.set_forkserver_preload(["torch.distributed.elastic.multiprocessing", "elastrain.launcher.agent"])
     options = options.with_own_log_dir()
     with ExitStack() as stack:
-        guardian = stack.enter_context(Guardian("LAUNCHER"))
-        os.environ.update(guardian.mark)  # etcd, the fork server, agents and their workers inherit it
+        guardian = stack.enter_context(Guardian("LAUNCHER", environment.without("ELASTRAIN_")))
+        environment.mark_all_children(guardian.mark)  # etcd, the fork server, agents and their workers inherit it
         run = rundir.create(options.output.run_dir, options.job)
         stack.callback(run.secret.unlink, missing_ok=True)
         guardian.remove(run.secret)

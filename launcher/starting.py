@@ -5,12 +5,11 @@ Puts parts together; nothing is decided about the job, and no option is parsed h
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import TYPE_CHECKING
 
 from elastrain.errors import ConfigError
-from elastrain.launcher import rundir
+from elastrain.launcher import environment, rundir
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.run_options import NodeOptions, RunOptions
@@ -32,7 +31,7 @@ def run_alone(options: RunOptions) -> End:
     from elastrain.launcher.store import MemoryStore
 
     options = options.with_own_log_dir()
-    with Guardian("AGENT") as guardian:
+    with Guardian("AGENT", environment.without("ELASTRAIN_")) as guardian:
         run = rundir.create(options.output.run_dir, options.job)
         guardian.remove(run.secret)
         say(f"job {options.job}, {count(options.size.workers, 'worker')}; run folder {run.path}")
@@ -58,19 +57,14 @@ def run_node(options: RunOptions, node: NodeOptions, run: RunDir | None = None) 
     except BaseException:
         plain.close()
         raise
-    with Guardian("AGENT") as guardian:
+    with Guardian("AGENT", environment.without("ELASTRAIN_")) as guardian:
         return Agent(_agent_config(options, config, run, node), place.store, guardian, options.faults).run()
 
 
 def _etcd_store(config: EtcdConfig) -> EtcdStore:
     """gRPC reads how much it may say when it is imported: what goes wrong is told in one sentence of ours."""
-    told = _GRPC_VERBOSITY in os.environ
-    os.environ.setdefault(_GRPC_VERBOSITY, "NONE")
-    try:
+    with environment.set_for_a_moment(_GRPC_VERBOSITY, environment.inherited(_GRPC_VERBOSITY, "NONE")):
         from elastrain.launcher.etcd import EtcdStore
-    finally:
-        if not told:
-            del os.environ[_GRPC_VERBOSITY]  # the workers' scripts may use it, too
     return EtcdStore(config)
 
 

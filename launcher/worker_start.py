@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastrain.launcher import priority
+from elastrain.launcher.environment import inherited, set_for_a_moment
 from elastrain.launcher.values import Start
 
 if TYPE_CHECKING:
@@ -92,25 +93,20 @@ def start(worker: Start, script: Script, common: WorkerEnvironment, logs: Logs) 
     """Start one worker in a session of its own. Raises OSError if the program can not be executed."""
     from torch.distributed.elastic.multiprocessing import start_processes
 
-    signals_before = os.environ.get(_TORCH_SIGNALS)
-    # torchelastic would install its own handlers for these; the agent's stay, and the worker inherits the usual value.
-    os.environ[_TORCH_SIGNALS] = "SIGURG"
     handler_before = signal.getsignal(signal.SIGURG)
-    try:
-        context = start_processes(
-            name=worker.member,
-            entrypoint=script.command,
-            args={0: script.args},
-            envs={0: {_TORCH_SIGNALS: signals_before or _TORCH_SIGNALS_DEFAULT, **environment(common, worker)}},
-            logs_specs=_MemberLogs(logs, worker.member, worker.slot),  # type: ignore[arg-type]  # the methods that are called
-            log_line_prefixes={0: f"[{worker.member}] "},
-        )
-    finally:
-        signal.signal(signal.SIGURG, handler_before)
-        if signals_before is None:
-            del os.environ[_TORCH_SIGNALS]
-        else:
-            os.environ[_TORCH_SIGNALS] = signals_before
+    # torchelastic would install its own handlers for these; the agent's stay, and the worker inherits the usual value.
+    with set_for_a_moment(_TORCH_SIGNALS, "SIGURG") as before:
+        try:
+            context = start_processes(
+                name=worker.member,
+                entrypoint=script.command,
+                args={0: script.args},
+                envs={0: {_TORCH_SIGNALS: before or _TORCH_SIGNALS_DEFAULT, **environment(common, worker)}},
+                logs_specs=_MemberLogs(logs, worker.member, worker.slot),  # type: ignore[arg-type]  # the methods that are called
+                log_line_prefixes={0: f"[{worker.member}] "},
+            )
+        finally:
+            signal.signal(signal.SIGURG, handler_before)
     process = WorkerProcess(context)
     if worker.warm_up:
         priority.lower(process.pid)
@@ -195,11 +191,11 @@ def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": worker.restarts,
         "TORCHELASTIC_MAX_RESTARTS": common.max_restarts,
         "TORCHELASTIC_USE_AGENT_STORE": False,
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         # As torchrun does; and the bits depend on it. A value that the user has set stays.
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "OMP_NUM_THREADS": inherited("OMP_NUM_THREADS", "1"),
         # A set of words has one order in every worker, on every node and in every run: a vocabulary made of it too.
-        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
+        "PYTHONHASHSEED": inherited("PYTHONHASHSEED", "0"),
         "ELASTRAIN_AGENT": common.agent,
         "ELASTRAIN_JOB": common.job,
         "ELASTRAIN_MEMBER": worker.member,

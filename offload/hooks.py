@@ -19,6 +19,7 @@ from types import TracebackType
 
 import torch
 
+from elastrain.base import environment
 from elastrain.offload.compiled import CompileWatch
 from elastrain.offload.device import Device
 from elastrain.offload.directories import check_directory
@@ -55,7 +56,8 @@ class OffloadConfig:
     `memory_limit` bounds the saved activations in memory, those being moved included; None spills as much as the
     drives can move while the step computes. `deterministic` verifies a checksum on every read.
     `gds` moves CUDA tensors by GPUDirect Storage, and is refused where a probe does not bring bytes back.
-    `profile` is the file for `elastrain offload show`; in a worker of `elastrain run` there is one anyway.
+    `profile` is the file for `elastrain offload show`; in a worker of `elastrain run` (`run_dir` is the run's folder,
+    `member` the worker) there is one anyway, and workers of a node take turns at a drive.
     """
 
     dirs: tuple[str, ...]
@@ -67,6 +69,8 @@ class OffloadConfig:
     deadline_s: float = 60.0
     gds: bool = False
     profile: str | None = None
+    run_dir: Path | None = None
+    member: str = "m0"
 
     def __post_init__(self) -> None:
         if not self.dirs:
@@ -109,6 +113,8 @@ def save_on_disk(
         deadline_s=deadline_s,
         gds=gds,
         profile=None if profile is None else os.fspath(profile),
+        run_dir=environment.run_folder(),
+        member=environment.member(),
     )
     return ActivationOffload(config)
 
@@ -160,7 +166,7 @@ class ActivationOffload:
         self._trail = ModuleTrail(self._compile_watch.notice)
         self._entered: _Hooks | None = None
         self._closed = False
-        file = default_file() if config.profile is None else Path(config.profile)
+        file = default_file(config.run_dir, config.member) if config.profile is None else Path(config.profile)
         self._profile = ProfileFile(file, clock)
         if file is not None:
             atexit.register(_write_last_profile, weakref.ref(self))
@@ -242,7 +248,9 @@ class ActivationOffload:
         ]
 
     def _engine_in(self, directory: str) -> IoEngine:
-        return GdsEngine(directory) if self.config.gds else shared(PosixEngine(directory), directory)
+        if self.config.gds:
+            return GdsEngine(directory)
+        return shared(PosixEngine(directory), directory, self.config.run_dir)
 
     def _pack(self, tensor: torch.Tensor) -> StayingTensor | SpillHandle:
         module = self._trail.innermost()

@@ -6,7 +6,6 @@ In a worker of `elastrain run` it lies in the run's folder, `offload/<member>.js
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path as FilePath
@@ -42,13 +41,12 @@ class Profile:
     """The machine whose drives these are."""
 
 
-def default_file() -> FilePath | None:
+def default_file(run_dir: FilePath | None, member: str) -> FilePath | None:
     """Where a worker of `elastrain run` leaves its profile; None elsewhere. A second offload gets a second file."""
-    folder, member = os.environ.get("ELASTRAIN_RUN_DIR"), os.environ.get("ELASTRAIN_MEMBER", "m0")
-    if not folder:
+    if run_dir is None:
         return None
     number = next(_numbers)
-    return FilePath(folder) / "offload" / (f"{member}.json" if number == 1 else f"{member}-{number}.json")
+    return run_dir / "offload" / (f"{member}.json" if number == 1 else f"{member}-{number}.json")
 
 
 class ProfileFile:

@@ -185,12 +185,14 @@ class SharedEngine:
         self._turns.close()
 
 
-def shared(engine: IoEngine, directory: str | os.PathLike[str]) -> IoEngine:
-    """In a worker of `elastrain run`, `engine` taking turns with the node's other workers on the same drive."""
-    run = os.environ.get("ELASTRAIN_RUN_DIR")
-    if not run:
+def shared(engine: IoEngine, directory: str | os.PathLike[str], run_dir: Path | None) -> IoEngine:
+    """`engine`, taking turns with the node's other workers on the same drive, which meet in the run's folder.
+
+    None for the folder: this process has the drive for itself.
+    """
+    if run_dir is None:
         return engine
-    folder = Path(run) / "offload"
+    folder = run_dir / "offload"
     folder.mkdir(mode=0o700, exist_ok=True)
     drive = os.stat(directory).st_dev
     name = f"{platform.node()}-{os.major(drive)}-{os.minor(drive)}.turns"

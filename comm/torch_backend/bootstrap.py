@@ -17,6 +17,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
+from elastrain.base.environment import master_address
 from elastrain.comm.autoload import NAME, register
 from elastrain.comm.groups.communicator import Communicator
 from elastrain.comm.shm.liveness import Beacon
@@ -114,7 +115,7 @@ def _host() -> str:
 def _own_address() -> str:
     """The address of the interface that leads to the job's first host; loopback where that is this host."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 1))  # sends nothing
+        probe.connect((master_address(), 1))  # sends nothing
         return str(probe.getsockname()[0])
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from elastrain import agent_messages as am
+from elastrain.base.environment import Environment
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.values import MeshConfig
@@ -24,7 +25,6 @@ from elastrain.member.lifecycle import Lifecycle
 from elastrain.runtime.agent_link import AgentLink
 from elastrain.runtime.channel import connect
 from elastrain.runtime.engine import Engine, EngineParts
-from elastrain.runtime.environment import Environment
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.facade import Facade
 from elastrain.runtime.faults import ArmedFaults
@@ -137,10 +137,17 @@ def assemble(
 def _engine_parts(
     chosen: Chosen, connections: Connections, mesh: Mesh, executor: Executor, report: Callable[[Exception], None]
 ) -> EngineParts:
-    me, journal = chosen.environment.member, connections.journal
+    environment, journal = chosen.environment, connections.journal
     memory = None
     if chosen.limit is not None:
-        memory = MemoryKeeper(chosen.limit, me=me, executor=executor, mesh=mesh, journal=journal)
+        memory = MemoryKeeper(
+            chosen.limit,
+            me=environment.member,
+            run_dir=environment.run_dir,
+            executor=executor,
+            mesh=mesh,
+            journal=journal,
+        )
     return EngineParts(
         mesh=mesh,
         beacon=connections.beacon,

@@ -7,11 +7,11 @@ import socket
 import threading
 
 from elastrain.agent_messages import FROM_WORKER, TO_WORKER, FromWorker, ToWorker
+from elastrain.base.environment import Environment
 from elastrain.codec import LINE_BYTES_MAX, BadMessageError
 from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.wire.handshake import dial
 from elastrain.errors import RefusedError
-from elastrain.runtime.environment import Environment
 
 CONNECT_TIMEOUT_S = 20.0
 SEND_TIMEOUT_S = 20.0

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from elastrain.base.environment import read_environment
 from elastrain.errors import ConfigError
 from elastrain.runtime.assembly import (
     Chosen,
@@ -22,7 +23,6 @@ from elastrain.runtime.assembly import (
     seed_generators,
 )
 from elastrain.runtime.describe import describe
-from elastrain.runtime.environment import read_environment
 from elastrain.runtime.last_words import LastWords
 from elastrain.runtime.loader import DataLoader
 from elastrain.runtime.memory_keeper import MemoryLimit

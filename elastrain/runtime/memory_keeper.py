@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastrain import memory_budget as budget
@@ -81,9 +82,11 @@ class ViewInOrder:
 
 
 class MemoryKeeper:
-    """One member's memory. Raises ConfigError if a directory can not be used."""
+    """One member's memory; workers of a node meet in `run_dir`. Raises ConfigError for directories that are unfit."""
 
-    def __init__(self, limit: MemoryLimit, *, me: str, executor: Executor, mesh: Mesh, journal: Journal) -> None:
+    def __init__(
+        self, limit: MemoryLimit, *, me: str, run_dir: Path | None, executor: Executor, mesh: Mesh, journal: Journal
+    ) -> None:
         give_freed_memory_back()
         self._limit = limit
         self._me = me
@@ -100,12 +103,13 @@ class MemoryKeeper:
         self._offload: ActivationOffload | None = None
         self._devices: tuple[Device, ...] = ()
         if limit.directories:
-            self._open(limit.directories)
+            self._open(limit.directories, run_dir)
 
-    def _open(self, directories: Sequence[str]) -> None:
+    def _open(self, directories: Sequence[str], run_dir: Path | None) -> None:
         try:
-            offload = ActivationOffload(OffloadConfig(dirs=tuple(directories)), describe=self._described)
-            self._devices = tuple(Device(shared(PosixEngine(each), each), threads=0) for each in directories)
+            config = OffloadConfig(dirs=tuple(directories), run_dir=run_dir, member=self._me)
+            offload = ActivationOffload(config, describe=self._described)
+            self._devices = tuple(Device(shared(PosixEngine(each), each, run_dir), threads=0) for each in directories)
         except OffloadConfigError as error:
             raise ConfigError(str(error)) from None
         self._offload = offload

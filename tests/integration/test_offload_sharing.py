@@ -248,13 +248,6 @@ def test_ranks_that_write_at_once_get_the_same_share_of_the_drive_however_many_t
 
 
 def test_alone_nobody_takes_turns(tmp_path: Path) -> None:
-    before = os.environ.pop("ELASTRAIN_RUN_DIR", None)
-    try:
-        engine = MemoryEngine()
-        assert shared(engine, tmp_path) is engine
-        os.environ["ELASTRAIN_RUN_DIR"] = str(tmp_path)
-        assert isinstance(shared(engine, tmp_path), SharedEngine)
-    finally:
-        os.environ.pop("ELASTRAIN_RUN_DIR", None)
-        if before is not None:
-            os.environ["ELASTRAIN_RUN_DIR"] = before
+    engine = MemoryEngine()
+    assert shared(engine, tmp_path, None) is engine
+    assert isinstance(shared(engine, tmp_path, tmp_path), SharedEngine)

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import elastrain
+from elastrain.base.environment import Environment
 from elastrain.errors import ConfigError
 from elastrain.runtime import assembly
 from elastrain.runtime.assembly import Chosen
-from elastrain.runtime.environment import Environment
 from elastrain.runtime.job import Job
 from elastrain.runtime.memory_keeper import MemoryLimit
 from elastrain.runtime.settings import Settings

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from elastrain.errors import ConfigError
+from elastrain.launcher.environment import inherited
 from elastrain.launcher.faults import Fault, read_faults
 from elastrain.launcher.run_options import KEY_TTL_S, Waits
 from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, WorkerMemory
@@ -42,9 +43,9 @@ class MemoryFlags:
             offload_dirs=tuple(each.absolute() for each in self.offload_dir or ()),
         )
         source = "--offload-dir" if own.offload_dirs else OFFLOAD_DIRS
-        inherited = os.environ.get(OFFLOAD_DIRS, "").split(os.pathsep)
-        named = self.offload_dir or [Path(each) for each in inherited if each]
-        if named and own.bytes_per_worker is None and not os.environ.get(MEMORY_LIMIT):
+        around = inherited(OFFLOAD_DIRS).split(os.pathsep)
+        named = self.offload_dir or [Path(each) for each in around if each]
+        if named and own.bytes_per_worker is None and not inherited(MEMORY_LIMIT):
             raise ConfigError(
                 f"{source} {named[0]} is for what a memory limit leaves no room for: give --memory-limit too"
             )

@@ -1,4 +1,4 @@
-"""The worker's environment, read here and nowhere else."""
+"""A worker's environment, read here and nowhere else: for the runtime, and for rooms that stand alone."""
 
 from __future__ import annotations
 
@@ -27,18 +27,33 @@ class Environment:
     offload_dirs: tuple[str, ...]
 
 
+def run_folder() -> Path | None:
+    """The run's folder for what members write; None without a launcher."""
+    named = os.environ.get("ELASTRAIN_RUN_DIR")
+    return Path(named) if named else None
+
+
+def member() -> str:
+    """This member's id."""
+    return os.environ.get("ELASTRAIN_MEMBER", "m0")
+
+
+def master_address() -> str:
+    """Where scripts that call init_process_group themselves meet: torch's own variable."""
+    return os.environ.get("MASTER_ADDR", "127.0.0.1")
+
+
 def read_environment() -> Environment:
     """Raises OSError if the secret's file cannot be read, ValueError if a number is none."""
     secret_file = os.environ.get("ELASTRAIN_SECRET_FILE")
-    run_dir = os.environ.get("ELASTRAIN_RUN_DIR")
     limit = os.environ.get("ELASTRAIN_MEMORY_LIMIT")
     return Environment(
         job=os.environ.get("ELASTRAIN_JOB") or f"alone-{uuid.uuid4().hex[:12]}",
-        member=os.environ.get("ELASTRAIN_MEMBER", "m0"),
+        member=member(),
         node=os.environ.get("ELASTRAIN_NODE", "node0"),
         agent=os.environ.get("ELASTRAIN_AGENT"),
         secret=Path(secret_file).read_bytes() if secret_file else None,
-        run_dir=Path(run_dir) if run_dir else None,
+        run_dir=run_folder(),
         may_inject=os.environ.get("ELASTRAIN_INJECT") == "1",
         host=os.environ.get("ELASTRAIN_HOST") or None,
         memory_limit_bytes=int(limit) if limit else None,

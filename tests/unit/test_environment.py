@@ -1,0 +1,61 @@
+"""The environment is read in one file per kind of process, and changed in one: settings travel as values."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from elastrain.base import environment as of_a_worker
+from elastrain.launcher import environment as of_the_launcher
+from elastrain.launcher.worker_start import WorkerMemory
+from tests.support.sources import ROOT, product
+
+READERS = {"elastrain.base.environment": "a worker", "elastrain.launcher.environment": "the launcher and its agents"}
+
+
+def uses_of_environ(tree: ast.AST) -> list[int]:
+    """The lines with `os.environ`, `os.getenv`, `os.putenv` or a name imported for it."""
+    names = ("environ", "environb", "getenv", "putenv", "unsetenv")
+    of_os = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in names and ast.unparse(node.value) == "os"
+    ]
+    imported = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "os" and {a.name for a in node.names} & set(names)
+    ]
+    return of_os + imported
+
+
+@pytest.mark.parametrize("source", product(ROOT), ids=lambda source: source.module)
+def test_one_file_per_kind_of_process_touches_the_environment(source: object) -> None:
+    lines = uses_of_environ(source.tree)  # type: ignore[attr-defined]
+    assert not lines or source.module in READERS, lines  # type: ignore[attr-defined]
+
+
+def test_a_plant_is_found() -> None:
+    assert uses_of_environ(ast.parse("import os\nos.environ.get('X')")) == [2]
+    assert uses_of_environ(ast.parse("from os import getenv")) == [1]
+
+
+def test_a_worker_reads_back_what_its_launcher_was_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    memory = WorkerMemory(bytes_per_worker=5 << 30, offload_dirs=(tmp_path, tmp_path / "other"))
+    for name, value in memory.environment().items():
+        monkeypatch.setenv(name, str(value))
+    read = of_a_worker.read_environment()
+    assert (read.memory_limit_bytes, read.offload_dirs) == (5 << 30, (str(tmp_path), str(tmp_path / "other")))
+
+
+def test_a_variable_for_a_moment_is_what_it_was_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ELASTRAIN_A_NAME", raising=False)
+    with of_the_launcher.set_for_a_moment("ELASTRAIN_A_NAME", "x") as before:
+        assert (before, os.environ["ELASTRAIN_A_NAME"]) == (None, "x")
+        with of_the_launcher.set_for_a_moment("ELASTRAIN_A_NAME", "y") as outer:
+            assert (outer, os.environ["ELASTRAIN_A_NAME"]) == ("x", "y")
+        assert os.environ["ELASTRAIN_A_NAME"] == "x"
+    assert "ELASTRAIN_A_NAME" not in os.environ
