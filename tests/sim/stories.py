@@ -269,23 +269,19 @@ class ParkedAndBack(agents.World):
     def __init__(self) -> None:
         self.teller = Teller()
         play = agents.Play(nodes=2, workers=1, backups=1, faults=0, one_host=True, burst=False)
-        super().__init__(3, play)
+        super().__init__(3, play, faults=ParkedAndBack._faults)
 
-    def _draw_faults(self) -> None:
-        self._victims_wait = 0
-        self.at(8.0, lambda: self._do("The store goes away.", lambda: self._store_goes(7.0)))
+    def _faults(self) -> None:
+        self.at(8.0, lambda: self._do("The store goes away.", lambda: self.store.go_away(7.0)))
         self.at(9.0, lambda: self._do("The worker of node1 is killed.", self._kill))
         self.at(15.0, lambda: self.teller.note("The store is back."))
-
-    def _draw_broken_links(self, rng: Any) -> None:
-        pass
 
     def _do(self, text: str, act: Callable[[], None]) -> None:
         self.teller.note(text)
         act()
 
     def _kill(self) -> None:
-        self._dies(next(worker for worker in self._members() if worker.agent.name == "node1"))
+        self.members.die(next(worker for worker in self.members.living() if worker.agent.name == "node1"))
 
     def happen(self, agent: agents.SimAgent, event: agent_events.Event) -> None:
         commands = agent.core.handle(event, self.now)

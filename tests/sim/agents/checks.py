@@ -1,0 +1,58 @@
+"""What must hold: no job whose state is whole is ended, and at the end each agent has ended or goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastrain.world import View
+from tests.sim.agents.actors import SimAgent
+from tests.sim.agents.schedule import GOES_ON_S, SHARDS, Violation
+
+if TYPE_CHECKING:
+    from tests.sim.agents.world import World
+
+
+class SimChecks:
+    """Raises Violation."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def proposal(self, agent: SimAgent, view: View) -> None:
+        newest = self.world.store.newest_view()
+        if not view.members and (newest is None or newest.generation < view.generation):
+            self.false_end(view.reason)
+
+    def false_end(self, why: str) -> None:
+        """Nobody ends a job while living members of the newest view hold everything."""
+        if "raised the same exception" in why or (
+            self.world.members.highest < 0 and self.world.store.newest_view() is None
+        ):
+            return
+        view = self.world.store.newest_view()
+        members = [w for w in self.world.members.living() if view is not None and w.id in view]
+        if not members:
+            return
+        top = max(worker.committed for worker in members)
+        able = {s for w in members for s, v in w.held.items() if v == top or (v == top - 1 and s in w.kept)}
+        if top >= 0 and len(able) == SHARDS:
+            who = ", ".join(worker.id for worker in members)
+            raise Violation(f"a job whose state is whole (held by {who}) is ended: {why}")
+
+    def at_the_end(self) -> None:
+        waiting = [agent for agent in self.world.living() if agent.core.shutdown.end is None]
+        if waiting and self.world.now - self.world.members.last_commit_s > GOES_ON_S:
+            told = [
+                f"{a.name} parked: {a.core.parking.parked.reason}" if a.core.parking.parked else f"{a.name} waits"
+                for a in waiting
+            ]
+            raise Violation(f"stands still since {self.world.members.last_commit_s:.1f} s: {'; '.join(told)}")
+        parked = [agent for agent in waiting if agent.core.parking.parked is not None]
+        if parked:
+            raise Violation(f"{parked[0].name} is parked though all is mended: {parked[0].core.parking.parked}")
+        for agent in waiting:
+            left_out = agent.core.cluster.view is None or not any(
+                m.node == agent.name for m in agent.core.cluster.view.members
+            )
+            if left_out:
+                raise Violation(f"{agent.name} has not come in: its view is {agent.core.cluster.view}")
