@@ -27,15 +27,15 @@ NAMES = "abcdefgh"
 class Party:
     """Communicators by name; `each` runs one function per member at once and collects results or errors."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, **config: float) -> None:
         self.transport = transport
+        self.config = MeshConfig(transport=transport, segment_bytes=8 << 20, **config)  # type: ignore[arg-type]
         self.comms: dict[str, Communicator] = {}
         self.meshes: dict[str, Mesh] = {}
 
     def add(self, name: str) -> Communicator:
         node = "here" if self.transport == "unix" else f"node-{name}"
-        config = MeshConfig(transport=self.transport, segment_bytes=8 << 20)
-        self.meshes[name] = Mesh(me=name, node=node, job="job", secret=SECRET, config=config)
+        self.meshes[name] = Mesh(me=name, node=node, job="job", secret=SECRET, config=self.config)
         self.comms[name] = Communicator(self.meshes[name], timeout_s=20)
         return self.comms[name]
 
@@ -68,8 +68,9 @@ class Party:
 
 
 @contextmanager
-def party(transport: Transport, world: int) -> Iterator[Party]:
-    made = Party(transport)
+def party(transport: Transport, world: int, **config: float) -> Iterator[Party]:
+    """`config`: of the meshes, other than their usual values."""
+    made = Party(transport, **config)
     try:
         for name in NAMES[:world]:
             made.add(name)

@@ -53,7 +53,7 @@ def test_an_edit_is_made_by_its_caller_and_a_call_by_the_thread_where_that_is_at
 
 
 def test_what_becomes_due_earlier_than_the_thread_sleeps_wakes_it() -> None:
-    with party("unix", 2) as made:
+    with party("unix", 2, connect_timeout_s=0.2, handshake_timeout_s=0.2) as made:
         a = made.comms["a"]
         nobody = Peer(id="z", node="elsewhere", address="elastrain-nobody")
         peers = [Peer(id=n, node=made.meshes[n].node, address=made.meshes[n].address) for n in "ab"]

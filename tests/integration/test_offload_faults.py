@@ -32,6 +32,7 @@ from elastrain.offload.buffers import Lease
 from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.engines.posix import Calls, PosixEngine
 from elastrain.offload.faults import EngineFaults, FaultyEngine, ThrottledEngine
+from tests.support import warm
 
 MIN_BYTES = 1024
 DEADLINE_S = 60
@@ -379,7 +380,7 @@ for number in itertools.takewhile(lambda _: time.monotonic() < until_s, itertool
 
 @pytest.mark.parametrize("state", ["writing", "forwarded", "spilled", "reading", "reloaded", "leaving", "dropped"])
 def test_nothing_is_left_on_disk_after_sigkill(tmp_path: Path, state: str) -> None:
-    ran = subprocess.run(
+    ran = warm.run(
         [sys.executable, "-c", KILLED, str(tmp_path), state],
         timeout=DEADLINE_S,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -423,7 +424,7 @@ MB = 1 << 20
 
 
 def trains(directory: Path, *, file_limit: int, memory_limit: int, under: tuple[str, ...] = ()) -> str:
-    ran = subprocess.run(
+    ran = warm.run(
         [*under, sys.executable, "-c", TRAINS, str(directory), str(file_limit), str(memory_limit)],
         timeout=DEADLINE_S,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

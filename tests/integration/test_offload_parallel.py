@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import warm
+
 TRAINS = """
 import itertools, sys, torch
 import torch.distributed as dist
@@ -95,7 +97,7 @@ def test_two_ranks_under_ddp_and_fsdp_keep_their_bits(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     ranks = [
-        subprocess.Popen(
+        warm.Popen(
             [sys.executable, "-c", TRAINS, str(disk), str(tmp_path / "store"), str(rank)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,

@@ -19,6 +19,7 @@ import pytest
 
 from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.sharing import Places, SharedDrive, SharedEngine, TicketLock, shared
+from tests.support import warm
 
 TAKES = """
 import sys, time
@@ -38,7 +39,7 @@ for _ in range(int(sys.argv[3])):
 
 def start(file: Path, *, width: int, count: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", TAKES, str(file), str(width), str(count)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = warm.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
@@ -78,7 +79,7 @@ def test_no_process_gets_two_turns_while_another_waits_for_one(tmp_path: Path) -
 
 def test_a_killed_process_keeps_nobody_waiting(tmp_path: Path) -> None:
     file = tmp_path / "turns"
-    holder = subprocess.Popen(
+    holder = warm.Popen(
         [sys.executable, "-c", HOLDS, str(file)], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     assert holder.stdout is not None
@@ -232,7 +233,7 @@ def test_ranks_that_write_at_once_get_the_same_share_of_the_drive_however_many_t
     ranks = []
     for threads in (8, 2, 2):
         command = [sys.executable, "-c", WRITES, str(tmp_path), str(tmp_path / "turns"), str(threads), "120"]
-        ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        ranks.append(warm.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     for rank in ranks:
         assert rank.stdout is not None
         assert rank.stdout.readline() == "ready\n"
