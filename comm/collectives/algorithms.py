@@ -22,7 +22,7 @@ _KEPT = 256  # answers of the functions that the same operation asks again and a
 _CUT_ELEMENTS = 64  # slices begin at multiples of this: full cache lines for every dtype
 
 
-class Send(NamedTuple):  # made for each member of a new group, where a frozen dataclass takes four times as long
+class Transfer(NamedTuple):  # made for each member of a new group, where a frozen dataclass takes four times as long
     """Elements `[start, stop)` of what the round has to offer go to rank `to`."""
 
     to: int
@@ -34,7 +34,7 @@ class Send(NamedTuple):  # made for each member of a new group, where a frozen d
 class Round:
     """`again`: everybody shows what it showed before, and the others only count the round. Where parts are pulled."""
 
-    sends: tuple[Send, ...] = ()
+    sends: tuple[Transfer, ...] = ()
     awaits: frozenset[int] = frozenset()
     again: bool = False
 
@@ -107,8 +107,8 @@ def barrier(rank: int, world: int) -> tuple[Round, ...]:
     """Everybody tells rank 0, then rank 0 tells everybody: the fewest messages, which counts where cores are few."""
     if rank == 0:
         rest = others(rank, world)
-        return (Round(awaits=frozenset(rest)), Round(sends=tuple([Send(to, 0, 0) for to in rest])))
-    return (Round(sends=(Send(to=0, start=0, stop=0),)), Round(awaits=frozenset({0})))
+        return (Round(awaits=frozenset(rest)), Round(sends=tuple([Transfer(to, 0, 0) for to in rest])))
+    return (Round(sends=(Transfer(to=0, start=0, stop=0),)), Round(awaits=frozenset({0})))
 
 
 def one_to_others(rank: int, world: int, root: int) -> Partners:
@@ -133,9 +133,9 @@ def scatter_gather(rank: int, world: int, numel: int) -> tuple[Round, ...]:
     rest = others(rank, world)
     own = slices[rank][1] - slices[rank][0]
     scatter = Round(
-        sends=tuple(Send(to=to, start=slices[to][0], stop=slices[to][1]) for to in rest), awaits=frozenset(rest)
+        sends=tuple(Transfer(to=to, start=slices[to][0], stop=slices[to][1]) for to in rest), awaits=frozenset(rest)
     )
-    gather = Round(sends=tuple(Send(to=to, start=0, stop=own) for to in rest), awaits=frozenset(rest))
+    gather = Round(sends=tuple(Transfer(to=to, start=0, stop=own) for to in rest), awaits=frozenset(rest))
     return (scatter, gather)
 
 
@@ -156,6 +156,6 @@ def pipeline(rank: int, world: int, chunk_count: int, *, given: int, sums: int) 
     rest = others(rank, world)
     awaits = frozenset(rest)
     shows = [
-        Round(sends=tuple(Send(to=to, start=0, stop=stop) for to in rest), awaits=awaits) for stop in (given, sums)
+        Round(sends=tuple(Transfer(to=to, start=0, stop=stop) for to in rest), awaits=awaits) for stop in (given, sums)
     ]
     return (*shows, *[Round(awaits=awaits, again=True)] * (chunk_count - 1), Round(again=True))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from elastrain.comm.collectives.algorithms import Round
-from elastrain.comm.collectives.operations import Operation, Seat
+from elastrain.comm.collectives.operations import Operation, Participant
 
 
 def is_far(tensor: torch.Tensor) -> bool:
@@ -22,7 +22,7 @@ def is_far(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cuda"
 
 
-class Here:
+class HostTensors:
     """Takes tensors as they are: all are on the host. What an operation is made of passes through one method each."""
 
     def given(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,7 @@ class Here:
 
 
 @dataclass(kw_only=True)
-class Copies(Here):
+class PinnedTensors(HostTensors):
     """Host copies of device tensors, one of each."""
 
     back: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # device's, host's
@@ -74,7 +74,7 @@ class CopiedBack:
 
     def __init__(self, operation: Operation, back: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._operation, self._back = operation, back
-        self.words, self.lends = operation.words, operation.lends
+        self.description, self.lends = operation.description, operation.lends
         self.rounds: tuple[Round, ...] = operation.rounds or (Round(),)
         self._has_rounds = bool(operation.rounds)
 
@@ -92,18 +92,20 @@ class CopiedBack:
                 device.copy_(host)  # waits until it is there
 
 
-def by_host(make: Callable[[Seat, Here], Operation], tensors: Iterable[torch.Tensor]) -> Callable[[Seat], Operation]:
+def staged_on_host(
+    make: Callable[[Participant, HostTensors], Operation], tensors: Iterable[torch.Tensor]
+) -> Callable[[Participant], Operation]:
     """What makes the operation when its turn has come; `tensors`: all that it reads or writes. Raises ValueError."""
     far = [tensor for tensor in tensors if is_far(tensor)]
     if not far:
-        return lambda seat: make(seat, Here())
+        return lambda participant: make(participant, HostTensors())
     devices = {tensor.device for tensor in far if tensor.is_cuda}
     submitted = [torch.cuda.current_stream(device).record_event() for device in devices]
 
-    def build(seat: Seat) -> Operation:
+    def build(participant: Participant) -> Operation:
         for event in submitted:
             event.synchronize()
-        copies = Copies()
-        return CopiedBack(make(seat, copies), copies.back)
+        copies = PinnedTensors()
+        return CopiedBack(make(participant, copies), copies.back)
 
     return build

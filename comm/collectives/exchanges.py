@@ -1,6 +1,6 @@
 """Collectives in which each rank gives parts to others and gets theirs: one round, or two for a large all_reduce.
 
-They work over messages and over boards alike. No threads, sockets or clocks.
+They work over messages and in shared memory alike. No threads, sockets or clocks.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Mapping
 import torch
 
 from elastrain.comm.collectives import algorithms
-from elastrain.comm.collectives.algorithms import Partners, Round, Send
-from elastrain.comm.collectives.operations import NOTHING, Memory, Reduction, Seat, describe
+from elastrain.comm.collectives.algorithms import Partners, Round, Transfer
+from elastrain.comm.collectives.operations import NOTHING, Memory, Participant, Reduction, describe
 from elastrain.comm.collectives.reducing import fold
 
 
 class Barrier:
     lends = False
 
-    def __init__(self, seat: Seat, words: str) -> None:
-        self.words = words
-        self.rounds = algorithms.barrier(seat.rank, seat.world)
+    def __init__(self, participant: Participant, description: str) -> None:
+        self.description = description
+        self.rounds = algorithms.barrier(participant.rank, participant.world)
 
     def offer(self, number: int) -> torch.Tensor:
         return NOTHING
@@ -39,20 +39,22 @@ class Exchange:
 
     def __init__(
         self,
-        seat: Seat,
-        words: str,
+        participant: Participant,
+        description: str,
         partners: Partners,
         *,
         given: Mapping[int, torch.Tensor],
         wanted: Mapping[int, torch.Tensor],
     ) -> None:
-        self.words = words
+        self.description = description
         self._wanted = wanted
-        self._staged, places = stage({id(given[to]): given[to] for to in partners.to}, seat.memory)
-        sends = tuple(Send(to=to, start=places[id(given[to])][0], stop=places[id(given[to])][1]) for to in partners.to)
+        self._staged, places = stage({id(given[to]): given[to] for to in partners.to}, participant.memory)
+        sends = tuple(
+            Transfer(to=to, start=places[id(given[to])][0], stop=places[id(given[to])][1]) for to in partners.to
+        )
         self.rounds: tuple[Round, ...] = (Round(sends=sends, awaits=partners.of),)
-        if seat.rank in wanted and seat.rank in given:
-            self.take(0, seat.rank, given[seat.rank])
+        if participant.rank in wanted and participant.rank in given:
+            self.take(0, participant.rank, given[participant.rank])
 
     def offer(self, number: int) -> torch.Tensor:
         return self._staged
@@ -73,18 +75,20 @@ class ExchangeReduce(Exchange):
 
     def __init__(
         self,
-        seat: Seat,
-        words: str,
+        participant: Participant,
+        description: str,
         partners: Partners,
         *,
         given: Mapping[int, torch.Tensor],
         out: torch.Tensor | None,
         reduction: Reduction,
     ) -> None:
-        super().__init__(seat, words, partners, given=given, wanted={})
-        self._out, self._reduction, self._tree = out, reduction, seat.tree
+        super().__init__(participant, description, partners, given=given, wanted={})
+        self._out, self._reduction, self._tree = out, reduction, participant.tree
         # `out` may be the tensor that is given: it is written only when all parts are there.
-        self._parts: dict[int, torch.Tensor] = {} if out is None else {seat.rank: given[seat.rank].reshape(-1)}
+        self._parts: dict[int, torch.Tensor] = (
+            {} if out is None else {participant.rank: given[participant.rank].reshape(-1)}
+        )
 
     def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
         own = next(iter(self._parts.values()))
@@ -106,19 +110,19 @@ class ScatterGatherReduce:
     shared memory needs no staging.
     """
 
-    def __init__(self, seat: Seat, words: str, tensor: torch.Tensor, reduction: Reduction) -> None:
-        self.words = words
-        self.rounds = algorithms.scatter_gather(seat.rank, seat.world, tensor.numel())
-        self._slices = algorithms.cut(tensor.numel(), seat.world)
-        self._rank, self._reduction = seat.rank, reduction
-        self._memory, self._tree = seat.memory, seat.tree
-        self.lends = tensor.is_contiguous() and seat.memory.owns(tensor)
-        self._given = tensor.view(-1) if self.lends else stage({0: tensor}, seat.memory)[0]
+    def __init__(self, participant: Participant, description: str, tensor: torch.Tensor, reduction: Reduction) -> None:
+        self.description = description
+        self.rounds = algorithms.scatter_gather(participant.rank, participant.world, tensor.numel())
+        self._slices = algorithms.cut(tensor.numel(), participant.world)
+        self._rank, self._reduction = participant.rank, reduction
+        self._memory, self._tree = participant.memory, participant.tree
+        self.lends = tensor.is_contiguous() and participant.memory.owns(tensor)
+        self._given = tensor.view(-1) if self.lends else stage({0: tensor}, participant.memory)[0]
         self._tensor = tensor
         self._result = tensor.view(-1) if tensor.is_contiguous() else torch.empty(tensor.numel(), dtype=tensor.dtype)
         self._sum = self._given[:0]
-        start, stop = self._slices[seat.rank]
-        self._parts = [self._given[start:stop]] * seat.world
+        start, stop = self._slices[participant.rank]
+        self._parts = [self._given[start:stop]] * participant.world
 
     def offer(self, number: int) -> torch.Tensor:
         return self._sum if number else self._given

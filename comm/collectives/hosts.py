@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastrain.comm.collectives import algorithms
-from elastrain.comm.collectives.algorithms import Round, Send
+from elastrain.comm.collectives.algorithms import Round, Transfer
 
 Interval = tuple[int, int]
 
 
-def by_host(hosts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def ranks_by_host(hosts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """The ranks of each host, in order; hosts in the order of their first ranks."""
     found: dict[int, list[int]] = {}
     for rank, host in enumerate(hosts):
@@ -27,7 +27,7 @@ def tree(hosts: Sequence[int]) -> tuple[tuple[int, int], ...]:
     the hosts. The same as `algorithms.tree` where each host has one rank, or one has all, or all have the same power of
     two of neighbouring ranks.
     """
-    groups = by_host(hosts)
+    groups = ranks_by_host(hosts)
     within = [(ranks[left], ranks[right]) for ranks in groups for left, right in algorithms.tree(len(ranks))]
     return (*within, *((groups[left][0], groups[right][0]) for left, right in algorithms.tree(len(groups))))
 
@@ -48,7 +48,7 @@ class TwoLevels:
 
 
 def two_levels(rank: int, hosts: Sequence[int], numel: int) -> TwoLevels:
-    groups = by_host(hosts)
+    groups = ranks_by_host(hosts)
     here = next(ranks for ranks in groups if rank in ranks)
     slices = algorithms.cut(numel, min(len(ranks) for ranks in groups))
     owners = dict(zip(here, slices, strict=False))
@@ -71,16 +71,16 @@ def _rounds(
     own_start, own_stop = pieces.get(rank, (0, 0))
     return (
         Round(
-            sends=tuple(Send(to=to, start=start, stop=stop) for to, (start, stop) in owners.items() if to != rank),
+            sends=tuple(Transfer(to=to, start=start, stop=stop) for to, (start, stop) in owners.items() if to != rank),
             awaits=neighbours if rank in owners else frozenset(),
         ),
         Round(
-            sends=tuple(Send(to=to, start=start, stop=stop) for to, (start, stop) in pieces.items() if to != rank),
+            sends=tuple(Transfer(to=to, start=start, stop=stop) for to, (start, stop) in pieces.items() if to != rank),
             awaits=far,
         ),
-        Round(sends=tuple(Send(to=to, start=0, stop=own_stop - own_start) for to in sorted(far)), awaits=far),
+        Round(sends=tuple(Transfer(to=to, start=0, stop=own_stop - own_start) for to in sorted(far)), awaits=far),
         Round(
-            sends=tuple(Send(to=to, start=0, stop=whole) for to in sorted(neighbours)) if rank in owners else (),
+            sends=tuple(Transfer(to=to, start=0, stop=whole) for to in sorted(neighbours)) if rank in owners else (),
             awaits=frozenset(owners) - {rank},
         ),
     )

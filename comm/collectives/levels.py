@@ -11,8 +11,8 @@ import torch
 
 from elastrain.comm.collectives import hosts
 from elastrain.comm.collectives.exchanges import stage
-from elastrain.comm.collectives.operations import Reduction, Seat, describe
-from elastrain.comm.collectives.reducing import fold, wide
+from elastrain.comm.collectives.operations import Participant, Reduction, describe
+from elastrain.comm.collectives.reducing import accumulate_dtype, fold
 
 
 class TwoLevelReduce:
@@ -21,19 +21,19 @@ class TwoLevelReduce:
     When the last slice has come, every owner on this host has read its slice of mine: the caller's tensor is free.
     """
 
-    def __init__(self, seat: Seat, words: str, tensor: torch.Tensor, reduction: Reduction) -> None:
-        self.words = words
-        self._plan = hosts.two_levels(seat.rank, seat.hosts, tensor.numel())
+    def __init__(self, participant: Participant, description: str, tensor: torch.Tensor, reduction: Reduction) -> None:
+        self.description = description
+        self._plan = hosts.two_levels(participant.rank, participant.hosts, tensor.numel())
         self.rounds = self._plan.rounds
-        self._rank, self._world, self._memory = seat.rank, seat.world, seat.memory
+        self._rank, self._world, self._memory = participant.rank, participant.world, participant.memory
         self._reduction = reduction
-        self.lends = tensor.is_contiguous() and seat.memory.owns(tensor)
-        self._given = tensor.view(-1) if self.lends else stage({0: tensor}, seat.memory)[0]
+        self.lends = tensor.is_contiguous() and participant.memory.owns(tensor)
+        self._given = tensor.view(-1) if self.lends else stage({0: tensor}, participant.memory)[0]
         self._tensor = tensor
         self._result = tensor.view(-1) if tensor.is_contiguous() else torch.empty(tensor.numel(), dtype=tensor.dtype)
-        start, stop = self._plan.owners.get(seat.rank, (0, 0))
-        self._parts = {seat.rank: self._given[start:stop]}
-        self._whole = seat.memory.scratch(stop - start, tensor.dtype) if stop > start else self._given[:0]
+        start, stop = self._plan.owners.get(participant.rank, (0, 0))
+        self._parts = {participant.rank: self._given[start:stop]}
+        self._whole = participant.memory.scratch(stop - start, tensor.dtype) if stop > start else self._given[:0]
         self._offered: torch.Tensor = self._given
 
     def offer(self, number: int) -> torch.Tensor:
@@ -44,7 +44,7 @@ class TwoLevelReduce:
             self._keep(rank, tensor, len(self._whole), self._given.dtype)
         elif number == 1:
             start, stop = self._plan.pieces[self._rank]
-            self._keep(rank, tensor, stop - start, wide(self._given.dtype))
+            self._keep(rank, tensor, stop - start, accumulate_dtype(self._given.dtype))
         elif number == 2:
             _copy(rank, tensor, self._whole, self._plan.pieces)
         else:
@@ -71,7 +71,7 @@ class TwoLevelReduce:
         """Of my slice, over the ranks of this host."""
         if not len(self._whole):
             return
-        summed = self._memory.scratch(len(self._whole), wide(self._given.dtype))
+        summed = self._memory.scratch(len(self._whole), accumulate_dtype(self._given.dtype))
         fold(
             [self._parts[rank] for rank in self._plan.here],
             "sum" if self._reduction == "avg" else self._reduction,

@@ -34,7 +34,7 @@ class Memory(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class Participant:
     """Where this member sits in its group when an operation begins. `hosts`: of every rank; none: all are on one.
 
     `stage`: gives `STAGE_BYTES` bytes that all members read in place, always the same; None where they do not read each
@@ -56,20 +56,24 @@ class Seat:
 class Operation(Protocol):
     """`offer` what the round's sends cut from, `take` every message, then `finish` the round.
 
-    `words`: what it is and on what, for messages; equal on all members, or they disagree. `take` raises ValueError for
-    a message that does not fit. `lends`: what it offers is its caller's tensor, which may change after a failure; such
-    tensors of others have been read before the last round is offered.
+    `description`: what it is and on what, for messages; equal on all members, or they disagree. `take` raises
+    ValueError for a message that does not fit. `lends`: what it offers is its caller's tensor, which may change after a
+    failure; such tensors of others have been read before the last round is offered.
     """
 
     lends: bool
     rounds: tuple[Round, ...]
-    words: str
+    description: str
 
     def offer(self, number: int) -> torch.Tensor: ...
 
     def take(self, number: int, rank: int, tensor: torch.Tensor) -> None: ...
 
     def finish(self, number: int) -> None: ...
+
+
+MakeOperation = Callable[[Participant], Operation]
+"""Makes an operation when its turn has come: only then is it known who takes part."""
 
 
 def describe(tensor: torch.Tensor) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from elastrain.comm.collectives import algorithms
-from elastrain.comm.collectives.operations import CHUNK_BYTES, Reduction, Seat, describe
+from elastrain.comm.collectives.operations import CHUNK_BYTES, Participant, Reduction, describe
 from elastrain.comm.collectives.reducing import fold
 
 
@@ -19,17 +19,17 @@ class PulledReduce:
     A tensor in shared memory is read where it lies: nobody reads a chunk of it any more when the sums are there.
     """
 
-    def __init__(self, seat: Seat, words: str, tensor: torch.Tensor, reduction: Reduction) -> None:
-        self.words = words
+    def __init__(self, participant: Participant, description: str, tensor: torch.Tensor, reduction: Reduction) -> None:
+        self.description = description
         self._tensor, self._reduction = tensor, reduction
         self._flat = tensor.view(-1) if tensor.is_contiguous() else tensor.reshape(-1)
-        self.lends = tensor.is_contiguous() and seat.memory.owns(tensor)
-        self._rank, self._world = seat.rank, seat.world
+        self.lends = tensor.is_contiguous() and participant.memory.owns(tensor)
+        self._rank, self._world = participant.rank, participant.world
         self._chunk = CHUNK_BYTES // tensor.itemsize
         self._chunks = algorithms.chunks(tensor.numel(), self._chunk)
-        if seat.stage is None:
+        if participant.stage is None:
             raise ValueError("members that do not read each other's memory have to send their parts")
-        places = seat.stage().view(tensor.dtype)
+        places = participant.stage().view(tensor.dtype)
         # Its length tells whether a rank gives its tensor or its stage.
         self._staged_numel = 2 * self._chunk + (64 if tensor.numel() == 2 * self._chunk else 0)
         self._sums, self._stage = places[: 2 * self._chunk], places[2 * self._chunk :][: self._staged_numel]
@@ -37,7 +37,7 @@ class PulledReduce:
         self._parts: dict[int, torch.Tensor] = {}
         self._others_sums: dict[int, torch.Tensor] = {}
         self.rounds = algorithms.pipeline(
-            seat.rank, seat.world, len(self._chunks), given=len(self._given), sums=len(self._sums)
+            participant.rank, participant.world, len(self._chunks), given=len(self._given), sums=len(self._sums)
         )
 
     def offer(self, number: int) -> torch.Tensor:

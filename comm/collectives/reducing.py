@@ -23,7 +23,7 @@ _COMBINE: dict[str, Callable[..., torch.Tensor]] = {
 _BLOCK_ELEMENTS, _CONVERTED_BLOCK_ELEMENTS = 128 << 10, 32 << 10
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     """What sums of it are made in: float32 for half precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
@@ -42,7 +42,7 @@ def fold(
     Half precision is accumulated in float32 and rounded once, where `out` is of half precision.
     """
     combine, steps = _COMBINE[reduction], algorithms.tree(len(parts)) if steps is None else steps
-    inner = wide(out.dtype)
+    inner = accumulate_dtype(out.dtype)
     converted = any(tensor.dtype != inner for tensor in (*parts, out))
     own = next((rank for rank, part in enumerate(parts) if part.data_ptr() == out.data_ptr()), 0)
     places = _places(steps, own)

@@ -6,33 +6,17 @@ together. An edit of the view edits every group in place.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from elastrain.comm.collectives import calls
-from elastrain.comm.collectives.devices import Here, by_host, is_far
-from elastrain.comm.collectives.operations import Operation, Reduction, Seat
-from elastrain.comm.groups.work import Received, Work
-
-MakeOperation = Callable[[Seat], Operation]
-
-
-class Runner(Protocol):
-    """What executes operations, in order per group."""
-
-    def submit(
-        self, group: Group, make: MakeOperation, timeout_s: float | None, *, inline: bool, barrier: bool = False
-    ) -> Work: ...
-
-    def post(self, group: Group, tensor: Tensor, to: int, tag: int) -> Work: ...
-
-    def await_letter(
-        self, group: Group, out: Tensor, of: int | None, tag: int, timeout_s: float | None
-    ) -> Received: ...
+from elastrain.comm.collectives.devices import HostTensors, is_far, staged_on_host
+from elastrain.comm.collectives.operations import Operation, Participant, Reduction
+from elastrain.comm.groups.dispatcher import Dispatcher
+from elastrain.comm.groups.member_list import MemberList
+from elastrain.comm.groups.work import Work
 
 
 class Group:
@@ -50,40 +34,56 @@ class Group:
     staged, those of CUDA devices in pinned host memory.
     """
 
-    def __init__(self, runner: Runner, *, name: str, me: str, members: Sequence[str], timeout_s: float) -> None:
-        self.name = name
+    def __init__(self, dispatcher: Dispatcher, members: MemberList, *, timeout_s: float) -> None:
+        """`timeout_s`: for calls that name none."""
+        self.list = members
         self.timeout_s = timeout_s
-        self.me = me
-        self.members = tuple(members)
-        self.number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-        self._runner = runner
-        if me not in self.members or len(set(self.members)) != len(self.members):
-            raise ValueError(f"group {name!r} must list every member once, {me!r} included; got {self.members}")
+        self._dispatcher = dispatcher
+
+    @property
+    def name(self) -> str:
+        return self.list.name
+
+    @property
+    def me(self) -> str:
+        return self.list.me
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Ids in rank order."""
+        return self.list.members
 
     @property
     def rank(self) -> int:
-        return self.members.index(self.me)
+        return self.list.rank
 
     @property
     def size(self) -> int:
-        return len(self.members)
+        return self.list.size
 
-    def barrier(self, *, words: str = "barrier", timeout_s: float | None = None, inline: bool = False) -> Work:
-        """`words`: what all members must agree about; who does not ends it for all, with Aborted that shows both."""
-        return self._runner.submit(
-            self, lambda seat: calls.barrier(seat, words), timeout_s, inline=inline, barrier=True
+    def barrier(self, *, description: str = "barrier", timeout_s: float | None = None, inline: bool = False) -> Work:
+        """Return when all members have come to it.
+
+        `description`: what all must agree about. A member that does not ends it for all, with Aborted that shows both.
+        """
+        return self._dispatcher.submit(
+            self.list,
+            lambda participant: calls.barrier(participant, description),
+            self._or_default(timeout_s),
+            inline=inline,
+            barrier=True,
         )
 
     def roll_call(self, *, timeout_s: float | None = None, inline: bool = False) -> Work:
         """A barrier in which everybody tells everybody: its Timeout names all that are missing."""
-        return self._runner.submit(self, calls.roll_call, timeout_s, inline=inline)
+        return self._dispatcher.submit(self.list, calls.roll_call, self._or_default(timeout_s), inline=inline)
 
     def broadcast(self, tensor: Tensor, *, root: int = 0, timeout_s: float | None = None, inline: bool = False) -> Work:
         """`tensor` becomes rank `root`'s, in place."""
         self._check_rank(root)
         return self._submit(
-            lambda seat, host: calls.broadcast(
-                seat, host.given(tensor) if seat.rank == root else host.wanted(tensor), root
+            lambda participant, host: calls.broadcast(
+                participant, host.given(tensor) if participant.rank == root else host.wanted(tensor), root
             ),
             (tensor,),
             timeout_s,
@@ -95,7 +95,9 @@ class Group:
     ) -> Work:
         """`outs[r]` becomes rank r's `tensor`; sizes may differ between ranks."""
         return self._submit(
-            lambda seat, host: calls.all_gather(seat, [host.wanted(out) for out in outs], host.given(tensor)),
+            lambda participant, host: calls.all_gather(
+                participant, [host.wanted(out) for out in outs], host.given(tensor)
+            ),
             (*outs, tensor),
             timeout_s,
             inline=inline,
@@ -113,8 +115,8 @@ class Group:
         """On `root`, `outs[r]` becomes rank r's `tensor`; elsewhere `outs` is None."""
         self._check_rank(root)
         return self._submit(
-            lambda seat, host: calls.gather(
-                seat, None if outs is None else [host.wanted(out) for out in outs], host.given(tensor), root
+            lambda participant, host: calls.gather(
+                participant, None if outs is None else [host.wanted(out) for out in outs], host.given(tensor), root
             ),
             (*(outs or ()), tensor),
             timeout_s,
@@ -133,8 +135,8 @@ class Group:
         """Rank r's `tensor` becomes `given[r]` of `root`; elsewhere `given` is None."""
         self._check_rank(root)
         return self._submit(
-            lambda seat, host: calls.scatter(
-                seat, host.wanted(tensor), None if given is None else [host.given(one) for one in given], root
+            lambda participant, host: calls.scatter(
+                participant, host.wanted(tensor), None if given is None else [host.given(one) for one in given], root
             ),
             (tensor, *(given or ())),
             timeout_s,
@@ -146,8 +148,8 @@ class Group:
     ) -> Work:
         """`outs[r]` becomes rank r's `given[mine]`; sizes may differ."""
         return self._submit(
-            lambda seat, host: calls.all_to_all(
-                seat, [host.wanted(out) for out in outs], [host.given(one) for one in given]
+            lambda participant, host: calls.all_to_all(
+                participant, [host.wanted(out) for out in outs], [host.given(one) for one in given]
             ),
             (*outs, *given),
             timeout_s,
@@ -159,7 +161,7 @@ class Group:
     ) -> Work:
         """In place. `avg` divides the sum; the bitwise reductions need integers or booleans."""
         return self._submit(
-            lambda seat, host: calls.all_reduce(seat, host.changed(tensor), reduction),
+            lambda participant, host: calls.all_reduce(participant, host.changed(tensor), reduction),
             (tensor,),
             timeout_s,
             inline=inline,
@@ -177,8 +179,8 @@ class Group:
         """As all_reduce, but only `root`'s tensor changes."""
         self._check_rank(root)
         return self._submit(
-            lambda seat, host: calls.reduce(
-                seat, host.changed(tensor) if seat.rank == root else host.given(tensor), root, reduction
+            lambda participant, host: calls.reduce(
+                participant, host.changed(tensor) if participant.rank == root else host.given(tensor), root, reduction
             ),
             (tensor,),
             timeout_s,
@@ -196,8 +198,8 @@ class Group:
     ) -> Work:
         """`out` becomes the reduction of all ranks' `given[mine]`; sizes may differ between ranks."""
         return self._submit(
-            lambda seat, host: calls.reduce_scatter(
-                seat, host.wanted(out), [host.given(one) for one in given], reduction
+            lambda participant, host: calls.reduce_scatter(
+                participant, host.wanted(out), [host.given(one) for one in given], reduction
             ),
             (out, *given),
             timeout_s,
@@ -206,27 +208,31 @@ class Group:
 
     def _submit(
         self,
-        make: Callable[[Seat, Here], Operation],
+        make: Callable[[Participant, HostTensors], Operation],
         tensors: Iterable[Tensor],
         timeout_s: float | None,
         *,
         inline: bool,
     ) -> Work:
-        return self._runner.submit(self, by_host(make, tensors), timeout_s, inline=inline)
+        operation = staged_on_host(make, tensors)
+        return self._dispatcher.submit(self.list, operation, self._or_default(timeout_s), inline=inline)
+
+    def _or_default(self, timeout_s: float | None) -> float:
+        return self.timeout_s if timeout_s is None else timeout_s
 
     def send(self, tensor: Tensor, to: int, *, tag: int = 0) -> Work:
         """Done as soon as the tensor is copied. Messages of one tag arrive in order."""
         self._check_rank(to)
         is_far(tensor)  # refused here, if at all; it is copied before this returns
-        return self._runner.post(self, tensor, to, tag)
+        return self._dispatcher.post(self.list, tensor, to, tag)
 
-    def recv(self, tensor: Tensor, of: int | None = None, *, tag: int = 0, timeout_s: float | None = None) -> Received:
+    def recv(self, tensor: Tensor, of: int | None = None, *, tag: int = 0, timeout_s: float | None = None) -> Work:
         """`tensor` becomes what rank `of` (None: anybody) sent under this tag."""
         if of is not None:
             self._check_rank(of)
         if is_far(tensor):  # the message is written beside what its caller submits: what went before must be done
             torch.cuda.current_stream(tensor.device).synchronize()
-        return self._runner.await_letter(self, tensor, of, tag, timeout_s)
+        return self._dispatcher.receive(self.list, tensor, of, tag, self._or_default(timeout_s))
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:

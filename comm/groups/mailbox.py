@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-Letter = TypeVar("Letter")
-Reader = TypeVar("Reader")
+Message = TypeVar("Message")
+Receive = TypeVar("Receive")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,31 +22,31 @@ class Address:
 
 
 @dataclass(kw_only=True)
-class Mailbox(Generic[Letter, Reader]):
-    """Letters without a reader and readers without a letter; never two that fit."""
+class Mailbox(Generic[Message, Receive]):
+    """Messages without a receive and receives without a message; never two that fit."""
 
-    letters: list[tuple[Address, Letter]] = field(default_factory=list)
-    readers: list[tuple[Address, Reader]] = field(default_factory=list)
+    messages: list[tuple[Address, Message]] = field(default_factory=list)
+    receives: list[tuple[Address, Receive]] = field(default_factory=list)
 
-    def put(self, sent: Address, letter: Letter) -> Reader | None:
-        """The reader that the letter is for, or None: it is kept."""
-        for index, (awaited, _) in enumerate(self.readers):
+    def put(self, sent: Address, message: Message) -> Receive | None:
+        """The receive that the message is for, or None: it is kept."""
+        for index, (awaited, _) in enumerate(self.receives):
             if awaited.awaits(sent):
-                return self.readers.pop(index)[1]
-        self.letters.append((sent, letter))
+                return self.receives.pop(index)[1]
+        self.messages.append((sent, message))
         return None
 
-    def take(self, awaited: Address, reader: Reader) -> tuple[Address, Letter] | None:
-        """The letter that has come first, or None: the reader waits."""
-        for index, (sent, _) in enumerate(self.letters):
+    def take(self, awaited: Address, receive: Receive) -> tuple[Address, Message] | None:
+        """The message that has come first, or None: the receive waits."""
+        for index, (sent, _) in enumerate(self.messages):
             if awaited.awaits(sent):
-                return self.letters.pop(index)
-        self.readers.append((awaited, reader))
+                return self.messages.pop(index)
+        self.receives.append((awaited, receive))
         return None
 
-    def clear(self) -> list[Reader]:
-        """Drop everything; returns the readers that go away empty-handed."""
-        readers = [reader for _, reader in self.readers]
-        self.letters.clear()
-        self.readers.clear()
-        return readers
+    def clear(self) -> list[Receive]:
+        """Drop everything; returns the receives that go away empty-handed."""
+        receives = [receive for _, receive in self.receives]
+        self.messages.clear()
+        self.receives.clear()
+        return receives

@@ -1,17 +1,20 @@
-"""The handle of something that another thread does: wait for it, or learn how it failed."""
+"""What a caller asks of another thread, and the handle by which it waits for it or learns how it failed."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from elastrain.comm.collectives.operations import MakeOperation
 from elastrain.comm.errors import CommError
 
 
 class Work:
-    """Finished once, by one thread; waited for by any."""
+    """Finished once, by one thread; waited for by any. `source`: who sent an awaited message, once that is done."""
 
     def __init__(self) -> None:
+        self.source = ""
         self._done = False
         self._gate = threading.Lock()  # held until it is done: a lock of its own takes far less than an Event
         self._gate.acquire()
@@ -31,7 +34,7 @@ class Work:
     def wait(self) -> None:
         """Return when it is done. Raises MemberLost, Aborted, Timeout; another CommError or ValueError for misuse.
 
-        Needs no timeout of its own: the work has a deadline.
+        It needs no timeout: the work has a deadline.
         """
         if not self._done:
             with self._gate:  # the next one who waits gets it after that
@@ -59,12 +62,15 @@ class Work:
         self._then.clear()
 
 
-class Received(Work):
-    """The handle of an awaited message. `source`: who sent it, once it is done."""
+@dataclass(kw_only=True)
+class OperationRequest:
+    """One call of a collective. `barrier`: it is one, so it may itself be the wait for all members of a generation."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.source = ""
+    work: Work
+    make: MakeOperation
+    deadline_s: float
+    timeout_s: float
+    barrier: bool = False
 
 
 def _copy(error: CommError | ValueError) -> CommError | ValueError:

@@ -27,7 +27,7 @@ _SIGNALS = (errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT)
 
 
 def waits_available() -> tuple[bool, str]:
-    """Whether boards can be waited on here, and why (not)."""
+    """Whether words of shared memory can be waited on here, and why (not)."""
     if platform.machine() != "x86_64":
         return False, f"{platform.machine()} may show writes of others in another order"
     libc.syscall(ctypes.c_long(_SYS_FUTEX_WAITV), None, 0, 0, None, 0)

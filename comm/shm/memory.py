@@ -30,7 +30,7 @@ libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_i
 libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 libc.syscall.restype = ctypes.c_long
-# Of its own, with the types of what it is called with: twice as fast, and every turn of a lane wakes.
+# A function object of its own with argument types is twice as fast, and every step of a collective wakes.
 _wake = libc["syscall"]
 _wake.restype = ctypes.c_long
 _wake.argtypes = [ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_int]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from elastrain.comm.collectives.operations import Reduction
 from elastrain.comm.groups.group import Group
-from elastrain.comm.groups.work import Received, Work
+from elastrain.comm.groups.work import Work
 
 _REDUCTIONS: tuple[tuple[Any, Reduction], ...] = (
     (dist.ReduceOp.SUM, "sum"),
@@ -61,7 +61,6 @@ class TorchWork(dist.Work):
 
     def _source_rank(self) -> int:
         (work,) = self._works
-        assert isinstance(work, Received)
         return self._group.members.index(work.source)
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
@@ -161,7 +160,7 @@ class ProcessGroup(_Base):  # type: ignore[misc] # the base is Any for the reaso
         return self._work(works, [t for out in outs for t in out])
 
     def allgather_coalesced(self, outs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> TorchWork:
-        # Here torch gives one list per rank, each with one output per input.
+        # HostTensors torch gives one list per rank, each with one output per input.
         return self.allgather([list(out) for out in zip(*outs, strict=True)], tensors, opts)
 
     def all_gather_single(self, out: Tensor, tensor: Tensor, opts: Any = None) -> TorchWork:

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from elastrain.comm.errors import Timeout
-from elastrain.comm.groups.communicator import Edit
+from elastrain.comm.groups.communicator import PendingEdit
 from elastrain.comm.torch_backend.bootstrap import Session, remember_proofs, session
 from elastrain.comm.torch_backend.process_group import ProcessGroup
 from elastrain.comm.wire.values import Peer
@@ -91,7 +91,7 @@ def reconfigure(group: dist.ProcessGroup | None, members: Sequence[int | str]) -
     agreement = f"barrier after step {current.steps}, with {dist.distributed_c10d._world.group_count} groups made"
     _finish(current, editing)
     # In this thread: on a host with few cores each change of threads takes longer than the barrier itself.
-    current.communicator.world.barrier(words=agreement, inline=True).wait()
+    current.communicator.world.barrier(description=agreement, inline=True).wait()
     current.agreed = current.communicator.world.members
     current.proven.clear()
 
@@ -104,7 +104,7 @@ def edit(members: Sequence[int | str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Editing:
-    work: Edit
+    work: PendingEdit
     generation: int
     peers: tuple[Peer, ...]
 

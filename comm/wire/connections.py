@@ -28,7 +28,7 @@ from elastrain.comm.wire.values import Credentials, LossCause, MeshConfig, Peer,
 LinkPlan = Literal["ring", "all"]
 
 
-class Connections:
+class MeshConnections:
     """Called by the thread that polls. `events`: what has happened and was not told yet."""
 
     def __init__(

@@ -21,7 +21,7 @@ import torch
 from elastrain.comm.errors import CommError, MemberLost
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.shm.segments import Segment, SharedMemory
-from elastrain.comm.wire.connections import Connections, LinkPlan
+from elastrain.comm.wire.connections import LinkPlan, MeshConnections
 from elastrain.comm.wire.door import choose_address
 from elastrain.comm.wire.frames import FIRST_CONTROL_KIND
 from elastrain.comm.wire.link_table import LinkTable
@@ -59,7 +59,7 @@ class Mesh:
         self._loop = Loop()
         try:
             credentials = Credentials(job=job, secret=secret)
-            self._connections = Connections(self.links, self._loop, self.memory, credentials, config, beacon)
+            self._connections = MeshConnections(self.links, self._loop, self.memory, credentials, config, beacon)
         except (OSError, ValueError):
             self._loop.close()
             raise

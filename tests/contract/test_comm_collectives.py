@@ -490,13 +490,13 @@ def test_a_closed_communicator_says_so(transport: Transport) -> None:
         comm.close()
 
 
-def test_a_failure_shows_on_the_board_before_its_caller_hears_of_it(transport: Transport) -> None:
+def test_a_failure_shows_in_the_ring_before_its_caller_hears_of_it(transport: Transport) -> None:
     if transport == "tcp":
         pytest.skip("over TCP parts are copies: nothing is lent")
     with party(transport, 2) as made:
         made.each(lambda comm, rank: comm.world.barrier().wait())
         b = made.comms["b"]
-        seen_by_b = b._lanes._boards[b.world.number]["a"].find(1)
+        seen_by_b = b._executors.shared._rings[b.world.list.number]["a"].find(1)
         assert seen_by_b is not None
         assert not seen_by_b.has_failed(1)
         with pytest.raises(Timeout):
@@ -506,7 +506,7 @@ def test_a_failure_shows_on_the_board_before_its_caller_hears_of_it(transport: T
 
 def test_a_failed_operation_does_not_send_what_its_caller_writes_afterwards(transport: Transport) -> None:
     if transport == "unix":
-        pytest.skip("in shared memory the board does this")
+        pytest.skip("in shared memory the ring does this")
     with party(transport, 2) as made:
         made.each(lambda comm, rank: comm.world.barrier().wait())
         a, b = made.comms["a"], made.comms["b"]
@@ -517,7 +517,7 @@ def test_a_failed_operation_does_not_send_what_its_caller_writes_afterwards(tran
             parts.append(frame.tensors[0].clone())
             heard.set()
 
-        b._lines.hear_part = listen  # type: ignore[method-assign]
+        b._executors.messages.hear_part = listen  # type: ignore[method-assign]
 
         def sit() -> None:
             stuck.wait(20)
@@ -541,16 +541,16 @@ def test_a_result_made_of_tensors_that_changed_meanwhile_is_thrown_away(transpor
     with party(transport, 2) as made:
         made.each(lambda comm, rank: comm.world.barrier().wait())
         a, b = made.comms["a"], made.comms["b"]
-        board = b._lanes._boards[b.world.number]["a"].find(1)
-        assert board is not None
-        before = board.published(1)
+        ring = b._executors.shared._rings[b.world.list.number]["a"].find(1)
+        assert ring is not None
+        before = ring.published(1)
         tensor = a.empty(100_000, torch.float32)
         a.world.all_reduce(tensor)
         deadline_s, tick = time.monotonic() + 20, threading.Event()
-        while board.published(1) == before:  # a has shown its part
+        while ring.published(1) == before:  # a has shown its part
             assert time.monotonic() < deadline_s
             tick.wait(0.001)
-        mine = a._lanes._tracks[a.world.number].desk.board
+        mine = a._executors.shared._tracks[a.world.list.number].state.ring
         assert mine is not None
         mine.fail()  # what a failure does first
         with pytest.raises(Timeout, match=r"nothing from a within 0\.1 s"):

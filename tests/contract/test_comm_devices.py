@@ -16,13 +16,13 @@ def far(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """Every tensor counts as one of another device; what was copied back."""
     monkeypatch.setattr(devices, "is_far", lambda tensor: True)
     written: list[torch.Tensor] = []
-    wanted = devices.Copies.wanted
+    wanted = devices.PinnedTensors.wanted
 
-    def note(self: devices.Copies, tensor: torch.Tensor) -> torch.Tensor:
+    def note(self: devices.PinnedTensors, tensor: torch.Tensor) -> torch.Tensor:
         written.append(tensor)
         return wanted(self, tensor)
 
-    monkeypatch.setattr(devices.Copies, "wanted", note)
+    monkeypatch.setattr(devices.PinnedTensors, "wanted", note)
     return written
 
 

@@ -113,7 +113,7 @@ def test_what_is_submitted_while_an_edit_is_under_way_belongs_to_the_new_view(tr
     with party(transport, 2) as made:
         a, b = made.comms["a"], made.comms["b"]
         b.edit(2, _peers(made, "ab"))
-        stopped = _Stopped(a._lanes, "renew")  # in the middle of the edit
+        stopped = _Stopped(a._executors.shared, "renew")  # in the middle of the edit
         editing = threading.Thread(target=lambda: a.edit(2, _peers(made, "ab")))
         editing.start()
         assert stopped.came.wait(20)

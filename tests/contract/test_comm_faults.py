@@ -15,7 +15,7 @@ import torch
 
 from elastrain.comm.errors import Aborted, MemberLost, OutOfMemory
 from elastrain.comm.groups.communicator import Communicator
-from elastrain.comm.groups.kinds import Kind
+from elastrain.comm.groups.kinds import FrameKind
 from elastrain.comm.shm.segments import SharedMemory
 from elastrain.comm.wire.values import Peer
 from tests.contract.comm_tools import Transport
@@ -26,16 +26,16 @@ Junk = tuple[int, bytes, tuple[torch.Tensor, ...]]
 
 _PART = struct.Struct("<QQBq")  # group, sequence, round, fence
 JUNK: dict[str, Junk] = {
-    "part, cut short": (Kind.PART, b"\1\2\3", (torch.ones(3),)),
-    "part with two tensors": (Kind.PART, _PART.pack(1, 2, 3, 4), (torch.ones(3), torch.ones(3))),
-    "fence without a tensor": (Kind.FENCE, b"", ()),
-    "fence of floats": (Kind.FENCE, b"", (torch.ones(1),)),
-    "fence of none": (Kind.FENCE, b"", (torch.empty(0, dtype=torch.int64),)),
-    "letter, cut short": (Kind.LETTER, b"", (torch.ones(3),)),
-    "letter without a tensor": (Kind.LETTER, bytes(24), ()),
-    "board, cut short": (Kind.BOARD, b"\1", (torch.zeros(8, dtype=torch.uint8),)),
-    "board too small": (Kind.BOARD, bytes(8), (torch.zeros(8, dtype=torch.uint8),)),
-    "abort, cut short": (Kind.ABORT, b"", ()),
+    "part, cut short": (FrameKind.PART, b"\1\2\3", (torch.ones(3),)),
+    "part with two tensors": (FrameKind.PART, _PART.pack(1, 2, 3, 4), (torch.ones(3), torch.ones(3))),
+    "fence without a tensor": (FrameKind.FENCE, b"", ()),
+    "fence of floats": (FrameKind.FENCE, b"", (torch.ones(1),)),
+    "fence of none": (FrameKind.FENCE, b"", (torch.empty(0, dtype=torch.int64),)),
+    "letter, cut short": (FrameKind.MESSAGE, b"", (torch.ones(3),)),
+    "letter without a tensor": (FrameKind.MESSAGE, bytes(24), ()),
+    "board, cut short": (FrameKind.RINGS, b"\1", (torch.zeros(8, dtype=torch.uint8),)),
+    "board too small": (FrameKind.RINGS, bytes(8), (torch.zeros(8, dtype=torch.uint8),)),
+    "abort, cut short": (FrameKind.ABORT, b"", ()),
     "unknown kind": (0x7777, b"what is this", ()),
 }
 
@@ -62,7 +62,7 @@ def test_what_no_member_sends_makes_its_sender_lost_and_harms_nobody_else(transp
 
 def test_a_part_of_another_size_or_kind_than_awaited_is_named() -> None:
     with party("tcp", 2) as made:
-        body = _PART.pack(made.comms["a"].world.number, 0, 0, 0)
+        body = _PART.pack(made.comms["a"].world.list.number, 0, 0, 0)
         b_waits = threading.Event()
         tensor = torch.ones(4)
         words = b"all_reduce (sum) of float32[4]"
@@ -74,7 +74,7 @@ def test_a_part_of_another_size_or_kind_than_awaited_is_named() -> None:
                 work.wait()
             else:
                 b_waits.wait(20)
-                _send(comm, "b", (Kind.PART, body + words, (torch.ones(5),)))
+                _send(comm, "b", (FrameKind.PART, body + words, (torch.ones(5),)))
 
         _, result = made.each(act)
         assert isinstance(result, Aborted) and "float32[4] is reduced here, rank 0 gives float32[5]" in result.reason
@@ -82,13 +82,13 @@ def test_a_part_of_another_size_or_kind_than_awaited_is_named() -> None:
 
 def test_text_that_is_none_is_shown_as_it_can_be() -> None:
     with party("tcp", 2) as made:
-        body = _PART.pack(made.comms["a"].world.number, 0, 0, 0)
+        body = _PART.pack(made.comms["a"].world.list.number, 0, 0, 0)
 
         def act(comm: Communicator, rank: int) -> None:
             if rank == 1:
                 comm.world.all_reduce(torch.ones(4)).wait()
             else:
-                _send(comm, "b", (Kind.PART, body + b"\xff\xfe", (torch.ones(4),)))
+                _send(comm, "b", (FrameKind.PART, body + b"\xff\xfe", (torch.ones(4),)))
 
         _, result = made.each(act)
         assert isinstance(result, Aborted) and "at 'b', \ufffd\ufffd at 'a'" in result.reason

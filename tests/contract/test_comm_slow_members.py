@@ -14,21 +14,21 @@ import torch
 
 from elastrain.comm.collectives import calls
 from elastrain.comm.collectives.algorithms import Round
-from elastrain.comm.collectives.operations import STAGE_BYTES, Operation, Seat
+from elastrain.comm.collectives.operations import STAGE_BYTES, Operation, Participant
 from elastrain.comm.errors import Aborted, MemberLost
-from elastrain.comm.groups.communicator import Communicator, Edit
+from elastrain.comm.groups.communicator import Communicator, PendingEdit
 from elastrain.comm.groups.group import Group
 from elastrain.comm.wire.values import Peer
 from tests.contract.test_comm_collectives import Party, party
 
 SMALL, LARGE = 100, 60_000  # one round, and chunks
-Make = Callable[[Seat, torch.Tensor], Operation]
+Make = Callable[[Participant, torch.Tensor], Operation]
 KINDS: dict[str, tuple[Make, int]] = {
-    "barrier": (lambda seat, tensor: calls.barrier(seat, "barrier"), SMALL),
-    "broadcast": (lambda seat, tensor: calls.broadcast(seat, tensor, 0), SMALL),
-    "small": (lambda seat, tensor: calls.all_reduce(seat, tensor, "sum"), SMALL),
-    "large": (lambda seat, tensor: calls.all_reduce(seat, tensor, "sum"), LARGE),
-    "lent": (lambda seat, tensor: calls.all_reduce(seat, tensor, "sum"), LARGE),
+    "barrier": (lambda participant, tensor: calls.barrier(participant, "barrier"), SMALL),
+    "broadcast": (lambda participant, tensor: calls.broadcast(participant, tensor, 0), SMALL),
+    "small": (lambda participant, tensor: calls.all_reduce(participant, tensor, "sum"), SMALL),
+    "large": (lambda participant, tensor: calls.all_reduce(participant, tensor, "sum"), LARGE),
+    "lent": (lambda participant, tensor: calls.all_reduce(participant, tensor, "sum"), LARGE),
 }
 
 
@@ -45,8 +45,8 @@ class _Slow:
         return self.inner.rounds
 
     @property
-    def words(self) -> str:
-        return self.inner.words
+    def description(self) -> str:
+        return self.inner.description
 
     @property
     def lends(self) -> bool:
@@ -79,13 +79,13 @@ class _Stage:
         self.tensors = {name: self._tensor(comm, name) for name, comm in made.comms.items()}
         started = threading.Event()
 
-        def make(seat: Seat) -> Operation:
-            self.slow.append(_Slow(inner=self.make(seat, self.tensors["c"])))
+        def make(participant: Participant) -> Operation:
+            self.slow.append(_Slow(inner=self.make(participant, self.tensors["c"])))
             started.set()
             return self.slow[0]
 
         c = made.comms["c"]
-        self.work = c.submit(self.groups["c"], make, None, inline=False)
+        self.work = c.dispatcher.submit(self.groups["c"].list, make, 60, inline=False)
         assert made.each(self._use, "ab") == [None, None]
         assert started.wait(20)
         assert self.slow[0].came.wait(20)
@@ -96,7 +96,8 @@ class _Stage:
 
     def _use(self, comm: Communicator, rank: int) -> None:
         tensor = self.tensors["ab"[rank]]
-        comm.submit(self.groups["ab"[rank]], lambda seat: self.make(seat, tensor), None, inline=False).wait()
+        group = self.groups["ab"[rank]].list
+        comm.dispatcher.submit(group, lambda participant: self.make(participant, tensor), 60, inline=False).wait()
         self.check(tensor, "ab"[rank])
         tensor.fill_(float("nan"))  # its caller may do so
 
@@ -107,7 +108,7 @@ class _Stage:
     def peers(self, names: str) -> list[Peer]:
         return [Peer(id=n, node=self.made.meshes[n].node, address=self.made.meshes[n].address) for n in names]
 
-    def edit(self, name: str, generation: int, names: str = "abc", group: str = "abc") -> Edit:
+    def edit(self, name: str, generation: int, names: str = "abc", group: str = "abc") -> PendingEdit:
         lists = {"all": [member for member in group if member in names]}
         return self.made.comms[name].begin_edit(generation, self.peers(names), lists)
 
@@ -173,9 +174,11 @@ def test_it_completes_though_the_memory_that_it_reads_comes_after_the_new_view()
         made.each(lambda comm, rank: groups[names[rank]].barrier().wait())
         tensors = {name: comm.empty(LARGE, torch.float32).fill_(ord(name)) for name, comm in comms.items()}
         c = comms["c"]
-        desk = c._lanes._tracks[groups["c"].number].desk
-        desk.stage = c.empty(STAGE_BYTES, torch.uint8)
-        assert c.place(desk.stage) and c.place(tensors["c"])  # the others are told of them
+        state = c._executors.shared._tracks[groups["c"].list.number].state
+        state.stage = c.empty(STAGE_BYTES, torch.uint8)
+        assert c._executors.host.place(state.stage) and c._executors.host.place(
+            tensors["c"]
+        )  # the others are told of them
         held, edit, looked = threading.Event(), threading.Event(), threading.Event()
 
         def hold() -> None:
@@ -189,7 +192,7 @@ def test_it_completes_though_the_memory_that_it_reads_comes_after_the_new_view()
             works[name].wait()
         peers = [Peer(id=n, node=made.meshes[n].node, address=made.meshes[n].address) for n in names]
         begun = c.begin_edit(2, peers)
-        wait = c.alarm.wait
+        wait = c._executors.host.alarm.wait
 
         def sleep(*told: Any) -> None:
             looked.set()
@@ -197,8 +200,8 @@ def test_it_completes_though_the_memory_that_it_reads_comes_after_the_new_view()
 
         def look_first() -> None:
             """c's operation looks what has become of it before c's thread reads on."""
-            c.alarm.wait = sleep  # type: ignore[method-assign]
-            c.alarm.ring()
+            c._executors.host.alarm.wait = sleep  # type: ignore[method-assign]
+            c._executors.host.alarm.ring()
             _until(lambda: looked.is_set() or works["c"].done)
 
         c._driver.post(look_first)

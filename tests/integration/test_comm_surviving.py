@@ -15,7 +15,7 @@ from torch.distributed.nn.functional import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
 from elastrain.comm.errors import Aborted
-from elastrain.comm.groups.lane import Lane
+from elastrain.comm.groups.group_generation import GroupGeneration
 from elastrain.comm.torch_backend import bootstrap
 from elastrain.comm.torch_backend.survival import Verdict, judge, may_go_on, surviving
 from tests.integration.test_comm_torch import _batch, _digest, _model, run
@@ -53,9 +53,9 @@ def _arm(when: str, ddp: DistributedDataParallel) -> None:
         communicator.send = send_and_die  # type: ignore[method-assign]
 
         # On one host nothing is sent: one write shows it to all, but not all have looked when the writer dies.
-        publish = Lane._publish
+        publish = GroupGeneration._publish
 
-        def publish_and_die(self: Lane, words: bytes, *parts: Any, **options: Any) -> None:
+        def publish_and_die(self: GroupGeneration, words: bytes, *parts: Any, **options: Any) -> None:
             nonlocal sends
             if words.startswith(b"barrier"):
                 sends += 1
@@ -67,7 +67,7 @@ def _arm(when: str, ddp: DistributedDataParallel) -> None:
             else:
                 publish(self, words, *parts, **options)
 
-        Lane._publish = publish_and_die  # type: ignore[method-assign]
+        GroupGeneration._publish = publish_and_die  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(

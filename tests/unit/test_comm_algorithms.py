@@ -9,7 +9,7 @@ import pytest
 
 from elastrain.comm.collectives import algorithms
 from elastrain.comm.collectives.algorithms import AllReduce, Partners, Round
-from elastrain.comm.groups.board import ENTRIES
+from elastrain.comm.groups.slot_ring import SLOTS
 
 WORLDS = [1, 2, 3, 4, 5, 8, 13]
 
@@ -148,11 +148,11 @@ def test_chunks_cover_everything_once_and_are_not_too_long(numel: int, longest: 
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
-def test_what_an_operation_shows_in_a_lane_fits_on_a_board(world: int) -> None:
+def test_what_an_operation_shows_fits_in_a_slot_ring(world: int) -> None:
     """A lane tells only at its end that an operation is over: with more than this its own turns would hold it up."""
     for rank in range(world):
         for rounds in (
             algorithms.barrier(rank, world),
             algorithms.pipeline(rank, world, 9, given=64, sums=64),
         ):
-            assert sum(not plan.again for plan in rounds) <= ENTRIES
+            assert sum(not plan.again for plan in rounds) <= SLOTS

@@ -7,11 +7,11 @@ import torch
 
 from elastrain.comm.collectives import algorithms
 from elastrain.comm.collectives.operations import Reduction
-from elastrain.comm.collectives.reducing import fold, wide
+from elastrain.comm.collectives.reducing import accumulate_dtype, fold
 
 
 def _step_by_step(parts: list[torch.Tensor], reduction: Reduction) -> torch.Tensor:
-    now = [part.to(wide(part.dtype)) for part in parts]
+    now = [part.to(accumulate_dtype(part.dtype)) for part in parts]
     for left, right in algorithms.tree(len(parts)):
         now[left] = torch.maximum(now[left], now[right]) if reduction == "max" else now[left] + now[right]
     return (now[0] / len(parts) if reduction == "avg" else now[0]).to(parts[0].dtype)

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.property.lanes_model import KINDS, Act, Member, Play
+from tests.property.shared_executor_model import KINDS, Act, Member, Play
 
 NAMES = "abc"
 
@@ -51,7 +51,7 @@ def test_who_was_removed_while_its_generation_was_opened_is_not_waited_for_in_th
         for member in (a, b, c):
             member.edit()
         while not a.letters:
-            b.player.step()  # until it has shown its board, and waits for those of the others
+            b.player.step()  # until it has shown its rings, and waits for those of the others
         for member in [a, c, b] * 20:
             member.hear()
             if member is not b:
@@ -66,4 +66,4 @@ def test_who_was_removed_while_its_generation_was_opened_is_not_waited_for_in_th
     finally:
         for member in (a, b, c):
             member.player.end()
-            member.lanes.close()
+            member.executor.close()

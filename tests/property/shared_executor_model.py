@@ -1,7 +1,7 @@
-"""Members with real lanes in threads of which one runs at a time: who is next is drawn at every step.
+"""Members with real executors in threads of which one runs at a time: who is next is drawn at every step.
 
-A step ends where a lane waits, and before and after whatever an operation does. Memory, boards and lanes are the real
-ones; messages, views and failures are played.
+A step ends where a member waits, and before and after whatever an operation does. Memory, rings and executors are real;
+messages, views and failures are played.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ import torch
 
 from elastrain.comm.collectives import calls
 from elastrain.comm.collectives.algorithms import Round
-from elastrain.comm.collectives.operations import Operation, Seat
+from elastrain.comm.collectives.operations import Operation, Participant
 from elastrain.comm.collectives.pulling import PulledReduce
 from elastrain.comm.errors import Aborted, CommError, MemberLost
-from elastrain.comm.groups.board import Spot
-from elastrain.comm.groups.group import Group
-from elastrain.comm.groups.lane import Lane
-from elastrain.comm.groups.lanes import Lanes, Request
-from elastrain.comm.groups.work import Work
+from elastrain.comm.groups.member_list import MemberList
+from elastrain.comm.groups.shared_executor import SharedMemoryExecutor
+from elastrain.comm.groups.slot_ring import Location
+from elastrain.comm.groups.work import OperationRequest, Work
 
 KINDS = ("barrier", "small", "large", "lent", "mixed", "broadcast")
 NUMEL = 256
-_ARENA_BYTES = 24 << 20  # a pair of boards, a stage, and tensors
+_ARENA_BYTES = 24 << 20  # a double buffer, a stage, and tensors
 _STEPS = 300  # then the rest is played in turn
 _TURNS_MAX = 20_000
 
@@ -111,8 +110,8 @@ class _Paced:
         return self.inner.rounds
 
     @property
-    def words(self) -> str:
-        return self.inner.words
+    def description(self) -> str:
+        return self.inner.description
 
     @property
     def lends(self) -> bool:
@@ -135,7 +134,7 @@ class _Paced:
 
 
 class Member:
-    """The host of its lanes, and the program that uses them."""
+    """The host of its executor, and the program that uses it."""
 
     def __init__(self, play: Play, name: str) -> None:
         self.play, self.name, self.generation = play, name, 0
@@ -144,12 +143,12 @@ class Member:
         self._arena = torch.empty(_ARENA_BYTES, dtype=torch.uint8)
         self._used_bytes = 0
         self.letters: list[tuple[int, Callable[[], None]]] = []  # by the generation that they were sent in
-        self.group = Group(None, name="group", me=name, members=[name], timeout_s=1)  # type: ignore[arg-type]
-        self.lanes = Lanes(self, name)
-        self.lanes.add(self.group, by_lane=True)
+        self.group = MemberList("group", name, [name])
+        self.executor = SharedMemoryExecutor(self, name)
+        self.executor.add(self.group, in_memory=True)
         self.under_way: tuple[int, int] | None = None
 
-    # Host and Failing
+    # SharedHost
 
     def why_gone(self, member: str) -> MemberLost | None:
         self.player.pause()  # between a look in vain and what is made of it
@@ -161,9 +160,9 @@ class Member:
     def is_ahead(self, member: str) -> bool:
         return self.play.members[member].generation > self.generation
 
-    def place(self, tensor: torch.Tensor) -> Spot | None:
+    def place(self, tensor: torch.Tensor) -> Location | None:
         at = tensor.data_ptr() - self._arena.data_ptr()
-        return Spot(segment=1, offset_bytes=at) if 0 <= at < _ARENA_BYTES else None
+        return Location(segment=1, offset_bytes=at) if 0 <= at < _ARENA_BYTES else None
 
     def segment(self, member: str, number: int) -> torch.Tensor:
         return self.play.members[member]._arena
@@ -175,18 +174,20 @@ class Member:
 
     empty = scratch  # of fresh memory, which is zero
 
-    def show_board(self, group: int, members: tuple[str, ...], board: torch.Tensor) -> None:
+    def show_rings(self, group: int, members: tuple[str, ...], rings: torch.Tensor) -> None:
         for member in members:
             other = self.play.members[member]
-            other.letters.append((self.generation, lambda other=other: other.lanes.hear_board(group, self.name, board)))
+            other.letters.append(
+                (self.generation, lambda other=other: other.executor.hear_rings(group, self.name, rings))
+            )
 
-    def fail(self, lane: Lane, error: CommError) -> CommError:
-        if lane.error is None:
-            self.lanes.end(error)
+    def fail(self, ended: Callable[[], CommError | None], error: CommError) -> CommError:
+        if ended() is None:
+            self.executor.end(error)
             for other in self.play.members.values():
                 word = Aborted(f"{error} (told by {self.name})")
-                other.letters.append((self.generation, lambda other=other, word=word: other.lanes.end(word)))
-        return lane.error or error
+                other.letters.append((self.generation, lambda other=other, word=word: other.executor.end(word)))
+        return ended() or error
 
     # Its communicator's thread: done between two steps of the player
 
@@ -203,9 +204,9 @@ class Member:
             return
         self.generation += 1
         act = self.play.acts[self.generation]
-        self.lanes.end(Aborted(f"the view changed to generation {self.generation}"))
+        self.executor.end(Aborted(f"the view changed to generation {self.generation}"))
         self.group.members = tuple(act.group)
-        self.lanes.renew(self.generation, tuple(act.view), lambda _group: True)
+        self.executor.renew(self.generation, tuple(act.view), lambda _group: True)
 
     # Its program
 
@@ -232,15 +233,15 @@ class Member:
         lends = kind == "lent" or (kind == "mixed" and self.group.rank == 1)
         tensor = self.scratch(NUMEL, torch.float32) if lends else torch.empty(NUMEL)
         tensor.fill_(value)
-        request = Request(
+        request = OperationRequest(
             work=Work(),
-            make=lambda seat: self._make(seat, kind, tensor, place),
+            make=lambda participant: self._make(participant, kind, tensor, place),
             deadline_s=time.monotonic() + 600,
             timeout_s=600,
             barrier=kind == "barrier",
         )
         self.under_way = None
-        assert self.lanes.submit(self.group, request, inline=True)
+        assert self.executor.submit(self.group, request, inline=True)
         error = request.work.error if request.work.done else AssertionError("not executed in this thread")
         if error is None:
             self.play.complete(self.name, place, kind, tensor)
@@ -249,17 +250,17 @@ class Member:
         tensor.fill_(float("nan"))  # its caller may do that from now on
         return error is None
 
-    def _make(self, seat: Seat, kind: str, tensor: torch.Tensor, place: tuple[int, int]) -> Operation:
+    def _make(self, participant: Participant, kind: str, tensor: torch.Tensor, place: tuple[int, int]) -> Operation:
         self.under_way = place
         words = f"{kind} {place}"
         if kind == "barrier":
-            inner = calls.barrier(seat, words)
+            inner = calls.barrier(participant, words)
         elif kind == "broadcast":
-            inner = calls.broadcast(seat, tensor, 0)
+            inner = calls.broadcast(participant, tensor, 0)
         elif kind == "small":
-            inner = calls.all_reduce(seat, tensor, "sum")
+            inner = calls.all_reduce(participant, tensor, "sum")
         else:
-            inner = PulledReduce(seat, words, tensor, "sum")
+            inner = PulledReduce(participant, words, tensor, "sum")
         return _Paced(inner, self.player.pause)
 
 
@@ -302,7 +303,7 @@ class Play:
         finally:
             for member in self.members.values():
                 member.player.end()
-                member.lanes.close()
+                member.executor.close()
 
     def _run(self, members: list[Member], paces: dict[str, int], edits: int, generator: random.Random) -> None:
         weights = [weight for member in members for weight in (20 * paces[member.name], 10 * paces[member.name], edits)]

@@ -1,0 +1,92 @@
+"""Hands the calls of groups to their executors, in the order of the calls. For any thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+from elastrain.comm.collectives.operations import MakeOperation
+from elastrain.comm.groups.driver import Driver
+from elastrain.comm.groups.mailbox import Address
+from elastrain.comm.groups.member_list import MemberList
+from elastrain.comm.groups.message_executor import MessageExecutor
+from elastrain.comm.groups.point_to_point import PendingReceive, PointToPoint
+from elastrain.comm.groups.shared_executor import SharedMemoryExecutor
+from elastrain.comm.groups.work import OperationRequest, Work
+from elastrain.comm.wire.mesh import Mesh
+
+
+class Dispatcher:
+    """Operations go to shared memory where all members are on this host, and travel as messages elsewhere."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        mesh: Mesh,
+        shared: SharedMemoryExecutor,
+        messages: MessageExecutor,
+        point_to_point: PointToPoint,
+    ) -> None:
+        self._driver, self._mesh = driver, mesh
+        self._shared, self._messages, self._point_to_point = shared, messages, point_to_point
+        self._ahead_lock = threading.Lock()
+        self._ahead = 0  # calls that wait for the thread, and that later operations must not overtake
+
+    def submit(
+        self, group: MemberList, make: MakeOperation, timeout_s: float, *, inline: bool, barrier: bool = False
+    ) -> Work:
+        """Execute an operation after those submitted before; with `inline` in this thread, if that can be."""
+        self._driver.check_open()
+        deadline_s = time.monotonic() + timeout_s
+        request = OperationRequest(work=Work(), make=make, deadline_s=deadline_s, timeout_s=timeout_s, barrier=barrier)
+        if self._ahead:  # an edit: it belongs to the view that comes; or an operation that waits for one
+            self._driver.post(self.in_order(lambda: self._hand_on(group, request)))
+        elif not self._shared.submit(group, request, inline=inline):
+            self._driver.post(lambda: self._messages.enqueue(group, request))
+        return request.work
+
+    def _hand_on(self, group: MemberList, request: OperationRequest) -> None:
+        if not self._shared.submit(group, request, inline=False):
+            self._messages.enqueue(group, request)
+
+    def in_order(self, call: Callable[[], None]) -> Callable[[], None]:
+        """The call, counted as ahead of what is submitted until it has been carried out."""
+
+        def run() -> None:
+            try:
+                call()
+            finally:
+                with self._ahead_lock:
+                    self._ahead -= 1
+
+        with self._ahead_lock:
+            self._ahead += 1
+        return run
+
+    def post(self, group: MemberList, tensor: torch.Tensor, to: int, tag: int) -> Work:
+        """Send a tagged message to this rank. The tensor is copied before this returns."""
+        work, staged = Work(), self._mesh.memory.scratch(max(tensor.numel(), 1), tensor.dtype)[: tensor.numel()]
+        staged.view(tensor.shape).copy_(tensor)
+        address = Address(group=group.number, source=group.me, tag=tag)
+        to_member = group.members[to]
+        self._driver.post(lambda: self._point_to_point.post(work, address, to_member, staged))
+        return work
+
+    def receive(self, group: MemberList, out: torch.Tensor, of: int | None, tag: int, timeout_s: float) -> Work:
+        """Await a tagged message of this rank (None: of anybody)."""
+        source = None if of is None else group.members[of]
+        missing = f"nothing tagged {tag} from {'anybody' if source is None else source} within {timeout_s} s"
+        deadline_s = time.monotonic() + timeout_s
+        pending = PendingReceive(work=Work(), out=out, deadline_s=deadline_s, description=missing)
+        address = Address(group=group.number, source=source, tag=tag)
+        sources = tuple(group.members) if source is None else (source,)
+
+        def run() -> None:
+            self._mesh.connect(sources)
+            self._point_to_point.receive(address, pending)
+
+        self._driver.post(run)
+        return pending.work

@@ -1,0 +1,113 @@
+"""Tagged messages between two members of a group: copied when sent, matched in order with those that await them.
+
+On one host the copy is read in place: whoever has read it looks at the sender's fence afterwards (see `fences`), since
+the memory of a message to a member that was removed from the view is used again.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from dataclasses import dataclass
+
+import torch
+
+from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
+from elastrain.comm.groups.failures import Failures
+from elastrain.comm.groups.fences import Fences
+from elastrain.comm.groups.kinds import FrameKind, only_tensor, send, unpack
+from elastrain.comm.groups.mailbox import Address, Mailbox
+from elastrain.comm.groups.work import Work
+from elastrain.comm.wire.mesh import Mesh
+from elastrain.comm.wire.values import Frame
+
+_BODY = struct.Struct("<Qqq")  # group, tag, the sender's fence
+
+
+@dataclass(kw_only=True)
+class PendingReceive:
+    """A call that waits for a tagged message. `description`: what is missing, should nothing come in time."""
+
+    work: Work
+    out: torch.Tensor
+    deadline_s: float
+    description: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TaggedMessage:
+    source: str
+    fence: int
+    tensor: torch.Tensor
+
+
+class PointToPoint:
+    """Used by the communicator's thread."""
+
+    def __init__(self, failures: Failures, fences: Fences, mesh: Mesh) -> None:
+        self._failures, self._fences, self._mesh = failures, fences, mesh
+        self._mailbox: Mailbox[_TaggedMessage, PendingReceive] = Mailbox()
+
+    def post(self, work: Work, address: Address, to: str, tensor: torch.Tensor) -> None:
+        """Send a tensor, which must not change any more, to a member of the group."""
+        error = self._failures.error
+        if error is None:
+            self._fences.show(to)
+            body = _BODY.pack(address.group, address.tag, self._fences.mine)
+            send(self._mesh, to, FrameKind.MESSAGE, body, (tensor,))
+        work.finish(error)
+
+    def receive(self, address: Address, pending: PendingReceive) -> None:
+        """Hand over what has come, or what will come."""
+        if self._failures.error is not None:
+            pending.work.finish(self._failures.error)
+            return
+        found = self._mailbox.take(address, pending)
+        if found is not None:
+            self._hand_over(pending, found[1])
+
+    def hear(self, frame: Frame) -> None:
+        """Raises ProtocolError."""
+        (group, tag, fence), _ = unpack(_BODY, frame)
+        message = _TaggedMessage(source=frame.source, fence=fence, tensor=only_tensor(frame))
+        if self._failures.error is not None:
+            return
+        pending = self._mailbox.put(Address(group=group, source=frame.source, tag=tag), message)
+        if pending is not None:
+            self._hand_over(pending, message)
+
+    def _hand_over(self, pending: PendingReceive, message: _TaggedMessage) -> None:
+        out, tensor = pending.out, message.tensor
+        if (tensor.numel(), tensor.dtype) != (out.numel(), out.dtype):
+            came = f"{tensor.dtype}[{tensor.numel()}] came from {message.source!r}"
+            pending.work.finish(ValueError(f"{came}, {out.dtype}[{out.numel()}] was awaited"))
+            return
+        out.copy_(tensor.view(out.shape))
+        # One's own messages need no fence: they are not read while another process may change them.
+        if message.source != self._mesh.me and self._fences.was_raised(message.source, message.fence):
+            error = Aborted(f"{message.source!r} went on to a newer view while its message was read")
+            pending.work.finish(error)
+            self._failures.break_off(error)
+            return
+        pending.work.source = message.source
+        pending.work.finish()
+
+    def next_deadline_s(self) -> float | None:
+        """In time.monotonic(); None: nobody waits."""
+        return min([pending.deadline_s for _, pending in self._mailbox.receives], default=None)
+
+    def overdue(self) -> Timeout | MemberLost | None:
+        """The error of what did not come in time, or will never come."""
+        now_s = time.monotonic()
+        for address, pending in self._mailbox.receives:
+            gone = self._failures.why_gone(address.source)
+            if gone is not None:
+                return gone
+            if pending.deadline_s <= now_s:
+                return Timeout(pending.description)
+        return None
+
+    def end(self, error: CommError) -> None:
+        """Fail whatever is awaited."""
+        for pending in self._mailbox.clear():
+            pending.work.finish(error)

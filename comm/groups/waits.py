@@ -1,0 +1,97 @@
+"""How a member waits for what others show in shared memory: asleep, until a word of theirs changes or an alarm rings.
+
+An error of the communicator ends waiting, not work: an operation that has begun and finds everything that it needs in
+the rings ends well, whatever has failed and whichever views have come meanwhile. So what one member has completed, all
+complete that had begun it and are still there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from elastrain.comm.errors import Aborted, CommError, Timeout
+from elastrain.comm.groups.rings import Rings, SharedHost
+from elastrain.comm.groups.work import OperationRequest
+
+Found = TypeVar("Found")
+
+
+class Waits:
+    """The waits of a group in one generation, by one thread at a time.
+
+    `waiting` holds this while it waits: whoever changes what it waits for rings the alarm then. `absent` names those
+    that have not come so far. `error`: set by the communicator, the end of all waiting in this generation.
+    """
+
+    def __init__(self, host: SharedHost, rings: Rings, waiting: set[Waits], absent: Callable[[], list[str]]) -> None:
+        self.error: CommError | None = None
+        self.description = ""  # of what is waited for, in messages
+        self._host, self._rings, self._waiting, self._absent = host, rings, waiting, absent
+        self._deadline_s = self._timeout_s = 0.0
+
+    def start(self, request: OperationRequest, description: str) -> None:
+        """From now on these are waits of this request."""
+        self._deadline_s, self._timeout_s = request.deadline_s, request.timeout_s
+        self.description = description
+
+    def wait(
+        self, look: Callable[[], Found | None], member: str, address: int | None = None, *, by_link: bool = False
+    ) -> Found:
+        """Return what `look` finds, as soon as it finds something.
+
+        It is asked again when the word at `address` changes, the member begins a generation, or the alarm rings.
+        Raises MemberLost, Aborted, Timeout.
+        """
+        found = look()
+        if found is not None:
+            return found
+        self._waiting.add(self)
+        try:
+            while found is None:
+                # In this order: what changes after the alarm was looked at rings it, and the wait returns at once.
+                alarm, words = self._host.alarm.count, self._words(member, address)
+                found = look()
+                if found is not None:
+                    break
+                error = self._why_not(member, by_link=by_link)
+                if error is None:
+                    self._host.alarm.wait(alarm, words, self._deadline_s)
+                found = look()  # with an error, too: it may have come in the end
+                if found is None and error is not None:
+                    raise error
+            return found
+        finally:
+            self._waiting.discard(self)
+
+    def _words(self, member: str, address: int | None) -> list[tuple[int, int]]:
+        buffer = self._rings.find(member)
+        addresses = [] if buffer is None else [buffer.begun_address]
+        if address is not None:
+            addresses.append(address)
+        return [(one, ctypes.c_uint32.from_address(one).value) for one in addresses]
+
+    def _why_not(self, member: str, *, by_link: bool) -> CommError | None:
+        """Why it makes no sense to wait for this member; None: it does.
+
+        `by_link`: for what comes in order with its messages. It may be on its way although the ring is ahead, and
+        whatever has failed here meanwhile.
+        """
+        if self.error is not None and not (by_link and self._host.is_linked(member)):
+            return self.error
+        gone = self._host.why_gone(member)
+        if gone is not None:
+            return gone
+        buffer = None if by_link else self._rings.find(member)
+        # A member with rings names the new generation there when it has done with this one, and not before.
+        ahead = self._host.is_ahead(member) if buffer is None else buffer.newest > self._rings.generation
+        if ahead:
+            return Aborted(f"{member!r} went on to a newer view")
+        if time.monotonic() >= self._deadline_s:
+            silent = self._absent()
+            missing = tuple(silent) if member in silent else (*silent, member)
+            words = f"{self.description}: nothing from {', '.join(missing)} within {self._timeout_s} s"
+            return Timeout(words, missing=missing)
+        return None
