@@ -70,8 +70,10 @@ class Exchange:
         pass
 
 
-class ExchangeReduce(Exchange):
-    """As Exchange, but what is received is folded into `out`; rank r gives one of my kind for it."""
+class ExchangeReduce:
+    """An exchange in which what is received is folded into `out`; rank r gives one of my kind for it."""
+
+    lends = False
 
     def __init__(
         self,
@@ -83,12 +85,17 @@ class ExchangeReduce(Exchange):
         out: torch.Tensor | None,
         reduction: Reduction,
     ) -> None:
-        super().__init__(participant, description, partners, given=given, wanted={})
+        self.description = description
+        self._exchange = Exchange(participant, description, partners, given=given, wanted={})
+        self.rounds = self._exchange.rounds
         self._out, self._reduction, self._tree = out, reduction, participant.tree
         # `out` may be the tensor that is given: it is written only when all parts are there.
-        self._parts: dict[int, torch.Tensor] = (
-            {} if out is None else {participant.rank: given[participant.rank].reshape(-1)}
-        )
+        self._parts: dict[int, torch.Tensor] = {}
+        if out is not None:
+            self._parts[participant.rank] = given[participant.rank].reshape(-1)
+
+    def offer(self, number: int) -> torch.Tensor:
+        return self._exchange.offer(number)
 
     def take(self, number: int, rank: int, tensor: torch.Tensor) -> None:
         own = next(iter(self._parts.values()))
@@ -114,8 +121,7 @@ class ScatterGatherReduce:
         self.description = description
         self.rounds = algorithms.scatter_gather(participant.rank, participant.world, tensor.numel())
         self._slices = algorithms.cut(tensor.numel(), participant.world)
-        self._rank, self._reduction = participant.rank, reduction
-        self._memory, self._tree = participant.memory, participant.tree
+        self._me, self._reduction = participant, reduction
         self.lends = tensor.is_contiguous() and participant.memory.owns(tensor)
         self._given = tensor.view(-1) if self.lends else stage({0: tensor}, participant.memory)[0]
         self._tensor = tensor
@@ -135,11 +141,11 @@ class ScatterGatherReduce:
             self._result[start:stop].copy_(tensor)
 
     def finish(self, number: int) -> None:
-        start, stop = self._slices[self._rank]
+        start, stop = self._slices[self._me.rank]
         if number == 0:
             if stop > start:
-                self._sum = self._memory.scratch(stop - start, self._given.dtype)
-                fold(self._parts, self._reduction, self._sum, steps=self._tree)
+                self._sum = self._me.memory.scratch(stop - start, self._given.dtype)
+                fold(self._parts, self._reduction, self._sum, steps=self._me.tree)
             self._parts = []
         else:
             self._result[start:stop].copy_(self._sum)

@@ -25,8 +25,7 @@ class TwoLevelReduce:
         self.description = description
         self._plan = hosts.two_levels(participant.rank, participant.hosts, tensor.numel())
         self.rounds = self._plan.rounds
-        self._rank, self._world, self._memory = participant.rank, participant.world, participant.memory
-        self._reduction = reduction
+        self._me, self._reduction = participant, reduction
         self.lends = tensor.is_contiguous() and participant.memory.owns(tensor)
         self._given = tensor.view(-1) if self.lends else stage({0: tensor}, participant.memory)[0]
         self._tensor = tensor
@@ -43,7 +42,7 @@ class TwoLevelReduce:
         if number == 0:
             self._keep(rank, tensor, len(self._whole), self._given.dtype)
         elif number == 1:
-            start, stop = self._plan.pieces[self._rank]
+            start, stop = self._plan.pieces[self._me.rank]
             self._keep(rank, tensor, stop - start, accumulate_dtype(self._given.dtype))
         elif number == 2:
             _copy(rank, tensor, self._whole, self._plan.pieces)
@@ -60,9 +59,9 @@ class TwoLevelReduce:
             self._sum_here()
         elif number == 1:
             self._sum_hosts()
-        elif number == 2 and self._rank in self._plan.owners:
+        elif number == 2 and self._me.rank in self._plan.owners:
             self._offered = self._whole
-            start, stop = self._plan.owners[self._rank]
+            start, stop = self._plan.owners[self._me.rank]
             self._result[start:stop].copy_(self._whole)
         elif number == 3 and not self._tensor.is_contiguous():
             self._tensor.copy_(self._result.view(self._tensor.shape))
@@ -71,21 +70,21 @@ class TwoLevelReduce:
         """Of my slice, over the ranks of this host."""
         if not len(self._whole):
             return
-        summed = self._memory.scratch(len(self._whole), accumulate_dtype(self._given.dtype))
+        summed = self._me.memory.scratch(len(self._whole), accumulate_dtype(self._given.dtype))
         fold(
             [self._parts[rank] for rank in self._plan.here],
             "sum" if self._reduction == "avg" else self._reduction,
             summed,
         )
-        start, stop = self._plan.pieces[self._rank]
-        self._offered, self._parts = summed, {self._rank: summed[start:stop]}
+        start, stop = self._plan.pieces[self._me.rank]
+        self._offered, self._parts = summed, {self._me.rank: summed[start:stop]}
 
     def _sum_hosts(self) -> None:
         """Of my piece of my slice, over the hosts."""
-        start, stop = self._plan.pieces.get(self._rank, (0, 0))
+        start, stop = self._plan.pieces.get(self._me.rank, (0, 0))
         if stop > start:
             parts = [self._parts[rank] for rank in self._plan.colleagues]
-            fold(parts, self._reduction, self._whole[start:stop], count=self._world)
+            fold(parts, self._reduction, self._whole[start:stop], count=self._me.world)
         self._offered, self._parts = self._whole[start:stop], {}
 
 

@@ -6,84 +6,17 @@ CUDA devices pass through pinned host memory.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from elastrain.comm.collectives.operations import Reduction
 from elastrain.comm.groups.group import Group
 from elastrain.comm.groups.work import Work
-
-_REDUCTIONS: tuple[tuple[Any, Reduction], ...] = (
-    (dist.ReduceOp.SUM, "sum"),
-    (dist.ReduceOp.AVG, "avg"),
-    (dist.ReduceOp.MIN, "min"),
-    (dist.ReduceOp.MAX, "max"),
-    (dist.ReduceOp.PRODUCT, "prod"),
-    (dist.ReduceOp.BAND, "band"),
-    (dist.ReduceOp.BOR, "bor"),
-    (dist.ReduceOp.BXOR, "bxor"),
-)
-
-
-class TorchWork(dist.Work):
-    """Several works as one of torch's; `source`: the group whose rank an awaited message came from."""
-
-    def __init__(self, works: Sequence[Work], tensors: Sequence[Tensor], group: Group) -> None:
-        super().__init__()
-        self._works, self._tensors, self._group = list(works), list(tensors), group
-        self._future: torch.futures.Future[list[Tensor]] | None = None
-
-    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """Raises MemberLost, Aborted, Timeout. The deadline is that of the call: `timeout` can not prolong it."""
-        for work in self._works:
-            work.wait()
-        return True
-
-    def is_completed(self) -> bool:
-        return all(work.done for work in self._works)
-
-    def is_success(self) -> bool:
-        return self.exception() is None and self.is_completed()
-
-    def exception(self) -> BaseException | None:
-        return next((work.error for work in self._works if work.error is not None), None)
-
-    def result(self) -> list[Tensor]:
-        return self._tensors
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def _source_rank(self) -> int:
-        (work,) = self._works
-        return self._group.members.index(work.source)
-
-    def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        if self._future is None:
-            far = sorted({t.device.index for t in self._tensors if t.is_cuda})
-            devices = [torch.device("cuda", index) for index in far]
-            ended: torch.futures.Future[None] = torch.futures.Future(devices=devices or None)  # type: ignore[arg-type]
-            # An error has to be raised inside `then`: set_exception on a future that DDP holds ends the run silently.
-            self._future = ended.then(self._outcome)
-            _after(self._works, lambda: ended.set_result(None))
-        return self._future
-
-    def _outcome(self, _ended: torch.futures.Future[None]) -> list[Tensor]:
-        self.wait()
-        return self._tensors
-
-
-def _after(works: list[Work], callback: Any) -> None:
-    if works:
-        works[0].then(lambda: _after(works[1:], callback))
-    else:
-        callback()
-
+from elastrain.comm.torch_backend import concatenated
+from elastrain.comm.torch_backend.call_options import as_list, reduction_of, root_of, timing_of
+from elastrain.comm.torch_backend.works import TorchWork
 
 # torch describes its C++ overloads, of which it calls a subclass only with the first: nothing to check against.
 _Base: Any = dist.ProcessGroup
@@ -129,84 +62,54 @@ class ProcessGroup(_Base):  # type: ignore[misc] # the base is Any for the reaso
     # Collectives
 
     def barrier(self, opts: Any = None) -> TorchWork:
-        return self._work([self.group.barrier(timeout_s=_timeout_s(opts), inline=_inline(opts))], [])
+        return self._work([self.group.barrier(**timing_of(opts))], [])
 
     def broadcast(self, tensors: list[Tensor] | Tensor, opts: Any) -> TorchWork:
-        root, seconds, tensors = _root(opts), _timeout_s(opts), _list(tensors)
-        return self._work(
-            [self.group.broadcast(t, root=root, timeout_s=seconds, inline=_inline(opts)) for t in tensors], tensors
-        )
+        root, timing, tensors = root_of(opts), timing_of(opts), as_list(tensors)
+        return self._work([self.group.broadcast(t, root=root, **timing) for t in tensors], tensors)
 
     def allreduce(self, tensors: list[Tensor] | Tensor, opts: Any = None) -> TorchWork:
-        reduction, seconds, tensors = _reduction(opts), _timeout_s(opts), _list(tensors)
-        return self._work(
-            [self.group.all_reduce(t, reduction, timeout_s=seconds, inline=_inline(opts)) for t in tensors], tensors
-        )
+        reduction, timing, tensors = reduction_of(opts), timing_of(opts), as_list(tensors)
+        return self._work([self.group.all_reduce(t, reduction, **timing) for t in tensors], tensors)
 
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> TorchWork:
-        return self.allreduce(tensors, opts)
+    allreduce_coalesced = allreduce
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> TorchWork:
-        reduction, root, seconds = _reduction(opts), opts.rootRank, _timeout_s(opts)
-        works = [self.group.reduce(t, reduction, root=root, timeout_s=seconds, inline=_inline(opts)) for t in tensors]
-        return self._work(works, tensors)
+        reduction, root, timing = reduction_of(opts), opts.rootRank, timing_of(opts)
+        return self._work([self.group.reduce(t, reduction, root=root, **timing) for t in tensors], tensors)
 
     def allgather(self, outs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> TorchWork:
-        seconds = _timeout_s(opts)
-        works = [
-            self.group.all_gather(o, t, timeout_s=seconds, inline=_inline(opts))
-            for o, t in zip(outs, tensors, strict=True)
-        ]
+        timing = timing_of(opts)
+        works = [self.group.all_gather(o, t, **timing) for o, t in zip(outs, tensors, strict=True)]
         return self._work(works, [t for out in outs for t in out])
 
     def allgather_coalesced(self, outs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> TorchWork:
-        # HostTensors torch gives one list per rank, each with one output per input.
+        # Here torch gives one list per rank, each with one output per input.
         return self.allgather([list(out) for out in zip(*outs, strict=True)], tensors, opts)
 
-    def all_gather_single(self, out: Tensor, tensor: Tensor, opts: Any = None) -> TorchWork:
-        return self.all_gather_single_coalesced([out], [tensor], opts)
-
-    def all_gather_single_coalesced(self, outs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> TorchWork:
-        # Stacked or concatenated, the elements come in the same order.
-        pieces = [list(_flat(out, "all_gather").chunk(self.group.size)) for out in outs]
-        return self._work(self.allgather(pieces, [t.reshape(-1) for t in tensors], opts)._works, outs)
-
     def reduce_scatter(self, outs: list[Tensor], tensors: list[list[Tensor]], opts: Any = None) -> TorchWork:
-        reduction, seconds = _reduction(opts), _timeout_s(opts)
-        works = [
-            self.group.reduce_scatter(o, t, reduction, timeout_s=seconds, inline=_inline(opts))
-            for o, t in zip(outs, tensors, strict=True)
-        ]
+        reduction, timing = reduction_of(opts), timing_of(opts)
+        works = [self.group.reduce_scatter(o, t, reduction, **timing) for o, t in zip(outs, tensors, strict=True)]
         return self._work(works, outs)
-
-    def reduce_scatter_single(self, out: Tensor, tensor: Tensor, opts: Any = None) -> TorchWork:
-        return self.reduce_scatter_single_coalesced([out], [tensor], opts)
-
-    def reduce_scatter_single_coalesced(self, outs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> TorchWork:
-        flat = [_flat(out, "reduce_scatter") for out in outs]
-        pieces = [list(tensor.reshape(-1).chunk(self.group.size)) for tensor in tensors]
-        return self._work(self.reduce_scatter(flat, pieces, opts)._works, outs)
 
     def gather(self, outs: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> TorchWork:
         out = outs[0] if outs else None
-        work = self.group.gather(out, tensors[0], root=opts.rootRank, timeout_s=_timeout_s(opts), inline=_inline(opts))
-        return self._work([work], out or [])
+        return self._work([self.group.gather(out, tensors[0], root=opts.rootRank, **timing_of(opts))], out or [])
 
     def scatter(self, outs: list[Tensor], tensors: list[list[Tensor]], opts: Any) -> TorchWork:
         given = tensors[0] if tensors else None
-        work = self.group.scatter(outs[0], given, root=opts.rootRank, timeout_s=_timeout_s(opts), inline=_inline(opts))
-        return self._work([work], outs)
+        return self._work([self.group.scatter(outs[0], given, root=opts.rootRank, **timing_of(opts))], outs)
 
     def alltoall(self, outs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> TorchWork:
-        return self._work(
-            [self.group.all_to_all(outs, tensors, timeout_s=_timeout_s(opts), inline=_inline(opts))], outs
-        )
+        return self._work([self.group.all_to_all(outs, tensors, **timing_of(opts))], outs)
 
-    def all_to_all_single(
-        self, out: Tensor, tensor: Tensor, out_rows: list[int], rows: list[int], opts: Any = None
-    ) -> TorchWork:
-        outs, given = _split(out, out_rows, self.group.size), _split(tensor, rows, self.group.size)
-        return self._work([self.group.all_to_all(outs, given, timeout_s=_timeout_s(opts), inline=_inline(opts))], [out])
+    # Collectives of one tensor for all ranks
+
+    all_gather_single = concatenated.all_gather
+    all_gather_single_coalesced = concatenated.all_gather_coalesced
+    reduce_scatter_single = concatenated.reduce_scatter
+    reduce_scatter_single_coalesced = concatenated.reduce_scatter_coalesced
+    all_to_all_single = concatenated.all_to_all
 
     # torch calls some of these by their former names
     _allgather_base = all_gather_single
@@ -228,44 +131,3 @@ class ProcessGroup(_Base):  # type: ignore[misc] # the base is Any for the reaso
 
     def _work(self, works: Sequence[Work], tensors: Sequence[Tensor]) -> TorchWork:
         return TorchWork(works, tensors, self.group)
-
-
-def _list(tensors: list[Tensor] | Tensor) -> list[Tensor]:
-    """torch's own code, DDP's `join` for one, also calls with a single tensor."""
-    return [tensors] if isinstance(tensors, Tensor) else tensors
-
-
-def _root(opts: Any) -> int:
-    return opts if isinstance(opts, int) else int(opts.rootRank)
-
-
-def _reduction(opts: Any) -> Reduction:
-    if opts is None:
-        return "sum"
-    wanted = getattr(opts, "reduceOp", opts)
-    # Not `in`: torch's operators are equal to the members of the enumeration, but hash differently.
-    found = [reduction for operator, reduction in _REDUCTIONS if wanted == operator]
-    if not found:
-        raise ValueError(f"{wanted} is not offered; there are {', '.join(name for _, name in _REDUCTIONS)}")
-    return found[0]
-
-
-def _timeout_s(opts: Any) -> float | None:
-    """None: torch's "not set" is negative or absent."""
-    seconds = getattr(opts, "timeout", datetime.timedelta(-1)).total_seconds()
-    return float(seconds) if seconds > 0 else None
-
-
-def _inline(opts: Any) -> bool:
-    """Whether torch is going to wait at once."""
-    return not getattr(opts, "asyncOp", True)
-
-
-def _flat(tensor: Tensor, what: str) -> Tensor:
-    if not tensor.is_contiguous():
-        raise ValueError(f"{what} into one tensor needs a contiguous one")
-    return tensor.view(-1)
-
-
-def _split(tensor: Tensor, rows: list[int], world: int) -> list[Tensor]:
-    return list(torch.split(tensor, list(rows))) if rows else list(tensor.chunk(world))

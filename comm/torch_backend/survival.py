@@ -41,22 +41,22 @@ from elastrain.comm.wire.values import LossCause
 _EXCHANGE_S = 2.0  # then somebody may have failed differently: propose again
 
 
-class Verdict(enum.Enum):
+class StepDecision(enum.Enum):
     STEP = "step"
     AGAIN = "again"
 
 
-def judge(steps: int, told: list[tuple[int, bool]]) -> tuple[Verdict, str]:
+def judge(steps: int, told: list[tuple[int, bool]]) -> tuple[StepDecision, str]:
     """What to do after a failure, from what all survivors told: steps made, and whether the gradients are complete.
 
     `steps`: those made here. Same answer for all members with equally many steps.
     """
     newest = max(made for made, _ in told)
     if newest > steps:
-        return Verdict.STEP, f"somebody has made step {newest}, so that all gradients were complete"
+        return StepDecision.STEP, f"somebody has made step {newest}, so that all gradients were complete"
     if all(complete for made, complete in told if made == newest) and min(made for made, _ in told) == newest:
-        return Verdict.STEP, "all gradients are complete"
-    return Verdict.AGAIN, "some gradients are not complete, and nobody has stepped"
+        return StepDecision.STEP, "all gradients are complete"
+    return StepDecision.AGAIN, "some gradients are not complete, and nobody has stepped"
 
 
 def may_go_on(agreed: Collection[str], survivors: Collection[str], proven: Collection[str]) -> tuple[bool, str]:
@@ -71,14 +71,14 @@ def may_go_on(agreed: Collection[str], survivors: Collection[str], proven: Colle
     return 2 * len(here) > len(alive), words
 
 
-class Attempt:
+class StepAttempt:
     """One try at forward and backward. Swallows the exceptions that a loss brings about, and no others."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.complete = False
 
-    def __enter__(self) -> Attempt:
+    def __enter__(self) -> StepAttempt:
         return self
 
     def __exit__(
@@ -89,16 +89,16 @@ class Attempt:
         return kind is not None and issubclass(kind, Exception) and self._session.communicator.error is not None
 
 
-def surviving(model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> Iterator[Attempt]:
+def surviving(model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> Iterator[StepAttempt]:
     """See the module. Raises Aborted when the others went on without this member or may have, the last error when no
     agreement is reached within the group's timeout, and TypeError for a model that is not wrapped in DDP."""
     _check_survives(model)
     session = bootstrap.session()
     while True:
-        attempt = Attempt(session)
+        attempt = StepAttempt(session)
         yield attempt
         verdict = _settle(session, complete=attempt.complete)
-        if verdict is Verdict.STEP:
+        if verdict is StepDecision.STEP:
             optimizer.step()
             session.steps += 1
             return
@@ -117,17 +117,17 @@ def _check_survives(model: torch.nn.Module) -> None:
     raise TypeError(f"expected a DistributedDataParallel model; got {type(model).__name__}")
 
 
-def _settle(session: Session, *, complete: bool) -> Verdict:
+def _settle(session: Session, *, complete: bool) -> StepDecision:
     if complete:
         try:
             session.communicator.world.barrier().wait()
-            return Verdict.STEP
+            return StepDecision.STEP
         except CommError:
             pass  # the view has to change: below
     return _recover(session, complete=complete)
 
 
-def _recover(session: Session, *, complete: bool) -> Verdict:
+def _recover(session: Session, *, complete: bool) -> StepDecision:
     deadline_s = time.monotonic() + session.timeout_s
     while True:
         _check_wanted(session)
@@ -138,7 +138,7 @@ def _recover(session: Session, *, complete: bool) -> Verdict:
                 raise
             continue
         verdict, reason = judge(session.steps, told)
-        if verdict is Verdict.STEP and not complete:
+        if verdict is StepDecision.STEP and not complete:
             raise CommError(f"this member has no gradients of step {session.steps + 1}, but {reason}: replicas differ")
         return verdict
 

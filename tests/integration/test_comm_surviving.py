@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from elastrain.comm.errors import Aborted
 from elastrain.comm.groups.group_generation import GroupGeneration
 from elastrain.comm.torch_backend import bootstrap
-from elastrain.comm.torch_backend.survival import Verdict, judge, may_go_on, surviving
+from elastrain.comm.torch_backend.survival import StepDecision, judge, may_go_on, surviving
 from tests.integration.test_comm_torch import _batch, _digest, _model, run
 
 _KILL_AT = 3
@@ -225,13 +225,13 @@ def test_an_error_of_the_users_own_comes_through(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("steps", "told", "verdict"),
     [
-        (4, [(4, True), (4, True)], Verdict.STEP),
-        (4, [(4, True), (4, False)], Verdict.AGAIN),
-        (4, [(4, True), (5, False)], Verdict.STEP),  # the other one came through the vote
-        (5, [(4, True), (5, False)], Verdict.AGAIN),
-        (5, [(4, True), (5, True)], Verdict.AGAIN),  # who is behind has no gradients of this step yet
-        (4, [(4, False)], Verdict.AGAIN),
+        (4, [(4, True), (4, True)], StepDecision.STEP),
+        (4, [(4, True), (4, False)], StepDecision.AGAIN),
+        (4, [(4, True), (5, False)], StepDecision.STEP),  # the other one came through the vote
+        (5, [(4, True), (5, False)], StepDecision.AGAIN),
+        (5, [(4, True), (5, True)], StepDecision.AGAIN),  # who is behind has no gradients of this step yet
+        (4, [(4, False)], StepDecision.AGAIN),
     ],
 )
-def test_the_verdict_after_a_failure(steps: int, told: list[tuple[int, bool]], verdict: Verdict) -> None:
+def test_the_verdict_after_a_failure(steps: int, told: list[tuple[int, bool]], verdict: StepDecision) -> None:
     assert judge(steps, told)[0] is verdict
