@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from elastrain.base.event_loop import EventLoop
 from elastrain.errors import ConfigError
 from elastrain.launcher import rundir, worker_start
 from elastrain.launcher.command_runner import CommandRunner, NodeParts
@@ -25,7 +26,6 @@ from elastrain.launcher.door import Door, listen_abstract, workers_handshake
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.faults import Fault, make_fault
 from elastrain.launcher.guardian import Guardian
-from elastrain.launcher.loop import Loop
 from elastrain.launcher.node_end import NodeEnd
 from elastrain.launcher.operator_messages import Answer, AskFault, Request
 from elastrain.launcher.peer_agents import AgentPort, ClusterAccess, PeerAgents
@@ -76,7 +76,7 @@ class Agent:
         self._log = EventLog(config.run.events, f"agent:{config.settings.node}")
         self._state = StateFile(config.run, self._log, self._describe)
         self._open = ExitStack()
-        self._loop = Loop()
+        self._loop = EventLoop()
 
     def run(self) -> End:
         """Start the workers, serve them until the job has ended, leave nothing behind. Raises ConfigError."""
@@ -100,7 +100,7 @@ class Agent:
     def _take_signals(self) -> None:
         signals = StopSignals()
         self._open.callback(signals.close)
-        self._loop.serve(signals, lambda: self._on_stop_signals(signals))
+        self._loop.register(signals, lambda _events: self._on_stop_signals(signals))
 
     def _open_up(self) -> None:
         """What is opened last is closed first: workers end before anything that they use."""

@@ -6,22 +6,22 @@ import os
 import socket
 from collections.abc import Callable
 
+from elastrain.base.event_loop import EventLoop
 from elastrain.codec import BadMessageError
 from elastrain.launcher.channel import Channel, peer_uid
 from elastrain.launcher.door import accept
-from elastrain.launcher.loop import Loop
 from elastrain.launcher.operator_messages import ANSWER, REQUEST, Answer, Request
 
 
 class ControlServer:
     """Reads requests from the listener's connections; `answer` is called with each, in the agent's loop."""
 
-    def __init__(self, loop: Loop, listener: socket.socket, answer: Callable[[Request], Answer]) -> None:
+    def __init__(self, loop: EventLoop, listener: socket.socket, answer: Callable[[Request], Answer]) -> None:
         self._loop = loop
         self._listener = listener
         self._answer = answer
         self._open: set[Channel] = set()
-        loop.serve(listener, self._on_connection)
+        loop.register(listener, lambda _events: self._on_connection())
 
     def close(self) -> None:
         for channel in self._open:
@@ -37,7 +37,7 @@ class ControlServer:
             return
         channel = Channel(sock)
         self._open.add(channel)
-        self._loop.serve(sock, lambda: self._on_request(channel))
+        self._loop.register(sock, lambda _events: self._on_request(channel))
 
     def _on_request(self, channel: Channel) -> None:
         try:
@@ -49,6 +49,6 @@ class ControlServer:
         for answer in answers:
             channel.send(ANSWER.encode(answer))
         if over:
-            self._loop.drop(channel.sock)
+            self._loop.unregister(channel.sock)
             self._open.discard(channel)
             channel.close()

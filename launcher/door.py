@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from elastrain.base.event_loop import EventLoop
 from elastrain.comm.wire.handshake import Handshake, Role
 from elastrain.errors import ConfigError
 from elastrain.launcher.channel import peer_uid
-from elastrain.launcher.loop import Loop
 
 _GREETINGS_MAX = 64
 _GREETING_S = 5.0
@@ -34,7 +34,7 @@ class Door:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         listener: socket.socket,
         handshake: Callable[[], Handshake],
         admit: Callable[[str, socket.socket], str | None],
@@ -47,7 +47,7 @@ class Door:
         self._log_refusal = log_refusal
         self._by_fd: dict[int, _Greeting] = {}
         self._crowded = False
-        loop.serve(listener, self._on_connection)
+        loop.register(listener, lambda _events: self._on_connection())
 
     def next_deadline_s(self) -> float | None:
         return min((greeting.due_s for greeting in self._by_fd.values()), default=None)
@@ -70,11 +70,11 @@ class Door:
             return
         greeting = _Greeting(sock=sock, handshake=self._new_handshake(), due_s=time.monotonic() + _GREETING_S)
         self._by_fd[sock.fileno()] = greeting
-        self._loop.serve(sock, lambda: self._on_bytes(greeting))
+        self._loop.register(sock, lambda _events: self._on_bytes(greeting))
         if len(self._by_fd) >= _GREETINGS_MAX:
             # The next wait in the kernel's queue: a worker on which the door is closed does not come again.
             self._crowded = True
-            self._loop.drop(self._listener)
+            self._loop.unregister(self._listener)
 
     def _on_bytes(self, greeting: _Greeting) -> None:
         try:
@@ -108,10 +108,10 @@ class Door:
 
     def _forget(self, greeting: _Greeting) -> None:
         del self._by_fd[greeting.sock.fileno()]
-        self._loop.drop(greeting.sock)
+        self._loop.unregister(greeting.sock)
         if self._crowded:
             self._crowded = False
-            self._loop.serve(self._listener, self._on_connection)
+            self._loop.register(self._listener, lambda _events: self._on_connection())
 
 
 def workers_handshake(secret: bytes, job: str) -> Handshake:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from elastrain.base.event_loop import EventLoop
 from elastrain.codec import BadMessageError
 from elastrain.comm.errors import CommError
 from elastrain.comm.wire.handshake import Handshake, Role, dial
 from elastrain.launcher.channel import Channel
 from elastrain.launcher.door import Door
-from elastrain.launcher.loop import Loop
 from elastrain.launcher.notices import NOTICE, Beat, Notice
 from elastrain.launcher.storethread import Inbox
 from elastrain.launcher.values import NodeRecord
@@ -73,7 +73,7 @@ class Links:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         inbox: Inbox,
         listener: socket.socket,
         passport: AgentPassport,
@@ -171,7 +171,7 @@ class Links:
         self._hang_up(link)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.channel, link.heard_s = Channel(sock), time.monotonic()
-        self._loop.serve(sock, lambda: self._on_bytes(link))
+        self._loop.register(sock, lambda _events: self._on_bytes(link))
         if not link.up:
             link.up = True
             self._events.on_up(link.record.name, "its agent answers")
@@ -245,7 +245,7 @@ class Links:
         with link.lock:
             channel, link.channel = link.channel, None
         if channel is not None:
-            self._loop.drop(channel.sock)
+            self._loop.unregister(channel.sock)
             channel.close()
 
     # ---- bytes

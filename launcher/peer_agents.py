@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from elastrain.base.event_loop import EventLoop
 from elastrain.errors import ConfigError
 from elastrain.launcher.core import events as ev
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.links import AgentPassport, LinkEvents, Links, listen
-from elastrain.launcher.loop import Loop
 from elastrain.launcher.notices import Exited, Notice
 from elastrain.launcher.registry import RegistryEvents, SharedRegistry
 from elastrain.launcher.standing_keys import News
@@ -48,13 +48,15 @@ class AgentPort:
 class PeerAgents:
     """`record` is completed by where this agent listens."""
 
-    def __init__(self, loop: Loop, log: EventLog, access: ClusterAccess, record: NodeRecord, port: AgentPort) -> None:
+    def __init__(
+        self, loop: EventLoop, log: EventLog, access: ClusterAccess, record: NodeRecord, port: AgentPort
+    ) -> None:
         self._log, self._port = log, port
         self._seen: dict[str, NodeRecord] = {}
         self._open = ExitStack()
         inbox = Inbox()
         self._open.callback(inbox.close)
-        loop.serve(inbox.fd, inbox.deliver)
+        loop.register(inbox.fd, lambda _events: inbox.deliver())
         listener = _listen(access.host)
         host = f"[{access.host}]" if ":" in access.host else access.host
         self.record = replace(record, endpoint=f"{host}:{listener.getsockname()[1]}")

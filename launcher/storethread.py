@@ -1,6 +1,6 @@
 """How a loop that must not stand still uses a store: calls go to a thread, answers come back through a descriptor.
 
-    inbox = Inbox();  loop.serve(inbox.fd, inbox.deliver)
+    inbox = Inbox();  loop.register(inbox.fd, lambda _events: inbox.deliver())
     calls = StoreThread(store, inbox)
     calls.call(lambda store: store.get(key), on_answer)   # at once; later: on_answer(Item | None | StoreError)
 

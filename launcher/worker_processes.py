@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastrain.agent_messages import FROM_WORKER, TO_WORKER, Hello
+from elastrain.base.event_loop import READ, WRITE, EventLoop
 from elastrain.codec import BadMessageError
 from elastrain.comm.shm.liveness import Watcher, watch_beacon
 from elastrain.launcher import priority, worker_start
@@ -18,7 +19,6 @@ from elastrain.launcher.channel import Channel, Received
 from elastrain.launcher.core import events as ev
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.guardian import Guardian
-from elastrain.launcher.loop import Loop
 from elastrain.launcher.values import Start, Tell
 from elastrain.launcher.worker_start import Logs, Script, WorkerEnvironment, WorkerProcess
 
@@ -49,7 +49,7 @@ class WorkerProcesses:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         log: EventLog,
         spec: WorkerSpec,
         guardian: Guardian,
@@ -62,7 +62,7 @@ class WorkerProcesses:
         # Filled by watcher threads; the eventfd wakes the loop.
         self._mutex_deaths: deque[tuple[str, float]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        loop.serve(self._wake, self._on_wake)
+        loop.register(self._wake, lambda _events: self._on_wake())
 
     @property
     def running(self) -> list[str]:
@@ -87,7 +87,7 @@ class WorkerProcesses:
         self._handles[command.member] = _WorkerHandle(process=process)
         self._log.write("worker_start", member=command.member, pid=process.pid, slot=command.slot)
         self._happen(ev.WorkerStarted(member=command.member, pid=process.pid))
-        self._loop.serve(process.pidfd, lambda: self._on_process_end(command.member))
+        self._loop.register(process.pidfd, lambda _events: self._on_process_end(command.member))
 
     def tell(self, command: Tell) -> None:
         handle = self._handles.get(command.member)
@@ -98,7 +98,7 @@ class WorkerProcesses:
             self._on_channel(command.member)
             self._drop_channel(command.member)
         elif handle.channel.wants_to_write:
-            self._loop.want_write(handle.channel.sock, True)
+            self._loop.modify(handle.channel.sock, READ | WRITE)
 
     def restore_priority(self, member: str, *, ahead: bool = False) -> None:
         self._restore_due_s.pop(member, None)
@@ -127,7 +127,7 @@ class WorkerProcesses:
         if handle is None or not handle.running or handle.channel is not None:
             return f"{member} is no worker that this agent waits for"
         handle.channel = Channel(sock)
-        self._loop.serve(sock, lambda: self._on_channel(member))
+        self._loop.register(sock, lambda _events: self._on_channel(member))
         return None
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class WorkerProcesses:
         died_s = time.monotonic()
         self.hear_all()
         self._happen(ev.WorkerDied(member=member, source="pidfd", at_s=died_s))
-        self._loop.drop(handle.process.pidfd)
+        self._loop.unregister(handle.process.pidfd)
         self._guardian.unwatch(handle.process.pid)
         exit_code = handle.process.reap()
         handle.running = False
@@ -182,7 +182,7 @@ class WorkerProcesses:
         if received.closed or not alive:
             self._drop_channel(member)
         elif handle.channel is not None:
-            self._loop.want_write(channel.sock, channel.wants_to_write)
+            self._loop.modify(channel.sock, READ | WRITE * channel.wants_to_write)
 
     def _hear(self, member: str, received: Received) -> None:
         try:
@@ -209,7 +209,7 @@ class WorkerProcesses:
         handle = self._handles[member]
         if handle.channel is None:
             return
-        self._loop.drop(handle.channel.sock)
+        self._loop.unregister(handle.channel.sock)
         handle.channel.close()
         handle.channel = None
         self._happen(ev.ChannelClosed(member=member))

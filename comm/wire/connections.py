@@ -13,12 +13,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from elastrain.base.event_loop import EventLoop
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.shm.segments import SharedMemory
 from elastrain.comm.wire.event_queue import EventQueue
 from elastrain.comm.wire.link import Link
 from elastrain.comm.wire.link_table import LinkTable
-from elastrain.comm.wire.loop import Loop
 from elastrain.comm.wire.losses import DESCRIPTIONS, Reports, judge, says_more
 from elastrain.comm.wire.opener import Opener, OpenerEvents
 from elastrain.comm.wire.ring import Ring
@@ -34,7 +34,7 @@ class MeshConnections:
     def __init__(
         self,
         links: LinkTable,
-        loop: Loop,
+        loop: EventLoop,
         memory: SharedMemory,
         credentials: Credentials,
         config: MeshConfig,

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from elastrain.base.event_loop import READ, WRITE, EventLoop
 from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.wire.handshake import Handshake, Role
-from elastrain.comm.wire.loop import READ, WRITE, Loop
 from elastrain.comm.wire.values import Credentials, MeshConfig, Peer
 
 _GREETINGS_MAX = 256
@@ -63,7 +63,9 @@ class DoorEvents:
 class Door:
     """One UNIX listener, and a TCP one where the transport asks for it."""
 
-    def __init__(self, loop: Loop, events: DoorEvents, me: str, credentials: Credentials, config: MeshConfig) -> None:
+    def __init__(
+        self, loop: EventLoop, events: DoorEvents, me: str, credentials: Credentials, config: MeshConfig
+    ) -> None:
         if credentials.secret is None and not config.loopback:
             raise ValueError(f"links on {config.bind_host} need a secret: without one anybody in the network may join")
         self._loop, self._events, self._config = loop, events, config
@@ -94,13 +96,13 @@ class Door:
     def _open_up(self) -> None:
         self._accept_again_s = None
         for listener in self._listeners:
-            self._loop.register(listener.fileno(), READ, partial(self._accept, listener))
+            self._loop.register(listener, partial(self._accept, listener))
 
     def _shut(self) -> None:
         """Who comes waits in the kernel's queue. Without a pause it would wake us without end."""
         self._accept_again_s = time.monotonic() + _ACCEPT_AGAIN_S
         for listener in self._listeners:
-            self._loop.unregister(listener.fileno())
+            self._loop.unregister(listener)
 
     def _accept(self, listener: socket.socket, _events: int) -> None:
         for _ in range(16):
@@ -183,7 +185,7 @@ class Door:
             connecting=connecting,
         )
         self._greetings.add(greeting)
-        self._loop.register(sock.fileno(), WRITE if connecting else READ, lambda _events: self._advance(greeting))
+        self._loop.register(sock, lambda _events: self._advance(greeting), WRITE if connecting else READ)
         if not connecting:
             self._advance(greeting)
 
@@ -215,7 +217,7 @@ class Door:
             return False
         greeting.connecting = False
         greeting.deadline_s = self._handshake_deadline_s(greeting.call)
-        self._loop.modify(greeting.sock.fileno(), READ)
+        self._loop.modify(greeting.sock, READ)
         return True
 
     def _exchange(self, greeting: _Greeting) -> None:
@@ -238,7 +240,7 @@ class Door:
 
     def _forget(self, greeting: _Greeting) -> None:
         self._greetings.discard(greeting)
-        self._loop.unregister(greeting.sock.fileno())
+        self._loop.unregister(greeting.sock)
 
     def _dismiss(self, greeting: _Greeting, reason: str) -> None:
         self._forget(greeting)

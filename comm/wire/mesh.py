@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from elastrain.base.event_loop import EventLoop
 from elastrain.comm.errors import CommError, MemberLost
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.shm.segments import Segment, SharedMemory
@@ -25,7 +26,6 @@ from elastrain.comm.wire.connections import LinkPlan, MeshConnections
 from elastrain.comm.wire.door import choose_address
 from elastrain.comm.wire.frames import FIRST_CONTROL_KIND
 from elastrain.comm.wire.link_table import LinkTable
-from elastrain.comm.wire.loop import READ, Loop
 from elastrain.comm.wire.ring import dials
 from elastrain.comm.wire.values import Credentials, Event, Frame, MeshConfig, Peer
 
@@ -56,7 +56,7 @@ class Mesh:
         self._config = config = config or MeshConfig()
         self.memory = SharedMemory(config.segment_bytes, huge_pages=config.huge_pages)
         self.links = LinkTable(me, node)
-        self._loop = Loop()
+        self._loop = EventLoop()
         try:
             credentials = Credentials(job=job, secret=secret)
             self._connections = MeshConnections(self.links, self._loop, self.memory, credentials, config, beacon)
@@ -211,7 +211,7 @@ class Mesh:
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Call `callback` inside poll whenever `fd` is readable (or at its end)."""
-        self._loop.register(fd, READ, lambda _events: callback())
+        self._loop.register(fd, lambda _events: callback())
 
     # Ending
 

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from elastrain.base.event_loop import EventLoop
 from elastrain.comm.wire.door import Door, DoorEvents
 from elastrain.comm.wire.link import Link, farewell
 from elastrain.comm.wire.link_table import LinkTable
-from elastrain.comm.wire.loop import READ, Loop
 from elastrain.comm.wire.ring import dials
 from elastrain.comm.wire.values import Credentials, LossCause, MeshConfig
 
@@ -36,7 +36,7 @@ class Opener:
     """Brings the links of a view about, one of each. Called by the thread that polls."""
 
     def __init__(
-        self, links: LinkTable, loop: Loop, events: OpenerEvents, credentials: Credentials, config: MeshConfig
+        self, links: LinkTable, loop: EventLoop, events: OpenerEvents, credentials: Credentials, config: MeshConfig
     ) -> None:
         """Raises OSError where no listener can be made, ValueError for a network without a secret."""
         self._links, self._loop, self._events, self._config = links, loop, events, config
@@ -118,7 +118,7 @@ class Opener:
             self._connect(link, generation, sock)
             return
         link.opening.request = sock
-        self._loop.register(sock.fileno(), READ, lambda _events: self._on_request_ended(link))
+        self._loop.register(sock, lambda _events: self._on_request_ended(link))
 
     def _on_accepted(self, link: Link, generation: int, sock: socket.socket) -> None:
         if dials(self._links.me, link.peer.id):  # a request: it is answered by dialling
@@ -156,7 +156,7 @@ class Opener:
     def _end_request(self, link: Link) -> None:
         request, link.opening.request = link.opening.request, None
         if request is not None:
-            self._loop.unregister(request.fileno())
+            self._loop.unregister(request)
             request.close()
 
     def _on_refused(self, member: str | None, reason: str, ended: bool) -> None:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
+from elastrain.base.event_loop import READ, WRITE, EventLoop
 from elastrain.comm.errors import OutOfMemory, ProtocolError
 from elastrain.comm.shm.segments import Segment
 from elastrain.comm.wire.event_queue import EventQueue
 from elastrain.comm.wire.link import Link
 from elastrain.comm.wire.link_table import LinkTable
-from elastrain.comm.wire.loop import READ, WRITE, Loop
 from elastrain.comm.wire.stream import Stream
 from elastrain.comm.wire.values import Frame, MeshConfig
 
@@ -33,7 +33,7 @@ class Traffic:
     """Sends, receives and registers streams with the loop. Called by the thread that polls, but for deaths."""
 
     def __init__(
-        self, links: LinkTable, loop: Loop, queue: EventQueue, events: TrafficEvents, config: MeshConfig
+        self, links: LinkTable, loop: EventLoop, queue: EventQueue, events: TrafficEvents, config: MeshConfig
     ) -> None:
         self._links, self._loop, self._queue, self._events, self._config = links, loop, queue, events, config
         self._notices: list[tuple[int, bytes]] = []  # said to all in this generation
@@ -42,12 +42,12 @@ class Traffic:
     def attach(self, link: Link, sock: socket.socket) -> None:
         """The link has its connection now."""
         link.stream = Stream(sock, link.outbox, self._config.caps)
-        self._loop.register(sock.fileno(), READ, lambda events: self._serve(link, events))
+        self._loop.register(sock, lambda events: self._serve(link, events))
         self.flush(link)
 
     def detach(self, link: Link) -> None:
         if link.stream is not None:
-            self._loop.unregister(link.stream.sock.fileno())
+            self._loop.unregister(link.stream.sock)
         link.hang_up()
 
     def _serve(self, link: Link, events: int) -> None:
@@ -122,7 +122,7 @@ class Traffic:
         """A link with too many held frames is not read: its sender is to wait, not this member's memory to fill."""
         if link.stream is not None:
             full = len(link.held) >= self._config.max_held_frames
-            self._loop.modify(link.stream.sock.fileno(), (0 if full else READ) | (WRITE if link.outbox else 0))
+            self._loop.modify(link.stream.sock, (0 if full else READ) | (WRITE if link.outbox else 0))
 
     @contextmanager
     def losing_without_memory(self, link: Link) -> Iterator[None]:

@@ -11,17 +11,17 @@ from contextlib import contextmanager
 
 import pytest
 
+from elastrain.base.event_loop import EventLoop
 from elastrain.comm.wire.handshake import dial
 from elastrain.launcher import door
 from elastrain.launcher.door import Door, listen_abstract, workers_handshake
-from elastrain.launcher.loop import Loop
 
 SECRET = b"s" * 32
 
 
 @contextmanager
-def _open_door() -> Iterator[tuple[Loop, str, list[str]]]:
-    loop, name, admitted, kept = Loop(), f"elastrain-test/{os.getpid()}/{time.monotonic_ns()}", [], []
+def _open_door() -> Iterator[tuple[EventLoop, str, list[str]]]:
+    loop, name, admitted, kept = EventLoop(), f"elastrain-test/{os.getpid()}/{time.monotonic_ns()}", [], []
 
     def admit(member: str, sock: socket.socket) -> None:
         admitted.append(member)

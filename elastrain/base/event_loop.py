@@ -4,44 +4,61 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 
 
+class HasFileno(Protocol):
+    """A socket, for one."""
+
+    def fileno(self) -> int: ...
+
+
+Source = int | HasFileno
+
+
 @dataclass(kw_only=True)
-class _Registration:
+class _Watched:
     callback: Callable[[int], None]
     events: int
     born: int
 
 
-class Loop:
-    """Driven by one thread at a time; only `wake` may be called from others, and all beside `wait`."""
+class EventLoop:
+    """Callbacks get the events that are ready; they never block, and may register and unregister anything.
+
+    Driven by one thread at a time. Other threads may call `wake` at any time, and anything while one is in `wait`.
+    """
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._registered: dict[int, _Registration] = {}
+        self._watched: dict[int, _Watched] = {}
         self._round = 0
         self._open = True
         self._epoll.register(self._wake_fd, READ)
 
-    def register(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
-        self._registered[fd] = _Registration(callback=callback, events=events, born=self._round)
+    def register(self, source: Source, callback: Callable[[int], None], events: int = READ) -> None:
+        fd = _fd(source)
+        self._watched[fd] = _Watched(callback=callback, events=events, born=self._round)
         self._epoll.register(fd, events)
 
-    def modify(self, fd: int, events: int) -> None:
-        registration = self._registered[fd]
-        if registration.events != events:
-            registration.events = events
+    def modify(self, source: Source, events: int) -> None:
+        fd = _fd(source)
+        watched = self._watched[fd]
+        if watched.events != events:
+            watched.events = events
             self._epoll.modify(fd, events)
 
-    def unregister(self, fd: int) -> None:
-        """To be called before the descriptor is closed."""
-        if self._registered.pop(fd, None):
+    def unregister(self, source: Source) -> None:
+        """Before the descriptor is closed. Nothing happens where it is not registered."""
+        fd = _fd(source)
+        if self._watched.pop(fd, None):
             self._epoll.unregister(fd)
 
     def wake(self) -> None:
@@ -52,10 +69,14 @@ class Loop:
             except OSError:
                 pass  # full: it is awake already; closed meanwhile: nobody is left to wake
 
+    def turn(self, deadline_s: float | None) -> None:
+        """Serve what is ready; wait for it until the deadline (time.monotonic()) at most."""
+        self.serve(self.wait(None if deadline_s is None else max(0.0, deadline_s - time.monotonic())))
+
+    # A turn in two halves, between which another thread may take over
+
     def wait(self, timeout_s: float | None) -> list[tuple[int, int]]:
-        """Wait until something is ready, at most `timeout_s`: what is, for `serve`. Other threads may use the other
-        methods meanwhile.
-        """
+        """Wait until something is ready, at most `timeout_s`; returns what is, for `serve`."""
         self._round += 1
         return self._epoll.poll(-1 if timeout_s is None else timeout_s)
 
@@ -65,10 +86,10 @@ class Loop:
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
                 continue
-            registration = self._registered.get(fd)
+            watched = self._watched.get(fd)
             # The descriptor may have been closed since `wait` began, and another one opened anew under its number.
-            if registration is not None and registration.born < self._round:
-                registration.callback(events)
+            if watched is not None and watched.born < self._round:
+                watched.callback(events)
 
     def close(self) -> None:
         """Close its own two descriptors. In a forked child this leaves the parent's loop as it is."""
@@ -76,3 +97,7 @@ class Loop:
             self._open = False
             self._epoll.close()
             os.close(self._wake_fd)
+
+
+def _fd(source: Source) -> int:
+    return source if isinstance(source, int) else source.fileno()
