@@ -12,7 +12,7 @@ be replayed nor reflected. Nothing is encrypted. The secret must be random: an e
 one. A missing secret (None) is the empty one: it keeps strange jobs apart, but keeps nobody out; use it on one host
 only.
 
-`Handshake` does no I/O; `dial` and `accept` run it over a plain socket. Torch may never come in: the launcher uses it.
+`Handshake` does no I/O; `dial` runs it over a plain socket. Torch may never come in: the launcher uses it.
 """
 
 from __future__ import annotations
@@ -209,17 +209,11 @@ def dial(
 
     Reads not one byte beyond the handshake. Raises HandshakeRefused, Timeout; the caller closes the socket then.
     """
-    return _run(sock, Handshake(Role.DIAL, secret=secret, job=job, me=me, expect=expect), timeout_s)
+    return run(sock, Handshake(Role.DIAL, secret=secret, job=job, me=me, expect=expect), timeout_s)
 
 
-def accept(
-    sock: socket.socket, *, secret: bytes | None, job: str, me: str, timeout_s: float, expect: str | None = None
-) -> str:
-    """Run the accepting end over a connected stream socket and return the peer's name. See `dial`."""
-    return _run(sock, Handshake(Role.ACCEPT, secret=secret, job=job, me=me, expect=expect), timeout_s)
-
-
-def _run(sock: socket.socket, handshake: Handshake, timeout_s: float) -> str:
+def run(sock: socket.socket, handshake: Handshake, timeout_s: float) -> str:
+    """Run one end over a connected stream socket, waiting for the other. Raises as `dial`."""
     before_s = sock.gettimeout()
     deadline_s = time.monotonic() + timeout_s
     try:

@@ -31,17 +31,17 @@ JUNK: dict[str, Junk] = {
     "fence without a tensor": (FrameKind.FENCE, b"", ()),
     "fence of floats": (FrameKind.FENCE, b"", (torch.ones(1),)),
     "fence of none": (FrameKind.FENCE, b"", (torch.empty(0, dtype=torch.int64),)),
-    "letter, cut short": (FrameKind.MESSAGE, b"", (torch.ones(3),)),
-    "letter without a tensor": (FrameKind.MESSAGE, bytes(24), ()),
-    "board, cut short": (FrameKind.RINGS, b"\1", (torch.zeros(8, dtype=torch.uint8),)),
-    "board too small": (FrameKind.RINGS, bytes(8), (torch.zeros(8, dtype=torch.uint8),)),
+    "message, cut short": (FrameKind.MESSAGE, b"", (torch.ones(3),)),
+    "message without a tensor": (FrameKind.MESSAGE, bytes(24), ()),
+    "rings, cut short": (FrameKind.RINGS, b"\1", (torch.zeros(8, dtype=torch.uint8),)),
+    "rings too small": (FrameKind.RINGS, bytes(8), (torch.zeros(8, dtype=torch.uint8),)),
     "abort, cut short": (FrameKind.ABORT, b"", ()),
     "unknown kind": (0x7777, b"what is this", ()),
 }
 
 
 def _send(comm: Communicator, to: str, junk: Junk) -> None:
-    comm._driver.call(lambda: comm.send(to, *junk))
+    comm._driver.call(lambda: comm._mesh.send(to, *junk))
 
 
 @both

@@ -38,7 +38,8 @@ def _arm(when: str, ddp: DistributedDataParallel) -> None:
         first.register_post_accumulate_grad_hook(lambda _: _die())  # the last gradient: other buckets are on their way
     else:
         sends = 0
-        send = communicator.send
+        mesh = communicator._mesh
+        send = mesh.send
 
         def send_and_die(member: str, kind: int, body: bytes, tensors: Any = ()) -> None:
             nonlocal sends
@@ -50,7 +51,7 @@ def _arm(when: str, ddp: DistributedDataParallel) -> None:
                     _die()
             send(member, kind, body, tensors)
 
-        communicator.send = send_and_die  # type: ignore[method-assign]
+        mesh.send = send_and_die  # type: ignore[method-assign]
 
         # On one host nothing is sent: one write shows it to all, but not all have looked when the writer dies.
         publish = GroupGeneration._publish

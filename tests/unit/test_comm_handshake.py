@@ -121,7 +121,7 @@ def test_own_names_are_checked(name: str) -> None:
 def _accept_beside(sock: socket.socket, secret: bytes, results: list[str | CommError]) -> threading.Thread:
     def run() -> None:
         try:
-            results.append(hs.accept(sock, secret=secret, job="job", me="b", timeout_s=5))
+            results.append(hs.run(sock, hs.Handshake(hs.Role.ACCEPT, secret=secret, job="job", me="b"), 5))
         except CommError as error:
             results.append(error)
 
