@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
 from elastrain.agent_messages import Progress
+from elastrain.launcher.core import Core
 from elastrain.launcher.core.cluster import Cluster
+from elastrain.launcher.core.events import Event
 from elastrain.launcher.core.joins import Joins
 from elastrain.launcher.core.peer_changes import PeerChanges
 from elastrain.launcher.core.rendezvous import Rendezvous
@@ -48,6 +50,33 @@ def test_agents_end_or_go_on_whatever_dies_and_when(chunk: int) -> None:
 def test_as_many_schedules_of_agents_as_asked_for() -> None:
     first, _, behind = os.environ.get("ELASTRAIN_AGENT_SCHEDULES", "0:5000").partition(":")
     play(range(int(first), int(behind)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_log_of_events_and_ticks_replays_an_agent(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else goes into its core, and nothing else comes out."""
+    logs: dict[Core, list[tuple[Event | None, float, list[Command]]]] = defaultdict(list)
+    handle, on_tick = Core.handle, Core.on_tick
+
+    def heard(core: Core, event: Event, now: float) -> list[Command]:
+        commands = handle(core, event, now)
+        logs[core].append((event, now, list(commands)))
+        return commands
+
+    def ticked(core: Core, now: float) -> list[Command]:
+        commands = on_tick(core, now)
+        logs[core].append((None, now, list(commands)))
+        return commands
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Core, "handle", heard)
+        patch.setattr(Core, "on_tick", ticked)
+        World(seed).run()
+    assert len(logs) >= 2
+    for core, log in logs.items():
+        again = Core(core.cluster.config, (), choose=lambda members: members[-1])
+        for event, now, commands in log:
+            assert (again.on_tick(now) if event is None else again.handle(event, now)) == commands
 
 
 # ---- planted bugs: each was once in the code, or nearly. A plant replaces one rule of one part.

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from elastrain.errors import ConfigError
-from elastrain.launcher.faults import Fault, make_fault, read_faults
+from elastrain.launcher.faults import Fault, make_fault
+from elastrain.launcher.faults_file import read_faults
 
 
 def test_fault_at_once_has_no_place() -> None:

@@ -91,6 +91,8 @@ def _is_pure(path: Path) -> bool:
 
 
 PURE = [path for path in files(ROOT / "elastrain") if _is_pure(path)]
+AGENT_VALUES = frozenset(f"elastrain.launcher.{name}" for name in ("core", "values", "notices", "faults"))
+"""What the agent's core may import besides: its own parts, and values that it shares with the agent around it."""
 PURE_MODULES = frozenset(module_of(path).removesuffix(".__init__") for path in PURE)
 PRODUCT = [path for room in ("elastrain", *ROOMS) for path in files(ROOT / room)]
 
@@ -130,6 +132,12 @@ def test_the_base_imports_nothing_of_ours_and_no_torch(path: Path) -> None:
     assert not {name for name in _imports(path) if within(name, {"elastrain", "torch"}) and not within(name, BASE)}
     if within(module_of(path), PURE_BASE):
         assert not_pure(path.read_text(), module_of(path)) == set()
+
+
+@pytest.mark.parametrize("path", files(ROOT / "launcher/core"), ids=lambda p: p.name)
+def test_what_the_agent_decides_uses_only_values(path: Path) -> None:
+    beyond = not_pure(path.read_text(), module_of(path))
+    assert {name for name in beyond if not within(name, AGENT_VALUES)} == set()
 
 
 @pytest.mark.parametrize("path", PURE, ids=lambda p: p.name)

@@ -12,7 +12,8 @@ import typer
 
 from elastrain.errors import ConfigError
 from elastrain.launcher.environment import inherited
-from elastrain.launcher.faults import Fault, read_faults
+from elastrain.launcher.faults import Fault
+from elastrain.launcher.faults_file import read_faults
 from elastrain.launcher.run_options import KEY_TTL_S, Waits
 from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, WorkerMemory
 from elastrain.offload.directories import try_directory
