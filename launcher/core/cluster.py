@@ -71,7 +71,7 @@ class Cluster:
     def is_alive(self, member: str) -> bool:
         """Not proven dead."""
         worker = self.workers.by_id.get(member)
-        if worker is not None:
+        if worker is not None:  # this agent reaps it: nobody knows better
             return worker.alive
         return member not in self.peers.dead_members and not self._is_of_a_former_start(member)
 
@@ -81,6 +81,7 @@ class Cluster:
         if known is None:
             return False
         there = self.peers.nodes.get(known.node)
+        # Of its own node's name in the view, but none of its workers: of the agent that it succeeds.
         return known.node == self.config.node or (there is not None and there.record.incarnation > known.incarnation)
 
     def alive_in_view(self) -> list[str]:
@@ -100,6 +101,7 @@ class Cluster:
 
     def unlinked_nodes(self) -> set[str]:
         """Nodes with members in the view whose agents do not answer."""
+        # A node that is not known is one of which nothing has been heard yet, or that is dead.
         names = {member.node for member in self.members} - {self.config.node}
         nodes = self.peers.nodes
         return {name for name in names if name not in nodes or not nodes[name].linked}

@@ -43,8 +43,10 @@ class Failures:
         if not worker.alive:
             return []
         worker.follow(Course.DIE)
+        # Whom it did not reach, or who did not reach it, no longer matters: it is out of the next view.
         self._suspicions.forget(worker.id)
         self._deadlines.drop(LeaveDue(worker.id), WarmUpDue(worker.id))
+        # The others hear of it before this agent proposes: several proposals at once are answered by one view.
         commands: list[Command] = [death(worker.id, event.source, event.at_s, now)]
         if not self._config.alone:
             commands.append(TellNodes(message=Exited(member=worker.id)))
@@ -62,10 +64,12 @@ class Failures:
         how = f"{worker.id} ended {describe_exit(exit_code)}"
         if worker.stage in (Stage.LEFT, Stage.DROPPED):
             return self._shutdown.on_peaceful_exit(worker, how, now)
+        # An error so early would repeat itself in each replacement: the user should read it at once.
         if exit_code > 0 and self._script.blames_the_script:
             return self._shutdown.finish(1, f"{how} before the first commit", self._shutdown.last_traceback)
         cluster = self._cluster
         gone = cluster.view is not None and not cluster.alive_in_view() and not self._shutdown.finishing
+        # Before the first commit nothing is lost with the last member: a replacement begins the job anew.
         if gone and (self._cluster.progress.begun or exit_code == 0):
             place = self._script.place_of(worker.id)
             how = f"the script raised on {worker.id} at {place}" if place else how

@@ -75,6 +75,7 @@ class FaultRequests:
 
     def hand_over(self, worker: Worker) -> list[Command]:
         """It is ready: the faults that wait for it, or for any worker of this node."""
+        # Fault files name members that do not exist yet: a replacement takes what was meant for its number.
         mine = [f for f in self._waiting if f.member == worker.id or f.node == self._config.node]
         self._waiting = [f for f in self._waiting if f not in mine]
         return [command for fault in mine for command in (_log(fault), _tell(fault, worker))]

@@ -29,5 +29,6 @@ class FinalDigests:
         """Living members of the view, on nodes that answer and have not left, whose digests are not known yet."""
         cluster = self._cluster
         away, left = cluster.unlinked_nodes(), cluster.peers.left
+        # Whoever has left has told its digest before, over the same link; a silent node might never tell it.
         there = [m for m in cluster.members if m.node not in away and (m.node, m.incarnation) not in left]
         return [m.id for m in there if cluster.is_alive(m.id) and m.id not in self._by_member]

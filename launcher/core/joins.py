@@ -59,7 +59,7 @@ class Joins:
 
     def _begin_late(self) -> list[Command]:
         present, most = self._cluster.peers.present(), self._config.nodes_max
-        if len(present) > most:
+        if len(present) > most:  # it would be one node more than the operator has allowed for
             there = ", ".join(record.name for record in present if record.name != self._config.node)
             sentence = f"the job has all its {most} nodes ({there}): raise MAX in --nnodes to add more"
             return self._shutdown.finish(1, sentence, everywhere=False)
@@ -84,6 +84,7 @@ class Joins:
     def _start(self, slot: int, *, number: int, rank: int, replaces: str = "") -> Start:
         cluster, roster = self._cluster, self._cluster.roster
         assert roster is not None
+        # The first workers wait for each other anyway; later ones warm up behind those that train.
         member, initial = f"m{number}", not cluster.late and cluster.view is None
         cluster.workers.by_id[member] = Worker(id=member, slot=slot, initial=initial, replaces=replaces)
         names = [record.name for record in roster.nodes]
@@ -123,6 +124,7 @@ class Joins:
             return self._end_who_misspoke(worker.id, f"a hello of {hello.member} from {worker.id}, {worker.state}")
         if self.spec is not None:
             return self._admit(worker, hello, self.spec, now)
+        # What the first hello says is put; the store decides whose was first among all nodes.
         self._unchecked.append((worker, hello))
         return [PutSpec(spec=dict(hello.spec))] if len(self._unchecked) == 1 else []
 
@@ -163,7 +165,7 @@ class Joins:
             Tell(member=worker.id, message=Refused(reason=sentence)),
             Log(event="refused", fields={"member": worker.id, "reason": difference}, say=sentence),
         ]
-        if worker.initial:
+        if worker.initial:  # the job cannot begin without it; a joiner's refusal costs only the joiner
             return commands + self._shutdown.finish(1, sentence)
         self._deadlines.set_first(LeaveDue(worker.id), now + self._config.times.leave_timeout_s)
         return commands
@@ -175,6 +177,7 @@ class Joins:
         worker.progress.take(message)
         worker.follow(Course.COMMIT)
         self._cluster.progress.take(message)
+        # A replacement that dies before it has done anything counts for ever: else a crash loop had no end.
         if first and worker.replaces:
             self._deadlines.set(RestartDue(worker.replaces), now + self._config.times.restart_counts_s)
         begins: list[Command] = [] if self._cluster.progress.begun else [PutBegun()]

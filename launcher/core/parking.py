@@ -35,6 +35,7 @@ class Parking:
         """Monotonic time since which the store has not answered; None while it does."""
 
     def on_store_away(self, event: StoreWentAway, now: float) -> list[Command]:
+        # The first failed call is news; those that follow are the same outage.
         if self._shutdown.end is not None or self.store_away_since_s is not None:
             return []
         self.store_away_since_s = now
@@ -70,4 +71,5 @@ class Parking:
         assert self.parked is not None
         limit_s = self._config.times.park_timeout_s
         sentence = f"parked for {limit_s:g} s: {self.parked.reason}. Raise --park-timeout to wait longer"
+        # Alone: others may see a majority, or the store, that this node does not.
         return self._shutdown.finish(1, sentence, everywhere=False)

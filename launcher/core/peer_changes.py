@@ -48,10 +48,11 @@ class PeerChanges:
         if self._shutdown.end is not None or record.name == self._config.node:
             return []
         if known is not None and known.record.incarnation == record.incarnation:
+            # Its lease may have lapsed with the store and be there again: the same start of the node, nothing is lost.
             known.record, known.leased = record, True
             return self._view_changes.settle(now)
         commands: list[Command] = [Log(event="node", fields={"node": record.name, "incarnation": record.incarnation})]
-        if known is not None:
+        if known is not None:  # no worker outlives its agent, and a name belongs to one agent at a time
             commands += self._lose_node(known, "its name is taken by its successor", now)
         self._peers.nodes[record.name] = PeerNode(record=record)
         return commands + self._view_changes.settle(now)
@@ -63,7 +64,7 @@ class PeerChanges:
             return []
         peer.leased = False
         log = Log(event="lease_gone", fields={"node": event.node, "linked": peer.linked})
-        if peer.linked:
+        if peer.linked:  # it lives: the store has lost the key, not the node
             return [log]
         if not peer.met:  # it may only have been slow
             self._deadlines.set(MeetDue(event.node), now + self._config.times.meet_s)
@@ -75,7 +76,7 @@ class PeerChanges:
         peer = self._peers.nodes.get(due.node)
         if peer is None:
             return self._on_absent(due.node, now)
-        if peer.leased or peer.met:
+        if peer.leased or peer.met:  # it came back in time, or its link tells from now on
             return []
         return self._lose_node(peer, "its lease is gone, and its agent was never reached", now)
 
@@ -89,6 +90,7 @@ class PeerChanges:
     def _lose_node(self, peer: PeerNode, why: str, now: float) -> list[Command]:
         """The node is proven dead, and all its members with it."""
         name = peer.record.name
+        # Forgotten whole: a node of that name that comes again is another one.
         self._peers.nodes.pop(name, None)
         if self._shutdown.end is not None:
             return []
@@ -117,6 +119,7 @@ class PeerChanges:
         peer.linked, peer.suspected = event.up, event.closed and not event.up
         peer.met = peer.met or event.up
         log = Log(event="link", fields={"node": event.node, "up": event.up, "reason": event.reason})
+        # Neither sign of life is left. While its key stands, the lease decides: only the link may be broken.
         if not event.up and not peer.leased:
             return [log, *self._lose_node(peer, f"its lease is gone, and {event.reason}", now)]
         if not event.up and not event.closed:
@@ -153,6 +156,7 @@ class PeerChanges:
     def _lose_members(self, members: Sequence[str], source: str, now: float) -> list[Command]:
         """Proof that members of other nodes are gone."""
         dead = self._peers.dead_members
+        # Of its own workers this agent has better proof; what is known already is not told twice.
         new = [m for m in members if m not in self._cluster.workers.by_id and m not in dead]
         dead.update(new)
         in_view = [m for m in new if m in self._cluster.ids]

@@ -35,6 +35,7 @@ class Peers:
 
     def present(self) -> list[NodeRecord]:
         """The nodes that are there, this one too, in the order in which they came."""
+        # A node whose lease has ended may be slow, but no job should begin with it.
         present = [self.record, *(peer.record for peer in self.nodes.values() if peer.leased)]
         return sorted(present, key=lambda record: record.incarnation)
 

@@ -33,6 +33,7 @@ class Rendezvous:
     def try_roster(self, now: float, *, last_call_is_over: bool = False) -> list[Command]:
         present = self._cluster.peers.present()
         if self._roster_is_put or len(present) < self._config.nodes_min:
+            # A node went while more were waited for: the call begins again with the next one.
             self._deadlines.drop(LastCallDue())
             return []
         if len(present) < self._config.nodes_max and not last_call_is_over:
@@ -66,11 +67,13 @@ class Rendezvous:
         cluster, commands = self._cluster, list[Command]()
         first = self._first_nodes()
         others = [cluster.peers.nodes[record.name] for record in first if record.name != self._config.node]
+        # A view with a node whose agent cannot be reached would be parked as soon as one of its workers is lost.
         if not cluster.workers.all_are_ready or not all(peer.linked for peer in others):
             return commands, None
         ready = tuple(cluster.as_member(worker) for worker in cluster.workers.living)
         if self._config.alone:
             return commands, first_view(ready)
+        # Every agent says so of its own workers in its key; whoever sees all of them first proposes.
         record = cluster.peers.record
         if record.ready != ready:
             cluster.peers.record = replace(record, ready=ready)

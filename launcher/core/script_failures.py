@@ -46,7 +46,7 @@ class ScriptFailures:
         self._begin_with(failure)
         commands: list[Command] = [] if self._config.alone else [TellNodes(message=_raised(failure))]
         commands += self._judge(failure)
-        if self._shutdown.end is None:
+        if self._shutdown.end is None:  # it prints its traceback first
             self._deadlines.set_first(LeaveDue(worker.id), now + self._config.times.leave_timeout_s)
         return commands
 

@@ -34,8 +34,10 @@ class Shutdown:
         """`everywhere`: the job is over on all nodes; else this node ends, and others may go on."""
         if self.end is not None:
             return []
+        # Nodes that come late must not wait for a job whose work is done, however this node came to its end.
         over = everywhere or (code == 0 and self.finishing)
         self.end = End(code=code, sentence=sentence, detail=detail, everywhere=everywhere, job_is_over=over)
+        # What was waited for must not act on a job that has ended.
         self._deadlines.clear()
         self._cluster.progress.explain(sentence)
         if self._config.alone or not (everywhere or code == 0):
@@ -77,6 +79,7 @@ class Shutdown:
         commands += self._compare(worker.id, message.digest)
         if self.end is not None:
             return commands
+        # A process that hangs after its work must not keep the node, or the other nodes, from ending.
         if self._cluster.view is not None and not self._cluster.unfinished():
             for other in self._cluster.mine_in_view():
                 self._deadlines.set_first(LeaveDue(other.id), now + self._config.times.exit_timeout_s)
@@ -106,6 +109,7 @@ class Shutdown:
 
     def on_peaceful_exit(self, worker: Worker, how: str, now: float) -> list[Command]:
         """It had finished, or was of no more use."""
+        # The script goes on after the job: what fails there is the user's to know, though no state is lost.
         if worker.stage is Stage.LEFT and worker.exit_code != 0:
             return self.finish(1, f"{how} after it had finished its work")
         if self._cluster.view is not None and not self._cluster.unfinished():
@@ -121,7 +125,7 @@ class Shutdown:
 
     def _end_surplus(self) -> list[Command]:
         workers = self._cluster.workers
-        workers.vacancies.clear()
+        workers.vacancies.clear()  # numbers on their way start nobody any more
         commands: list[Command] = []
         for other in workers.living:
             if not other.finished and other.stage is not Stage.SURPLUS:
@@ -141,6 +145,7 @@ class Shutdown:
             return self.finish(
                 1, f"{how} before the first commit, and no worker is left on this node", everywhere=False
             )
+        # Plain scripts say nothing of steps or ends: their exit codes are all there is.
         if not any(codes) or not alive:
             return self.finish(0, "every worker's script has ended", everywhere=False)
         return self.finish(1, f"no worker is left on this node; {len(alive)} elsewhere go on", everywhere=False)

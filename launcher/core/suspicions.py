@@ -48,7 +48,7 @@ class Suspicions:
         cluster, worker = self._cluster, self._cluster.workers.by_id.get(member)
         if member not in cluster.ids or self._shutdown.finishing or not cluster.is_alive(member):
             return []
-        if worker is not None and worker.finished:
+        if worker is not None and worker.finished:  # it closes its links because it leaves
             return []
         self._by_member.setdefault(member, set()).add(by)
         # A death is proven within milliseconds; what is still alive after this time has lost its links, not its life.
@@ -64,9 +64,11 @@ class Suspicions:
         if self._view_changes.proposing:  # what stands next may already be without one of them
             self._deadlines.set(SuspicionDue(), now + self._config.times.suspicion_s)
             return []
+        # Judged once: a suspicion that still holds is said again within seconds.
         suspicions, self._by_member = self._by_member, {}
         if cluster.view is None or self._shutdown.finishing or cluster.first_answering_node() != self._config.node:
             return []
+        # Words from nodes that do not answer are out of date: silence has its own judgement.
         unlinked = cluster.unlinked_nodes()
         proposal = without_a_suspect(
             cluster.view,

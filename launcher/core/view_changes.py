@@ -42,6 +42,7 @@ class ViewChanges:
         """Whatever the job lacks by now: a roster, its first view, another view, its end."""
         if self._shutdown.end is not None:
             return []
+        # In the order of a job's life: what comes later needs what comes first.
         if self._cluster.roster is None:
             return self._rendezvous.try_roster(now)
         ended = self._shutdown.look_at_digests_again()
@@ -56,12 +57,14 @@ class ViewChanges:
 
     def _adopt(self, view: View, now: float) -> list[Command]:
         cluster, before = self._cluster, self._cluster.view
+        # The store and links bring the same view several times, and an older one late.
         if self._shutdown.end is not None or (before is not None and view.generation <= before.generation):
             return []
-        if not view.members:
+        if not view.members:  # how the end of a job that has lost its state is agreed upon
             return self._shutdown.finish(1, view.reason, self._shutdown.last_traceback)
         cluster.view = view
         self._cluster.progress.begun = self._cluster.progress.begun or view.begun
+        # A node that was gone before this one came has no key that could end: nothing but a deadline tells of it.
         for name in {member.node for member in view.members} - {self._config.node, *cluster.peers.nodes}:
             self._deadlines.set_first(MeetDue(name), now + self._config.times.absent_s)
         self._deadlines.drop(JoinDue())
@@ -70,6 +73,7 @@ class ViewChanges:
         fields = {"generation": view.generation, "members": list(view.ids), "reason": view.reason}
         commands.append(Log(event="view", fields=fields, say=_describe(view)))
         commands += self._faults.choose_victims() if before is None else []
+        # More may have happened while this view was on its way: what is still wanted is proposed on top.
         return commands + self.settle(now)
 
     def _enter_mine(self) -> list[Command]:
@@ -100,6 +104,7 @@ class ViewChanges:
         if self._shutdown.end is not None or view is None or self.proposing or self._shutdown.finishing:
             return []
         names = {member.node for member in view.members}
+        # A node that leaves right after an outage may take the keys along although the others are there.
         if 2 * len(names - self._cluster.unlinked_nodes()) > len(names):
             return self.propose(view)
         return self._shutdown.finish(1, "the job has ended while this node could not be reached", everywhere=False)
@@ -110,6 +115,7 @@ class ViewChanges:
             return []
         if event.view is None:
             return self._ask_later(now)
+        # Nothing new in the answer: another agent's view came by the watch before. The wish may still stand.
         return self._adopt(event.view, now) or self.settle(now)
 
     def _ask_later(self, now: float) -> list[Command]:
@@ -134,11 +140,11 @@ class ViewChanges:
         return commands + (self.propose(view) if view is not None else [])
 
     def _edit(self, view: View, now: float) -> list[Command]:
-        if self.proposing:
+        if self.proposing:  # two proposals of one generation could only get in each other's way
             return []
         if not self._cluster.alive_in_view():
             return self._on_nobody_alive(view, now)
-        if self._shutdown.finishing:
+        if self._shutdown.finishing:  # nobody waits for anybody any more, so nobody needs another view
             return self._parking.unpark(now)
         return self._edit_among_the_living(view, now)
 
@@ -173,9 +179,10 @@ class ViewChanges:
         The end is put as a view without members: a view that stands in the store and is not known here comes first.
         """
         left = self._cluster.peers.left
+        # A node that has left in good order proves that the work was done: it goes only then.
         if self._shutdown.finishing or any((m.node, m.incarnation) in left for m in view.members):
             return self._parking.unpark(now) + self._shutdown.end_if_nobody_is_left_to_join()
-        if not self._cluster.progress.begun:
+        if not self._cluster.progress.begun:  # the initial state is as good with anybody
             return self._parking.unpark(now) + self._begin_anew(view)
         if not self._speaks_for_the_dead(view):
             return self._parking.unpark(now)
@@ -191,7 +198,7 @@ class ViewChanges:
         """Their own agents know best how they ended; others speak only where none of those answers."""
         workers = self._cluster.workers.by_id
         mine = [workers[m] for m in view.ids if m in workers]
-        if mine:
+        if mine:  # their exit codes say whether a script ended or a machine failed: wait for all of them
             return None not in [w.exit_code for w in mine] and any(w.exit_code for w in mine)
         answering = self._cluster.peers.answering()
         return not any((m.node, m.incarnation) in answering for m in view.members)
