@@ -7,73 +7,62 @@ Times are monotonic seconds, given by the caller. What follows when one has pass
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from msgspec import Struct
 
-@dataclass(frozen=True)
-class RendezvousDue:
+
+class RendezvousDue(Struct, frozen=True):
     """The least number of nodes should have come."""
 
 
-@dataclass(frozen=True)
-class LastCallDue:
+class LastCallDue(Struct, frozen=True):
     """More nodes than the least are waited for no longer."""
 
 
-@dataclass(frozen=True)
-class JoinDue:
+class JoinDue(Struct, frozen=True):
     """The last of the first workers should be ready."""
 
 
-@dataclass(frozen=True)
-class SilenceDue:
+class SilenceDue(Struct, frozen=True):
     """Nodes that do not answer by now are suspected."""
 
 
-@dataclass(frozen=True)
-class SuspicionDue:
+class SuspicionDue(Struct, frozen=True):
     """A suspected member that still lives has lost its links, not its life."""
 
 
-@dataclass(frozen=True)
-class AskStoreDue:
+class AskStoreDue(Struct, frozen=True):
     """A store that did not answer is asked again."""
 
 
-@dataclass(frozen=True)
-class ParkedDue:
+class ParkedDue(Struct, frozen=True):
     """A change of the view has waited for too long."""
 
 
-@dataclass(frozen=True)
-class DigestsDue:
+class DigestsDue(Struct, frozen=True):
     """The digests of the other members should have come."""
 
 
-@dataclass(frozen=True)
-class MeetDue:
+class MeetDue(Struct, frozen=True):
     """A node without a key should have answered."""
 
     node: str
 
 
-@dataclass(frozen=True)
-class WarmUpDue:
+class WarmUpDue(Struct, frozen=True):
     """A joiner gets full priority, ready or not."""
 
     member: str
 
 
-@dataclass(frozen=True)
-class RestartDue:
+class RestartDue(Struct, frozen=True):
     """The restart of the member that was replaced no longer counts."""
 
     member: str
 
 
-@dataclass(frozen=True)
-class LeaveDue:
+class LeaveDue(Struct, frozen=True):
     """A worker should have ended by itself."""
 
     member: str

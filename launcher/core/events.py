@@ -7,8 +7,9 @@ an agent exactly.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+from msgspec import Struct
 
 from elastrain.agent_messages import FromWorker
 from elastrain.launcher.notices import Notice, Over
@@ -18,55 +19,48 @@ from elastrain.world import View
 # ---- this node's workers
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerStarted:
+class WorkerStarted(Struct, frozen=True, kw_only=True):
     """Its process runs."""
 
     member: str
     pid: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartFailed:
+class StartFailed(Struct, frozen=True, kw_only=True):
     """The process could not even be started."""
 
     member: str
     problem: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerSpoke:
+class WorkerSpoke(Struct, frozen=True, kw_only=True):
     """It said something; a worker that has died meanwhile is still heard."""
 
     member: str
     message: FromWorker
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerMisspoke:
+class WorkerMisspoke(Struct, frozen=True, kw_only=True):
     """It said what no worker says."""
 
     member: str
     problem: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChannelClosed:
+class ChannelClosed(Struct, frozen=True, kw_only=True):
     """It can no longer be told anything."""
 
     member: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class MutexBroke:
+class MutexBroke(Struct, frozen=True, kw_only=True):
     """The kernel has marked its robust mutex, before it closes anything: the first sign of a death, seen at `at_s`."""
 
     member: str
     at_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerDied:
+class WorkerDied(Struct, frozen=True, kw_only=True):
     """Proof that the process is gone (`source`: mutex or pidfd), known at `at_s`. Its exit code may come later."""
 
     member: str
@@ -74,8 +68,7 @@ class WorkerDied:
     at_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerExited:
+class WorkerExited(Struct, frozen=True, kw_only=True):
     """The process is reaped; `WorkerDied` came before. `exit_code` < 0 is minus the signal."""
 
     member: str
@@ -85,22 +78,19 @@ class WorkerExited:
 # ---- the other nodes
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeCame:
+class NodeCame(Struct, frozen=True, kw_only=True):
     """A node has put a key under its lease, or says something new of itself in it."""
 
     record: NodeRecord
 
 
-@dataclass(frozen=True, kw_only=True)
-class LeaseEnded:
+class LeaseEnded(Struct, frozen=True, kw_only=True):
     """A node's key is gone from the store."""
 
     node: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinkChanged:
+class LinkChanged(Struct, frozen=True, kw_only=True):
     """The agent of another node answers, or no longer does. `closed`: its machine says that the agent is gone."""
 
     node: str
@@ -109,16 +99,14 @@ class LinkChanged:
     closed: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoticeCame:
+class NoticeCame(Struct, frozen=True, kw_only=True):
     """Another agent spoke."""
 
     node: str
     notice: Notice
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeLeft:
+class NodeLeft(Struct, frozen=True, kw_only=True):
     """A node has gone in good order: its notice says so, or the store, where it went before the agents had met."""
 
     node: str
@@ -127,82 +115,70 @@ class NodeLeft:
 # ---- the store
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeRegistered:
+class NodeRegistered(Struct, frozen=True, kw_only=True):
     """This node is in the store, as `record` says: the agent begins."""
 
     record: NodeRecord
 
 
-@dataclass(frozen=True, kw_only=True)
-class RosterStands:
+class RosterStands(Struct, frozen=True, kw_only=True):
     """The nodes that begin the job are known."""
 
     roster: Roster
 
 
-@dataclass(frozen=True, kw_only=True)
-class NumberTaken:
+class NumberTaken(Struct, frozen=True, kw_only=True):
     """The number of a new member; it takes the place that waits longest."""
 
     number: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpecStands:
+class SpecStands(Struct, frozen=True, kw_only=True):
     """What all members must have in common, as the store holds it."""
 
     spec: Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ViewStands:
+class ViewStands(Struct, frozen=True, kw_only=True):
     """The store holds this view now: one of this agent's, or one that was faster."""
 
     view: View
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProposalAnswered:
+class ProposalAnswered(Struct, frozen=True, kw_only=True):
     """What the store holds after a proposal of this agent: it, or another's. None: the store does not answer."""
 
     view: View | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ViewRemoved:
+class ViewRemoved(Struct, frozen=True, kw_only=True):
     """Somebody has taken the view out of the store, as the last node of a job does."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FirstCommitStands:
+class FirstCommitStands(Struct, frozen=True, kw_only=True):
     """The store says that a step has been committed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EndStands:
+class EndStands(Struct, frozen=True, kw_only=True):
     """The store says how the job ended, before or instead of the notice."""
 
     over: Over
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoreWentAway:
+class StoreWentAway(Struct, frozen=True, kw_only=True):
     """The store does not answer. Steps go on; whether a change waits for it shows when one is wanted."""
 
     problem: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoreCameBack:
+class StoreCameBack(Struct, frozen=True, kw_only=True):
     """The store answers again."""
 
 
 # ---- the operator
 
 
-@dataclass(frozen=True, kw_only=True)
-class StopAsked:
+class StopAsked(Struct, frozen=True, kw_only=True):
     """A signal, or a fault of the agent itself. Other nodes go on without this one."""
 
     code: int

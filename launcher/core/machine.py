@@ -57,19 +57,12 @@ class Core:
     # ---- entries
 
     def handle(self, event: ev.Event, now: float) -> list[Command]:
-        match event:
-            case ev.StopAsked():
-                return self.shutdown.on_stop(event, now)
-            case ev.NodeCame() | ev.LeaseEnded() | ev.LinkChanged() | ev.NoticeCame() | ev.NodeLeft():
-                return self._on_node_event(event, now)
-            case ev.NodeRegistered() | ev.RosterStands() | ev.NumberTaken() | ev.SpecStands():
-                return self._on_answer_to_a_start(event, now)
-            case ev.ViewStands() | ev.ProposalAnswered() | ev.ViewRemoved() | ev.FirstCommitStands() | ev.EndStands():
-                return self._on_news_of_the_job(event, now)
-            case ev.StoreWentAway():
-                return self.parking.on_store_away(event, now)
-            case ev.StoreCameBack():
-                return self.parking.on_store_back(event, now)
+        if isinstance(event, ev.StopAsked):
+            return self.shutdown.on_stop(event, now)
+        if isinstance(event, ev.StoreEvent):
+            return self._on_store_event(event, now)
+        if isinstance(event, ev.NodeEvent):
+            return self._on_node_event(event, now)
         return self._on_worker_event(event, now)
 
     def on_tick(self, now: float) -> list[Command]:
@@ -114,9 +107,7 @@ class Core:
             case ev.NoticeCame():
                 return self._on_notice(event.node, event.notice, now)
 
-    def _on_answer_to_a_start(
-        self, event: ev.NodeRegistered | ev.RosterStands | ev.NumberTaken | ev.SpecStands, now: float
-    ) -> list[Command]:
+    def _on_store_event(self, event: ev.StoreEvent, now: float) -> list[Command]:
         match event:
             case ev.NodeRegistered():
                 self._rendezvous.begin(event.record, now)
@@ -127,24 +118,21 @@ class Core:
                 return self.joins.on_number(event, now)
             case ev.SpecStands():
                 return self.joins.on_spec(event, now)
-
-    def _on_news_of_the_job(
-        self,
-        event: ev.ViewStands | ev.ProposalAnswered | ev.ViewRemoved | ev.FirstCommitStands | ev.EndStands,
-        now: float,
-    ) -> list[Command]:
-        match event:
             case ev.ViewStands():
                 return self._views.on_view(event, now)
             case ev.ProposalAnswered():
                 return self._views.on_answer(event, now)
             case ev.ViewRemoved():
                 return self._views.on_removed(event, now)
-            case ev.EndStands():
-                return self.shutdown.on_end(event, now)
             case ev.FirstCommitStands():
                 self.cluster.progress.begun = True
                 return []
+            case ev.EndStands():
+                return self.shutdown.on_end(event, now)
+            case ev.StoreWentAway():
+                return self.parking.on_store_away(event, now)
+            case ev.StoreCameBack():
+                return self.parking.on_store_back(event, now)
 
     def _on_message(self, worker: Worker, message: am.FromWorker, now: float) -> list[Command]:
         """A worker spoke. Words of a worker that is gone are still heard where they tell why."""
