@@ -68,7 +68,7 @@ class Engine:
         """The view that the mesh is in; read by the main thread for rank and world size."""
         self._core = core
         self._parts = parts
-        self._outgoing = Outgoing(parts.mesh, parts.executor.payload, parts.faults, parts.journal)
+        self._outgoing = Outgoing(parts.mesh, parts.executor.books.payload, parts.faults, parts.journal)
         self._events: deque[p.Event] = deque()
         self._pace = LoopFirst(parts.clock)
         self._recovery = RecoveryDeadline(parts.clock)
@@ -122,15 +122,15 @@ class Engine:
             self._parts.executor,
             self._parts.handover,
         )
-        wait_s = self._pace.wait_s(has_news=handover.has_news, has_work_behind=bool(executor.behind))
+        wait_s = self._pace.wait_s(has_news=handover.has_news, has_work_behind=executor.books.has_work_behind)
         for arrival in mesh.poll(wait_s):
             self._on_arrival(arrival)
         for message in agent.heard():
             self._on_message(message)
         for told in handover.take():
             self._on_told(told)
-        if executor.behind and not handover.has_news and self._pace.may_work_behind():
-            for result in executor.work_behind():
+        if executor.books.has_work_behind and not handover.has_news and self._pace.may_work_behind():
+            for result in executor.books.work_behind():
                 self._handle(result)
         if self._recovery.is_over():
             self._suspect_the_silent()
@@ -164,7 +164,7 @@ class Engine:
     def _on_told(self, told: Told) -> None:
         match told:
             case TryAgain(compute=compute):
-                self._parts.handover.give(Assignment(compute, self._parts.executor.change_slot()))
+                self._parts.handover.give(Assignment(compute, self._parts.executor.books.slots.change()))
             case StepBegun(event=event):
                 self._parts.executor.hyper[event.step] = told.hyper
                 self._outgoing.use_loop_payload(told.payload)
@@ -186,9 +186,9 @@ class Engine:
     def _note(self, event: p.Event) -> None:
         """What the main thread has done to gradient slots enters the books before the commands that need it."""
         if isinstance(event, p.BlockDone):
-            self._parts.executor.block_done(event)
+            self._parts.executor.books.slots.block_done(event)
         elif isinstance(event, p.Ready):
-            self._parts.executor.end_run()
+            self._parts.executor.books.slots.end_run()
 
     # -------------------------------------------------------------------------------------------------------- commands
 
@@ -231,7 +231,7 @@ class Engine:
         executor = self._parts.executor
         if isinstance(command, p.Compute):
             self._pace.let_loop_go_first(HANDED_OVER_S)
-            slot = executor.start_run()
+            slot = executor.books.slots.start_run()
         else:
             slot = executor.check_slot()
         self._parts.handover.give(Assignment(command, slot))

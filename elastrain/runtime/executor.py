@@ -1,4 +1,4 @@
-"""Carries out the protocol's commands on tensors: the member's books (`elastrain.ledger`) over its memory.
+"""Carries out the protocol's commands on tensors: the member's books (`elastrain.books.ledger`) over its memory.
 
 Called by one thread only (the engine's). Decides nothing, sends nothing, waits for nothing. What a message refers to
 lies in this member's shared memory and is not changed before the protocol says that nobody reads it any more.
@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from elastrain import protocol as p
+from elastrain.books.ledger import Ledger
 from elastrain.layout import Layout
-from elastrain.ledger import Ledger
 from elastrain.offload.device import Device
 from elastrain.runtime.arithmetic import TensorArithmetic
 from elastrain.runtime.model import Allocate, GradientSlot, ModelState
@@ -19,8 +20,8 @@ from elastrain.runtime.optimizer import Hyper, PieceOptimizer
 from elastrain.runtime.shelf import Shelf
 
 
-class Executor(Ledger):
-    """The ledger of a worker, and how much memory all of it takes."""
+class Executor:
+    """Owns the books of a worker, and says how much memory all of it takes."""
 
     def __init__(
         self,
@@ -40,14 +41,13 @@ class Executor(Ledger):
         self._tensors = TensorArithmetic(
             layout=layout, model=model, optimizer=optimizer, allocate=allocate, max_grad_norm=max_grad_norm
         )
-        super().__init__(
+        self.books = Ledger(
             runs=runs,
             lanes=[max(1, len(shard.lanes)) for shard in layout.shards],
             arithmetic=self._tensors,
             states=self._shelves[0],
             scratch=self._shelves[1],
         )
-
         self._check_bytes = 0
 
     def check_slot(self) -> GradientSlot:
@@ -67,8 +67,16 @@ class Executor(Ledger):
 
     def warm_up(self) -> None:
         """Get the first slot's memory from the kernel before somebody waits for it."""
-        self.start_run().zero()
-        self.end_run()
+        self.books.slots.start_run().zero()
+        self.books.slots.end_run()
+
+    def carry_out(self, command: p.Command) -> p.Event | None:
+        """Do the work of one command, on tensors."""
+        result = self.books.carry_out(command)
+        if isinstance(command, p.EndAttempt):
+            for over in [at for at in list(self.hyper) if at < command.step]:
+                del self.hyper[over]
+        return result
 
     # ----------------------------------------------------------------------------------------------- memory, in bytes
 
@@ -95,11 +103,6 @@ class Executor(Ledger):
     def memory_bytes(self) -> int:
         """All that this class and the model hold in memory."""
         return self.model.nbytes + self.gradients_bytes() + self.states_bytes()[0]
-
-    def _end_attempt(self, step: int) -> None:
-        super()._end_attempt(step)
-        for over in [at for at in list(self.hyper) if at < step]:
-            del self.hyper[over]
 
     def _home(self, shard: int) -> Tensor:
         return self.model.parameters_of(self.layout.shards[shard])

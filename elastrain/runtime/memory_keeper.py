@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastrain import memory_budget as budget
+from elastrain.books.behind import BEHIND_BYTES
 from elastrain.errors import ConfigError, NoRoomError
 from elastrain.fold import Node, leaves
-from elastrain.ledger import BEHIND_BYTES
 from elastrain.member.copies import COPY_BUDGET_BYTES
 from elastrain.offload.device import Device
 from elastrain.offload.engines.posix import PosixEngine

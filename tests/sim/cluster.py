@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastrain import protocol as p
-from elastrain.ledger import Ledger
 from elastrain.membership import HoldersByShard, Outcome, propose
 from elastrain.messages import Ack, Digests, Gradient, Partial, Publish, ShardCopy
 from elastrain.placement import Placement
@@ -105,8 +104,6 @@ class Part:
 
 
 class Cluster:
-    ledger: type[Ledger] = Ledger
-
     def __init__(self, scenario: Scenario, seed: int, truth: Truth | None) -> None:
         self.scenario = scenario
         self.rng = random.Random(seed)
@@ -170,7 +167,7 @@ class Cluster:
         name = f"m{len(self.members)}"
         nodes = self.scenario.nodes or 10**9
         member = Member(id=name, node=f"n{len(self.members) % nodes}")
-        self.members[name] = SimMember(name, self.shape, self.scenario.budget_bytes, ledger=self.ledger, frozen=FROZEN)
+        self.members[name] = SimMember(name, self.shape, self.scenario.budget_bytes, frozen=FROZEN)
         self.members[name].watch = self.checks.command
         self.members[name].noise = name if self.scenario.noisy else ""
         self.members[name].carries = self.scenario.carries

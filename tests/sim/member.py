@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from elastrain import protocol as p
-from elastrain.ledger import Ledger
+from elastrain.books.ledger import Ledger
 from elastrain.member.lifecycle import Lifecycle
 from elastrain.member.machine import Machine
 from elastrain.member.roles import Roles
@@ -59,7 +59,6 @@ class SimMember:
         shape: Shape,
         copy_budget_bytes: int = 1 << 20,
         *,
-        ledger: type[Ledger] = Ledger,
         frozen: frozenset[int] = frozenset(),
     ) -> None:
         self.me = me
@@ -68,7 +67,7 @@ class SimMember:
         self.core.handle(p.CopyBudgetSet(parameters_bytes=copy_budget_bytes))
         self.symbols = Symbols(shape, frozen, self._flip)
         self.states: Shelf[int] = Shelf(self.symbols.model)
-        self.ledger = ledger(
+        self.ledger = Ledger(
             runs=shape.runs,
             lanes=[len(shard.lanes) for shard in shape.shards],
             arithmetic=self.symbols,
@@ -152,7 +151,7 @@ class SimMember:
 
     def compute_again(self, run: Run) -> None:
         """The drive did not give back what was saved for this backward."""
-        slot: Slot = self.ledger.change_slot()
+        slot: Slot = self.ledger.slots.change()
         run.slot = slot
 
     def contribution_of_run(self, step: int, run: int) -> Contribution:
@@ -172,7 +171,7 @@ class SimMember:
 
     def flip(self, rng: random.Random) -> None:
         """One bit somewhere in this member's memory, or in what it computes or copies next."""
-        kept = list(self.ledger._kept.values())
+        kept = list(self.ledger._states._kept.values())
         cells = [*self.symbols.model, *(self.states[shard].cell for shard in self.states), *kept]
         cell = rng.choice([None, *cells])
         if cell is None:
@@ -193,7 +192,7 @@ class SimMember:
 
     def work_behind(self) -> Outbox | None:
         """Some background work, if there is any."""
-        if not self.ledger.behind:
+        if not self.ledger.has_work_behind:
             return None
         self.symbols.is_behind = True
         events = self.ledger.work_behind()
@@ -202,7 +201,7 @@ class SimMember:
 
     @property
     def has_work_behind(self) -> bool:
-        return bool(self.ledger.behind)
+        return self.ledger.has_work_behind
 
     def _handle(self, first: Sequence[p.Event]) -> Outbox:
         out = Outbox()
@@ -220,9 +219,9 @@ class SimMember:
 
     def _before(self, event: p.Event) -> None:
         if isinstance(event, p.BlockDone):
-            self.ledger.block_done(event)
+            self.ledger.slots.block_done(event)
         elif isinstance(event, p.Ready):
-            self.ledger.end_run()
+            self.ledger.slots.end_run()
 
     def _release(self) -> None:
         """What is free may get any other content at once. A free slot is not touched before the next run zeroes it."""
@@ -239,7 +238,7 @@ class SimMember:
             case p.ReadView():
                 out.read_view = True
             case p.Compute():
-                out.compute.append(Run(command, self.ledger.start_run()))
+                out.compute.append(Run(command, self.ledger.slots.start_run()))
             case p.Recompute():
                 out.compute.append(command)
             case p.Advance():

@@ -1,7 +1,7 @@
 """Planted bugs: each breaks one rule of the protocol, and nothing else. The simulator has to find every one of them.
 
-A plant replaces one rule of a member's part (it is given the rule that it replaces), a pure function, or a method of
-the books or of the cluster (for the agent's rules). The docstring is the rule that it breaks.
+A plant replaces one rule of a member's part or of its books (it is given the rule that it replaces), a pure function,
+or a method of the cluster (for the agent's rules). The docstring is the rule that it breaks.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Any
 from unittest.mock import patch
 
 from elastrain import protocol as p
+from elastrain.books.folds import Folds
+from elastrain.books.ports import Tensor
+from elastrain.books.slots import GradientSlots, UsedSlot
 from elastrain.fold import Combine, Fold, Node, absorb, covers
-from elastrain.ledger import Ledger, Tensor, UsedSlot
 from elastrain.member.backups import Backups
 from elastrain.member.ballot import Ballot
 from elastrain.member.commands import Commands
@@ -626,63 +628,59 @@ def keeps_children(
 # -------------------------------------------------------------------------------------------------------------- books
 
 
-def _ledger(within: int, only: Filter = _any) -> Callable[[type[Ledger]], type[Ledger]]:
-    def register(ledger: type[Ledger]) -> type[Ledger]:
-        cluster = type(ledger.__name__, (Cluster,), {"ledger": ledger})
-        PLANTS[ledger.__name__] = Plant(rule=ledger.__doc__ or "", within=within, only=only, cluster=cluster)
-        return ledger
-
-    return register
+def _starts_with_all_blocks(rule: Rule, slots: GradientSlots) -> Any:
+    slot = rule(slots)
+    assert slots._running is not None
+    slots._running.blocks = {0, 1, 2, 3}
+    return slot
 
 
-@_ledger(400, lambda scenario: scenario.members > 1 and scenario.crashes * scenario.stalls > 0)
-class FreesASlotTwice(Ledger):
+def _recycles_without_looking(rule: Rule, slots: GradientSlots, slot: UsedSlot) -> None:
+    if not slot.blocks and not slot.is_running:
+        slots._free.append(slot.slot)
+
+
+@_rule(
+    400,
+    GradientSlots,
+    "block_done",
+    lambda scenario: scenario.members > 1 and scenario.crashes * scenario.stalls > 0,
+    start_run=_starts_with_all_blocks,
+    _recycle=_recycles_without_looking,
+)
+def frees_a_slot_twice(rule: Rule, slots: GradientSlots, event: p.BlockDone) -> None:
     """What is computed for a step after its end is discarded: its slot is free once."""
-
-    def start_run(self) -> Any:
-        slot = super().start_run()
-        assert self._running is not None
-        self._running.blocks = {0, 1, 2, 3}
-        return slot
-
-    def block_done(self, event: p.BlockDone) -> None:
-        assert self._running is not None
-        self._own.setdefault((event.step, event.block), {})[event.run, event.run + 1] = self._running
-
-    def _recycle(self, slot: UsedSlot) -> None:
-        if not slot.blocks and not slot.running:
-            self._free_slots.append(slot.slot)
+    assert slots._running is not None
+    slots._own.setdefault((event.step, event.block), {})[event.run, event.run + 1] = slots._running
 
 
-@_ledger(1500, lambda scenario: scenario.pairs > 0)
-class TakesTheFirstSumForTheWhole(Ledger):
+def _finds_the_first(rule: Rule, folds: Folds, step: int, shard: int) -> float:
+    partials = folds._folds[shard, 0]
+    root = next(node for node in partials if node[0] == 0)
+    partials[folds._root] = partials.pop(root)
+    norm: float = rule(folds, step, shard)
+    return norm
+
+
+@_rule(1500, Folds, "_enter", lambda scenario: scenario.pairs > 0, _finish=_finds_the_first)
+def takes_the_first_sum_for_the_whole(
+    rule: Rule, folds: Folds, key: tuple[int, int], node: Node, tensor: Tensor
+) -> None:
     """What is finished is the sum over all runs: a partial takes the place of those that it covers."""
-
-    def _enter_fold(self, key: tuple[int, int], node: Node, tensor: Tensor) -> None:
-        self._folds.setdefault(key, {})[node] = tensor
-
-    def _finish(self, command: p.FinishGradients, shard: int) -> float:
-        partials = self._folds[shard, 0]
-        root = next(node for node in partials if node[0] == 0)
-        partials[self._root] = partials.pop(root)
-        return super()._finish(command, shard)
+    folds._folds.setdefault(key, {})[node] = tensor
 
 
-@_ledger(60)
-class WritesWhatBelongsToOthers(Ledger):
+@_rule(60, Folds, "_sum")
+def writes_what_belongs_to_others(rule: Rule, folds: Folds, shard: int, left: Tensor, right: Tensor) -> Tensor:
     """A fold never writes into a member's own partial."""
-
-    def _sum(self, shard: int, left: Tensor, right: Tensor) -> Tensor:
-        out = getattr(left, "place", left)
-        if hasattr(out, "slot"):
-            out.slot.values[out.key] = self._arithmetic.new_buffer(left).value
-        return super()._sum(shard, left, right)
+    out = getattr(left, "place", left)
+    if hasattr(out, "slot"):
+        out.slot.values[out.key] = folds._arithmetic.new_buffer(left).value
+    return rule(folds, shard, left, right)
 
 
-@_ledger(400, lambda scenario: scenario.unread > 0 and scenario.members > 1)
-class ReusesASlotThatIsWritten(Ledger):
+@_rule(400, GradientSlots, "change", lambda scenario: scenario.unread > 0 and scenario.members > 1)
+def reuses_a_slot_that_is_written(rule: Rule, slots: GradientSlots) -> Any:
     """A run that is computed again gets another slot: others may be reading what it has reported."""
-
-    def change_slot(self) -> Any:
-        assert self._running is not None
-        return self._running.slot
+    assert slots._running is not None
+    return slots._running.slot

@@ -145,7 +145,7 @@ class Shelf(Generic[Key]):
 
 
 class Symbols:
-    """The port of `elastrain.ledger` without numbers. `flip()` is 1 where the device computes wrongly this time."""
+    """The port of `elastrain.books` without numbers. `flip()` is 1 where the device computes wrongly this time."""
 
     def __init__(self, shape: Shape, frozen: frozenset[int], flip: Callable[[], int]) -> None:
         self.model = [Cell(symbol("init", shard)) for shard in range(len(shape.shards))]

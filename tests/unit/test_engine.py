@@ -84,13 +84,20 @@ class FakeExecutor:
     behind: list[str] = field(default_factory=list)
     results: list[p.Event] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.books = self.slots = self
+
+    @property
+    def has_work_behind(self) -> bool:
+        return bool(self.behind)
+
     def start_run(self) -> str:
         return "slot"
 
     def check_slot(self) -> str:
         return "slot of a check"
 
-    def change_slot(self) -> str:
+    def change(self) -> str:
         return "another slot"
 
     def block_done(self, event: p.BlockDone) -> None:

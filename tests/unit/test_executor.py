@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from elastrain import protocol as p
+from elastrain.books.lending import Buffers
 from elastrain.fold import Combine
-from elastrain.lending import Buffers
 from elastrain.messages import Gradient, Partial
 from elastrain.offload.device import Device
 from elastrain.offload.engines.memory import MemoryEngine
@@ -61,13 +61,15 @@ def _executor(runs: int = 1, *, frozen: bool = False) -> Executor:
 
 
 def _compute_run(executor: Executor, run: int) -> None:
-    slot = executor.start_run()
+    slot = executor.books.slots.start_run()
     slot.zero()
     for block in range(len(executor.layout.blocks)):
         for flat in slot.block_flats(block):
             flat.fill_(float(run + 1))
-        executor.block_done(p.BlockDone(step=0, run=run, block=block, contribution=Contribution(), touched=0))
-    executor.end_run()
+        executor.books.slots.block_done(
+            p.BlockDone(step=0, run=run, block=block, contribution=Contribution(), touched=0)
+        )
+    executor.books.slots.end_run()
 
 
 def test_combining_adds_in_the_left_slot_and_frees_the_right_one(executor: Executor) -> None:
@@ -76,30 +78,32 @@ def test_combining_adds_in_the_left_slot_and_frees_the_right_one(executor: Execu
     combine = Combine(left=(0, 1), right=(1, 2), parent=(0, 2))
     for block in range(len(executor.layout.blocks)):
         executor.carry_out(p.CombineOwn(step=0, block=block, combine=combine))
-    slot = executor.start_run()
+    slot = executor.books.slots.start_run()
     assert all(float(f.max()) == 2.0 for b in range(2) for f in slot.block_flats(b)), "the right one came back"
 
 
 def _done(executor: Executor, block: int, run: int = 0, step: int = 0) -> None:
-    executor.block_done(p.BlockDone(step=step, run=run, block=block, contribution=Contribution(), touched=0))
+    executor.books.slots.block_done(
+        p.BlockDone(step=step, run=run, block=block, contribution=Contribution(), touched=0)
+    )
 
 
 def test_a_step_that_ends_within_a_backward_frees_its_slot_once_and_not_before_the_run_ends(
     executor: Executor,
 ) -> None:
     """Its later blocks are done when nobody needs them any more. Two runs that shared a slot would wipe each other."""
-    running = executor.start_run()
+    running = executor.books.slots.start_run()
     _done(executor, 1)
     executor.carry_out(p.EndAttempt(step=0))
-    assert executor.change_slot() is not running, "it was still written"
-    executor.end_run()
-    second = executor.start_run()
+    assert executor.books.slots.change() is not running, "it was still written"
+    executor.books.slots.end_run()
+    second = executor.books.slots.start_run()
     _done(executor, 1)
     executor.carry_out(p.EndAttempt(step=1))
     _done(executor, 0)
-    executor.end_run()
+    executor.books.slots.end_run()
     executor.carry_out(p.EndAttempt(step=2))
-    slots = [executor.start_run() for _ in range(4)]
+    slots = [executor.books.slots.start_run() for _ in range(4)]
     assert len({id(slot) for slot in slots}) == 4
     assert {id(running), id(second)} < {id(slot) for slot in slots}
 
@@ -110,34 +114,34 @@ def test_a_step_that_ends_within_a_backward_frees_its_slot_once_and_not_before_t
 def test_a_run_computed_again_around_the_end_of_its_step_leaves_every_slot_free_once(
     executor: Executor, before: tuple[int, ...], ended: bool, after: tuple[int, ...]
 ) -> None:
-    slots = [executor.start_run()]
+    slots = [executor.books.slots.start_run()]
     for block in before:
         _done(executor, block)
     if ended:
         executor.carry_out(p.EndAttempt(step=0))
-    slots.append(executor.change_slot())
+    slots.append(executor.books.slots.change())
     for block in after:
         _done(executor, block)
     executor.carry_out(p.EndAttempt(step=1 if ended else 0))
-    executor.end_run()
+    executor.books.slots.end_run()
     executor.carry_out(p.EndAttempt(step=2))
-    again = [executor.start_run() for _ in range(3)]
+    again = [executor.books.slots.start_run() for _ in range(3)]
     assert {id(slot) for slot in slots} == {id(slot) for slot in again[:2]}, "each came back"
     assert again[2] not in slots, "and once"
 
 
 def test_a_run_that_is_here_already_is_not_taken_twice(executor: Executor) -> None:
     """Others may be reading the first one."""
-    first = executor.start_run()
+    first = executor.books.slots.start_run()
     first.block_flats(0)[0].fill_(1.0)
     _done(executor, 0)
-    executor.end_run()
-    second = executor.start_run()
+    executor.books.slots.end_run()
+    second = executor.books.slots.start_run()
     second.block_flats(0)[0].fill_(2.0)
     _done(executor, 0)
-    executor.end_run()
+    executor.books.slots.end_run()
     assert float(_partial(executor, 0).max()) == 1.0
-    assert executor.start_run() is second
+    assert executor.books.slots.start_run() is second
 
 
 def _partial(executor: Executor, block: int) -> torch.Tensor:
@@ -145,25 +149,25 @@ def _partial(executor: Executor, block: int) -> torch.Tensor:
     layout = executor.layout
     shard = next(n for n, s in enumerate(layout.shards) if layout.flats[s.flat].block == block)
     told = Partial(step=0, block=block, node=(0, 1), contribution=Contribution(), touched=0, lanes=((shard, 0),))
-    return executor.payload(told)[0]
+    return executor.books.payload(told)[0]
 
 
 def test_a_run_computed_again_leaves_what_others_may_be_reading_and_takes_another_slot_for_the_rest(
     executor: Executor,
 ) -> None:
-    failed = executor.start_run()
+    failed = executor.books.slots.start_run()
     failed.block_flats(1)[0].fill_(1.0)
     _done(executor, 1)
     failed.block_flats(0)[0].fill_(7.0)  # half a gradient: the backward ends here
-    again = executor.change_slot()
+    again = executor.books.slots.change()
     assert again is not failed
     for block in range(2):
         again.block_flats(block)[0].fill_(2.0)
     _done(executor, 0)
-    executor.end_run()
+    executor.books.slots.end_run()
     assert [float(_partial(executor, block).max()) for block in range(2)] == [2.0, 1.0]
     executor.carry_out(p.EndAttempt(step=1))
-    free = [executor.start_run() for _ in range(2)]
+    free = [executor.books.slots.start_run() for _ in range(2)]
     assert {id(slot) for slot in free} == {id(again), id(failed)}, "both came back, once"
 
 
@@ -258,13 +262,13 @@ def test_a_backups_scratch_is_what_the_primary_computes(executor: Executor) -> N
     _finish(executor, 3.0)
     backup = executor.states[0].clone()
     touched = _everything(executor)
-    gradient = executor.payload(
+    gradient = executor.books.payload(
         Gradient(step=0, shards=(0,), contribution=Contribution(), touched=((1,),), square_norms=(1.0,))
     )
     executor.carry_out(p.StoreGradient(step=0, shard=0, payload=[g.clone() for g in gradient], index=0))
     executor.states[0], primary = backup, executor.states[0]
     executor.carry_out(p.ApplyBehind(record=_record(), shard=0, touched=touched[0]))
-    (result,) = executor.work_behind()
+    (result,) = executor.books.work_behind()
     executor.states[0] = primary
     executor.carry_out(p.Apply(record=_record(), shards=tuple(touched), touched=touched))
     assert isinstance(result, p.AppliedBehind)
@@ -296,10 +300,12 @@ def test_a_backup_on_disk_follows_its_primary_and_can_take_over() -> None:
     _finish(primary, 3.0)
     touched = _everything(primary)
     told = Gradient(step=0, shards=(0,), contribution=Contribution(), touched=((1,),), square_norms=(1.0,))
-    backup.carry_out(p.StoreGradient(step=0, shard=0, payload=[g.clone() for g in primary.payload(told)], index=0))
+    backup.carry_out(
+        p.StoreGradient(step=0, shard=0, payload=[g.clone() for g in primary.books.payload(told)], index=0)
+    )
     primary.carry_out(p.Apply(record=_record(), shards=tuple(touched), touched=touched))
     backup.carry_out(p.ApplyBehind(record=_record(), shard=0, touched=touched[0]))
-    (result,) = backup.work_behind()
+    (result,) = backup.books.work_behind()
     assert isinstance(result, p.AppliedBehind)
     assert result.digest == primary.states[0].digest()
     backup.carry_out(p.Swap(step=0, shard=0))

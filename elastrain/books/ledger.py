@@ -1,0 +1,141 @@
+"""Carries out the work that the protocol commands, over the member's books.
+
+Decides nothing, sends nothing, waits for nothing; slots, tensors and states are whatever the port gives out, and are
+never looked into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from elastrain import protocol as p
+from elastrain.books.behind import WorkBehind
+from elastrain.books.folds import Folds
+from elastrain.books.lending import Buffers
+from elastrain.books.ports import Arithmetic, StateStore, Tensor
+from elastrain.books.slots import GradientSlots
+from elastrain.books.states import EVER, StateBooks
+from elastrain.messages import Gradient, Message, Partial, Publish, ShardCopy
+
+
+class Ledger:
+    """`runs` and `lanes` (their number, per shard) are the logical job's."""
+
+    def __init__(
+        self,
+        *,
+        runs: int,
+        lanes: Sequence[int],
+        arithmetic: Arithmetic,
+        states: StateStore[int],
+        scratch: StateStore[tuple[int, int]],
+    ) -> None:
+        self._arithmetic = arithmetic
+        self._buffers: Buffers[Tensor] = Buffers(arithmetic.new_buffer, arithmetic.kind)
+        self.slots = GradientSlots(arithmetic)
+        self._folds = Folds(runs, lanes, arithmetic, self._buffers)
+        self._states = StateBooks(arithmetic, self._buffers, states, scratch)
+        self._behind = WorkBehind(len(lanes), arithmetic, self._states)
+
+    @property
+    def has_work_behind(self) -> bool:
+        return bool(self._behind.tasks)
+
+    def work_behind(self) -> list[p.Event]:
+        """Some work that nobody waits for at once, a few milliseconds at most; nothing when there is none."""
+        return self._behind.work()
+
+    def free_buffers(self) -> Iterable[Tensor]:
+        """Those whose content nobody needs."""
+        return self._buffers.free()
+
+    # ------------------------------------------------------------------------------------------------------ commands
+
+    def carry_out(self, command: p.Command) -> p.Event | None:
+        """Do the work of one command. Commands that are no work of this class are ignored."""
+        match command:
+            case p.CombineOwn():
+                self.slots.combine(command)
+            case p.Keep():
+                self._folds.keep(command, self._incoming(command))
+            case p.CombineShard():
+                self._folds.combine(command)
+            case p.FinishGradients():
+                return self._folds.finish(command)
+            case p.StoreGradient():
+                self._states.store_gradient(command)
+            case p.ApplyBehind() | p.ComputeDigests() | p.DigestParameters():
+                self._behind.add(command)
+            case p.DigestAgain():
+                return self._digest_again(command)
+            case p.TakeParameters():
+                self._arithmetic.copy(command.payload[command.index], self._arithmetic.parameters(command.shard))
+            case p.EndAttempt():
+                self._folds.end_step()
+                self.slots.end_step(command.step)
+            case _:
+                return self._change_states(command)
+        return None
+
+    def _change_states(self, command: p.Command) -> p.Event | None:
+        """Commands after which updates that were left behind may be out of date."""
+        match command:
+            case p.Create():
+                self._states.create(command)
+            case p.Unbind():
+                self._states.unbind(command.shard)
+            case p.UpdateAgain():
+                return self._states.update_again(command)
+            case p.Apply():
+                step = command.record.step
+                self._states.apply(command, {shard: self._folds.finished(step, shard) for shard in command.shards})
+                for shard in command.shards:
+                    self._behind.forget(shard, step)
+            case p.Swap():
+                self._states.swap(command)
+                self._behind.forget(command.shard, command.step)
+            case p.Bind():
+                self._states.bind(command)
+                self._behind.forget(command.shard, command.step)
+            case p.TakeCopy():
+                self._behind.forget(command.shard, EVER)
+                return self._states.take_copy(command)
+            case p.Drop():
+                self._states.drop(command.shard)
+                self._behind.forget(command.shard, EVER)
+        return None
+
+    def _incoming(self, command: p.Keep) -> Tensor:
+        if command.payload is None:
+            return self.slots.lane((command.step, command.block, command.node), command.shard, command.lane)
+        return command.payload[command.index]
+
+    def _digest_again(self, command: p.DigestAgain) -> p.Event:
+        shard = command.shard
+        if command.parameters:
+            found = self._arithmetic.digest_parameters(shard)
+        else:
+            found = self._arithmetic.digest(self._states.states[shard])
+        return p.DigestedAgain(
+            step=command.step, shard=shard, parameters=command.parameters, asker=command.asker, digest=found
+        )
+
+    # -------------------------------------------------------------------------------------------------------- payloads
+
+    def payload(self, message: Message) -> list[Tensor]:
+        """The tensors that travel with a message, in the order in which it names them."""
+        match message:
+            case Partial():
+                at = (message.step, message.block, message.node)
+                return [self.slots.lane(at, shard, lane) for shard, lane in message.lanes]
+            case Gradient():
+                return [self._gradient(message.step, shard) for shard in message.shards]
+            case Publish():
+                return [self._arithmetic.parameters(shard) for shard in message.shards]
+            case ShardCopy():
+                return self._arithmetic.pack(self._states.states[message.shard])
+        return []
+
+    def _gradient(self, step: int, shard: int) -> Tensor:
+        finished = self._folds.finished(step, shard)
+        return self._states.kept(step, shard) if finished is None else finished

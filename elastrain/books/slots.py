@@ -1,0 +1,95 @@
+"""Gradient slots: which holds which of this member's partials, which one the training loop writes, which are free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elastrain import protocol as p
+from elastrain.books.ports import Arithmetic, GradientSlot, Tensor
+from elastrain.fold import Node, is_covered
+
+
+@dataclass(eq=False)
+class UsedSlot:
+    """A gradient slot, the blocks whose partial it holds, and whether the training loop accumulates into it."""
+
+    slot: GradientSlot
+    # By block: the partials of one slot are added and let go of block by block, as backward passes them.
+    blocks: set[int] = field(default_factory=set)
+    is_running: bool = True
+
+
+class GradientSlots:
+    """Owns the slots. One is free when it holds no partial and nobody computes into it."""
+
+    def __init__(self, arithmetic: Arithmetic) -> None:
+        self._arithmetic = arithmetic
+        self._free: list[GradientSlot] = []
+        self._running: UsedSlot | None = None
+        self._own: dict[tuple[int, int], dict[Node, UsedSlot]] = {}
+        """(step, block) -> this member's partials."""
+        self._ended = -1
+        """Newest step whose attempt has ended: what is computed for it from then on serves nobody."""
+
+    # ----------------------------------------------------------------------------------------- the training loop's side
+
+    def start_run(self) -> GradientSlot:
+        """A slot for the next run; the training loop zeroes it and accumulates into it."""
+        slot = self._free.pop() if self._free else self._arithmetic.new_slot()
+        self._running = UsedSlot(slot)
+        return slot
+
+    def block_done(self, event: p.BlockDone) -> None:
+        """The block's part of the run is a partial of this member, unless it has it already or the step has ended."""
+        assert self._running is not None
+        node, mine = (event.run, event.run + 1), self._own.setdefault((event.step, event.block), {})
+        if event.step > self._ended and not is_covered(node, mine):
+            mine[node] = self._running
+            self._running.blocks.add(event.block)
+
+    def change(self) -> GradientSlot:
+        """Another slot for the run being computed: what it has reported stays where it is, the rest is void."""
+        # Not the same slot: others may be reading what the run has reported from it.
+        before = self._running
+        assert before is not None
+        slot = self.start_run()
+        self._stop(before)
+        return slot
+
+    def end_run(self) -> None:
+        if self._running is not None:
+            self._stop(self._running)
+            self._running = None
+
+    def _stop(self, slot: UsedSlot) -> None:
+        slot.is_running = False
+        self._recycle(slot)
+
+    def _recycle(self, slot: UsedSlot) -> None:
+        if not slot.blocks and not slot.is_running:
+            assert all(slot.slot is not free for free in self._free), "a gradient slot is free twice"
+            self._free.append(slot.slot)
+
+    # -------------------------------------------------------------------------------------------------------- partials
+
+    def combine(self, command: p.CombineOwn) -> None:
+        mine, c = self._own[command.step, command.block], command.combine
+        left, right = mine.pop(c.left), mine.pop(c.right)
+        self._arithmetic.add_block(left.slot, right.slot, command.block)
+        mine[c.parent] = left
+        right.blocks.discard(command.block)
+        self._recycle(right)
+
+    def lane(self, at: tuple[int, int, Node], shard: int, lane: int) -> Tensor:
+        """A shard's part of a partial; `at` is (step, block, node)."""
+        step, block, node = at
+        return self._arithmetic.lane(self._own[step, block][node].slot, shard, lane)
+
+    def end_step(self, step: int) -> None:
+        slots = dict.fromkeys(slot for mine in self._own.values() for slot in mine.values())
+        self._own.clear()
+        # The training loop may still be computing for this step: what it reports from now on is not taken in.
+        self._ended = step
+        for slot in slots:
+            slot.blocks.clear()
+            self._recycle(slot)
