@@ -7,8 +7,8 @@ import torch
 
 from elastrain.comm.collectives import devices
 from elastrain.comm.groups.communicator import Communicator
-from tests.contract.test_comm_collectives import party
-from tests.integration.comm_points import COLLECTIVES, run
+from tests.support.comm_points import COLLECTIVES, run
+from tests.support.party import party
 
 
 @pytest.fixture(autouse=True)

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
 import torch
 
 from elastrain.comm.errors import CommError
 from elastrain.comm.wire.values import Peer
-from tests.contract.test_comm_collectives import party
+from tests.support.party import party
+from tests.support.waiting import until
 
 _FAR_S = 60.0
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    """The thread may be at something of its own just now: then it carries the call out, and the next one may not be."""
-    deadline_s = time.monotonic() + _FAR_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
 
 
 def test_an_edit_is_made_by_its_caller_and_a_call_by_the_thread_where_that_is_at_work() -> None:
@@ -36,7 +27,7 @@ def test_an_edit_is_made_by_its_caller_and_a_call_by_the_thread_where_that_is_at
             a._driver.call(note)
             return carried_out.pop() is threading.current_thread()
 
-        _until(mine)
+        until(mine)
         came, go = threading.Event(), threading.Event()
 
         def work() -> None:
@@ -58,7 +49,7 @@ def test_what_becomes_due_earlier_than_the_thread_sleeps_wakes_it() -> None:
         nobody = Peer(id="z", node="elsewhere", address="elastrain-nobody")
         peers = [Peer(id=n, node=made.meshes[n].node, address=made.meshes[n].address) for n in "ab"]
         a.edit(2, [*peers, nobody])  # who never comes: the thread has to notice, though nothing else happens
-        _until(lambda: "z" in a.lost)
+        until(lambda: "z" in a.lost)
 
 
 def test_a_call_that_is_interrupted_ends_the_communicator() -> None:
@@ -75,7 +66,7 @@ def test_a_call_that_is_interrupted_ends_the_communicator() -> None:
             return False
 
         with pytest.raises(KeyboardInterrupt):
-            _until(called)
+            until(called)
         a._driver._thread.join(_FAR_S)
         with pytest.raises(CommError, match="closed"):
             a.world.all_reduce(torch.ones(1)).wait()

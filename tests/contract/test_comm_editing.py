@@ -13,8 +13,8 @@ from elastrain.comm.errors import Aborted
 from elastrain.comm.groups.communicator import Communicator
 from elastrain.comm.groups.group import Group
 from elastrain.comm.wire.values import Peer
-from tests.contract.comm_tools import Transport
-from tests.contract.test_comm_collectives import Party, party
+from tests.support.comm_tools import Transport
+from tests.support.party import Party, party
 
 pytestmark = pytest.mark.parametrize("transport", get_args(Transport))
 

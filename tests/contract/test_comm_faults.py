@@ -18,8 +18,8 @@ from elastrain.comm.groups.communicator import Communicator
 from elastrain.comm.groups.kinds import FrameKind
 from elastrain.comm.shm.segments import SharedMemory
 from elastrain.comm.wire.values import Peer
-from tests.contract.comm_tools import Transport
-from tests.contract.test_comm_collectives import party
+from tests.support.comm_tools import Transport
+from tests.support.party import party
 
 both = pytest.mark.parametrize("transport", get_args(Transport))
 Junk = tuple[int, bytes, tuple[torch.Tensor, ...]]

@@ -13,8 +13,8 @@ from elastrain.comm.collectives.operations import Reduction
 from elastrain.comm.groups.communicator import Communicator
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.values import MeshConfig
-from tests.contract.comm_tools import SECRET
-from tests.contract.test_comm_collectives import Party
+from tests.support.comm_tools import SECRET
+from tests.support.party import Party
 
 PLACES = ["xxyy", "xxxyy", "xyxyx"]  # hosts of a, b, c, …
 

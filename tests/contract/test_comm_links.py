@@ -16,7 +16,7 @@ from elastrain.comm.wire import handshake
 from elastrain.comm.wire.door import choose_address
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.values import LossCause, PeerLost
-from tests.contract.comm_tools import SECRET, Cast, Transport, cast
+from tests.support.comm_tools import SECRET, Cast, Transport, cast
 
 pytestmark = pytest.mark.parametrize("transport", get_args(Transport))
 EIGHT = "abcdefgh"

@@ -16,7 +16,7 @@ from elastrain.comm.shm.memory import HUGE_PAGE_BYTES, create_sealed, open_seale
 from elastrain.comm.shm.segments import SharedMemory
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.values import Frame
-from tests.contract.comm_tools import Cast, cast
+from tests.support.comm_tools import Cast, cast
 
 
 def _send_and_take(made: Cast, tensor: torch.Tensor) -> torch.Tensor:

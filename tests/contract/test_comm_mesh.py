@@ -19,7 +19,7 @@ from elastrain.comm.wire.frames import DTYPES, HEADER_BYTES, encode
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.ring import dials
 from elastrain.comm.wire.values import Frame, LossCause, MeshConfig, Newer, Peer, PeerLost
-from tests.contract.comm_tools import DEADLINE_S, Cast, Transport, cast
+from tests.support.comm_tools import DEADLINE_S, Cast, Transport, cast
 
 pytestmark = pytest.mark.parametrize("transport", get_args(Transport))
 

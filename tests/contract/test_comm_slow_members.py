@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,8 @@ from elastrain.comm.errors import Aborted, MemberLost
 from elastrain.comm.groups.communicator import Communicator, PendingEdit
 from elastrain.comm.groups.group import Group
 from elastrain.comm.wire.values import Peer
-from tests.contract.test_comm_collectives import Party, party
+from tests.support.party import Party, party
+from tests.support.waiting import until
 
 SMALL, LARGE = 100, 60_000  # one round, and chunks
 Make = Callable[[Participant, torch.Tensor], Operation]
@@ -127,13 +127,6 @@ class _Stage:
         self.check(self.tensors["c"], "c")
 
 
-def _until(claim: Callable[[], bool]) -> None:
-    deadline_s, tick = time.monotonic() + 20, threading.Event()
-    while not claim():
-        assert time.monotonic() < deadline_s
-        tick.wait(0.001)
-
-
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -145,7 +138,7 @@ def test_a_collective_that_others_completed_completes_whatever_edits_follow(kind
         for generation in range(2, 2 + edits):
             for name in "ab":
                 stage.edit(name, generation).wait()
-        _until(lambda: made.comms["c"].newest_generation == 1 + edits)  # it was told
+        until(lambda: made.comms["c"].newest_generation == 1 + edits)  # it was told
         stage.let_go()
         stage.edit("c", 1 + edits).wait()
         assert stage.sum("abc") == [None] * 3
@@ -202,7 +195,7 @@ def test_it_completes_though_the_memory_that_it_reads_comes_after_the_new_view()
             """c's operation looks what has become of it before c's thread reads on."""
             c._executors.host.alarm.wait = sleep  # type: ignore[method-assign]
             c._executors.host.alarm.ring()
-            _until(lambda: looked.is_set() or works["c"].done)
+            until(lambda: looked.is_set() or works["c"].done)
 
         c._driver.post(look_first)
         edit.set()

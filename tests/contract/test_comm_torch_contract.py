@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 import elastrain.comm
 from elastrain.comm.wire.values import MeshConfig
-from tests.contract.torch_checks import CHECKS
-from tests.integration.comm_processes import Child, Wire
+from tests.support.comm_processes import Child, Wire
+from tests.support.torch_checks import CHECKS
 
 WORLD = 3
 BACKENDS = ("one-node", "nodes", "gloo")

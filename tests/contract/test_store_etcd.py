@@ -24,7 +24,8 @@ from elastrain.launcher.store import (
     StoreRefusedError,
     StoreUnavailableError,
 )
-from tests.contract.etcd_tools import (
+from tests.contract.test_store import WAIT_S, Seen, put
+from tests.support.etcd_tools import (
     Certificates,
     Proxy,
     add_users,
@@ -35,7 +36,6 @@ from tests.contract.etcd_tools import (
     tls_config,
     tls_server,
 )
-from tests.contract.test_store import WAIT_S, Seen, put
 
 
 def store_at(*endpoints: str, limit_s: float = WAIT_S, attempt_s: float = 1.0) -> EtcdStore:

@@ -7,7 +7,7 @@ import torch
 
 from elastrain.comm.groups.communicator import Communicator
 from elastrain.comm.torch_backend.works import TorchWork
-from tests.contract.test_comm_collectives import party
+from tests.support.party import party
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

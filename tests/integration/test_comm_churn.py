@@ -21,8 +21,8 @@ from elastrain.comm.groups.communicator import Communicator
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.values import MeshConfig, Peer
-from tests.contract.comm_tools import SECRET, Transport
-from tests.integration.comm_processes import Child, Wire
+from tests.support.comm_processes import Child, Wire
+from tests.support.comm_tools import SECRET, Transport
 
 GROUPS = ("left", "right", "cross")
 NUMELS = {"world": 50_000, "left": 10, "right": 20_000, "cross": 3_000}  # both algorithms, streams and shared memory

@@ -19,8 +19,8 @@ from elastrain.comm.groups.communicator import Communicator
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.values import MeshConfig, Peer
-from tests.contract.comm_tools import SECRET, Transport
-from tests.integration.comm_processes import Child, Wire
+from tests.support.comm_processes import Child, Wire
+from tests.support.comm_tools import SECRET, Transport
 
 both = pytest.mark.parametrize("transport", ["unix", "tcp"])
 NUMEL = 200_000

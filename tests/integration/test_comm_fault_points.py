@@ -26,9 +26,9 @@ from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.shm.memory import libc
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.values import MeshConfig, Peer
-from tests.contract.comm_tools import SECRET, Transport
-from tests.integration.comm_points import COLLECTIVES, WRONG, Fuse, run
-from tests.integration.comm_processes import Child, Wire
+from tests.support.comm_points import COLLECTIVES, WRONG, Fuse, run
+from tests.support.comm_processes import Child, Wire
+from tests.support.comm_tools import SECRET, Transport
 
 Fault = Literal["stop", "reset"]
 STOPPED_S = 0.15  # how long a collective may take while somebody is stopped

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from experiments.hosts import Switch, impossible
+from tests.support.sources import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SILENCE_S = 2.0  # as in comm_host_member
 
 
 class _Member:
     def __init__(self, stack: ExitStack, switch: Switch, host: str, rank: int, store: Path) -> None:
-        command = [sys.executable, "-m", "tests.integration.comm_host_member", str(rank), "4", str(store)]
+        command = [sys.executable, "-m", "tests.support.comm_host_member", str(rank), "4", str(store)]
         environment = os.environ | {"MASTER_ADDR": switch.address("one"), "PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(
             [*switch.inside(host), *command],

@@ -19,8 +19,8 @@ from elastrain.comm.groups.work import Work
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.values import LossCause, MeshConfig, Peer
-from tests.contract.comm_tools import SECRET, Transport
-from tests.integration.comm_processes import Child, Wire
+from tests.support.comm_processes import Child, Wire
+from tests.support.comm_tools import SECRET, Transport
 
 both = pytest.mark.parametrize("transport", get_args(Transport))
 EIGHT = "abcdefgh"

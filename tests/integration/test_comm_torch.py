@@ -28,7 +28,7 @@ import elastrain.comm
 from elastrain.comm.errors import MemberLost
 from elastrain.comm.torch_backend import bootstrap
 from elastrain.comm.wire.values import MeshConfig
-from tests.integration.comm_processes import Child, Wire
+from tests.support.comm_processes import Child, Wire
 
 Body = Callable[[int], Any]
 

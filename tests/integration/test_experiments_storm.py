@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.integration.training import ROOT
+from tests.support.training import ROOT
 
 CASE, KILLS_MIN = 421304, 1
 """Three workers, 21 steps of about half a second: half a minute where nobody else computes."""

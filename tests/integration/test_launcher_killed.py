@@ -18,8 +18,9 @@ import pytest
 from elastrain.launcher import control, rundir
 from elastrain.launcher.operator_messages import AskState
 from elastrain.launcher.rundir import RunDir
-from tests.integration.launcher_harness import _in_sessions, until
-from tests.integration.training import environment
+from tests.support.processes import in_sessions
+from tests.support.training import environment
+from tests.support.waiting import until
 
 TRAINS_AND_SAVES = """
 import os, pathlib, sys, time
@@ -137,10 +138,10 @@ def test_plain_scripts_and_what_they_started_end_with_their_launcher(tmp_path: P
     with _run("--nproc-per-node", "2", "--no-python", str(script)) as run:
         run.wait_for_files(tmp_path, "there-*", 2)
         workers = {pid for pid in run.living() if os.getsid(pid) == pid} - {run.process.pid}
-        assert len(_in_sessions(workers)) >= 6, "two shells and two sleeps of each"
+        assert len(in_sessions(workers)) >= 6, "two shells and two sleeps of each"
         run.kill()
         run.assert_nothing_left()
-        until(lambda: not _in_sessions(workers), WITHIN_S, "end of who has cleared its environment")
+        until(lambda: not in_sessions(workers), WITHIN_S, "end of who has cleared its environment")
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from experiments.hosts import ETCD, Switch, impossible
-from tests.integration.nodes_harness import NodesJob
-from tests.integration.training import assert_equal_to_undisturbed
+from tests.support.nodes_harness import NodesJob
+from tests.support.training import assert_equal_to_undisturbed
 
 pytestmark = pytest.mark.slow
 ARGUMENTS = ("--steps", "60", "--backups", "1")

@@ -16,11 +16,12 @@ from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.etcd import EtcdStore
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.registry import LEASE_S
-from tests.contract.etcd_tools import add_users, make_certificates, respawn, tls_server
-from tests.integration.launcher_harness import _in_sessions, until
-from tests.integration.nodes_harness import ELASTRAIN, NodesJob
-from tests.integration.training import SCRIPT, assert_equal_to_undisturbed, environment
 from tests.support import warm
+from tests.support.etcd_tools import add_users, make_certificates, respawn, tls_server
+from tests.support.nodes_harness import ELASTRAIN, NodesJob
+from tests.support.processes import in_sessions
+from tests.support.training import SCRIPT, assert_equal_to_undisturbed, environment
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 ARGUMENTS = ("--steps", "60", "--backups", "1")
@@ -314,7 +315,7 @@ def test_job_whose_lease_was_lost_writes_its_keys_again_and_etcd_forgets_it_when
             os.kill(agent.agent(agent.run.path.name), signal.SIGKILL)
         until(lambda: not keys(), 40, "an etcd without the job")
         for agent in (a, b):
-            until(lambda agent=agent: not _in_sessions(set(agent.sessions())), 40, "the end of all workers")  # type: ignore[misc]
+            until(lambda agent=agent: not in_sessions(set(agent.sessions())), 40, "the end of all workers")  # type: ignore[misc]
     store.close()
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.launcher_harness import Launched
 from tests.support import warm
+from tests.support.launcher_harness import Launched
 
 ELASTRAIN = [sys.executable, "-m", "elastrain.launcher"]
 

@@ -16,8 +16,9 @@ from elastrain.comm.wire.handshake import dial
 from elastrain.launcher import control
 from elastrain.launcher.operator_messages import AskFault
 from elastrain.launcher.priority import WARM_UP_NICE
-from tests.integration.launcher_harness import Launched, until
 from tests.support import warm
+from tests.support.launcher_harness import Launched
+from tests.support.waiting import until
 
 
 def test_killed_member_leaves_the_view_at_once_and_comes_back_as_a_new_one(tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import pytest
 from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.sharing import Places, SharedDrive, SharedEngine, TicketLock, shared
 from tests.support import warm
+from tests.support.waiting import until
 
 TAKES = """
 import sys, time
@@ -114,7 +114,7 @@ def test_an_engine_that_takes_turns_moves_the_same_bytes(tmp_path: Path) -> None
     engine.close()
 
 
-class Gate:
+class GatedEngine:
     """An engine whose writes end when they are told to, and that remembers what began in which order."""
 
     def __init__(self) -> None:
@@ -140,13 +140,6 @@ class Gate:
         self._told[offset_bytes].set()
 
 
-def until(holds: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < end_s
-        os.sched_yield()
-
-
 def _has_drawn(file: Path, wanted: int) -> bool:
     """Whether so many turns have been drawn."""
     told = file.read_bytes()[:8] if file.exists() else b""
@@ -154,7 +147,7 @@ def _has_drawn(file: Path, wanted: int) -> bool:
 
 
 def test_a_rank_that_reads_goes_before_the_ranks_that_wait_to_write(tmp_path: Path) -> None:
-    file, writes, gate = tmp_path / "turns", tmp_path / "turns-writes", Gate()
+    file, writes, gate = tmp_path / "turns", tmp_path / "turns-writes", GatedEngine()
     page = memoryview(bytearray(4096))
     ranks = []
     for number in range(6):  # each with open files of its own, as processes have: locks belong to them

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.training import ROOT, environment
 from tests.support import warm
+from tests.support.training import ROOT, environment
 
 pytestmark = pytest.mark.slow
 

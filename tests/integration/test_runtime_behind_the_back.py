@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tests.integration.training import ROOT, SCRIPT, environment
 from tests.support import warm
+from tests.support.training import ROOT, SCRIPT, environment
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from elastrain.offload import profile
-from tests.integration.training import Run, assert_equal_to_undisturbed, run_job
+from tests.support.training import SCRIPTS, Run, assert_equal_to_undisturbed, run_job
 
-SCRIPT = Path(__file__).parent / "scripts" / "drive_training.py"
+SCRIPT = SCRIPTS / "drive_training.py"
 
 pytestmark = pytest.mark.slow
 

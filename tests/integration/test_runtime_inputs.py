@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.training import (
+from tests.support import warm
+from tests.support.training import (
     ROOT,
     SCRIPT,
     assert_equal_to_undisturbed,
@@ -16,7 +17,6 @@ from tests.integration.training import (
     run_job,
     undisturbed,
 )
-from tests.support import warm
 
 pytestmark = pytest.mark.slow
 

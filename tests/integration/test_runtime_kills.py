@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.training import assert_equal_to_undisturbed, run_job
+from tests.support.training import assert_equal_to_undisturbed, run_job
 
 pytestmark = pytest.mark.slow
 

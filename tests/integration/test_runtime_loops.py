@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.training import SCRIPT, Run, assert_equal_to_undisturbed, run_job, undisturbed
+from tests.support.training import SCRIPT, Run, assert_equal_to_undisturbed, run_job, undisturbed
 
 pytestmark = pytest.mark.slow
 

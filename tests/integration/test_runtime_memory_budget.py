@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.training import Run, assert_equal_to_undisturbed, run_job
+from tests.support.training import SCRIPTS, Run, assert_equal_to_undisturbed, run_job
 
-SCRIPT = Path(__file__).parent / "scripts" / "squeezed_training.py"
+SCRIPT = SCRIPTS / "squeezed_training.py"
 MIB = 1 << 20
 
 pytestmark = pytest.mark.slow

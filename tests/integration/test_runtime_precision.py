@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.training import PRECISION, Run, assert_equal_to_undisturbed, run_job, undisturbed
+from tests.support.training import PRECISION, Run, assert_equal_to_undisturbed, run_job, undisturbed
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.training import PRECISION, Run, run_job
+from tests.support.training import PRECISION, Run, run_job
 
 pytestmark = pytest.mark.slow
 

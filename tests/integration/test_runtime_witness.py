@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.training import SCRIPT, assert_equal_to_undisturbed, run_job
+from tests.support.training import SCRIPT, assert_equal_to_undisturbed, run_job
 
 pytestmark = pytest.mark.slow
 FLIPPED = SCRIPT.parent / "flipped_training.py"

@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -22,8 +21,8 @@ from elastrain.launcher import notices, operator_messages
 from elastrain.launcher.channel import Channel as AgentsEnd
 from elastrain.runtime import channel as workers_end
 from elastrain.world import Member, View
+from tests.support.sources import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 FROM_WORKER: list[am.FromWorker] = [
     am.Hello(member="m0", address="unix:x", spec={"seed": 0, "loss_scale": "none", "max_grad_norm": 1.0}),
     am.Suspect(member="m1", reason="reset"),

@@ -8,7 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.sources import ROOT
 
 
 def _run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from elastrain.launcher import embedded, links, node_end, registry, run_options
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.values import JobTimes
 from elastrain.runtime import channel, pacing
+from tests.support.sources import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("launcher", "elastrain/runtime", "comm")
 ROW = re.compile(r"^\| `([\w/]+\.py) (\w+)` \| ([\d.]+) \|", re.MULTILINE)
 

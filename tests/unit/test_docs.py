@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from docs import machines
+from tests.support.sources import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 TEXTS = [*PAGES, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"))]
 WORDS_MAX = 120

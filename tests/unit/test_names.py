@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import elastrain
 from elastrain import errors
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.sources import ROOT
 
 
 def _alone(code: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ from elastrain.offload.queue import IoRequest, RequestQueue, Urgency
 DEADLINE_S = 10.0
 
 
-class Gate:
+class HeldQueue:
     """One worker, held at its first request until everything else is queued; then the order is seen."""
 
     def __init__(self) -> None:
@@ -39,13 +39,13 @@ class Gate:
 
 
 @pytest.fixture
-def gate() -> Iterator[Gate]:
-    made = Gate()
+def gate() -> Iterator[HeldQueue]:
+    made = HeldQueue()
     yield made
     made.run()
 
 
-def test_reads_go_before_writes_and_demands_before_both(gate: Gate) -> None:
+def test_reads_go_before_writes_and_demands_before_both(gate: HeldQueue) -> None:
     gate.submit(Urgency.WRITE, "write 1")
     gate.submit(Urgency.WRITE, "write 2")
     gate.submit(Urgency.PREFETCH, "ahead 1")
@@ -54,7 +54,7 @@ def test_reads_go_before_writes_and_demands_before_both(gate: Gate) -> None:
     assert gate.run() == ["demand", "ahead 1", "ahead 2", "write 1", "write 2"]
 
 
-def test_a_hastened_read_is_run_once_and_first(gate: Gate) -> None:
+def test_a_hastened_read_is_run_once_and_first(gate: HeldQueue) -> None:
     gate.submit(Urgency.PREFETCH, "ahead 1")
     late = gate.submit(Urgency.PREFETCH, "ahead 2")
     gate.queue.hasten(late)
@@ -62,14 +62,14 @@ def test_a_hastened_read_is_run_once_and_first(gate: Gate) -> None:
     assert gate.run() == ["ahead 2", "ahead 1"]
 
 
-def test_a_cancelled_request_still_reports_and_does_so_at_once(gate: Gate) -> None:
+def test_a_cancelled_request_still_reports_and_does_so_at_once(gate: HeldQueue) -> None:
     gate.submit(Urgency.DEMAND, "demand")
     write = gate.submit(Urgency.WRITE, "write")
     gate.queue.cancel(write)
     assert gate.run() == ["write cancelled", "demand"]
 
 
-def test_closing_runs_what_was_submitted(gate: Gate) -> None:
+def test_closing_runs_what_was_submitted(gate: HeldQueue) -> None:
     for index in range(5):
         gate.submit(Urgency.WRITE, str(index))
     assert gate.run() == list("01234")

@@ -8,12 +8,12 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.sources import ROOT
+
 Figures = dict[str, Any]
 
 STORM = ("recovery/results/quick.jsonl", "2026-11-21T00:41:27+00:00")

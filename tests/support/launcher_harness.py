@@ -8,15 +8,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from elastrain.launcher import control
 from elastrain.launcher.rundir import RunDir
+from tests.support.processes import in_sessions, kill_group
+from tests.support.waiting import until
 
 STUB = Path(__file__).with_name("launcher_stub.py")
-T = TypeVar("T")
 _FORKS = mp.get_context("forkserver")
 
 
@@ -31,15 +31,6 @@ def launcher_process(argv: list[str], output: Path) -> None:
     from elastrain.launcher.cli import main
 
     main()
-
-
-def until(condition: Callable[[], T], timeout_s: float, what: str) -> T:
-    """The first true value of the condition; AssertionError after the deadline."""
-    deadline_s = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
-        time.sleep(0.002)
-    return value
 
 
 class Launched:
@@ -65,7 +56,7 @@ class Launched:
             self.process.kill()
             self.process.join(10)
             for pid in pids:
-                _kill_group(pid)
+                kill_group(pid)
 
     def events(self, event: str | None = None, **fields: Any) -> list[dict[str, Any]]:
         """The event log so far; `fields` must be equal."""
@@ -122,27 +113,8 @@ class Launched:
     def assert_nothing_left(self) -> None:
         """No process of any worker's session, no socket, no secret."""
         sessions = {e["pid"] for e in self.events("worker_start")}
-        until(lambda: not _in_sessions(sessions), 40, f"end of {_in_sessions(sessions)}")
+        until(lambda: not in_sessions(sessions), 40, f"end of {in_sessions(sessions)}")
         assert not self.run.control.exists()
         assert not self.run.secret.exists()
         job = self.events("start")[0]["job"]
         assert f"elastrain/{job}/" not in Path("/proc/net/unix").read_text()
-
-
-def _in_sessions(sessions: set[int]) -> list[str]:
-    left = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) in sessions and fields[0] != "Z":
-            left.append(stat.parent.name)
-    return left
-
-
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import warm
+from tests.support.sources import ROOT
 
-SCRIPT = Path(__file__).parent / "scripts" / "small_training.py"
-PRECISION = SCRIPT.parent / "precision_training.py"
-ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "tests/integration/scripts"
+SCRIPT = SCRIPTS / "small_training.py"
+PRECISION = SCRIPTS / "precision_training.py"
 TIMEOUT_S = 200.0
 
 

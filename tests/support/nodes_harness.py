@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,10 @@ from typing import Any
 from elastrain.launcher import control
 from elastrain.launcher.operator_messages import AskFault
 from elastrain.launcher.rundir import RunDir
-from tests.integration.launcher_harness import _in_sessions, until
-from tests.integration.training import SCRIPT, Run, environment
 from tests.support import warm
+from tests.support.processes import in_sessions, kill_group
+from tests.support.training import SCRIPT, Run, environment
+from tests.support.waiting import until
 
 ELASTRAIN = (sys.executable, "-m", "elastrain.launcher")
 
@@ -55,7 +55,7 @@ class NodesJob:
     def __exit__(self, *exc: object) -> None:
         if self.process.poll() is None:
             for pid in self.sessions():
-                _kill_group(pid)
+                kill_group(pid)
             self.process.kill()
             self.process.wait(10)
 
@@ -124,7 +124,7 @@ class NodesJob:
         """Every worker's group and the agent, at once."""
         workers = [e["pid"] for e in self.events("worker_start", source=f"agent:{node}")]
         for pid in [self.agent(node), *workers]:
-            _kill_group(pid)
+            kill_group(pid)
 
     def inject(self, target: str) -> None:
         answer = control.ask(self.run, AskFault(kind="kill", target=target))
@@ -146,7 +146,7 @@ class NodesJob:
     def assert_nothing_left(self) -> None:
         """No process of the job, no socket, no secret of the run's own."""
         sessions = set(self.sessions()) | {self.process.pid}
-        until(lambda: not _in_sessions(sessions), 40, f"end of {_in_sessions(sessions)}")
+        until(lambda: not in_sessions(sessions), 40, f"end of {in_sessions(sessions)}")
         folder = str(self.run.path).encode()
         left = [p.parent.name for p in Path("/proc").glob("[0-9]*/cmdline") if folder in _bytes(p)]
         assert not left
@@ -161,10 +161,3 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:  # it has just ended
         return b""
-
-
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass

@@ -1,4 +1,4 @@
-"""A member of a torch job on a host of its own: `python -m tests.integration.comm_host_member RANK WORLD STORE`.
+"""A member of a torch job on a host of its own: `python -m tests.support.comm_host_member RANK WORLD STORE`.
 
 It says a line after each thing that it was told on its standard input: `reduce` (the digest of sums of several sizes),
 `fail` (how a collective ends whose members are cut off), `edit` (the same digest of ranks 0 and 1 alone).
