@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from elastrain.base.event_loop import EventLoop
 from elastrain.codec import BadMessageError
-from elastrain.launcher.channel import Channel, peer_uid
 from elastrain.launcher.door import accept
+from elastrain.launcher.line_socket import LineSocket, peer_uid
 from elastrain.launcher.operator_messages import ANSWER, REQUEST, Answer, Request
 
 
@@ -20,7 +20,7 @@ class ControlServer:
         self._loop = loop
         self._listener = listener
         self._answer = answer
-        self._open: set[Channel] = set()
+        self._open: set[LineSocket] = set()
         loop.register(listener, lambda _events: self._on_connection())
 
     def close(self) -> None:
@@ -35,11 +35,11 @@ class ControlServer:
         if peer_uid(sock) not in (os.getuid(), 0):
             sock.close()
             return
-        channel = Channel(sock)
+        channel = LineSocket(sock)
         self._open.add(channel)
         self._loop.register(sock, lambda _events: self._on_request(channel))
 
-    def _on_request(self, channel: Channel) -> None:
+    def _on_request(self, channel: LineSocket) -> None:
         try:
             received = channel.receive()
             answers = [self._answer(REQUEST.decode(line)) for line in received.lines]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from elastrain.base.event_loop import EventLoop
 from elastrain.comm.wire.handshake import Handshake, Role
 from elastrain.errors import ConfigError
-from elastrain.launcher.channel import peer_uid
+from elastrain.launcher.line_socket import peer_uid
 
 _GREETINGS_MAX = 64
 _GREETING_S = 5.0

@@ -18,8 +18,8 @@ from elastrain.base.event_loop import EventLoop
 from elastrain.codec import BadMessageError
 from elastrain.comm.errors import CommError
 from elastrain.comm.wire.handshake import Handshake, Role, dial
-from elastrain.launcher.channel import Channel
 from elastrain.launcher.door import Door
+from elastrain.launcher.line_socket import LineSocket
 from elastrain.launcher.notices import NOTICE, Beat, Notice
 from elastrain.launcher.storethread import Inbox
 from elastrain.launcher.values import NodeRecord
@@ -36,7 +36,7 @@ class _Link:
     """The agent of another node. Sending is shared by two threads; all else belongs to the loop's."""
 
     record: NodeRecord
-    channel: Channel | None = None
+    channel: LineSocket | None = None
     up: bool = False
     heard_s: float = 0.0
     dialling: bool = False
@@ -170,7 +170,7 @@ class Links:
     def _connect(self, link: _Link, sock: socket.socket) -> None:
         self._hang_up(link)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link.channel, link.heard_s = Channel(sock), time.monotonic()
+        link.channel, link.heard_s = LineSocket(sock), time.monotonic()
         self._loop.register(sock, lambda _events: self._on_bytes(link))
         if not link.up:
             link.up = True

@@ -15,10 +15,10 @@ from elastrain.base.event_loop import READ, WRITE, EventLoop
 from elastrain.codec import BadMessageError
 from elastrain.comm.shm.liveness import Watcher, watch_beacon
 from elastrain.launcher import priority, worker_start
-from elastrain.launcher.channel import Channel, Received
 from elastrain.launcher.core import events as ev
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.guardian import Guardian
+from elastrain.launcher.line_socket import LineSocket, Received
 from elastrain.launcher.values import Start, Tell
 from elastrain.launcher.worker_start import Logs, Script, WorkerEnvironment, WorkerProcess
 
@@ -30,7 +30,7 @@ class _WorkerHandle:
     """The agent's hold on one worker."""
 
     process: WorkerProcess
-    channel: Channel | None = None
+    channel: LineSocket | None = None
     watcher: Watcher | None = None
     running: bool = True
 
@@ -126,7 +126,7 @@ class WorkerProcesses:
         handle = self._handles.get(member)
         if handle is None or not handle.running or handle.channel is not None:
             return f"{member} is no worker that this agent waits for"
-        handle.channel = Channel(sock)
+        handle.channel = LineSocket(sock)
         self._loop.register(sock, lambda _events: self._on_channel(member))
         return None
 

@@ -16,7 +16,7 @@ import torch
 from elastrain.comm.errors import Aborted, CommError, ProtocolError
 from elastrain.comm.groups.dispatcher import Dispatcher
 from elastrain.comm.groups.driver import Driver
-from elastrain.comm.groups.failures import Failures
+from elastrain.comm.groups.failures import GroupFailures
 from elastrain.comm.groups.fences import Fences
 from elastrain.comm.groups.group import Group
 from elastrain.comm.groups.host_memory import RINGS_BODY, HostMemory
@@ -53,7 +53,7 @@ class Executors:
 
     def __init__(self, mesh: Mesh, driver: Driver) -> None:
         self.placement = Placement(mesh.me, mesh.node, one_host=mesh.all_on_one_host)
-        self.failures = Failures(mesh, self._end)
+        self.failures = GroupFailures(mesh, self._end)
         self.fences = Fences(mesh)
         self.host = HostMemory(mesh, driver, self.failures)
         self.shared = SharedMemoryExecutor(self.host, mesh.me)

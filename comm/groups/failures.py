@@ -18,7 +18,7 @@ _PROVEN = 1  # that it has ended
 _TOLD_ALL = 2  # by the first that tells; else whoever hears it hands it on
 
 
-class Failures:
+class GroupFailures:
     """`error`: what made everything fail until the next edit, None when all is well. `lost`: members of the view, and
     why. `end`: ends whatever is under way with an error, and tells its callers. By one thread at a time.
     """

@@ -30,7 +30,7 @@ from elastrain.comm.groups.slot_ring import (
     SlotRing,
     reached,
 )
-from elastrain.comm.groups.waits import Waits
+from elastrain.comm.groups.waits import RingWaits
 from elastrain.comm.groups.work import OperationRequest
 from elastrain.comm.shm.memory import futex_wake_all
 
@@ -110,11 +110,11 @@ class GroupGeneration:
     """Used by one thread at a time. `rings.members` are those of the group when the generation began."""
 
     def __init__(
-        self, host: SharedHost, state: GroupState, group: MemberList, generation: int, waiting: set[Waits]
+        self, host: SharedHost, state: GroupState, group: MemberList, generation: int, waiting: set[RingWaits]
     ) -> None:
         self.rings = Rings(group.me, group.members, generation)
         self._name, self._host, self._state = group.name, host, state
-        self._waits = Waits(host, self.rings, waiting, self._absent)
+        self._waits = RingWaits(host, self.rings, waiting, self._absent)
         self._memory = PartMemory(host, state, self.rings)
         self._phase = _Phase.NEW
 

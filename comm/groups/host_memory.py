@@ -10,7 +10,7 @@ import torch
 
 from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
 from elastrain.comm.groups.driver import Driver
-from elastrain.comm.groups.failures import Failures
+from elastrain.comm.groups.failures import GroupFailures
 from elastrain.comm.groups.kinds import FrameKind, send
 from elastrain.comm.groups.slot_ring import Location
 from elastrain.comm.shm.alarm import Alarm
@@ -28,7 +28,7 @@ class HostMemory:
     `alarm`: rung after whatever happens, while anybody waits.
     """
 
-    def __init__(self, mesh: Mesh, driver: Driver, failures: Failures) -> None:
+    def __init__(self, mesh: Mesh, driver: Driver, failures: GroupFailures) -> None:
         self.alarm = Alarm()
         self._mesh, self._driver, self._failures = mesh, driver, failures
         self._imports: dict[str, Imports] = {}

@@ -16,7 +16,7 @@ import torch
 
 from elastrain.comm.collectives.operations import Operation, Participant
 from elastrain.comm.errors import Aborted, CommError, MemberLost, OutOfMemory, Timeout
-from elastrain.comm.groups.failures import Failures
+from elastrain.comm.groups.failures import GroupFailures
 from elastrain.comm.groups.fences import Fences
 from elastrain.comm.groups.kinds import FrameKind, only_tensor, send, unpack
 from elastrain.comm.groups.member_list import MemberList
@@ -81,7 +81,7 @@ class _Staging:
 class MessageExecutor:
     """Used by the communicator's thread; `add` by any."""
 
-    def __init__(self, failures: Failures, fences: Fences, placement: Placement, mesh: Mesh) -> None:
+    def __init__(self, failures: GroupFailures, fences: Fences, placement: Placement, mesh: Mesh) -> None:
         self._failures, self._fences, self._placement, self._mesh = failures, fences, placement, mesh
         self._queues: dict[int, _GroupQueue] = {}
         # Parts of operations that have not come so far here, by (group, sequence, round) and member.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
-from elastrain.comm.groups.failures import Failures
+from elastrain.comm.groups.failures import GroupFailures
 from elastrain.comm.groups.fences import Fences
 from elastrain.comm.groups.kinds import FrameKind, only_tensor, send, unpack
 from elastrain.comm.groups.mailbox import Address, Mailbox
@@ -44,7 +44,7 @@ class _TaggedMessage:
 class PointToPoint:
     """Used by the communicator's thread."""
 
-    def __init__(self, failures: Failures, fences: Fences, mesh: Mesh) -> None:
+    def __init__(self, failures: GroupFailures, fences: Fences, mesh: Mesh) -> None:
         self._failures, self._fences, self._mesh = failures, fences, mesh
         self._mailbox: Mailbox[_TaggedMessage, PendingReceive] = Mailbox()
 

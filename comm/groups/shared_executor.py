@@ -1,7 +1,7 @@
 """Executes the operations of groups on one host: who executes which in which thread, and whose rings have come here.
 
 The operations of a group are executed one after the other, by the thread that asks for the first one if it wants that,
-else by one of the crew. Failures are decided elsewhere (`SharedHost.fail`).
+else by one of the crew. GroupFailures are decided elsewhere (`SharedHost.fail`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elastrain.comm.groups.group_generation import GroupGeneration, GroupState
 from elastrain.comm.groups.member_list import MemberList
 from elastrain.comm.groups.rings import SharedHost
 from elastrain.comm.groups.slot_ring import DOUBLE_BUFFER_BYTES, MEMBERS_MAX, DoubleBuffer
-from elastrain.comm.groups.waits import Waits
+from elastrain.comm.groups.waits import RingWaits
 from elastrain.comm.groups.work import OperationRequest
 from elastrain.comm.shm.memory import futex_wake_all
 
@@ -54,7 +54,7 @@ class SharedMemoryExecutor:
         self._generation = 0
         self._tracks: dict[int, _Track] = {}
         self._rings: dict[int, dict[str, DoubleBuffer]] = {}  # by group and member
-        self._waiting: set[Waits] = set()
+        self._waiting: set[RingWaits] = set()
         self._crew = Crew("elastrain-collectives")
 
     def add(self, group: MemberList, *, in_memory: bool) -> None:

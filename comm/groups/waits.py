@@ -19,14 +19,16 @@ from elastrain.comm.groups.work import OperationRequest
 Found = TypeVar("Found")
 
 
-class Waits:
+class RingWaits:
     """The waits of a group in one generation, by one thread at a time.
 
     `waiting` holds this while it waits: whoever changes what it waits for rings the alarm then. `absent` names those
     that have not come so far. `error`: set by the communicator, the end of all waiting in this generation.
     """
 
-    def __init__(self, host: SharedHost, rings: Rings, waiting: set[Waits], absent: Callable[[], list[str]]) -> None:
+    def __init__(
+        self, host: SharedHost, rings: Rings, waiting: set[RingWaits], absent: Callable[[], list[str]]
+    ) -> None:
         self.error: CommError | None = None
         self.description = ""  # of what is waited for, in messages
         self._host, self._rings, self._waiting, self._absent = host, rings, waiting, absent

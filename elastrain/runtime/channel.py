@@ -1,4 +1,8 @@
-"""The worker's end of its agent's channel: typed messages both ways, over a UNIX socket with a handshake."""
+"""The worker's end of its agent's channel: typed messages both ways, over a UNIX socket with a handshake.
+
+The agent's end is `launcher.line_socket`. They stay two: a worker may wait for its agent, and any of its threads may
+send; an agent never waits for a worker, and takes descriptors. What both do alike is `base.line_buffer`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ import threading
 
 from elastrain.agent_messages import FROM_WORKER, TO_WORKER, FromWorker, ToWorker
 from elastrain.base.environment import Environment
-from elastrain.codec import LINE_BYTES_MAX, BadMessageError
+from elastrain.base.line_buffer import LineBuffer
+from elastrain.codec import LINE_BYTES_MAX
 from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.wire.handshake import dial
 from elastrain.errors import RefusedError
@@ -31,7 +36,7 @@ class Channel:
         dial(self._socket, secret=secret, job=job, me=member, timeout_s=CONNECT_TIMEOUT_S)
         self._socket.settimeout(SEND_TIMEOUT_S)
         self._lock = threading.Lock()
-        self._buffer = b""
+        self._lines = LineBuffer(LINE_BYTES_MAX)
         os.register_at_fork(after_in_child=self._after_fork)
 
     def fileno(self) -> int:
@@ -59,12 +64,9 @@ class Channel:
             raise ChannelClosedError(f"the agent does not answer: {error}") from error
         if not data:
             raise ChannelClosedError("the agent has closed the channel")
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        if len(self._buffer) > LINE_BYTES_MAX:
-            raise ChannelClosedError(f"the agent sent a line of more than {LINE_BYTES_MAX} bytes")
         try:
-            return [TO_WORKER.decode(line) for line in lines]
-        except BadMessageError as error:
+            return [TO_WORKER.decode(line) for line in self._lines.feed(data)]
+        except ValueError as error:
             raise ChannelClosedError(f"the agent sent what no agent sends: {error}") from error
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from elastrain import agent_messages as am
 from elastrain.codec import LINE_BYTES_MAX, BadMessageError, LineCodec, Tagged
 from elastrain.launcher import notices, operator_messages
-from elastrain.launcher.channel import Channel as AgentsEnd
+from elastrain.launcher.line_socket import LineSocket as AgentsEnd
 from elastrain.runtime import channel as workers_end
 from elastrain.world import Member, View
 from tests.support.sources import ROOT

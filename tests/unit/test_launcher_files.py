@@ -17,9 +17,9 @@ import pytest
 from elastrain.codec import BadMessageError
 from elastrain.errors import ConfigError
 from elastrain.launcher import enrol, priority, rundir
-from elastrain.launcher.channel import Channel
 from elastrain.launcher.enrol import Place, Terms, enter, secret_of
 from elastrain.launcher.events import EventLog
+from elastrain.launcher.line_socket import LineSocket
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.store import ForgedValueError, MemoryStore, Store
 from elastrain.launcher.values import NodeRecord, Roster
@@ -27,9 +27,9 @@ from elastrain.launcher.views import JobKeys, decode_view, encode_view
 from elastrain.world import Member, View
 
 
-def channels() -> tuple[Channel, socket.socket]:
+def channels() -> tuple[LineSocket, socket.socket]:
     ours, theirs = socket.socketpair()
-    return Channel(ours), theirs
+    return LineSocket(ours), theirs
 
 
 def test_lines_that_come_in_pieces_are_put_together_and_descriptors_travel_with_them() -> None:
@@ -231,7 +231,7 @@ def test_full_disk_costs_lines_and_says_how_many(tmp_path: Path) -> None:
     log = EventLog(Path("/dev/full"), "test")
     log.write("first")
     log.write("second")
-    os.dup2(os.open(tmp_path / "events.jsonl", os.O_WRONLY | os.O_CREAT), log._fd)
+    os.dup2(os.open(tmp_path / "events.jsonl", os.O_WRONLY | os.O_CREAT), log._log._fd)
     log.write("third")
     log.write("fourth")
     log.close()

@@ -10,6 +10,7 @@ import socket
 import struct
 from dataclasses import dataclass
 
+from elastrain.base.line_buffer import LineBuffer
 from elastrain.codec import LINE_BYTES_MAX, BadMessageError
 
 _READ_BYTES = 1 << 16
@@ -27,13 +28,13 @@ class Received:
     closed: bool = False
 
 
-class Channel:
+class LineSocket:
     """One connected stream socket. `receive` and `flush` never block; the owner calls them when the socket is ready."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.sock = sock
-        self._in = bytearray()
+        self._lines = LineBuffer(LINE_BYTES_MAX)
         self._out = bytearray()
 
     @property
@@ -43,27 +44,28 @@ class Channel:
     def receive(self) -> Received:
         """All that is there now. The caller owns the descriptors. Raises BadMessageError if a line is too long."""
         fds: list[int] = []
+        came = bytearray()
         closed = False
         while True:
             try:
-                data, came, _, _ = socket.recv_fds(self.sock, _READ_BYTES, _FDS_MAX)
+                data, new_fds, _, _ = socket.recv_fds(self.sock, _READ_BYTES, _FDS_MAX)
             except BlockingIOError:
                 break
             except OSError:
                 closed = True
                 break
-            fds += came
-            self._in += data
+            fds += new_fds
+            came += data
             if not data:
                 closed = True
                 break
-        *lines, rest = self._in.split(b"\n")
-        self._in = rest
-        if len(rest) >= LINE_BYTES_MAX or any(len(line) >= LINE_BYTES_MAX for line in lines):
+        try:
+            lines = self._lines.feed(bytes(came))
+        except ValueError as error:
             for fd in fds:
                 os.close(fd)
-            raise BadMessageError(f"a line longer than {LINE_BYTES_MAX} bytes")
-        return Received(lines=tuple(bytes(line) for line in lines), fds=tuple(fds), closed=closed)
+            raise BadMessageError(str(error)) from None
+        return Received(lines=tuple(lines), fds=tuple(fds), closed=closed)
 
     def send(self, line: bytes) -> bool:
         """Queue the line and write what can be written. False if the other end is gone or reads nothing."""
