@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from elastrain.base.event_loop import EventLoop
+from elastrain.comm.wire.acceptor import Acceptor
 from elastrain.errors import ConfigError
 from elastrain.launcher import rundir, worker_start
 from elastrain.launcher.command_runner import CommandRunner, NodeParts
 from elastrain.launcher.control_server import ControlServer
 from elastrain.launcher.core import Core
 from elastrain.launcher.core import events as ev
-from elastrain.launcher.door import Door, listen_abstract, workers_handshake
+from elastrain.launcher.door import listen_abstract, open_door, workers_handshake
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.faults import Fault, make_fault
 from elastrain.launcher.guardian import Guardian
@@ -121,10 +122,10 @@ class Agent:
         self._runner = CommandRunner(self._core, self._parts, self._log, self._state, shares_screen=shares_screen)
         self._timed: list[_Timed] = [door, workers, registry, *([peers] if peers else []), end]
 
-    def _serve_workers(self, listener: socket.socket, workers: WorkerProcesses) -> Door:
+    def _serve_workers(self, listener: socket.socket, workers: WorkerProcesses) -> Acceptor:
         secret, job = self._config.run.secret.read_bytes(), self._config.job
         refused = lambda reason: self._log.write("connection_refused", reason=reason)  # noqa: E731
-        door = Door(self._loop, listener, lambda: workers_handshake(secret, job), workers.admit, refused)
+        door = open_door(self._loop, listener, lambda: workers_handshake(secret, job), workers.admit, refused)
         self._open.callback(door.close)
         return door
 

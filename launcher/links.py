@@ -18,7 +18,7 @@ from elastrain.base.event_loop import EventLoop
 from elastrain.codec import BadMessageError
 from elastrain.comm.errors import CommError
 from elastrain.comm.wire.handshake import Handshake, Role, dial
-from elastrain.launcher.door import Door
+from elastrain.launcher.door import open_door
 from elastrain.launcher.line_socket import LineSocket
 from elastrain.launcher.notices import NOTICE, Beat, Notice
 from elastrain.launcher.storethread import Inbox
@@ -86,7 +86,7 @@ class Links:
         handshake = lambda: Handshake(  # noqa: E731
             Role.ACCEPT, secret=passport.secret, job=passport.job, me=passport.signature
         )
-        self._door = Door(loop, listener, handshake, self._admit, events.log_refusal)
+        self._door = open_door(loop, listener, handshake, self._admit, events.log_refusal)
         self._beats = threading.Thread(target=self._beat, name="elastrain-heartbeats", daemon=True)
         self._beats.start()
 

@@ -23,7 +23,7 @@ from elastrain.comm.errors import CommError, MemberLost
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.shm.segments import Segment, SharedMemory
 from elastrain.comm.wire.connections import LinkPlan, MeshConnections
-from elastrain.comm.wire.door import choose_address
+from elastrain.comm.wire.connector import choose_address
 from elastrain.comm.wire.frames import FIRST_CONTROL_KIND
 from elastrain.comm.wire.link_table import LinkTable
 from elastrain.comm.wire.ring import dials

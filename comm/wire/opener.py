@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastrain.base.event_loop import EventLoop
-from elastrain.comm.wire.door import Door, DoorEvents
+from elastrain.comm.wire.connector import Connector, ConnectorEvents
 from elastrain.comm.wire.link import Link, farewell
 from elastrain.comm.wire.link_table import LinkTable
 from elastrain.comm.wire.ring import dials
@@ -44,9 +44,9 @@ class Opener:
         # whoever is turned away here does not come again, and would be lost to us in the view that names it.
         self._early: dict[str, tuple[socket.socket, int]] = {}
         self._last_stranger = ""  # why the last unknown connection was refused
-        door_events = DoorEvents(on_open=self._on_open, on_refused=self._on_refused)
-        self._door = Door(loop, door_events, links.me, credentials, config)
-        self.address = self._door.address
+        connector_events = ConnectorEvents(on_open=self._on_open, on_refused=self._on_refused)
+        self._connector = Connector(loop, connector_events, links.me, credentials, config)
+        self.address = self._connector.address
 
     def open(self, link: Link, *, patient: bool) -> None:
         """Bring the link about, unless that is done or under way.
@@ -69,12 +69,12 @@ class Opener:
         """Connect: to stay, or to request a dial."""
         same_node = link.peer.node == self._links.node
         try:
-            self._door.dial(link.peer, same_node=same_node, patient=link.opening.patient)
+            self._connector.dial(link.peer, same_node=same_node, patient=link.opening.patient)
         except ValueError as error:
             self._on_refused(link.peer.id, str(error), False)
 
     def is_dialling(self, member: str) -> bool:
-        return self._door.is_dialling(member)
+        return self._connector.is_dialling(member)
 
     # Connections whose other end is proven
 
@@ -111,7 +111,7 @@ class Opener:
 
     def begin(self, generation: int) -> None:
         """Tell this generation to whoever comes from now on."""
-        self._door.generation = generation
+        self._connector.generation = generation
 
     def _on_dialled(self, link: Link, generation: int, sock: socket.socket) -> None:
         if dials(self._links.me, link.peer.id):
@@ -171,18 +171,18 @@ class Opener:
     def abandon(self, link: Link) -> None:
         """Stop dialling this member and requesting dials; nothing is told."""
         self._end_request(link)
-        self._door.hang_up(link.peer.id)
+        self._connector.hang_up(link.peer.id)
 
     # Time and ends
 
     def next_due_s(self) -> list[float]:
         """When `run_timers` has something to do, in time.monotonic()."""
         waiting = [link.opening.deadline_s for link in self._links if link.lost is None and link.stream is None]
-        door_s = self._door.next_deadline_s()
-        return waiting if door_s is None else [*waiting, door_s]
+        connector_s = self._connector.next_deadline_s()
+        return waiting if connector_s is None else [*waiting, connector_s]
 
     def run_timers(self, now_s: float) -> None:
-        self._door.run_timers(now_s)
+        self._connector.run_timers(now_s)
         for link in self._links:
             if link.lost is None and link.stream is None and link.opening.deadline_s <= now_s:
                 hint = f" (somebody was refused: {self._last_stranger})" if self._last_stranger else ""
@@ -190,7 +190,7 @@ class Opener:
 
     def close(self) -> None:
         """Close all sockets that belong to no link. The loop's registrations are left: it is closed next."""
-        for sock in [*self._door.sockets(), *(sock for sock, _ in self._early.values())]:
+        for sock in [*self._connector.sockets(), *(sock for sock, _ in self._early.values())]:
             sock.close()
 
 

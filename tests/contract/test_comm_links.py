@@ -13,7 +13,7 @@ import pytest
 
 from elastrain.comm.errors import MemberLost
 from elastrain.comm.wire import handshake
-from elastrain.comm.wire.door import choose_address
+from elastrain.comm.wire.connector import choose_address
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.values import LossCause, PeerLost
 from tests.support.comm_tools import SECRET, Cast, Transport, cast
@@ -52,10 +52,7 @@ def _settle(made: Cast) -> None:
     quiet = 0
     while quiet < 20:
         events = [made.meshes[name].poll(0.001) for name in list(made.meshes)]
-        busy = any(
-            mesh._connections.opener._door._greetings or mesh._connections.opener._door._dial_later
-            for mesh in made.meshes.values()
-        )
+        busy = any(mesh._connections.opener._connector.under_way for mesh in made.meshes.values())
         for name, came in zip(made.meshes, events, strict=True):
             made.events[name] += came
         quiet = 0 if busy or any(events) else quiet + 1
@@ -244,10 +241,10 @@ def test_members_that_call_while_the_door_is_crowded_wait_for_their_turn(
     transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever is hung up on in the middle of a rush is lost: the door lets in a few at a time, and closes on none."""
-    monkeypatch.setattr("elastrain.comm.wire.door._GREETINGS_MAX", 2)
+    monkeypatch.setattr("elastrain.comm.wire.connector._INTRODUCTIONS_MAX", 2)
     with cast(transport, "ab") as made:
         strangers = [_call(made.meshes["a"]) for _ in range(2)]
-        made.until(lambda: len(made.meshes["a"]._connections.opener._door._greetings) == 2)
+        made.until(lambda: made.meshes["a"]._connections.opener._connector.under_way == 2)
         made.add("c")
         made.edit(2, "abc")
         _settle_for(made, 0.3)

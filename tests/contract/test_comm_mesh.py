@@ -371,7 +371,7 @@ def test_strangers_disturb_nobody(transport: Transport) -> None:
             sock.close()
         made.together(3, "ab")
         assert len(made.meshes["b"].poll(0.01)) == 0
-        made.until(lambda: not made.meshes["b"]._connections.opener._door._greetings)
+        made.until(lambda: not made.meshes["b"]._connections.opener._connector.under_way)
 
 
 def _garbage(made: Cast, junk: bytes) -> str:

@@ -276,7 +276,7 @@ def _run_out_of_descriptors(wire: Wire) -> None:
         rounds += 1
     wire.say(rounds)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    while len(mesh._connections.opener._door._greetings) < len(callers):
+    while mesh._connections.opener._connector.under_way < len(callers):
         mesh.poll(1)
     wire.say("all are let in")
 

@@ -14,7 +14,7 @@ import pytest
 from elastrain.base.event_loop import EventLoop
 from elastrain.comm.wire.handshake import dial
 from elastrain.launcher import door
-from elastrain.launcher.door import Door, listen_abstract, workers_handshake
+from elastrain.launcher.door import listen_abstract, open_door, workers_handshake
 
 SECRET = b"s" * 32
 
@@ -27,7 +27,7 @@ def _open_door() -> Iterator[tuple[EventLoop, str, list[str]]]:
         admitted.append(member)
         kept.append(sock)
 
-    made = Door(loop, listen_abstract(name), lambda: workers_handshake(SECRET, "job"), admit, lambda reason: None)
+    made = open_door(loop, listen_abstract(name), lambda: workers_handshake(SECRET, "job"), admit, lambda reason: None)
     try:
         yield loop, name, admitted
     finally:

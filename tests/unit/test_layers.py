@@ -41,7 +41,7 @@ PURE_LIBRARIES = frozenset({"msgspec"})
 # What every room may import, and of it what is plain arithmetic, which pure parts may import too.
 BASE = frozenset({"elastrain.base"})
 PURE_BASE = frozenset({"elastrain.base.free_ranges", "elastrain.base.splitmix", "elastrain.base.tree"})
-# Torch-free: comm.wire.handshake, comm.errors and comm.shm.liveness, one handshake and one death detector for all; of
+# Torch-free: comm.errors, comm.shm.liveness, comm.wire.acceptor and handshake, one of each for all; of
 # offload, what `elastrain offload show` reads and prints, and what --offload-dir must be.
 LAUNCHER_MAY_IMPORT = frozenset(
     {
@@ -53,6 +53,7 @@ LAUNCHER_MAY_IMPORT = frozenset(
         "elastrain.errors",
         "elastrain.membership",
         "elastrain.version",
+        "elastrain.comm.wire.acceptor",
         "elastrain.comm.wire.handshake",
         "elastrain.comm.errors",
         "elastrain.comm.shm.liveness",

@@ -1,0 +1,192 @@
+"""Where others come in: nobody is heard before the handshake has proven the job's secret.
+
+Knows nothing of what is said afterwards. Torch may never come in: the launcher uses this, too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from elastrain.base.event_loop import EventLoop
+from elastrain.comm.errors import HandshakeRefused
+from elastrain.comm.wire.handshake import Handshake
+
+_ACCEPTED_PER_TURN = 16
+_ACCEPT_AGAIN_S = 0.1
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Introduction:
+    """The handshake on one fresh, non-blocking connection, as far as it has come."""
+
+    def __init__(self, sock: socket.socket, handshake: Handshake, deadline_s: float) -> None:
+        self.sock, self.handshake, self.deadline_s = sock, handshake, deadline_s
+
+    def advance(self) -> bool:
+        """Exchange what can be exchanged now; True once both ends are proven.
+
+        Raises HandshakeRefused, of which the other end is told, and OSError for a connection that ends or breaks.
+        """
+        try:
+            while True:
+                out = self.handshake.bytes_to_send()
+                if out:
+                    # A fresh connection takes a few hundred bytes; if not, the other end is not one of ours.
+                    self.sock.sendall(out)
+                if self.handshake.done:
+                    return True
+                # No more than it wants: what follows belongs to the next layer, descriptors included.
+                data = self.sock.recv(self.handshake.wants())
+                if not data:
+                    raise ConnectionResetError(errno.ECONNRESET, "the other end closed the connection")
+                self.handshake.receive(data)
+        except BlockingIOError:
+            return False
+        except HandshakeRefused:
+            self._say_why()
+            raise
+
+    def _say_why(self) -> None:
+        try:
+            self.sock.send(self.handshake.bytes_to_send())
+        except OSError:
+            pass  # it has gone already
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptorEvents:
+    """What an acceptor asks of its owner and tells it."""
+
+    new_handshake: Callable[[], Handshake]
+    admit: Callable[[Handshake, socket.socket], str | None]  # takes the socket over, or returns why not
+    refused: Callable[[str], None]
+    tune: Callable[[socket.socket], None] = lambda _sock: None  # a fresh connection
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptorLimits:
+    introductions_max: int
+    handshake_timeout_s: float
+
+
+class Acceptor:
+    """Serves listeners, which it owns; by the thread of the loop."""
+
+    def __init__(
+        self, loop: EventLoop, listeners: Sequence[socket.socket], events: AcceptorEvents, limits: AcceptorLimits
+    ) -> None:
+        self._loop, self._listeners, self._events, self._limits = loop, tuple(listeners), events, limits
+        self._introductions: set[Introduction] = set()
+        self._again_s: float | None = None  # until then nobody is let in
+        self._resume()
+
+    @property
+    def introductions(self) -> int:
+        """How many connections are not proven yet."""
+        return len(self._introductions)
+
+    def _resume(self) -> None:
+        self._again_s = None
+        for listener in self._listeners:
+            self._loop.register(listener, partial(self._on_connections, listener))
+
+    def _pause(self) -> None:
+        """Leave those that come in the kernel's queue. Without a pause they would wake us without end.
+
+        They are not hung up on: many may come at once, and a member that is hung up on does not come again.
+        """
+        self._again_s = time.monotonic() + _ACCEPT_AGAIN_S
+        for listener in self._listeners:
+            self._loop.unregister(listener)
+
+    def _on_connections(self, listener: socket.socket, _events: int) -> None:
+        for _ in range(_ACCEPTED_PER_TURN):
+            if len(self._introductions) >= self._limits.introductions_max:
+                self._pause()
+                return
+            try:
+                sock, _ = listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._pause()
+                return  # else nobody is waiting any more, or the caller hung up
+            sock.setblocking(False)
+            self._events.tune(sock)
+            if same_user(sock):
+                self._introduce(sock)
+            else:
+                sock.close()
+
+    def _introduce(self, sock: socket.socket) -> None:
+        deadline_s = time.monotonic() + self._limits.handshake_timeout_s
+        introduction = Introduction(sock, self._events.new_handshake(), deadline_s)
+        self._introductions.add(introduction)
+        self._loop.register(sock, lambda _events: self._advance(introduction))
+        self._advance(introduction)
+
+    def _advance(self, introduction: Introduction) -> None:
+        try:
+            if not introduction.advance():
+                return
+        except (HandshakeRefused, OSError) as error:
+            self._dismiss(introduction, failure(error))
+            return
+        self._forget(introduction)
+        refusal = self._events.admit(introduction.handshake, introduction.sock)
+        if refusal is not None:
+            introduction.sock.close()
+            self._events.refused(refusal)
+
+    def _dismiss(self, introduction: Introduction, reason: str) -> None:
+        self._forget(introduction)
+        introduction.sock.close()
+        self._events.refused(reason)
+
+    def _forget(self, introduction: Introduction) -> None:
+        self._introductions.discard(introduction)
+        self._loop.unregister(introduction.sock)
+        if self._again_s is not None:
+            self._resume()
+
+    def next_deadline_s(self) -> float | None:
+        """When `on_tick` has something to do, in time.monotonic()."""
+        deadlines = [introduction.deadline_s for introduction in self._introductions]
+        return min([*deadlines, *([] if self._again_s is None else [self._again_s])], default=None)
+
+    def on_tick(self, now_s: float) -> None:
+        if self._again_s is not None and self._again_s <= now_s:
+            self._resume()
+        for introduction in [each for each in self._introductions if each.deadline_s <= now_s]:
+            self._dismiss(introduction, "it did not finish the handshake in time")
+
+    def sockets(self) -> list[socket.socket]:
+        return [*self._listeners, *(introduction.sock for introduction in self._introductions)]
+
+    def close(self) -> None:
+        """Close all sockets. The loop's registrations are left: it is closed next."""
+        for sock in self.sockets():
+            sock.close()
+
+
+def failure(error: HandshakeRefused | OSError) -> str:
+    """Why an introduction failed, in words."""
+    if isinstance(error, HandshakeRefused):
+        return error.reason
+    if isinstance(error, ConnectionResetError):
+        return "the other end closed the connection during the handshake"
+    return f"the connection broke during the handshake ({error.strerror})"
+
+
+def same_user(sock: socket.socket) -> bool:
+    """Whether the other end of a UNIX socket is a process of this user; true for other sockets."""
+    if sock.family != socket.AF_UNIX:
+        return True
+    _pid, uid, _gid = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return bool(uid == os.geteuid())
