@@ -16,13 +16,15 @@ import pytest
 
 from elastrain.codec import BadMessageError
 from elastrain.errors import ConfigError
-from elastrain.launcher import enrol, priority, rundir
+from elastrain.launcher import control, enrol, priority, rundir
+from elastrain.launcher.core import Core
 from elastrain.launcher.enrol import Place, Terms, enter, secret_of
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.line_socket import LineSocket
 from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.state import describe
 from elastrain.launcher.store import ForgedValueError, MemoryStore, Store
-from elastrain.launcher.values import NodeRecord, Roster
+from elastrain.launcher.values import JobConfig, NodeRecord, Roster
 from elastrain.launcher.views import JobKeys, decode_view, encode_view
 from elastrain.world import Member, View
 
@@ -311,3 +313,14 @@ def test_priority_that_the_kernel_does_not_change_just_now_is_asked_for_again(mo
     assert priority.restore(os.getpid())
     monkeypatch.setattr(Path, "write_text", limited)
     assert not priority.restore(os.getpid())
+
+
+def test_status_is_told_while_a_node_that_was_started_again_has_said_nothing_yet(tmp_path: Path) -> None:
+    """Its agent's former state is gone by then, and `elastrain status` of the whole job ended with an error."""
+    whole = RunDir(path=tmp_path)
+    nodes = [rundir.of_node(whole, name) for name in ("node0", "node1")]
+    with pytest.raises(ConfigError, match="holds no readable run"):
+        control.state(whole)
+    state = describe(Core(JobConfig(workers=1), (), choose=lambda members: members[0]), "job", 0.0)
+    nodes[0].write_state(state)
+    assert control.state(whole)["job"] == "job"
