@@ -29,14 +29,9 @@ def ask(run: RunDir, request: Request) -> Answer:
 
 def state(run: RunDir) -> dict[str, Any]:
     """The state of a run: the agents' if they live, else what is left in the folder. Raises ConfigError."""
-    found, problem = [], ConfigError(f"the run in {run.path} has no nodes")
-    for node in rundir.nodes_of(run):
-        try:
-            found.append(_state(node))
-        except ConfigError as error:  # a node that has just been started again has not written one yet
-            problem = error
-    if not found:
-        raise problem
+    nodes = rundir.nodes_of(run)
+    # A node that has just been started again has not written one yet.
+    found = [_state(node) for node in [node for node in nodes if node.state.exists()] or nodes]
     living = [state for state in found if state["exit_code"] is None and state["state"] != "vanished"]
     return _merged(max(living or found, key=lambda state: int(state["generation"])), living or found)
 

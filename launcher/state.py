@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import asdict
+
 from elastrain.launcher.core import Core
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.worker_table import Worker
@@ -38,7 +40,7 @@ def describe(core: Core, job: str, now: float) -> dict[str, Any]:
         "members": members + [_worker(cluster, worker, None) for worker in waiting],
         "reasons": cluster.progress.reasons,
         "exit_code": core.shutdown.end.code if core.shutdown.end else None,
-        "end": vars(core.shutdown.end) if core.shutdown.end else None,
+        "end": asdict(core.shutdown.end) if core.shutdown.end else None,
     }
 
 

@@ -6,8 +6,10 @@ Plain values; no decision and no I/O may come in here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct, field
 
 from elastrain.agent_messages import ToWorker
 from elastrain.launcher.notices import Notice
@@ -98,8 +100,7 @@ class Roster:
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Start:
+class Start(Struct, frozen=True, kw_only=True):
     """Start a worker process. `warm_up`: at low priority, since others train."""
 
     member: str
@@ -112,83 +113,71 @@ class Start:
     group_world_size: int = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class PutSpec:
+class PutSpec(Struct, frozen=True, kw_only=True):
     """Put the spec if there is none; what the store then holds comes back through `on_spec`."""
 
     spec: Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PutRoster:
+class PutRoster(Struct, frozen=True, kw_only=True):
     """Put the roster if there is none; what the store then holds comes back through `on_roster`."""
 
     roster: Roster
 
 
-@dataclass(frozen=True, kw_only=True)
-class PutBegun:
+class PutBegun(Struct, frozen=True, kw_only=True):
     """Say in the store that a step has been committed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PutRecord:
+class PutRecord(Struct, frozen=True, kw_only=True):
     """Put what this node says of itself, under its lease."""
 
     record: NodeRecord
 
 
-@dataclass(frozen=True, kw_only=True)
-class TakeNumber:
+class TakeNumber(Struct, frozen=True, kw_only=True):
     """Take a number for a new member that this job has not used yet; it comes back through `on_number`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Propose:
+class Propose(Struct, frozen=True, kw_only=True):
     """Put the view by a transaction; what the store then says comes back through `on_answer`."""
 
     view: View
 
 
-@dataclass(frozen=True, kw_only=True)
-class TellNodes:
+class TellNodes(Struct, frozen=True, kw_only=True):
     """A notice to the other agents: all, or one."""
 
     message: Notice
     node: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class KillNode:
+class KillNode(Struct, frozen=True, kw_only=True):
     """This node dies now, as if its power were cut: every worker's group, then the agent."""
 
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tell:
+class Tell(Struct, frozen=True, kw_only=True):
     """A message to one of this node's workers."""
 
     member: str
     message: ToWorker
 
 
-@dataclass(frozen=True, kw_only=True)
-class FullPriority:
+class FullPriority(Struct, frozen=True, kw_only=True):
     """That of the others; or `ahead` of them, for a newcomer's first step: it is slower, and all wait for its end."""
 
     member: str
     ahead: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kill:
+class Kill(Struct, frozen=True, kw_only=True):
     member: str
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Log:
+class Log(Struct, frozen=True, kw_only=True):
     """`say`: also a line on the operator's screen."""
 
     event: str
@@ -196,8 +185,7 @@ class Log:
     say: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class End:
+class End(Struct, frozen=True, kw_only=True):
     """The agent ends: stop every worker, then exit with `code`. `detail` (a traceback) follows the sentence.
 
     `everywhere`: the job is over, other nodes end for the same reason. `job_is_over`: it is, for a reason of their own
