@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastrain.version import __version__ as __version__
 
+# Type checkers see plain imports; at run time a name is imported when it is first used.
 if TYPE_CHECKING:
     from elastrain import comm as comm
     from elastrain import offload as offload
@@ -68,6 +69,7 @@ __all__ = [
 ]
 
 
+# torch takes seconds to import: commands that only look at a job, and its agents, must not wait for it.
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"elastrain.{name}")

@@ -22,6 +22,7 @@ class Hello(Tagged, frozen=True, kw_only=True):
     """Where its mesh listens."""
     spec: dict[str, Any]
     """What all members must have in common; see `Settings.describe`."""
+    # Values and not a digest, so that a refusal can name the setting and both values.
 
 
 class Suspect(Tagged, frozen=True, kw_only=True):
@@ -49,6 +50,7 @@ class Failed(Tagged, frozen=True, kw_only=True):
     """The user's script has raised; the worker ends after this."""
 
     step: int
+    # None where the script raised outside of any micro-batch.
     micro_batch: int | None
     signature: str
     """Type and text of the exception: two members with one signature at one place failed for one reason."""

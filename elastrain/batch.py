@@ -54,6 +54,7 @@ class DataOrder:
         """`(data epoch, sample index)` of each sample, in order."""
         return tuple(self._sample(position) for position in self.positions(step, micro_batch))
 
+    # For people and schedules: a step may have samples of two epochs.
     def data_epoch(self, step: int) -> int:
         """The data epoch in which the step begins."""
         return step * self.global_batch_size // self.dataset_size

@@ -50,6 +50,7 @@ class LineCodec(Generic[Value]):
         return value
 
 
+# A type of its own and not plain int: only fields that need it pay for bytes instead of a number.
 class BitMask(int):
     """A whole number that may have more than 64 bits, for a field of a numbered kind: MessagePack has none such."""
 
@@ -84,6 +85,7 @@ class NumberedCodec(Generic[Value]):
 
 def _plain(value: object) -> object:
     """Libraries subclass what JSON knows: torch's version is a str of its own, NumPy's float64 a float."""
+    # Sent as the plain kind, because the other end need not have the library that subclassed it.
     for kind in (str, int, float):
         if isinstance(value, kind):
             return kind(value)

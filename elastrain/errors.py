@@ -37,6 +37,7 @@ class DriveFailedError(ElastrainError):
     """A member's drive does not take or give back what is kept on it. The member ends; the others have its state."""
 
 
+# Apart from DivergedError, because only one of the two ends the job: here the others are known to be right.
 class CorruptedError(ElastrainError):
     """What this member holds is wrong, as a comparison showed. The member ends; the others have the right bits."""
 

@@ -60,6 +60,7 @@ class Fold:
         if self.runs < 1:
             raise ValueError(f"a step has at least one run; got {self.runs}")
 
+    # A gradient is finished exactly when this node is there.
     @property
     def root(self) -> Node:
         return (0, self.runs)
@@ -77,6 +78,7 @@ class Fold:
         return tuple(found)
 
     def _cover(self, node: Node, wanted: frozenset[int], found: list[Node]) -> None:
+        # From above, so that a node that is wholly wanted is found before its children are looked at.
         inside = sum(1 for run in range(*node) if run in wanted)
         if inside == node[1] - node[0]:
             found.append(node)

@@ -257,6 +257,7 @@ def _without(view: View, gone: Sequence[str], newcomers: Sequence[Member], *, be
     # Newcomers alone may begin a job, but not go on with one: the state died with the last member that had it.
     if not rest and not (newcomers and not begun):
         return Proposal(outcome=Outcome.LOST, reason=NOBODY_LEFT)
+    # Said in the order of what an operator asks first: what was lost, then what has come.
     reason = "; ".join(_clause(word, ids) for word, ids in (("lost", gone), ("joined", _ids(newcomers))) if ids)
     return Proposal(
         outcome=Outcome.CHANGE,

@@ -125,6 +125,7 @@ def _leaving(activations_bytes: int, shards_bytes: int, disk_bytes_per_s: float)
 
 def _missing(limit_bytes: int, needs: Needs, *, has_disk: bool) -> Shortfall:
     least_bytes = needs.fixed_bytes + needs.shards_least_bytes + needs.activations_least_bytes
+    # Without a disk nothing can leave, and the whole plan has to fit.
     wanted_bytes = least_bytes if has_disk else needs.total_bytes
     missing_bytes = wanted_bytes - limit_bytes
     how = (
@@ -185,6 +186,7 @@ def copy_budget(
     """
     # Copies in flight are memory of the receiver, and all other members may copy to one at once. The sooner a shard is
     # held twice again, the sooner the next loss may come.
+    # It may be negative where things are on disk already: then as little as possible is copied.
     free_bytes = limit_bytes - needs.total_bytes
     return max(least_bytes, min(most_bytes, round(free_bytes / (members * state_per_parameter))))
 

@@ -50,6 +50,7 @@ def target(
 
     A backup is never on its primary's node while another node lives.
     """
+    # In rank order: of equally loaded members the first is taken, the same one by everybody.
     members = list(nodes)
     # Primaries first: an update takes time on the primary while others wait, a backup updates in the background.
     primaries = _balance([holders.primary if holders else None for holders in current], sizes, members)
@@ -88,6 +89,7 @@ def _backup_at(holders: Holders | None, place: int, primary: str, taken: tuple[s
 
 def _forbidden(primary: str, taken: tuple[str, ...], nodes: Mapping[str, str]) -> frozenset[str]:
     """Name members that may not back a shard up: its holders, and the primary's node as long as another one is free."""
+    # A node dies as a whole: a backup beside its primary would die with it.
     here = {member for member, node in nodes.items() if node == nodes[primary]}
     used = {primary, *taken}
     elsewhere = set(nodes) - here - used

@@ -30,6 +30,7 @@ def plan(members: Iterable[str], runs: int) -> dict[str, tuple[int, ...]]:
 
 
 def _even_shares(count: int, loads: list[int]) -> list[int]:
+    # A view without members has nothing to hand out to, and is a defect of the caller.
     if not loads:
         raise ValueError("a plan needs at least one member")
     shares = [0] * len(loads)

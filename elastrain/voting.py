@@ -28,6 +28,7 @@ def combine_votes(
     Squared norms are added in shard order, whoever measured them. An overflow of any micro-batch stays in the sums, so
     the norm or the loss tells it.
     """
+    # Different settings would part the members in the next update: better no commit than two jobs.
     settings = {vote.settings for vote in votes}
     if len(settings) > 1:
         return _different_settings(step, view, votes)
@@ -37,6 +38,7 @@ def combine_votes(
     contribution = _contribution(step, votes, is_deterministic=shape.deterministic)
     if isinstance(contribution, Disagreement):
         return contribution
+    # In shard order, whoever measured them: the clipping factor must have the same bits on every member.
     square_norm = sum(norm for _, norm in sorted(pair for vote in votes for pair in vote.square_norms))
     is_finite = math.isfinite(square_norm) and math.isfinite(contribution.loss)
     return Record(
@@ -76,7 +78,8 @@ def _different_settings(step: int, view: View, votes: Sequence[Vote]) -> Disagre
 
 
 def _differing(settings: Iterable[str]) -> str:
-    """The names under which members told different digests."""
+    """Name the settings of which members told different digests."""
+    # Names, since a digest tells nobody what to look at.
     told = [json.loads(text) for text in settings]
     names = dict.fromkeys(name for one in told for name in one)
     return ", ".join(name for name in names if len({one.get(name) for one in told}) > 1)

@@ -23,6 +23,7 @@ class Buffers(Generic[Buffer]):
 
     def take(self, like: Buffer) -> Buffer:
         """Lend a buffer of the same kind, with any content."""
+        # The last that came back first: its pages are in the caches, if any are.
         free = self._free.get(self._kind(like))
         buffer = free.pop() if free else self._make(like)
         self._lent[id(buffer)] = buffer

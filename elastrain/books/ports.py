@@ -33,6 +33,7 @@ class Arithmetic(Protocol):
 
     def new_buffer(self, like: Tensor) -> Tensor: ...
 
+    # Size and dtype, say: few kinds, so that a buffer that comes back is soon used again.
     def kind(self, tensor: Tensor) -> Hashable:
         """Buffers of one kind may stand for one another."""
 
@@ -103,6 +104,7 @@ class StateStore(Protocol[Key]):
     def copy(self, key: Key) -> State:
         """A state that shares no memory with anything here."""
 
+    # Without a copy: an optimizer's state is twice the size of its parameters.
     def adopt(self, key: Key, other: Any, theirs: Any) -> None:
         """Move a state over from another shelf."""
 

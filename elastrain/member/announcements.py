@@ -53,6 +53,7 @@ class Announcements:
 
     def _is_compared(self, shard: int, before: Placement) -> bool:
         """Whether another member compares its copy of this shard with ours."""
+        # Also with holders whose role has just ended, and with followers: they have made the same update.
         roles = self._commit.roles
         holders = {*before[shard].all, *roles.live[shard].all, *roles.readers(shard)}
         return not holders.isdisjoint(self._views.others)
@@ -62,6 +63,7 @@ class Announcements:
         # A view came in between, or another step: its own announcement tells what counts then.
         if event.step != self._commit.step or self._views.is_recovering:
             return
+        # Remembered: a copy that is given later carries the digest that others have compared.
         for shard, digest in event.digests.items():
             if self._holdings.has(shard, event.step):
                 self._holdings[shard].digest = digest

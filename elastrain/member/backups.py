@@ -71,6 +71,7 @@ class Backups:
     def apply_behind(self, record: Record) -> None:
         """Have the update of the step that has just been committed made when there is time."""
         for shard in self._holdings:
+            # Its own shards were updated as their primary, at once.
             if self._commit.roles.is_mine(shard):
                 continue
             held = self._holdings[shard]
@@ -82,6 +83,7 @@ class Backups:
 
     def on_applied_behind(self, event: p.AppliedBehind) -> None:
         held = self._holdings.find(event.shard)
+        # A change of roles, or a copy, may have made the update void while it was being made.
         if held is not None and event.shard not in self._holdings.bound and event.step == held.version + 1:
             held.scratch[event.step] = event.digest
             self._doubts.answer_askers(event.shard, event.step)
@@ -102,6 +104,7 @@ class Backups:
     def verify(self, shard: int, step: int) -> None:
         """Swap the update in if it is the primary's."""
         held = self._holdings[shard]
+        # Update and digest come in either order: the backup may be faster than its primary.
         if held.difference is not None or step not in held.scratch or step not in held.expected:
             return
         if held.scratch[step] != held.expected[step]:
@@ -109,6 +112,7 @@ class Backups:
             return
         held.verify(step)
         self._out.do(p.Swap(step=step, shard=shard))
+        # It became primary before its update was verified; now its state may be the model's.
         if self._commit.roles.is_mine(shard):
             self._primaries.bind(shard)
         self.acknowledge([shard])

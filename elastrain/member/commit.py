@@ -32,6 +32,7 @@ class Commit:
 
     def is_ahead(self, message: Message) -> bool:
         """Whether the message belongs to a step that this member reaches later, on its own or by another message."""
+        # The first kinds belong to the open step, which is one further than the committed one.
         match message:
             case Partial() | Gradient() | Ack() | Vote():
                 return message.step > self.step + 1

@@ -25,21 +25,22 @@ class Committing:
         """Whether all is done that the commit of this step makes impossible afterwards."""
         m, custody = self._machine, self._machine.custody
         return (
-            not m.views.is_recovering
+            not m.views.is_recovering  # the votes of a view are void in the next
             and m.loop.has_asked_in(m.step.number)  # a script may still read what the commit overwrites
-            and not custody.announcements.is_digesting
-            and not custody.given.is_reading()
-            and custody.given.has_moved()
+            and not custody.announcements.is_digesting  # of states that the commit changes
+            and not custody.given.is_reading()  # so does a copy that is on its way
+            and custody.given.has_moved()  # else a busy job would never get its backups back
             and m.commit.parameters.are_here()
             and m.step.check.is_done()  # it reads the parameters of this step
-            and custody.comparison.is_settled()
-            and not custody.holdings.in_doubt()
+            and custody.comparison.is_settled()  # what was computed with wrong parameters is never committed
+            and not custody.holdings.in_doubt()  # until it is known who is wrong, all states stay as they are
             and all(self.is_safe(shard) for shard in m.commit.roles.mine)
         )
 
     def is_safe(self, shard: int) -> bool:
         """Finished, on state of the step before, and acknowledged by all who keep a copy or are about to."""
         m = self._machine
+        # After the vote this member may be lost at any moment: what the record says must be possible without it.
         return (
             shard in m.step.reduction.finished
             and m.custody.holdings.has(shard, m.commit.step)
@@ -59,6 +60,7 @@ class Committing:
         m, custody = self._machine, self._machine.custody
         if m.views.is_recovering or m.commit.step < 0 or not m.views.others:
             return not m.views.is_recovering
+        # In every other step the next one's votes see to this; after the last there is none.
         backed = [shard for shard, holders in enumerate(m.commit.roles.live) if m.me in holders.backups]
         return (
             custody.comparison.is_settled()
@@ -90,6 +92,7 @@ class Committing:
         """What is to change in the holders of this primary's shards, by whose copies are verified."""
         roles, ballot = self._machine.commit.roles, self._machine.step.ballot
         assert roles.committed is not None
+        # An acknowledgement says that the member has the gradient and the verified state before it: it can answer.
         for shard in mine:
             ready = {self._machine.me, *ballot.acknowledged(shard)}
             after = next_roles(roles.live[shard], roles.target[shard], ready)
@@ -105,6 +108,7 @@ class Committing:
         if votes is None:
             return None
         found = combine_votes(m.step.number, m.views.current, votes, scaler=m.commit.next_scaler(), shape=m.shape)
+        # All members come to the same disagreement, too, so that none goes on alone.
         if isinstance(found, Disagreement):
             m.out.fail("DivergedError", found.reason)
             return None
@@ -124,6 +128,7 @@ class Committing:
         m = self._machine
         roles = m.commit.roles
         mine, before = roles.mine, roles.live
+        # Taken before the record is held: with it the open step, and all that is finished of it, is forgotten.
         touched = {shard: m.step.reduction.finished[shard].touched for shard in mine}
         self.learn(record)
         m.custody.primaries.apply(record, touched)
@@ -141,12 +146,14 @@ class Committing:
         for shard, holders in record.roles:
             m.custody.holdings.change_role(m.me, shard, before[shard], holders)
             roles.unfollow(shard, holders.all)
+        # A role that has moved may make a copy needless, or another one due.
         if record.roles:
             m.custody.given.plan()
 
     def open_next(self, record: Record, mine: Sequence[int], before: Placement) -> None:
         """Hand out the next step, and publish what this member has updated."""
         m = self._machine
+        # Nobody hands runs out: every member computes the whole plan, and takes its own.
         runs = plan(m.views.view.ids, m.shape.runs)
         m.step.runs.hand(runs[m.me])
         m.step.check.plan(runs)
@@ -166,6 +173,7 @@ class Committing:
         m = self._machine
         if message.step != m.commit.step:
             return  # parameters of a step never overwrite older ones before its record is held
+        # Of its own shards this member has the parameters in the model itself: they are what others get.
         for index, shard in enumerate(message.shards):
             if shard not in m.custody.holdings.bound:
                 m.out.do(p.TakeParameters(step=message.step, shard=shard, payload=payload, index=index))

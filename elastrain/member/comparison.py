@@ -45,6 +45,7 @@ class Comparison:
 
     def forget_found(self) -> None:
         """Other parameters, or more to compute with them: what was found says nothing any more."""
+        # An answer that is still on its way has the old number, and is not taken for one of what is here now.
         self._turn += 1
         self._found = None
         self._is_equal = False
@@ -74,6 +75,7 @@ class Comparison:
 
     def go_on(self) -> None:
         """Digest what the model has, and compare it when all is told."""
+        # A wrong member must not end on a comparison with half of what was published.
         if self.is_condemned and not self._is_all_told():
             return
         if self._found is None:
@@ -91,9 +93,11 @@ class Comparison:
             self._found = event.digests
 
     def compare(self, found: dict[int, int]) -> None:
+        # The first in index order: every member that finds the same difference names the same shard.
         wrong = next((s for s, (_, digest) in sorted(self._told.items()) if found[s] != digest), None)
         if wrong is None:
             self._is_equal = True
+            # What it has contributed was computed with the right bits: it ends alone, and nothing of it has to go.
             if self._verdict is not None:
                 self._out.fail("CorruptedError", self._verdict.reason)
             return
@@ -106,6 +110,7 @@ class Comparison:
 
     def on_evidence(self, source: str, shard: int, digest: int | None) -> None:
         """The publisher says what it has now."""
+        # Another member may have become the publisher meanwhile: its word is about other memory.
         if self._told.get(shard, ("", 0))[0] == source:
             self._judge(shard, digest)
 

@@ -62,6 +62,7 @@ class CopiesGiven:
         """Send copies up to a number of bytes per step: all members wait for them with their votes."""
         later: list[tuple[int, str]] = []
         for shard, member in self._due:
+            # A state that is a step behind would be a copy of something else than the receiver expects.
             spent = self._spent_bytes >= self.budget_bytes
             if spent or self._holdings[shard].version != self._commit.step:
                 later.append((shard, member))
@@ -77,6 +78,7 @@ class CopiesGiven:
         self._out.send(member, ShardCopy(step=self._commit.step, shard=shard, digest=digest))
 
     def on_copied(self, source: str, message: Copied) -> None:
+        # An answer to a copy of the last view: whether it was taken is known no more.
         if (message.shard, source) not in self._under_way:
             return
         if not message.intact:
@@ -84,6 +86,7 @@ class CopiesGiven:
             return
         self._under_way.remove((message.shard, source))
         self._commit.roles.follow(message.shard, source)
+        # This step's gradient was forwarded before it followed: without it, the copy would be a step behind at once.
         if message.shard in self._reduction.finished:
             self._reduction.forward([message.shard], only=source)
 
@@ -106,6 +109,7 @@ class CopiesTaken:
 
     def on_copy(self, source: str, message: ShardCopy, payload: object) -> None:
         step, shard, digest = message.step, message.shard, message.digest
+        # A copy of a step that is over would be verified against a state that its sender has no more.
         if step == self._commit.step:
             self._out.do(p.TakeCopy(step=step, shard=shard, payload=payload, source=source, digest=digest))
 
@@ -122,6 +126,7 @@ class CopiesTaken:
     def _take_again(self, event: p.TookCopy) -> None:
         """Ask for it once more; then its sender has to say whether it still has what it told."""
         times = self._broken.get(event.shard, ("", 0, 0))[2] + 1
+        # The first time it may have been damaged on its way; the second time one of the two machines is wrong.
         self._broken[event.shard] = (event.source, event.told, times)
         if times == 1:
             self._out.do(p.Noticed(reason=f"the copy of shard {event.shard} from {event.source} is damaged: once more"))

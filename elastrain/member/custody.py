@@ -21,6 +21,7 @@ class Custody:
     """Primary, backup, giver and taker of copies, and witness: parts that share one `Holdings`."""
 
     def __init__(self, me: str, shape: Shape, views: Views, commit: Commit, step: OpenStep, out: Commands) -> None:
+        # One set of states for all: a shard that was a backup's becomes a primary's where it lies.
         self.holdings = Holdings(out)
         self.comparison = Comparison(me, views, commit, out)
         self.doubts = Doubts(me, views, commit, self.holdings, self.comparison, out)
@@ -41,6 +42,7 @@ class Custody:
     def forget_step(self) -> None:
         """Another step is committed: what was told of the states and parameters of the last one is void."""
         self.comparison.forget_told()
+        # A budget per step and not per job: a large shard must not starve those behind it for ever.
         self.given.renew_budget()
         self.taken.forget_broken()
 

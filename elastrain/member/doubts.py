@@ -34,6 +34,7 @@ class Doubts:
     def open(self, shard: int, step: int) -> None:
         """This backup's update is not the primary's: make it again, from what is here."""
         assert self._commit.record is not None
+        # All that the verdict needs is noted now: the update that is made again overwrites the one that was found.
         held = self._holdings[shard]
         held.difference = Difference(
             shard=shard,
@@ -58,6 +59,7 @@ class Doubts:
         """Ask all others, whether or not they hold the shard: the same question in every view. True: it is over."""
         held = self._holdings[shard]
         assert held.difference is not None
+        # Answers of a former view may come from members that are gone, and about memory that has changed.
         held.answers.clear()
         question = Doubt(step=held.difference.step, shard=shard, parameters=False)
         self._out.send_all(self._views.others, question)
@@ -77,6 +79,7 @@ class Doubts:
 
     def _judge(self, held: HeldShard) -> bool:
         assert held.difference is not None
+        # All of them: a third copy that answers late could turn the verdict around.
         if not held.answers.keys() >= set(self._views.others):
             return False
         return self._conclude(held, judge(held.difference, held.answers))
@@ -85,6 +88,7 @@ class Doubts:
         if verdict.ends is not Ends.NOTHING:
             self._comparison.end(verdict)
             return False
+        # A passing fault: nothing is wrong any more, but somebody should know that it was.
         held.difference = None
         self._out.do(p.Noticed(reason=verdict.reason))
         return True
@@ -106,7 +110,7 @@ class Doubts:
         elif message.step in held.scratch:
             self._answer(source, message, held.scratch[message.step])
         elif message.step in held.kept:
-            held.askers.add(source)
+            held.askers.add(source)  # its own update is still to be made: then it is a witness
         else:
             self._answer(source, message, None)
 

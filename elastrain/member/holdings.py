@@ -42,6 +42,7 @@ class HeldShard:
 
     def apply(self, step: int) -> None:
         """Its primary has made the update of `step`: nothing that belongs to an earlier one counts any more."""
+        # Gradients of later steps stay: a backup until now, it may have the next step's already.
         self.version, self.digest, self.is_copy = step, None, False
         self.kept = {later: gradient for later, gradient in self.kept.items() if later > step}
         self.scratch.clear()
@@ -56,6 +57,7 @@ class HeldShard:
 
     def replace(self, step: int, digest: int) -> None:
         """A copy of the primary's state as of `step` has taken its place."""
+        # Equal to its primary's state whether that is right or wrong: it can follow, but it cannot be a witness.
         self.version, self.is_copy, self.digest = step, True, digest
         self.kept.clear()
         self.scratch.clear()
@@ -80,6 +82,7 @@ class Holdings:
         return self._held[shard]
 
     def __iter__(self) -> Iterator[int]:
+        # Sorted, so that the same events lead to the same commands: a log replays a member exactly.
         return iter(sorted(self._held))
 
     def find(self, shard: int) -> HeldShard | None:
@@ -129,6 +132,7 @@ class Holdings:
                 self.drop(shard)
 
     def drop(self, shard: int) -> None:
+        # Letting go of one of two states that differ would destroy the evidence.
         held = self._held.get(shard)
         if held is not None and held.difference is not None:
             self.end_in_doubt(held.difference)

@@ -18,7 +18,9 @@ def job_ends(voters: Sequence[str], left: Collection[str], going: Collection[str
 
     Where the two halves are equal, the lowest rank is in the one that decides.
     """
+    # A newcomer's loop may decide by counters that nobody handed over: it has no vote while others have one.
     votes_left, votes_going = (sum(voter in side for voter in voters) for side in (left, going))
+    # Decided as soon as the rest cannot change it: a member that still computes is not waited for.
     if 2 * max(votes_left, votes_going) > len(voters):
         return votes_left > votes_going
     if votes_left + votes_going == len(voters):
@@ -45,6 +47,7 @@ class JobEnd:
         """This member's loop would have gone on: the majority has ended before it."""
 
     def forget_view(self) -> None:
+        # What was told may have reached some only: in the next view everybody says it again.
         self._ended.clear()
         self._going.clear()
 
@@ -68,6 +71,7 @@ class JobEnd:
 
     def _go_on(self) -> None:
         """Some loops have ended before the step in which this one asks for work: all count who is in it."""
+        # Only members that are asked by somebody's end have to answer: most jobs end everywhere at once.
         if self.step is None and any(self._asked >= step for step in self._ended.values()):
             self._going[self._me] = self._asked
             self._out.send_all(self._views.others, GoesOn(step=self._asked))
@@ -87,6 +91,7 @@ class JobEnd:
         """All members come to the same verdict: each has left before the step or is in it, and does not change that."""
         if self._views.is_recovering or not self._ended:
             return
+        # The first end decides: a loop that has ended cannot take part in the step that it has not begun.
         step = min(self._ended.values())
         going = [m for m, asked in self._going.items() if asked >= step and m not in self._ended]
         ends = job_ends(self._voters(), self._ended, going)

@@ -31,6 +31,7 @@ class Lifecycle:
 
     def handle(self, event: p.Event) -> list[p.Command]:
         """Take one event in; the commands are to be carried out in order before the next event."""
+        # A member that leaves is out of the view soon: what it still said would be taken for a living member's word.
         if self.machine.out.is_closed:
             return []
         self._take_in(event)
@@ -100,6 +101,7 @@ class Lifecycle:
                 custody.comparison.on_digested(event)
             case p.DigestedAgain():
                 custody.doubts.on_digested_again(event)
+            # A recovery decides anew who is to have copies: one that was taken meanwhile is not counted.
             case p.TookCopy() if not m.views.is_recovering:
                 custody.taken.on_taken(event)
 
@@ -109,6 +111,7 @@ class Lifecycle:
         views = self.machine.views
         if views.is_stale(arrival):
             return
+        # Held and not dropped: its sender has gone on, and says it once.
         if views.is_ahead(arrival):
             views.hold(arrival)
             if views.is_left_behind():
@@ -133,6 +136,7 @@ class Lifecycle:
                 if message.step == m.step.number:
                     m.step.ballot.add(source, message)
             case said.Publish():
+                # It may come before the last vote does: learning of the commit is passing it.
                 if message.record is not None and message.step == m.commit.step + 1:
                     self._pass(message.record)
                 self._committing.take_parameters(message, arrival.payload)
@@ -167,6 +171,7 @@ class Lifecycle:
 
     def _replay(self) -> None:
         """Read what had come too early; some of it may still."""
+        # Taken as a whole: what has to wait once more comes to the end of the new list, in its old order.
         for arrival in self.machine.views.take_waiting():
             if not self.machine.out.is_closed:
                 self._on_arrival(arrival)
@@ -180,6 +185,7 @@ class Lifecycle:
     def _pass(self, record: Record) -> None:
         """Pass a commit of this view: go on to the next step, or to the view that it is computed in."""
         mine, before = self._committing.pass_step(record)
+        # All have seen the newer view, says the record: so all leave this one after the same step.
         if record.switch:
             self._switch()
         else:
@@ -201,6 +207,7 @@ class Lifecycle:
         """Do whatever has become possible, in an order that cannot matter for the result."""
         m = self.machine
         before = -1
+        # Until nothing more follows: a command of one part may be what another one has been waiting for.
         while not m.out.is_closed and before != len(m.out):
             before = len(m.out)
             self._recover()
@@ -225,6 +232,7 @@ class Lifecycle:
 
     def _compare(self) -> None:
         """Compare parameters once this member has computed all that it has to in a step."""
+        # Not earlier: parameters that change between the comparison and the last run would be computed with unseen.
         comparison = self.machine.custody.comparison
         if comparison.may_compare() and (comparison.is_condemned or self._has_computed()):
             comparison.go_on()

@@ -103,9 +103,11 @@ class LoopFeed:
     # --------------------------------------------------------------------------------------------- changes of view
 
     def forget_view(self) -> None:
+        # As the report says: other members get whatever is not under way here.
         self._allowed = frozenset(self._runs.pending[: self._runs.under_way])
 
     def resume(self, recovery: Recovery, me: str) -> None:
+        # One member hands the state over, or several would send the same megabytes.
         self._newcomers = recovery.newcomers if recovery.donor == me else ()
 
     def hand_over(self) -> None:
@@ -123,6 +125,7 @@ class LoopFeed:
         if not self.is_outside or self._views.is_recovering or not self._commit.parameters.are_here():
             return
         step = self._commit.step + 1
+        # In step 0 all begin alike, from their scripts; later only the state of this very step will do.
         if step == 0 or (self._state is not None and self._state[0] == step):
             _, state, payload = self._state or (step, None, None)
             self._give(p.Enter(step=step, state=state, payload=payload))

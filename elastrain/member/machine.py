@@ -18,6 +18,7 @@ class Machine:
     def __init__(self, me: str, shape: Shape) -> None:
         self.me = me
         self.shape = shape
+        # In this order: each part is given those that it asks, and none that asks it.
         self.out = Commands()
         self.views = Views(me, self.out)
         self.commit = Commit(me, shape)

@@ -12,6 +12,7 @@ Weight = tuple[Contribution, int]
 
 
 def join_weights(left: Weight, right: Weight) -> Weight:
+    # A leaf that any run has touched has a gradient, however many runs have not.
     return left[0] + right[0], left[1] | right[1]
 
 

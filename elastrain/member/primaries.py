@@ -28,6 +28,7 @@ class Primaries:
     def create(self, me: str) -> list[int]:
         """Make the initial state of this member's shards where it has none; the shards that it was made for."""
         holders = enumerate(self._commit.roles.live)
+        # By all holders alike: a backup's initial state is as good as its primary's, and nothing has to be sent.
         fresh = [s for s, h in holders if me in h.all and self._holdings.of(s).version == NEVER]
         if fresh:
             bound = tuple(shard for shard in fresh if self._commit.roles.is_mine(shard))
@@ -41,6 +42,7 @@ class Primaries:
         """Update this member's shards for the step that has just been committed."""
         if touched:
             self._out.do(p.Apply(record=record, shards=tuple(touched), touched=dict(touched)))
+        # Noted at once, carried out by the driver before the next event: in between nobody asks.
         for shard in touched:
             self._applied(shard)
 
@@ -49,6 +51,7 @@ class Primaries:
         held, step = self._holdings.of(shard), self._commit.step
         if held.version == NEVER and step < 0:  # it is created when the initial parameters are here
             return
+        # Verified as of the committed step: nothing has to be computed, only the model's memory be taken over.
         if held.version == step:
             if shard not in self._holdings.bound:
                 self.bind(shard)

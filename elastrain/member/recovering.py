@@ -68,6 +68,7 @@ class Recovering:
         decision = decide(m.views.view, m.views.reports, m.shape)
         if isinstance(decision, Recovery):
             return decision
+        # Where the work is done, a state without holders is no loss.
         if m.end.step is not None and self._may_leave_without_state():
             m.end.let_go()
         else:
@@ -89,6 +90,7 @@ class Recovering:
                 self._committing.pass_step(decision.record)
             else:
                 self.arrive(decision)
+        # Computed from who is there now and not from the last goal: members that come and go leave no trace in it.
         goal = target(decision.now, m.shape.sizes, m.views.view.nodes, m.shape.backups)
         m.commit.roles.settle(decision.base, decision.now, goal)
         m.custody.given.plan()
@@ -101,6 +103,7 @@ class Recovering:
         m = self._machine
         m.commit.advance(decision.committed, decision.record)
         m.custody.comparison.forget_found()
+        # Whatever it had of an older step is of no use to anybody.
         m.step.begin(decision.committed + 1)
 
     def _take_up_roles(self, decision: Recovery) -> None:
@@ -127,6 +130,7 @@ class Recovering:
     def _announce_unverified(self, decision: Recovery) -> None:
         m = self._machine
         if m.commit.step >= 0:
+            # Asked of the primaries that live: the one that told the digests before may be the one that is lost.
             unverified = frozenset[int]().union(*decision.unverified.values())
             mine = m.commit.roles.mine
             m.custody.announcements.announce([s for s in mine if s in unverified], mine, m.commit.roles.live)

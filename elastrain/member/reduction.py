@@ -52,6 +52,7 @@ class Reduction:
     # -------------------------------------------------------------------------------------------------- own partials
 
     def on_block_done(self, event: p.BlockDone) -> None:
+        # The loop may still be computing a run of a step that was committed without it.
         if event.step != self._runs.step:
             return
         if self._views.is_recovering:
@@ -72,6 +73,7 @@ class Reduction:
         by_primary: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for shard, lane in lanes:
             by_primary[self._roles.live[shard].primary].append((shard, lane))
+        # One message per primary: a block has many shards, and a frame costs more than the name of a shard.
         for primary, wanted in by_primary.items():
             if primary == self._me:
                 self.fold_in(block, node, weight, wanted, None)
@@ -134,6 +136,7 @@ class Reduction:
             weights = [self._folds[shard, lane].weight(self._fold.root) for lane in lanes]
             # Every lane has been folded over the same runs: the first one's contribution is that of all.
             self.finished[shard] = FinishedGradient(weights[0][0], tuple(w[1] for w in weights), square_norm)
+        # During a recovery who the backups are is being decided; `resume` forwards then.
         if not self._views.is_recovering:
             self.forward(event.square_norms)
 

@@ -40,6 +40,7 @@ class Roles:
         """Carry out what a commit says."""
         assert self.committed is not None
         committed, live = list(self.committed), list(self._live)
+        # A record names only members of its view: what it says lives.
         for shard, holders in roles:
             committed[shard] = live[shard] = holders
         self.committed = tuple(committed)
@@ -49,6 +50,7 @@ class Roles:
         return self._live[shard].primary == self._me
 
     def set_live(self, live: Placement) -> None:
+        # Kept beside, since every message asks for it; it changes with `live` only.
         self._live = live
         self.mine = [shard for shard, holders in enumerate(live) if holders.primary == self._me]
 
@@ -67,10 +69,12 @@ class Roles:
 
     def readers(self, shard: int) -> set[str]:
         """Members that get the shard's finished gradient: who keeps a copy, or is about to."""
+        # Followers, too, or their copy would be a step behind when their time as holders comes.
         return {*self._live[shard].backups, *self._followers[shard]}
 
     def copies_to_make(self) -> list[tuple[int, str]]:
         """(shard of this member's, member that should hold it and does not get it yet)."""
+        # By its primary alone: nobody else knows that a copy is verified.
         return [
             (shard, member)
             for shard in self.mine

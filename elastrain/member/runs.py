@@ -38,11 +38,13 @@ class Runs:
         A target that was sent for any block is complete and loses nothing, so what was sent is never changed. Runs that
         ended here meanwhile are not done again.
         """
+        # The decision rests on reports: a run may have ended here after this member had reported.
         runs = [run for run in runs if run not in self._ended]
         taken = set(self.pending) - set(runs)
         given = set(runs) - set(self.pending)
         kept: list[Node] = []
         for target in self.targets:
+            # It could not be completed here any more, and would never be sent: its parts are sent alone.
             if taken & leaves([target]):
                 kept.extend(self.fold.cover(leaves([target]) - taken))
             else:
@@ -78,6 +80,7 @@ class Runs:
 
     def take_unsent(self) -> Iterable[tuple[int, Node]]:
         """(block, target) that are complete here and were not sent yet; they count as sent from now on."""
+        # By block, as backward passes them: the last blocks are reduced while the first are still computed.
         for block, partials in enumerate(self.own):
             for target in self.targets:
                 if target in partials.nodes and (block, target) not in self.sent:
@@ -86,5 +89,6 @@ class Runs:
 
     def are_computed(self) -> bool:
         """Every block of all that is to be done here has its gradient."""
+        # The loop asks for more only after the whole run, its blocks may be complete before.
         runs = [(run, run + 1) for run in self.pending]
         return all(is_covered(run, own.nodes) for own in self.own for run in runs)

@@ -38,6 +38,7 @@ class Views:
 
     def on_view(self, view: View) -> bool:
         """Note the view that the launcher tells of; true where this member has to go on to it at once."""
+        # The launcher tells of a view more than once, and the store's news may come late.
         if self.newest is not None and view.generation <= self.newest.generation:
             return False
         if self._me not in view:
@@ -68,6 +69,7 @@ class Views:
         self.current = self.newest
         self.is_recovering = True
         self.reports = {}
+        # What comes from this view or a newer one was kept: it is read when the decision has been carried out.
         self._waiting = [arrival for arrival in self._waiting if not self.is_stale(arrival)]
         self._out.do(p.EditMesh(view=self.current))
 
