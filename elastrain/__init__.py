@@ -12,39 +12,27 @@ from elastrain.version import __version__ as __version__
 
 # Type checkers see plain imports; at run time a name is imported when it is first used.
 if TYPE_CHECKING:
-    from elastrain import comm as comm
-    from elastrain import offload as offload
-    from elastrain.errors import ConfigError as ConfigError
-    from elastrain.errors import CorruptedError as CorruptedError
-    from elastrain.errors import DivergedError as DivergedError
-    from elastrain.errors import DriveFailedError as DriveFailedError
-    from elastrain.errors import ElastrainError as ElastrainError
-    from elastrain.errors import NoRoomError as NoRoomError
-    from elastrain.errors import RefusedError as RefusedError
-    from elastrain.errors import StateLostError as StateLostError
-    from elastrain.errors import StoppedError as StoppedError
-    from elastrain.runtime.job import Job as Job
-    from elastrain.runtime.job import init as init
-    from elastrain.runtime.loader import DataLoader as DataLoader
-    from elastrain.scaling import LossScale as LossScale
+    from elastrain import comm, offload
+    from elastrain.errors import (
+        ConfigError,
+        CorruptedError,
+        DivergedError,
+        DriveFailedError,
+        ElastrainError,
+        NoRoomError,
+        RefusedError,
+        StateLostError,
+        StoppedError,
+    )
+    from elastrain.runtime.job import Job, init
+    from elastrain.runtime.loader import DataLoader
+    from elastrain.scaling import LossScale
 
-_ERRORS = (
-    "ConfigError",
-    "CorruptedError",
-    "DivergedError",
-    "DriveFailedError",
-    "ElastrainError",
-    "NoRoomError",
-    "RefusedError",
-    "StateLostError",
-    "StoppedError",
-)
 _HOMES = {
     "init": "elastrain.runtime.job",
     "Job": "elastrain.runtime.job",
     "DataLoader": "elastrain.runtime.loader",
     "LossScale": "elastrain.scaling",
-    **dict.fromkeys(_ERRORS, "elastrain.errors"),
 }
 _ROOMS = ("comm", "offload")
 """Those with names for scripts: `elastrain.offload.save_on_disk` works after `import elastrain`."""
@@ -73,7 +61,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"elastrain.{name}")
-    home = _HOMES.get(name)
+    home = "elastrain.errors" if name in __all__ and name.endswith("Error") else _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'elastrain' has no attribute {name!r}")
     return getattr(import_module(home), name)

@@ -15,36 +15,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elastrain.offload.errors import CorruptSpillError as CorruptSpillError
-    from elastrain.offload.errors import LimitTooSmallError as LimitTooSmallError
-    from elastrain.offload.errors import ModifiedInPlaceError as ModifiedInPlaceError
-    from elastrain.offload.errors import OffloadConfigError as OffloadConfigError
-    from elastrain.offload.errors import OffloadError as OffloadError
-    from elastrain.offload.errors import SpillReadError as SpillReadError
-    from elastrain.offload.errors import SpillWriteError as SpillWriteError
-    from elastrain.offload.hooks import ActivationOffload as ActivationOffload
-    from elastrain.offload.hooks import OffloadConfig as OffloadConfig
-    from elastrain.offload.hooks import save_on_disk as save_on_disk
-    from elastrain.offload.stats import DeviceStats as DeviceStats
-    from elastrain.offload.stats import Lifetime as Lifetime
-    from elastrain.offload.stats import OffloadStats as OffloadStats
-    from elastrain.offload.stats import PassProfile as PassProfile
-    from elastrain.offload.stats import Path as Path
-
-_HOMES = {
-    "errors": (
-        "CorruptSpillError",
-        "LimitTooSmallError",
-        "ModifiedInPlaceError",
-        "OffloadConfigError",
-        "OffloadError",
-        "SpillReadError",
-        "SpillWriteError",
-    ),
-    "hooks": ("ActivationOffload", "OffloadConfig", "save_on_disk"),
-    "stats": ("DeviceStats", "Lifetime", "OffloadStats", "PassProfile", "Path"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+    from elastrain.offload.errors import (
+        CorruptSpillError,
+        LimitTooSmallError,
+        ModifiedInPlaceError,
+        OffloadConfigError,
+        OffloadError,
+        SpillReadError,
+        SpillWriteError,
+    )
+    from elastrain.offload.hooks import ActivationOffload, OffloadConfig, save_on_disk
+    from elastrain.offload.stats import DeviceStats, Lifetime, OffloadStats, PassProfile, Path
 
 __all__ = [
     "ActivationOffload",
@@ -65,8 +46,11 @@ __all__ = [
 ]
 
 
+_HOOKS = ("ActivationOffload", "OffloadConfig", "save_on_disk")
+
+
 def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module 'elastrain.offload' has no attribute {name!r}")
+    home = "errors" if name.endswith("Error") else "hooks" if name in _HOOKS else "stats"
     return getattr(import_module(f"elastrain.offload.{home}"), name)

@@ -15,11 +15,11 @@ import pytest
 
 from elastrain.offload.buffers import lease
 from elastrain.offload.directories import check_directory
-from elastrain.offload.engines.memory import MemoryEngine, NullEngine
 from elastrain.offload.engines.port import PAGE_BYTES, IoEngine
 from elastrain.offload.engines.posix import Calls, PosixEngine
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.faults import EngineFaults, FaultyEngine, ThrottledEngine
+from tests.support.memory_engine import MemoryEngine
 
 Make = Callable[[Path], IoEngine]
 KEEPING: dict[str, Make] = {
@@ -85,15 +85,6 @@ def test_threads_move_disjoint_ranges_at_the_same_time(engine: IoEngine) -> None
 def test_closing_twice_is_fine(engine: IoEngine) -> None:
     engine.close()
     engine.close()
-
-
-def test_null_takes_everything_and_gives_nothing_back() -> None:
-    engine = NullEngine()
-    engine.reserve(1 << 50)
-    engine.write(0, [page(1)])
-    back = page(9)
-    engine.read(0, [back])
-    assert back[0] == 9
 
 
 def test_memory_has_an_end() -> None:

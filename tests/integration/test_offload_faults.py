@@ -29,10 +29,10 @@ from elastrain.offload import (
 )
 from elastrain.offload.arena import ReadArena
 from elastrain.offload.buffers import Lease
-from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.engines.posix import Calls, PosixEngine
 from elastrain.offload.faults import EngineFaults, FaultyEngine, ThrottledEngine
 from tests.support import warm
+from tests.support.memory_engine import MemoryEngine
 
 MIN_BYTES = 1024
 DEADLINE_S = 60

@@ -16,10 +16,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from elastrain.offload import ActivationOffload, LimitTooSmallError, OffloadConfig, OffloadConfigError, save_on_disk
 from elastrain.offload import Path as Way
-from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.faults import ThrottledEngine
 from elastrain.offload.queue import RequestQueue
 from elastrain.offload.records import SpillRecord
+from tests.support.memory_engine import MemoryEngine
 
 MIN_BYTES = 1024
 Loss = Callable[[nn.Module, Tensor], Tensor]

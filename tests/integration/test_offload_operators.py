@@ -19,11 +19,11 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_flatten
 
 from elastrain.offload import ActivationOffload, OffloadConfig
-from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.holds import Operator, running_operator
 from elastrain.offload.manager import SpillManager
 from elastrain.offload.records import SpillRecord
 from elastrain.offload.residency import State
+from tests.support.memory_engine import MemoryEngine
 
 SAMPLES = 2
 RANDOM_BY_ITSELF = frozenset(

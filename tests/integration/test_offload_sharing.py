@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.sharing import Places, SharedDrive, SharedEngine, TicketLock, shared
 from tests.support import warm
+from tests.support.memory_engine import MemoryEngine
 from tests.support.waiting import until
 
 TAKES = """

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from elastrain.offload import ActivationOffload, OffloadConfig, OffloadError
-from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.engines.port import IoEngine
 from elastrain.offload.faults import EngineFaults, FaultyEngine, ThrottledEngine
+from tests.support.memory_engine import MemoryEngine
 
 SIDE = 16
 TENSOR_BYTES = 4 * SIDE * SIDE

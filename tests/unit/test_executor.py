@@ -14,7 +14,6 @@ from elastrain.books.lending import Buffers
 from elastrain.fold import Combine
 from elastrain.messages import Gradient, Partial
 from elastrain.offload.device import Device
-from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.runtime.arithmetic import grad_norm, scale_and_clip
 from elastrain.runtime.describe import describe
 from elastrain.runtime.executor import Executor
@@ -22,6 +21,7 @@ from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.scaling import Scaler
 from elastrain.values import Contribution, Record
+from tests.support.memory_engine import MemoryEngine
 
 
 def _allocate(numel: int, dtype: torch.dtype) -> torch.Tensor:

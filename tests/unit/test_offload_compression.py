@@ -9,10 +9,10 @@ import pytest
 from elastrain.offload.buffers import lease
 from elastrain.offload.compression import SAMPLE_EVERY_PIECES, Codec, Sample, pays
 from elastrain.offload.device import Device
-from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.engines.port import PAGE_BYTES
 from elastrain.offload.errors import SpillReadError
 from elastrain.offload.faults import EngineFaults, FaultyEngine, ThrottledEngine
+from tests.support.memory_engine import MemoryEngine
 
 SIZE = 64 * PAGE_BYTES
 SAMPLE = Sample(plain_bytes=1 << 20, packed_bytes=1 << 18, pack_s=1e-3, unpack_s=5e-4)

@@ -9,12 +9,12 @@ import torch
 
 from elastrain.offload import ActivationOffload, OffloadConfig
 from elastrain.offload.device import Device
-from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.manager import SpillManager
 from elastrain.offload.planner import Planner
 from elastrain.offload.records import Origin, SpillRecord
 from elastrain.offload.residency import State
 from elastrain.offload.stats import PassProfile
+from tests.support.memory_engine import MemoryEngine
 
 SIZE_BYTES = 1 << 20
 

@@ -7,10 +7,10 @@ import torch
 
 from elastrain.errors import DriveFailedError
 from elastrain.offload.device import Device
-from elastrain.offload.engines.memory import MemoryEngine
 from elastrain.offload.faults import EngineFaults, FaultyEngine
 from elastrain.runtime.shelf import Shelf
 from elastrain.snapshot.state import ShardState
+from tests.support.memory_engine import MemoryEngine
 
 NUMEL = 192
 MODEL = [torch.zeros(NUMEL) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""Engines without a device: one that keeps bytes in memory (tests, reference), one that forgets them (cost models)."""
+"""An engine without a device, which keeps bytes in memory: the reference of the port's contract, and fast."""
 
 from __future__ import annotations
 
@@ -43,28 +43,3 @@ class MemoryEngine:
         if end_bytes > len(self._data):
             raise OSError(errno.EINVAL, f"beyond the {len(self._data)} bytes that were reserved", self.name)
         return slice(offset_bytes, end_bytes)
-
-
-class NullEngine:
-    """Takes everything and gives back whatever the memory held: only the cost of the machinery is left.
-
-    Never hand its tensors to a training step; run it without checksums.
-    """
-
-    def __init__(self) -> None:
-        self.name = "null"
-
-    def reserve(self, size_bytes: int) -> None:
-        """Every size is fine."""
-
-    def write(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
-        """Forget them."""
-
-    def read(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
-        """Leave them as they are."""
-
-    def capacity_bytes(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        """Nothing to give back."""
