@@ -21,7 +21,7 @@ import elastrain.comm
 from elastrain.comm.errors import Aborted, CommError, MemberLost, Timeout
 from elastrain.comm.torch_backend import bootstrap
 from elastrain.comm.wire.values import MeshConfig
-from tests.integration.test_comm_torch import _batch, _digest, _model
+from tests.integration.comm.test_torch import _batch, _digest, _model
 from tests.support.comm_processes import Child, Wire
 
 SECRET = b"j" * 32

@@ -18,7 +18,7 @@ from elastrain.comm.errors import Aborted
 from elastrain.comm.groups.group_generation import GroupGeneration
 from elastrain.comm.torch_backend import bootstrap
 from elastrain.comm.torch_backend.survival import StepDecision, judge, may_go_on, surviving
-from tests.integration.test_comm_torch import _batch, _digest, _model, run
+from tests.integration.comm.test_torch import _batch, _digest, _model, run
 
 _KILL_AT = 3
 _STEPS = _KILL_AT + 10
