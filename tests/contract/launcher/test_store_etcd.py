@@ -24,7 +24,7 @@ from elastrain.launcher.store import (
     StoreRefusedError,
     StoreUnavailableError,
 )
-from tests.contract.test_store import WAIT_S, Seen, put
+from tests.contract.launcher.test_store import WAIT_S, Seen, put
 from tests.support.etcd_tools import (
     Certificates,
     Proxy,

@@ -11,7 +11,7 @@ from elastrain.launcher.store import LeaseLostError, MemoryStore, Store
 from elastrain.launcher.values import NodeRecord, Roster
 from elastrain.launcher.views import JobKeys
 from elastrain.world import Member, View
-from tests.contract.test_store import IMPLEMENTATIONS, Clock, Seen
+from tests.contract.launcher.test_store import IMPLEMENTATIONS, Clock, Seen
 
 TTL_S = 600.0
 

@@ -7,7 +7,7 @@ import torch
 
 from elastrain.comm.collectives.operations import CHUNK_BYTES
 from elastrain.comm.groups.communicator import Communicator
-from tests.contract.test_comm_collectives import _expected, _inputs, party
+from tests.contract.comm.test_collectives import _expected, _inputs, party
 
 CHUNK = CHUNK_BYTES // 4  # elements
 

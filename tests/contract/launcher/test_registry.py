@@ -15,7 +15,7 @@ from elastrain.launcher.standing_keys import News
 from elastrain.launcher.store import Store
 from elastrain.launcher.storethread import Inbox
 from elastrain.launcher.values import NodeRecord
-from tests.contract.test_store import IMPLEMENTATIONS
+from tests.contract.launcher.test_store import IMPLEMENTATIONS
 
 WAIT_S = 10.0
 PREFIX = "/elastrain/j/"
