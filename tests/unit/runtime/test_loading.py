@@ -202,7 +202,7 @@ def test_a_program_that_ends_without_close_takes_them_along_and_a_fork_of_it_doe
         next(processes.receive(wait=True))
         processes.send((0, 0))
     """
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], cwd=root, timeout=60, capture_output=True, text=True
     )
@@ -222,7 +222,7 @@ def test_a_training_process_that_is_killed_takes_them_along_without_a_word() -> 
             os._exit(0)
         signal.pause()
     """
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     for _ in range(3):
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(code)], cwd=root, timeout=60, capture_output=True, text=True

@@ -297,14 +297,14 @@ def test_loader_processes_die_with_the_training_process() -> None:
     code = """
         import time, torch
         from elastrain.runtime.loader import DataLoader
-        from tests.unit.test_loader import Served
+        from tests.unit.runtime.test_loader import Served
         loader = DataLoader(Served(), global_batch_size=4, micro_batch_size=2, num_workers=2)
         loader.bind(seed=0)
         loader.start(0, lambda step: range(2))
         print(int(loader.get(0, 0)[0, 1]), int(loader.get(0, 1)[0, 1]), flush=True)
         time.sleep(60)
     """
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, cwd=root, text=True
     ) as parent:
