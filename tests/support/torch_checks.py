@@ -1,4 +1,4 @@
-"""What any backend of torch.distributed has to do, as functions of (rank, world): run by `test_comm_torch_contract`.
+"""What any backend of torch.distributed has to do, as functions of (rank, world): run by `test_torch_contract`.
 
 Values are small integers, so that every dtype holds the exact result and nothing is compared by tolerance.
 """

@@ -1,5 +1,5 @@
 """A member is stopped, or all its connections are reset, in every phase of every collective: no result is wrong, nobody
-waits beyond the deadline, and the others go on without it. Kills are in `test_comm_kill_points`.
+waits beyond the deadline, and the others go on without it. Kills are in `test_kill_points`.
 
 One set of processes serves all cases of a test: after each one the victim takes part again as a new member.
 """

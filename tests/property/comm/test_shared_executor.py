@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.property.shared_executor_model import KINDS, Act, Member, Play
+from tests.property.comm.shared_executor_model import KINDS, Act, Member, Play
 
 NAMES = "abc"
 
