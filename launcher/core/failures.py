@@ -64,8 +64,10 @@ class Failures:
         how = f"{worker.id} ended {describe_exit(exit_code)}"
         if worker.stage in (Stage.LEFT, Stage.DROPPED):
             return self._shutdown.on_peaceful_exit(worker, how, now)
-        # An error so early would repeat itself in each replacement: the user should read it at once.
-        if exit_code > 0 and self._script.blames_the_script:
+        # An error so early would repeat itself in each replacement: the user should read it at once. But a member
+        # that was left out of the view, or came when the work was done, ends with an error because it was told to.
+        told_to = worker.stage is Stage.EVICTED or self._shutdown.finishing
+        if exit_code > 0 and self._script.blames_the_script and not told_to:
             return self._shutdown.finish(1, f"{how} before the first commit", self._shutdown.last_traceback)
         cluster = self._cluster
         gone = cluster.view is not None and not cluster.alive_in_view() and not self._shutdown.finishing

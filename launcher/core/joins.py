@@ -13,7 +13,6 @@ from elastrain.launcher.core.events import (
     RosterStands,
     SpecStands,
     StartFailed,
-    WorkerMisspoke,
     WorkerStarted,
 )
 from elastrain.launcher.core.fault_requests import FaultRequests
@@ -121,7 +120,7 @@ class Joins:
 
     def on_hello(self, worker: Worker, hello: Hello, now: float) -> list[Command]:
         if worker.stage is not Stage.STARTING or hello.member != worker.id:
-            return self._end_who_misspoke(worker.id, f"a hello of {hello.member} from {worker.id}, {worker.state}")
+            return self.on_misspoke(worker.id, f"a hello of {hello.member} from {worker.id}, {worker.state}")
         if self.spec is not None:
             return self._admit(worker, hello, self.spec, now)
         # What the first hello says is put; the store decides whose was first among all nodes.
@@ -139,10 +138,7 @@ class Joins:
                 commands += self._admit(worker, hello, event.spec, now)
         return commands
 
-    def on_misspoke(self, event: WorkerMisspoke, now: float) -> list[Command]:
-        return self._end_who_misspoke(event.member, event.problem)
-
-    def _end_who_misspoke(self, member: str, problem: str) -> list[Command]:
+    def on_misspoke(self, member: str, problem: str) -> list[Command]:
         return [Kill(member=member, reason=f"{member} sent what no worker sends: {problem}")]
 
     def _admit(self, worker: Worker, hello: Hello, spec: Mapping[str, Any], now: float) -> list[Command]:

@@ -84,7 +84,7 @@ class Core:
             case ev.WorkerSpoke():
                 return self._on_message(self.cluster.workers.by_id[event.member], event.message, now)
             case ev.WorkerMisspoke():
-                return self.joins.on_misspoke(event, now)
+                return self.joins.on_misspoke(event.member, event.problem)
             case ev.ChannelClosed():
                 return self._failures.on_channel_closed(event, now)
             case ev.MutexBroke():
@@ -103,7 +103,7 @@ class Core:
             case ev.LinkChanged():
                 return self._peers.on_link(event, now)
             case ev.NodeLeft():
-                return self._peers.on_left(event, now)
+                return self._peers.on_left(event.node)
             case ev.NoticeCame():
                 return self._on_notice(event.node, event.notice, now)
 
@@ -119,7 +119,7 @@ class Core:
             case ev.SpecStands():
                 return self.joins.on_spec(event, now)
             case ev.ViewStands():
-                return self._views.on_view(event, now)
+                return self._views.adopt(event.view, now)
             case ev.ProposalAnswered():
                 return self._views.on_answer(event, now)
             case ev.ViewRemoved():
@@ -177,7 +177,7 @@ class Core:
             case notices.Digested():
                 return self.shutdown.on_digested(node, notice, now)
             case notices.Left():
-                return self._peers.on_leaving(node, notice, now)
+                return self._peers.on_left(node)
             case notices.Over():
                 return self.shutdown.on_over(node, notice, now)
             case notices.Ask():
@@ -188,7 +188,7 @@ class Core:
             case dl.RendezvousDue():
                 return self._rendezvous.on_rendezvous_late(due, now)
             case dl.LastCallDue():
-                return self._rendezvous.on_last_call_over(due, now)
+                return self._rendezvous.try_roster(now, last_call_is_over=True)
             case dl.JoinDue():
                 return self._rendezvous.on_join_late(due, now)
             case dl.WarmUpDue():
@@ -202,7 +202,7 @@ class Core:
             case dl.MeetDue():
                 return self._peers.on_not_met(due, now)
             case dl.AskStoreDue():
-                return self._views.on_ask_again(due, now)
+                return self._views.settle(now)
             case dl.ParkedDue():
                 return self.parking.on_parked_too_long(due, now)
             case dl.DigestsDue():

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from elastrain.agent_messages import Suspect
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, MeetDue, SilenceDue
-from elastrain.launcher.core.events import LeaseEnded, LinkChanged, NodeCame, NodeLeft
+from elastrain.launcher.core.events import LeaseEnded, LinkChanged, NodeCame
 from elastrain.launcher.core.failures import death
 from elastrain.launcher.core.parking import Parking
 from elastrain.launcher.core.peers import PeerNode
@@ -19,7 +19,7 @@ from elastrain.launcher.core.script_failures import ScriptFailures
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Worker
-from elastrain.launcher.notices import Digested, Ended, Exited, Left
+from elastrain.launcher.notices import Digested, Ended, Exited
 from elastrain.launcher.values import Command, Log, TellNodes
 
 
@@ -102,12 +102,9 @@ class PeerChanges:
     def _members_of(self, name: str) -> list[str]:
         return [member.id for member in self._cluster.members if member.node == name]
 
-    def on_left(self, event: NodeLeft, now: float) -> list[Command]:
-        self._peers.leave(event.node)
+    def on_left(self, node: str) -> list[Command]:
+        self._peers.leave(node)
         return self._shutdown.look_at_digests_again()
-
-    def on_leaving(self, node: str, notice: Left, now: float) -> list[Command]:
-        return self.on_left(NodeLeft(node=node), now)
 
     # ---- links
 

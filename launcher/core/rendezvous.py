@@ -44,9 +44,6 @@ class Rendezvous:
         chosen = sorted(present[: self._config.nodes_max], key=lambda record: (len(record.name), record.name))
         return [PutRoster(roster=Roster(nodes=tuple(chosen)))]
 
-    def on_last_call_over(self, due: LastCallDue, now: float) -> list[Command]:
-        return self.try_roster(now, last_call_is_over=True)
-
     def take_roster(self, roster: Roster) -> None:
         self._cluster.roster = roster
         self._deadlines.drop(RendezvousDue(), LastCallDue())

@@ -19,6 +19,8 @@ class Stage(StrEnum):
     NEWCOMER = "newcomer"
     """A member that came later and has not committed a step yet: it computes at a higher priority than the others."""
     MEMBER = "member"
+    LEFT_OUT = "left out"
+    """A member that a view has left out while it lived: it ends by itself, with an error, when it hears of that."""
     OVERDUE = "overdue"
     """A member that should have ended by itself: it is killed, its work unfinished."""
     FINISHED = "finished"
@@ -28,6 +30,7 @@ class Stage(StrEnum):
     """It is killed because the job is over and it has nothing left to join."""
     # Those below are gone; what they were decides what their exit code means.
     GONE = "gone"
+    EVICTED = "evicted"
     TURNED_AWAY = "turned away"
     LEFT = "left"
     DROPPED = "dropped"
@@ -43,6 +46,7 @@ class Course(Enum):
     """It is in a view, and was started before there was one."""
     ENTER_LATER = auto()
     COMMIT = auto()
+    BE_LEFT_OUT = auto()
     FINISH = auto()
     BE_LATE = auto()
     """It has not ended in time."""
@@ -61,6 +65,13 @@ TABLE: Mapping[tuple[Stage, Course], Stage] = {
     # It was about to be killed when it said so: how its process ends means nothing any more.
     (_S.OVERDUE, _C.FINISH): _S.DISMISSED,
     (_S.GONE, _C.FINISH): _S.LEFT,
+    (_S.NEWCOMER, _C.BE_LEFT_OUT): _S.LEFT_OUT,
+    (_S.MEMBER, _C.BE_LEFT_OUT): _S.LEFT_OUT,
+    (_S.LEFT_OUT, _C.FINISH): _S.FINISHED,
+    (_S.LEFT_OUT, _C.BE_LATE): _S.OVERDUE,
+    (_S.LEFT_OUT, _C.BE_SURPLUS): _S.SURPLUS,
+    (_S.LEFT_OUT, _C.DIE): _S.EVICTED,
+    (_S.EVICTED, _C.FINISH): _S.LEFT,
     (_S.NEWCOMER, _C.BE_LATE): _S.OVERDUE,
     (_S.MEMBER, _C.BE_LATE): _S.OVERDUE,
     (_S.FINISHED, _C.BE_LATE): _S.DISMISSED,
@@ -71,10 +82,10 @@ TABLE: Mapping[tuple[Stage, Course], Stage] = {
     (_S.DISMISSED, _C.DIE): _S.DROPPED,
     (_S.SURPLUS, _C.DIE): _S.DROPPED,
 }
-DEAD = frozenset({Stage.GONE, Stage.TURNED_AWAY, Stage.LEFT, Stage.DROPPED})
+DEAD = frozenset({Stage.GONE, Stage.EVICTED, Stage.TURNED_AWAY, Stage.LEFT, Stage.DROPPED})
 DONE = frozenset({Stage.FINISHED, Stage.DISMISSED, Stage.LEFT})
 """It has passed the end of the job."""
-IN_A_VIEW = frozenset({Stage.NEWCOMER, Stage.MEMBER, Stage.OVERDUE, Stage.FINISHED, Stage.DISMISSED})
+IN_A_VIEW = frozenset({Stage.NEWCOMER, Stage.MEMBER, Stage.LEFT_OUT, Stage.OVERDUE, Stage.FINISHED, Stage.DISMISSED})
 """It has been told of a view, and is told of later ones."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from elastrain.agent_messages import NewView
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import AskStoreDue, Deadlines, JoinDue, LeaveDue, MeetDue, WarmUpDue
-from elastrain.launcher.core.events import ProposalAnswered, ViewRemoved, ViewStands
+from elastrain.launcher.core.events import ProposalAnswered, ViewRemoved
 from elastrain.launcher.core.fault_requests import FaultRequests
 from elastrain.launcher.core.parking import Parking
 from elastrain.launcher.core.rendezvous import Rendezvous
@@ -52,10 +52,7 @@ class ViewChanges:
 
     # ---- what the store says
 
-    def on_view(self, event: ViewStands, now: float) -> list[Command]:
-        return self._adopt(event.view, now)
-
-    def _adopt(self, view: View, now: float) -> list[Command]:
+    def adopt(self, view: View, now: float) -> list[Command]:
         cluster, before = self._cluster, self._cluster.view
         # The store and links bring the same view several times, and an older one late.
         if self._shutdown.end is not None or (before is not None and view.generation <= before.generation):
@@ -93,6 +90,7 @@ class ViewChanges:
         for worker in [w for w in self._cluster.workers.by_id.values() if w.stage in IN_A_VIEW]:
             commands.append(Tell(member=worker.id, message=NewView(view=view)))
             if worker.id not in view:
+                worker.follow(Course.BE_LEFT_OUT)
                 self._deadlines.set_first(LeaveDue(worker.id), now + self._config.times.leave_timeout_s)
         return commands
 
@@ -116,16 +114,13 @@ class ViewChanges:
         if event.view is None:
             return self._ask_later(now)
         # Nothing new in the answer: another agent's view came by the watch before. The wish may still stand.
-        return self._adopt(event.view, now) or self.settle(now)
+        return self.adopt(event.view, now) or self.settle(now)
 
     def _ask_later(self, now: float) -> list[Command]:
         self._deadlines.set(AskStoreDue(), now + self._config.times.ask_again_s)
         gone = self._cluster.gone_from_view()
         what = f"{', '.join(gone)} lost, and " if gone else ""
         return self._parking.park(f"{what}the store does not answer: the view can not change until it is back", now)
-
-    def on_ask_again(self, due: AskStoreDue, now: float) -> list[Command]:
-        return self.settle(now)
 
     # ---- what this agent proposes
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,10 +19,12 @@ from elastrain.launcher.core.peer_changes import PeerChanges
 from elastrain.launcher.core.rendezvous import Rendezvous
 from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Worker
-from elastrain.launcher.values import Command, NodeRecord
+from elastrain.launcher.values import Command, End, NodeRecord
 from elastrain.membership import missing_state
 from elastrain.world import View
 from tests.sim.agents import Violation, World, outcome
+from tests.sim.agents.faults import random_faults
+from tests.sim.agents.schedule import draw
 
 CHUNK, CHUNKS = 100, 5
 
@@ -50,6 +54,30 @@ def test_agents_end_or_go_on_whatever_dies_and_when(chunk: int) -> None:
 def test_as_many_schedules_of_agents_as_asked_for() -> None:
     first, _, behind = os.environ.get("ELASTRAIN_AGENT_SCHEDULES", "0:5000").partition(":")
     play(range(int(first), int(behind)))
+
+
+def ended(seed: int, **play: Any) -> list[End | None]:
+    """How each agent has ended where the work is done after step 20."""
+    world = World(seed, replace(draw(seed), ends_at=20, **play), faults=random_faults if play["faults"] else nothing)
+    world.run()
+    return [agent.core.shutdown.end for agent in world.agents.values()]
+
+
+def nothing(world: World) -> None:
+    """No faults."""
+
+
+@pytest.mark.parametrize("altered", ["", "m0", "m1"])
+def test_all_agents_of_a_finished_job_end_with_one_code(altered: str) -> None:
+    """Whichever node is done first: two members with different parameters end all of them with 1."""
+    for seed in range(60):
+        ends = ended(seed, faults=0, altered=altered)
+        assert {end.code if end is not None else None for end in ends} == {1 if altered else 0}, f"seed {seed}"
+
+
+def test_no_agent_waits_for_ever_for_digests_whatever_dies_at_the_end() -> None:
+    for seed in range(120):
+        ended(seed, faults=4, burst=True)
 
 
 @pytest.mark.parametrize("seed", range(20))

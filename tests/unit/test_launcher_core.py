@@ -424,6 +424,20 @@ def test_only_member_raising_ends_the_job_with_its_traceback() -> None:
 # ---- suspicion
 
 
+def test_member_left_out_before_the_first_commit_is_replaced_and_ends_no_job() -> None:
+    """It ends with an error as soon as it is told: that is no fault of the script."""
+    job = Job(3)
+    for n in range(3):
+        job.hello(f"m{n}")
+    job.say("m0", Suspect(member="m1", reason="no link"))
+    job.say("m2", Suspect(member="m1", reason="no link"))
+    job.do(job.core.on_tick(NOW + 1))
+    assert job.ids == ("m0", "m2")
+    commands = job.die("m1", exit_code=1)
+    assert not of(End, commands)
+    assert [start.member for start in of(Start, commands)] == ["m3"]
+
+
 def test_suspected_member_that_lives_on_is_ended_after_a_while() -> None:
     job = running()
     job.say("m0", Suspect(member="m1", reason="link reset"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from elastrain.agent_messages import Hello, LostState, NewView, Progress, Suspect
+from elastrain.agent_messages import EndReached, Finished, Hello, LostState, NewView, Progress, Suspect
 from elastrain.launcher.core import events as ev
 from elastrain.launcher.values import Start, Tell
 from elastrain.placement import next_roles, target
@@ -29,6 +29,8 @@ class SimMembers:
         self.highest, self.last_commit_s = -1, 0.0
         self.victims_wait = 0
         """So many commits are still to be broken by a death."""
+        self.finishing: list[SimWorker] = []
+        """Those that have committed the last step."""
 
     def start(self, agent: SimAgent, start: Start) -> None:
         member = Member(id=start.member, node=agent.name, address="x", incarnation=agent.incarnation)
@@ -70,6 +72,13 @@ class SimMembers:
         if isinstance(command.message, NewView):
             view = command.message.view
             self.world.at(0.001, lambda: self._viewed(worker, view) if worker.alive else None)
+        elif isinstance(command.message, EndReached):
+            self.world.at(self.world.soon(), lambda: self._freed(worker))
+
+    def _freed(self, worker: SimWorker) -> None:
+        """A member has passed the end. A worker that had not come so far has nothing left to do."""
+        if worker not in self.finishing:
+            self.die(worker, code=1)
 
     def _viewed(self, worker: SimWorker, view: View) -> None:
         if worker.newest is not None and view.generation <= worker.newest.generation:
@@ -88,6 +97,8 @@ class SimMembers:
     def step(self) -> None:
         """Every group that is whole recovers, or commits a step."""
         self.world.at(STEP_S * self.world.rng.uniform(0.5, 1.5), self.step)
+        if self.finishing:
+            return
         by_id = {worker.id: worker for worker in self.living()}
         for view in {w.view.generation: w.view for w in by_id.values() if w.view is not None}.values():
             group = [by_id[m] for m in view.ids if m in by_id]
@@ -150,10 +161,25 @@ class SimMembers:
             self._progress(worker, view)
             if seen:
                 self.switch(worker)
-        if len(order) < len(group):
+        if len(order) == len(group) and step == self.world.play.ends_at:
+            self._end_work(group)
+        elif len(order) < len(group):
             for worker in group:
                 worker.recovered = False  # nobody gets on without the next view
             self.world.at(1.0, lambda: [self.switch(w) for w in group if w.view is view and w.alive] and None)
+
+    def _end_work(self, group: Sequence[SimWorker]) -> None:
+        """Each member says so in its own time, then its script ends."""
+        self.finishing = list(group)
+        for worker in group:
+            finishes_s = self.world.rng.choice((0.0, 0.1, self.world.rng.uniform(0, 6)))
+            self.world.at(finishes_s, lambda worker=worker: self._finish(worker))  # type: ignore[misc]
+
+    def _finish(self, worker: SimWorker) -> None:
+        if worker.alive:
+            digest = "another" if worker.id == self.world.play.altered else "the same"
+            self.say(worker, Finished(step=worker.committed + 1, digest=digest))
+            self.world.at(self.world.rng.uniform(0, 1), lambda: self.die(worker, code=0))
 
     def _progress(self, worker: SimWorker, view: View) -> None:
         holders = {str(s): h.all for s, h in enumerate(worker.now)}

@@ -40,6 +40,7 @@ class SimNodes:
             self.world.say("the keys of the dead job are cleared")
             keys.remove_all()
             self.world.members.highest = -1
+            self.world.members.finishing = []
         agent = SimAgent(self.world, name, keys.take_number("incarnations", at_least=1))
         self.world.say(f"{name} starts, incarnation {agent.incarnation}")
         if there is not None:

@@ -34,6 +34,10 @@ class Play:
     one_host: bool
     burst: bool
     """Most faults come close upon another one."""
+    ends_at: int | None = None
+    """The step after which the job's work is done."""
+    altered: str = ""
+    """The member whose parameters change at the very end."""
 
 
 def draw(seed: int) -> Play:

@@ -28,6 +28,7 @@ def test_a_newcomer_is_one_until_its_first_commit() -> None:
     [
         ((), Stage.GONE),
         ((Course.UNFIT,), Stage.TURNED_AWAY),
+        ((Course.FIT, Course.ENTER_AT_FIRST, Course.BE_LEFT_OUT), Stage.EVICTED),
         ((Course.FINISH,), Stage.LEFT),
         ((Course.FINISH, Course.BE_LATE), Stage.DROPPED),
         ((Course.BE_SURPLUS,), Stage.DROPPED),
