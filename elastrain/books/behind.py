@@ -55,6 +55,7 @@ class WorkBehind:
         size_bytes = states.size_bytes(task.shard)
         while self.tasks and size_bytes < BEHIND_BYTES:
             following = self.tasks[0]
+            # In their order: digests that were asked for in between are of the states as they are until then.
             if not isinstance(following, p.ApplyBehind) or following.record is not task.record:
                 break
             self.tasks.popleft()
@@ -67,6 +68,7 @@ class WorkBehind:
         digests: dict[int, int] = {}
         published: dict[int, int] = {}
         for shard in dict.fromkeys((*task.shards, *task.published)):
+            # A state on disk is read only where the model's memory does not tell as much.
             needed = shard in task.shards or self._arithmetic.has_master(shard)
             state = states[shard] if needed and shard in states else None
             if state is not None and shard in task.shards:
@@ -85,6 +87,7 @@ class WorkBehind:
             if size_bytes >= BEHIND_BYTES:
                 break
         if len(self._digested) < self._shards:
+            # Behind all else: others wait for their answers, too.
             self.tasks.append(task)
             return []
         return [p.ParametersDigested(turn=task.turn, digests=self._digested)]

@@ -43,6 +43,7 @@ class GradientSlots:
         """The block's part of the run is a partial of this member, unless it has it already or the step has ended."""
         assert self._running is not None
         node, mine = (event.run, event.run + 1), self._own.setdefault((event.step, event.block), {})
+        # Covered: the run is computed again after a fault of the drive, and this block was reported the first time.
         if event.step > self._ended and not is_covered(node, mine):
             mine[node] = self._running
             self._running.blocks.add(event.block)
@@ -76,6 +77,7 @@ class GradientSlots:
         mine, c = self._own[command.step, command.block], command.combine
         left, right = mine.pop(c.left), mine.pop(c.right)
         self._arithmetic.add_block(left.slot, right.slot, command.block)
+        # The left slot is the parent's from now on, and goes on holding its partials of other blocks.
         mine[c.parent] = left
         right.blocks.discard(command.block)
         self._recycle(right)
@@ -86,6 +88,7 @@ class GradientSlots:
         return self._arithmetic.lane(self._own[step, block][node].slot, shard, lane)
 
     def end_step(self, step: int) -> None:
+        # Each once: a slot holds partials of many blocks.
         slots = dict.fromkeys(slot for mine in self._own.values() for slot in mine.values())
         self._own.clear()
         # The training loop may still be computing for this step: what it reports from now on is not taken in.

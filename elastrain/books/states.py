@@ -55,6 +55,7 @@ class StateBooks:
         `gradients` has the finished ones of this primary's own; where it has none, the shard is taken over from a lost
         primary, and the one that was kept counts.
         """
+        # One after another, so that never more than one of those that do not fit into memory is there.
         outside = [(shard,) for shard in command.shards if shard in self.states.outside]
         inside = tuple(shard for shard in command.shards if shard not in self.states.outside)
         for shards in (inside, *outside):
@@ -101,6 +102,7 @@ class StateBooks:
         return [p.AppliedBehind(step=record.step, shard=shard, digest=digest) for shard, digest in digests.items()]
 
     def update_again(self, command: p.UpdateAgain) -> p.Event:
+        # From the state itself, which is still that of the step before: the scratch is what is in doubt.
         step, shard = command.record.step, command.shard
         state = self.states.copy(shard)
         before = self._arithmetic.digest(state)
@@ -116,6 +118,7 @@ class StateBooks:
         # The digest that travels with the tensors says what left the sender; the message's, what that had verified.
         state, told = self._arithmetic.unpack(command.payload)
         told = told if command.digest is None else command.digest
+        # Whatever this member had of the shard led to another state than this one.
         self.let_go(command.shard, EVER)
         self.states[command.shard] = state
         intact = self._arithmetic.digest(state) == told and state.shard == command.shard
