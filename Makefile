@@ -12,8 +12,8 @@ export PYTHONHASHSEED := 0
 .PHONY: help install lint check format test docs house demo clean
 help:
 	@echo "make demo    three nodes train, a worker and a node are killed, nothing is lost (some two minutes)"
-	@echo "make check   format, lint, types, layers, unit tests (some two minutes)"
-	@echo "make test    everything that runs without a GPU (some half an hour on two cores)"
+	@echo "make check   format, lint, types, layers, unit and property tests but the slow (about a minute)"
+	@echo "make test    everything that runs without a GPU (some ten minutes on two quiet cores)"
 	@echo "make docs    pages and API reference, in site/ (a quarter of a minute)"
 	@echo "make house   sizes, double names, unused dependencies: what is over the limits (seconds)"
 	@echo "make format  rewrite the sources in the house format"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +32,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     return cut(specs, blocks=BLOCKS, ties=ties, shard_numel=size)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(layout=layouts())
 def test_shards_tile_every_flat_that_holds_parameters(layout: Layout) -> None:
@@ -45,6 +47,7 @@ def test_shards_tile_every_flat_that_holds_parameters(layout: Layout) -> None:
     assert [s.index for s in layout.shards] == list(range(len(layout.shards)))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(layout=layouts())
 def test_pieces_tile_every_trained_shard_and_every_trained_parameter(layout: Layout) -> None:
@@ -59,6 +62,7 @@ def test_pieces_tile_every_trained_shard_and_every_trained_parameter(layout: Lay
     assert valid == [spec.numel if spec.trained else 0 for spec in layout.parameters]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(layout=layouts())
 def test_leaves_lie_aligned_side_by_side_and_each_parameter_has_one_home(layout: Layout) -> None:
@@ -71,6 +75,7 @@ def test_leaves_lie_aligned_side_by_side_and_each_parameter_has_one_home(layout:
     assert [leaf.index for leaf in layout.leaves] == list(range(len(layout.leaves)))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(layout=layouts())
 def test_lanes_of_a_shard_are_alike_and_in_block_order(layout: Layout) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ def _acts(draw: st.DrawFn) -> tuple[Act, ...]:
     return tuple(acts)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     acts=_acts(),

@@ -37,6 +37,7 @@ def logs_of(seed: int) -> dict[str, tuple[Lifecycle, Log]]:
     return logs
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 100_000))
 def test_a_log_of_events_replays_a_members_commands_exactly(seed: int) -> None:

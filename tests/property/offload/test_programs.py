@@ -248,6 +248,7 @@ programs = st.lists(steps, min_size=1, max_size=24)
 limits = st.sampled_from([None, 64 * TENSOR_BYTES, 24 * TENSOR_BYTES])  # a program holds up to 18 itself
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(programs, st.sampled_from(ENDS), limits, st.integers(1, 3), st.integers(0, 1000))
 def test_a_program_gives_the_same_bits_or_is_refused_where_torch_refuses_it(
@@ -263,6 +264,7 @@ def test_a_program_gives_the_same_bits_or_is_refused_where_torch_refuses_it(
 faults = st.sampled_from(["write_fails_after", "read_fails_after", "full_after", "vanishes_after", "flips_after"])
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(programs, st.sampled_from(ENDS), limits, faults, st.integers(0, 12))
 def test_a_faulty_drive_is_an_error_or_no_difference_and_never_a_wrong_gradient(

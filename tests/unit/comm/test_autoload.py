@@ -8,7 +8,11 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from tests.support.sources import ROOT
+
+pytestmark = pytest.mark.slow  # each starts a cold Python that imports torch
 
 
 def _run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:

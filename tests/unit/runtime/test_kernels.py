@@ -50,10 +50,12 @@ def test_no_generator_moves_and_no_mode_of_the_script_matters() -> None:
     assert before == (random.getstate(), torch.get_rng_state().tolist(), str(np.random.get_state()))
 
 
+@pytest.mark.slow
 def test_another_process_of_this_machine_has_the_same() -> None:
     assert _elsewhere() == _elsewhere()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", ["ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "ATEN_CPU_CAPABILITY"])
 def test_a_library_told_to_use_an_older_processor_shows(variable: str) -> None:
     if torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2"):

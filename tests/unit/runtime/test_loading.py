@@ -190,6 +190,7 @@ def test_signals_to_the_whole_group_are_the_training_process_s_affair() -> None:
         assert _next(p) == ((0, 0), [None, None])
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_without_close_takes_them_along_and_a_fork_of_it_does_not() -> None:
     code = """
         import os, signal, sys
@@ -209,6 +210,7 @@ def test_a_program_that_ends_without_close_takes_them_along_and_a_fork_of_it_doe
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_training_process_that_is_killed_takes_them_along_without_a_word() -> None:
     """The worker's screen showed a traceback of its loaders, now and then, whenever a worker was killed."""
     code = """
