@@ -19,7 +19,7 @@ class CommError(Exception):
 
 
 class MemberLost(CommError):  # noqa: N818 - the project's word, DESIGN and documentation use it as it stands
-    """`member` can not be reached any more; `reason` says how that became known."""
+    """`member` cannot be reached any more; `reason` says how that became known."""
 
     def __init__(self, member: str, reason: str) -> None:
         super().__init__(f"member {member!r} is lost: {reason}")

@@ -32,7 +32,10 @@ class Transfer(NamedTuple):  # made for each member of a new group, where a froz
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """`again`: everybody shows what it showed before, and the others only count the round. Where parts are pulled."""
+    """What a rank does in one round: sends, then awaits one message of each of `awaits`.
+
+    `again`: all show what they showed before, and the others only count the round. Only where parts are pulled.
+    """
 
     sends: tuple[Transfer, ...] = ()
     awaits: frozenset[int] = frozenset()
@@ -41,7 +44,7 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Partners:
-    """Of a collective of one round: to whom this rank sends, in order, and from whom it receives."""
+    """The ranks of a collective of one round: `to` which this one sends, in order, and `of` which it receives."""
 
     to: tuple[int, ...] = ()
     of: frozenset[int] = frozenset()

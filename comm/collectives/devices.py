@@ -16,25 +16,28 @@ from elastrain.comm.collectives.operations import Operation, Participant
 
 
 def is_far(tensor: torch.Tensor) -> bool:
-    """Whether it has to be copied to the host. Raises ValueError for devices that are not known."""
+    """Whether the tensor has to be copied to the host. Raises ValueError for devices that are not known."""
     if tensor.device.type not in ("cpu", "cuda"):
         raise ValueError(f"tensors of the CPU and of CUDA devices are communicated; got one on {tensor.device}")
     return tensor.device.type == "cuda"
 
 
 class HostTensors:
-    """Takes tensors as they are: all are on the host. What an operation is made of passes through one method each."""
+    """Takes tensors as they are: all are on the host.
+
+    Each tensor of an operation passes through the method that says what the operation does with it.
+    """
 
     def given(self, tensor: torch.Tensor) -> torch.Tensor:
-        """It is only read."""
+        """A tensor that is only read."""
         return tensor
 
     def wanted(self, tensor: torch.Tensor) -> torch.Tensor:
-        """It is only written, all of it."""
+        """A tensor that is only written, all of it."""
         return tensor
 
     def changed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """It is read and written."""
+        """A tensor that is read and written."""
         return tensor
 
 
@@ -49,13 +52,13 @@ class PinnedTensors(HostTensors):
         if not is_far(tensor):
             return tensor
         if id(tensor) not in self._made:
-            self._made[id(tensor)] = _room(tensor).copy_(tensor)
+            self._made[id(tensor)] = _pinned(tensor).copy_(tensor)
         return self._made[id(tensor)]
 
     def wanted(self, tensor: torch.Tensor) -> torch.Tensor:
         if not is_far(tensor):
             return tensor
-        host = self._made[id(tensor)] if id(tensor) in self._made else _room(tensor)
+        host = self._made[id(tensor)] if id(tensor) in self._made else _pinned(tensor)
         self.back.append((tensor, host))
         return host
 
@@ -64,7 +67,7 @@ class PinnedTensors(HostTensors):
         return self.wanted(tensor)
 
 
-def _room(tensor: torch.Tensor) -> torch.Tensor:
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
     # Contiguous whatever the original is; torch keeps pinned memory for the next one.
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=torch.cuda.is_available())
 
@@ -95,7 +98,10 @@ class CopiedBack:
 def staged_on_host(
     make: Callable[[Participant, HostTensors], Operation], tensors: Iterable[torch.Tensor]
 ) -> Callable[[Participant], Operation]:
-    """What makes the operation when its turn has come; `tensors`: all that it reads or writes. Raises ValueError."""
+    """The maker of an operation on host copies of `tensors`, which are all that it reads or writes.
+
+    Raises ValueError for tensors of a device that is not known.
+    """
     far = [tensor for tensor in tensors if is_far(tensor)]
     if not far:
         return lambda participant: make(participant, HostTensors())

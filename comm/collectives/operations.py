@@ -1,4 +1,4 @@
-"""What a collective is to those who execute it: rounds, what is offered and taken in each, and the memory it may use.
+"""What a collective is to its executor: rounds, what is offered and taken in each, and the memory that it may use.
 
 The kinds of operations are in `exchanges` and `pulling`; which one a call becomes is in `collectives`. After an
 operation is done its caller may change every tensor at once: whatever peers still read by then lies in memory of the
@@ -24,7 +24,7 @@ STAGE_BYTES = 4 * CHUNK_BYTES + 64 * 16  # two slices of sums, two chunks, and 6
 
 
 class Memory(Protocol):
-    """Where staged tensors lie."""
+    """Gives the memory in which staged tensors lie."""
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether peers on this host could read the contiguous tensor in place."""
@@ -35,10 +35,10 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Participant:
-    """Where this member sits in its group when an operation begins. `hosts`: of every rank; none: all are on one.
+    """This member's rank, and what it may use, when an operation begins.
 
-    `stage`: gives `STAGE_BYTES` bytes that all members read in place, always the same; None where they do not read each
-    other's memory.
+    `hosts`: the host of every rank; none where all are on one. `stage`: gives `STAGE_BYTES` bytes that all members read
+    in place, always the same; None where they do not read each other's memory.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""Who touches a mesh and what stands on it: a thread of its own, or a caller while that thread sleeps.
+"""Drives a mesh and what stands on it: by a thread of its own, or by a caller while that thread sleeps.
 
 On a host with few cores two changes of threads take longer than an edit. So what its caller would wait for is carried
 out by the caller itself where nobody is at it, and by the thread otherwise. One at a time, and in the order of the

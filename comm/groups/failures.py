@@ -1,4 +1,4 @@
-"""What fails a communicator, and who is told: a failure of one operation ends everything in all groups, everywhere.
+"""Fails a communicator, and tells the others: a failure of one operation ends everything in all groups, everywhere.
 
 Nothing works again before the next edit of the view: so all members come out of a failure alike.
 """

@@ -230,7 +230,7 @@ class Group:
         """`tensor` becomes what rank `of` (None: anybody) sent under this tag."""
         if of is not None:
             self._check_rank(of)
-        if is_far(tensor):  # the message is written beside what its caller submits: what went before must be done
+        if is_far(tensor):  # the message is written outside the caller's stream: what was submitted before must be done
             torch.cuda.current_stream(tensor.device).synchronize()
         return self._dispatcher.receive(self.list, tensor, of, tag, self._or_default(timeout_s))
 

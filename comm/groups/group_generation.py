@@ -45,7 +45,7 @@ class GroupState:
     lock: threading.Lock = field(default_factory=threading.Lock)
     buffer: DoubleBuffer | None = None  # my rings; none before the first operation
     ring: SlotRing | None = None  # of the newest generation begun
-    readers: dict[str, DoubleBuffer] = field(default_factory=dict)  # who may read what was published last
+    readers: dict[str, DoubleBuffer] = field(default_factory=dict)  # members that may read what was published last
     view: frozenset[str] | None = None  # members of the newest view, which readers are of; None before the first
     shown: set[str] = field(default_factory=set)  # members that were given my rings
     met: set[str] = field(default_factory=set)  # members that have them, for they have taken part

@@ -219,10 +219,10 @@ class MessageExecutor:
         return min([one.request.deadline_s for one in running], default=None)
 
     def check(self) -> None:
-        """Fail what has run out of time, and what awaits somebody who will send nothing more.
+        """Fail what has run out of time, and what awaits a member that will send nothing more.
 
-        Links keep the order of frames: who has left, or is in a newer generation, has sent all that it ever will,
-        though nothing is wrong with it.
+        Links keep the order of frames: a member that has left, or is in a newer generation, has sent all that it ever
+        will, though nothing is wrong with it.
         """
         now_s = time.monotonic()
         for queue in list(self._queues.values()):

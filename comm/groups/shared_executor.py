@@ -1,4 +1,4 @@
-"""Executes the operations of groups on one host: who executes which in which thread, and whose rings have come here.
+"""Executes the operations of groups on one host, in order per group, in threads of callers or of a crew.
 
 The operations of a group are executed one after the other, by the thread that asks for the first one if it wants that,
 else by one of the crew. GroupFailures are decided elsewhere (`SharedHost.fail`).
@@ -82,7 +82,7 @@ class SharedMemoryExecutor:
         return gone
 
     def _keep_those_in_view(self, state: GroupState, number: int, view: frozenset[str], former: int) -> None:
-        # Who has taken part has my rings; on their way to others they may have been discarded with the generation.
+        # A member that has taken part has my rings; on their way to others they may have been discarded.
         fresh = state.shown - state.met
         state.met |= {member for member in fresh if self._took_part(number, member, former)}
         state.met &= view

@@ -11,7 +11,10 @@ from elastrain.comm.errors import CommError
 
 
 class Work:
-    """Finished once, by one thread; waited for by any. `source`: who sent an awaited message, once that is done."""
+    """Is finished once, by one thread, and waited for by any.
+
+    `source`: the sender of an awaited message, once it is done.
+    """
 
     def __init__(self) -> None:
         self.source = ""
@@ -37,7 +40,7 @@ class Work:
         It needs no timeout: the work has a deadline.
         """
         if not self._done:
-            with self._gate:  # the next one who waits gets it after that
+            with self._gate:  # the next waiter gets it after that
                 pass
         if self._error is not None:
             # A new object for each waiter: one exception raised in several threads mixes their tracebacks.
@@ -52,7 +55,7 @@ class Work:
         callback()
 
     def finish(self, error: CommError | ValueError | None = None) -> None:
-        """By the one who does the work."""
+        """Finish it, well or with an error. By the thread that does the work."""
         with self._lock:
             self._error = error
             self._done = True

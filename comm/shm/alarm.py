@@ -1,4 +1,4 @@
-"""Waiting on futex words of a peer and on an alarm of one's own at once, so that no failure leaves anybody asleep.
+"""Waits on futex words of a peer and on an alarm of one's own at once, so that no failure leaves a waiter asleep.
 
 `futex_waitv` (Linux 5.16) compares all words before it sleeps: whoever changes one and wakes is never missed. Torch
 may never come in.
@@ -48,7 +48,7 @@ class Alarm:
         return self._word.value
 
     def ring(self) -> None:
-        """Wake everybody who waits. By one thread only."""
+        """Wake every waiter. By one thread only."""
         self._word.value += 1
         futex_wake_all(self.address)
 

@@ -42,7 +42,7 @@ class Imports:
         self._mappings: dict[int, Mapping] = {}
         self._wholes: dict[int, torch.Tensor] = {}
         # Tokens of references that nothing here refers to any more: filled by finalizers, which run in any thread.
-        self._returned: collections.deque[int] = collections.deque()
+        self.returned: collections.deque[int] = collections.deque()
         self._taken_s = time.monotonic()
 
     def add(self, number: int, fd: int, size_bytes: int) -> None:
@@ -81,21 +81,21 @@ class Imports:
         view = mapping.view(reference.offset_bytes, size_bytes)
         flat = torch.frombuffer(view, dtype=reference.dtype)
         # The mapping is an argument only to be kept alive for as long as the view is.
-        weakref.finalize(view, _give_back, self._returned, reference.token, mapping).atexit = False
+        weakref.finalize(view, _give_back, self.returned, reference.token, mapping).atexit = False
         return flat.view(reference.shape)
 
     def take_returned(self) -> list[int]:
         """Tokens of the references that nothing here refers to any more, since the last call."""
         tokens: list[int] = []
-        while self._returned:
-            tokens.append(self._returned.popleft())
+        while self.returned:
+            tokens.append(self.returned.popleft())
         if tokens:
             self._taken_s = time.monotonic()
         return tokens
 
     def return_due_s(self) -> float | None:
         """When `take_returned` should be called at the latest, in time.monotonic(); None: nothing waits."""
-        count = len(self._returned)
+        count = len(self.returned)
         if not count:
             return None
         return 0.0 if count >= _RETURN_AT_COUNT else self._taken_s + _RETURN_AFTER_S

@@ -73,7 +73,7 @@ class Beacon:
             os.close(self.fd)
 
 
-_beacons: weakref.WeakSet[Beacon] = weakref.WeakSet()  # of this process, for forks: one hook can not be taken back
+_beacons: weakref.WeakSet[Beacon] = weakref.WeakSet()  # of this process, for forks: one hook cannot be taken back
 
 
 def _after_fork_in_child() -> None:

@@ -44,7 +44,7 @@ class Mapping:
 
     def __init__(self, fd: int, size_bytes: int, *, writable: bool) -> None:
         protection = _PROT_READ | (_PROT_WRITE if writable else 0)
-        address = libc.mmap(_room(size_bytes), size_bytes, protection, _MAP_SHARED, fd, 0)
+        address = libc.mmap(_free_address(size_bytes), size_bytes, protection, _MAP_SHARED, fd, 0)
         if address in (None, ctypes.c_void_p(-1).value):
             code = ctypes.get_errno()
             raise OSError(code, f"mapping {size_bytes} bytes of shared memory: {os.strerror(code)}")
@@ -63,15 +63,15 @@ class Mapping:
         return memoryview((ctypes.c_ubyte * size_bytes).from_address(self.address + offset_bytes)).cast("B")
 
 
-def _room(size_bytes: int) -> int | None:
+def _free_address(size_bytes: int) -> int | None:
     """An address for so much where a huge page could begin. Only a wish: another thread may take it meanwhile."""
     if size_bytes < HUGE_PAGE_BYTES:
         return None
-    room: int | None = libc.mmap(None, size_bytes + HUGE_PAGE_BYTES, 0, _MAP_NOTHING, -1, 0)
-    if room is None or room == ctypes.c_void_p(-1).value:
+    found: int | None = libc.mmap(None, size_bytes + HUGE_PAGE_BYTES, 0, _MAP_NOTHING, -1, 0)
+    if found is None or found == ctypes.c_void_p(-1).value:
         return None
-    libc.munmap(room, size_bytes + HUGE_PAGE_BYTES)
-    return -(-room // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    libc.munmap(found, size_bytes + HUGE_PAGE_BYTES)
+    return -(-found // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
 
 
 def use_huge_pages(address: int, size_bytes: int) -> None:

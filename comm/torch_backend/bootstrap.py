@@ -49,7 +49,7 @@ class Session:
     generation: int
     timeout_s: float
     agreed: tuple[str, ...]  # the members of the last view that was found to be everybody's
-    proven: set[str] = field(default_factory=set)  # of these, who is known to take part in nothing any more
+    proven: set[str] = field(default_factory=set)  # of these, the members known to take part in nothing any more
     steps: int = 0
 
 
@@ -133,5 +133,5 @@ def remember_proofs(current: Session) -> None:
 
 
 register()
-# Who ends without destroy_process_group still leaves in good order.
+# A process that ends without destroy_process_group still leaves in good order.
 atexit.register(_stop)

@@ -8,15 +8,16 @@
 The loop ends when the optimizer has been stepped, once, on every survivor; a loss of members in between makes the
 survivors agree on who is left, and the attempt is made again (with fewer samples: the batch of the dead is not redone).
 
-How they agree. After an attempt without failure all members meet in a barrier: who comes through it knows that all
-gradients are complete, and steps. When anything fails, the survivors edit the view and tell each other how many steps
-they have made and whether their gradients are complete. If somebody has stepped, or all are complete, the others step
-too: their gradients are the same. If not, the attempt is made again. A failure meanwhile only repeats the exchange.
+How they agree. After an attempt without failure all members meet in a barrier: each that comes through it knows that
+all gradients are complete, and steps. When anything fails, the survivors edit the view and tell each other how many
+steps they have made and whether their gradients are complete. If somebody has stepped, or all are complete, the others
+step too: their gradients are the same. If not, the attempt is made again. A failure meanwhile only repeats the
+exchange.
 
-Who may go on. A member that can not be reached may be alive, and think the same of us. So those go on who are more than
-half of the last agreed view, not counting members that are proven to have ended: on one host every death is proven
-(`liveness`), and one survivor is enough; between hosts a killed process looks like a cut cable, and half is not enough:
-all end with Aborted. A launcher that knows better (a lease that ran out) calls `reconfigure` itself.
+Which members go on. A member that cannot be reached may be alive, and think the same of us. So a set goes on that is
+more than half of the last agreed view, not counting members that are proven to have ended: on one host every death is
+proven (`liveness`), and one survivor is enough; between hosts a killed process looks like a cut cable, and half is not
+enough: all end with Aborted. A launcher that knows better (a lease that ran out) calls `reconfigure` itself.
 
 FSDP2 does not survive a loss yet: each shard of its parameters exists on one member only.
 """
@@ -144,7 +145,7 @@ def _recover(session: Session, *, complete: bool) -> StepDecision:
 
 
 def _exchange(session: Session, *, complete: bool) -> list[tuple[int, bool]]:
-    """Propose the view of those who are not known to be lost, and hear how far each has come."""
+    """Propose the view of all members that are not known to be lost, and hear how far each has come."""
     communicator = session.communicator
     survivors = [rank for rank, peer in enumerate(session.peers) if peer.id not in communicator.lost]
     view.edit(survivors)

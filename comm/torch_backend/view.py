@@ -1,6 +1,6 @@
-"""The view of a torch job, changed in place: who is asked to go on, who is taken in, and torch's own bookkeeping.
+"""Changes the view of a torch job in place: members that go on, members that are taken in, and torch's bookkeeping.
 
-Who decides on the new view, and how newcomers' handles reach the others, is the caller's: nothing here reads a store.
+The caller decides on the new view, and brings newcomers' handles to the others: nothing here reads a store.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _decode(text: str) -> _Handle:
 def handle() -> str:
     """This process as others name it in `reconfigure`: text, to be carried by any means (a store, a pipe, a file).
 
-    It is good until the next step, view or new group: survivors who are to be named to newcomers ask for it anew.
+    It is good until the next step, view or new group: a survivor that is to be named to newcomers asks for it anew.
 
     A newcomer first makes itself a default group of one that knows the job's secret:
     `init_process_group("elastrain", store=HashStore(), rank=0, world_size=1, pg_options=Options(secret=…))`.
@@ -143,7 +143,7 @@ def _renumber(current: Session) -> None:
 
 
 def monitored_barrier(group: dist.ProcessGroup | None = None, *, timeout: datetime.timedelta | None = None) -> None:
-    """A barrier that knows who is missing: Timeout names all ranks that have not come within `timeout`.
+    """Wait until all members have come; Timeout names all ranks that have not come within `timeout`.
 
     Where one has run out of patience, the others learn it as Aborted, with the same names. `torch.distributed`'s own
     serves Gloo only. Every member tells every other: not for the inside of a training loop.

@@ -1,4 +1,4 @@
-"""The connections of a mesh through its views: who has a link, who is lost, and who is told of that.
+"""The connections of a mesh through its views: which members have a link, which are lost, and what is told of that.
 
 Along a *ring* (see `ring`) links always stand: what is to be known to all goes that way, from each to its neighbours.
 Each link is brought about by `opener`, and its frames go through `traffic`; what follows from either is decided here.
@@ -46,7 +46,7 @@ class MeshConnections:
         self._by_unix = config.transport == "unix"
         self._ring = Ring()
         self._reports = Reports()
-        self._maintaining = False  # the ring: what that does may lose others, who are dealt with in the same pass
+        self._maintaining = False  # the ring: that may lose more members, which are dealt with in the same pass
         traffic_events = TrafficEvents(newer=self._hear_of, served=self._take_heard, broken=self.lose)
         self.traffic = Traffic(links, loop, self.events, traffic_events, config)
         opener_events = OpenerEvents(
@@ -57,7 +57,7 @@ class MeshConnections:
     # Views
 
     def edit(self, generation: int, peers: Mapping[str, Peer], plan: LinkPlan) -> None:
-        """Take over a view of these other members: keep the links to those who stay, in place."""
+        """Take over a view of these other members: keep the links to members that stay, in place."""
         added = [peer for member, peer in peers.items() if self._links.get(member) is None]
         gone = {link.peer.id: link for link in self._links if link.peer.id not in peers}
         shrinks = plan == "ring" and bool(self._ring.order) and not added
@@ -208,7 +208,7 @@ class MeshConnections:
         return [link for link in links if link is not None and link.opening.begun and link.lost is None]
 
     def _maintain_ring(self, fresh: frozenset[str] = frozenset()) -> None:
-        """Tell the neighbours who was lost, and close the ring around them. `fresh`: members just added."""
+        """Tell the neighbours of losses, and close the ring around the lost. `fresh`: members just added."""
         if self._maintaining:
             return
         self._maintaining = True

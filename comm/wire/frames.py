@@ -158,7 +158,7 @@ def _decode_header(data: bytearray, caps: Caps) -> _Header:
     )
 
 
-def _room(described: Inline) -> torch.Tensor:
+def _made_for(described: Inline) -> torch.Tensor:
     try:
         return torch.empty(described.shape, dtype=described.dtype)
     except (RuntimeError, OverflowError) as error:  # no memory for it, or dimensions that no tensor has
@@ -241,5 +241,5 @@ class Parser:
             if isinstance(item, Reference):
                 self._tensors.append(item)
             else:
-                self._tensors.append(_room(item))
+                self._tensors.append(_made_for(item))
         self._unread = [t for t in reversed(self._tensors) if isinstance(t, torch.Tensor) and t.numel()]

@@ -51,7 +51,7 @@ def judge(
 
 @dataclass(kw_only=True)
 class Reports:
-    """Losses that others report of members who are in no view of ours yet: they count once a view names them."""
+    """Losses that others report of members that are in no view of ours yet: they count once a view names them."""
 
     _by_member: dict[str, tuple[LossCause, int]] = field(default_factory=dict)  # with the generation of the report
 

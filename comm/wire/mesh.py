@@ -181,7 +181,7 @@ class Mesh:
         return self.serve(self._loop.wait(timeout_s))
 
     def tidy_up(self) -> None:
-        """Tell peers of segments that are gone, and note who has died. To be called before any sleep."""
+        """Tell peers of segments that are gone, and take note of deaths. To be called before any sleep."""
         self._connections.traffic.tell_gone(self.memory.take_gone())
         self._connections.process_deaths()
 

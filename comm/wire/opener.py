@@ -29,7 +29,7 @@ class OpenerEvents:
     prepare: Callable[[Link], None]  # the link begins: queue what the other end has to know first
     connected: Callable[[Link, int, socket.socket], None]  # with the peer's generation; takes the socket over
     failed: Callable[[Link, str, LossCause], None]
-    newer: Callable[[int], None]  # somebody who came is in this generation
+    newer: Callable[[int], None]  # a member that came is in this generation
 
 
 class Opener:
@@ -177,7 +177,8 @@ class Opener:
 
     def next_due_s(self) -> list[float]:
         """When `run_timers` has something to do, in time.monotonic()."""
-        waiting = [link.opening.deadline_s for link in self._links if link.lost is None and link.stream is None]
+        links = self._links.by_member.values()
+        waiting = [link.opening.deadline_s for link in links if link.stream is None and link.lost is None]
         connector_s = self._connector.next_deadline_s()
         return waiting if connector_s is None else [*waiting, connector_s]
 

@@ -1,4 +1,4 @@
-"""The order of members, who dials whom, and the ring of neighbours whose links always stand. Plain values.
+"""The order of members, which of two dials, and the ring of neighbours whose links always stand. Plain values.
 
 What all have to know (losses, newer views) goes along the ring in both directions. The lost are passed over, so that
 the ring closes again; it is torn only where neighbours are stopped, and then into no more pieces than there are of
@@ -19,7 +19,7 @@ def in_order(member: str) -> tuple[int, str]:
 
 
 def dials(one: str, other: str) -> bool:
-    """Whether `one` opens the link between the two: the later member comes to those who are there."""
+    """Whether `one` opens the link between the two: the later member comes to the earlier one."""
     return in_order(one) > in_order(other)
 
 
@@ -68,6 +68,6 @@ class Ring:
         self.order = ()
 
     def close(self, me: str, lost: Collection[str], nodes: Mapping[str, str]) -> list[str]:
-        """Pass over the lost; returns who is a neighbour now and was none before, in order."""
+        """Pass over the lost; returns the members that became neighbours by that, in order."""
         before, self.neighbours = self.neighbours, neighbours(me, self.order, lost, nodes)
         return [member for member in self.order if member in self.neighbours - before]

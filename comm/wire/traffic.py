@@ -185,12 +185,13 @@ class Traffic:
 
     def next_due_s(self) -> list[float]:
         """When `run_timers` has something to do, in time.monotonic()."""
-        dues = [link.imports.return_due_s() for link in self._links if link.stream is not None]
-        return [due_s for due_s in dues if due_s is not None]
+        # Asked before every sleep: most links have nothing to give back, and a call for each would cost more than this.
+        waiting = [link for link in self._links.by_member.values() if link.stream is not None and link.imports.returned]
+        return [due_s for due_s in [link.imports.return_due_s() for link in waiting] if due_s is not None]
 
     def run_timers(self, now_s: float) -> None:
         """Give references back that have waited long enough."""
         for link in self._links:
-            due_s = link.imports.return_due_s() if link.stream is not None else None
+            due_s = link.imports.return_due_s() if link.stream is not None and link.imports.returned else None
             if due_s is not None and due_s <= now_s and link.push_returned(self._links.generation):
                 self.flush(link)

@@ -1,4 +1,4 @@
-"""The values that a mesh takes and gives: who is there, what arrived, what is allowed. No behaviour."""
+"""The values that a mesh takes and gives: its members, what arrived, what is allowed. No behaviour."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ class LossCause(enum.Enum):
     BROKEN = "broken"  # its link failed; it may be alive
     DEAD = "dead"  # its process has ended, that is proven
     LEFT = "left"  # it closed its mesh in good order, after everything that it had to say; or nobody listens there now
-    UNREACHED = "unreached"  # no first connection to it came about: bad for who needs one, and for nobody else
+    UNREACHED = (
+        "unreached"  # no first connection to it came about: an error for whatever needs one, and for nothing else
+    )
     LEFT_US_OUT = "left us out"  # it is alive and went on without us
 
 
@@ -80,8 +82,8 @@ class MeshConfig:
     `bind_host` is the interface's address, and what peers connect to. A TCP peer that does not acknowledge for
     `tcp_silence_s` is lost. `max_held_frames` counts per link; a link that has so many of a newer generation is not
     read until the next edit. A link whose unsent bytes exceed `max_send_queue_bytes` is lost: its reader is stuck.
-    `holds_newer`: False gives frames of newer generations to the reader at once, who keeps them for later and learns by
-    them who has gone on.
+    `holds_newer`: False gives frames of newer generations to the reader at once, which keeps them for later and learns
+    by them which members have gone on.
     `huge_pages`: for large tensors in shared memory. They make collectives faster, and a process larger: they count as
     held as soon as they are there.
     """
