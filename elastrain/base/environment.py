@@ -19,7 +19,6 @@ class Environment:
     """Abstract UNIX address of the agent's channel; None without a launcher."""
     secret: bytes | None
     run_dir: Path | None
-    may_inject: bool
     host: str | None
     """The address of this node that members on other machines dial; None where all are on this one."""
     memory_limit_bytes: int | None
@@ -54,7 +53,6 @@ def read_environment() -> Environment:
         agent=os.environ.get("ELASTRAIN_AGENT"),
         secret=Path(secret_file).read_bytes() if secret_file else None,
         run_dir=run_folder(),
-        may_inject=os.environ.get("ELASTRAIN_INJECT") == "1",
         host=os.environ.get("ELASTRAIN_HOST") or None,
         memory_limit_bytes=int(limit) if limit else None,
         offload_dirs=tuple(filter(None, os.environ.get("ELASTRAIN_OFFLOAD_DIRS", "").split(os.pathsep))),

@@ -17,7 +17,8 @@ from elastrain.offload.device import Device
 from elastrain.runtime.arithmetic import TensorArithmetic
 from elastrain.runtime.model import Allocate, GradientSlot, ModelState
 from elastrain.runtime.optimizer import Hyper, PieceOptimizer
-from elastrain.runtime.shelf import Shelf
+from elastrain.runtime.spilled_states import StateSpill
+from elastrain.snapshot.store import SnapshotStore
 
 
 class Executor:
@@ -36,8 +37,8 @@ class Executor:
         self.layout = layout
         self.model = model
         self.optimizer = optimizer
-        self.states: Shelf[int] = Shelf(self._home)
-        self._shelves = (self.states, Shelf[tuple[int, int]](self._home))
+        self.states: SnapshotStore[int] = SnapshotStore(self._home)
+        self._stores = (self.states, SnapshotStore[tuple[int, int]](self._home))
         self._tensors = TensorArithmetic(
             layout=layout, model=model, optimizer=optimizer, allocate=allocate, max_grad_norm=max_grad_norm
         )
@@ -45,8 +46,8 @@ class Executor:
             runs=runs,
             lanes=[max(1, len(shard.lanes)) for shard in layout.shards],
             arithmetic=self._tensors,
-            states=self._shelves[0],
-            scratch=self._shelves[1],
+            states=self._stores[0],
+            scratch=self._stores[1],
         )
         self._check_bytes = 0
 
@@ -82,8 +83,9 @@ class Executor:
 
     def keep_outside(self, devices: Sequence[Device], shards: frozenset[int]) -> None:
         """From now on the states of these shards lie on the devices, all others in memory."""
-        for shelf in self._shelves:
-            shelf.use(devices, shards)
+        spill = StateSpill(devices)
+        for store in self._stores:
+            store.use(spill, shards)
 
     @property
     def slot_bytes(self) -> int:
@@ -98,7 +100,7 @@ class Executor:
 
     def states_bytes(self) -> tuple[int, int]:
         """Shard states in memory, beside the model's own parameters, and on disk."""
-        return sum(s.memory_bytes() for s in self._shelves), sum(s.disk_bytes() for s in self._shelves)
+        return sum(s.memory_bytes() for s in self._stores), sum(s.disk_bytes() for s in self._stores)
 
     def memory_bytes(self) -> int:
         """All that this class and the model hold in memory."""

@@ -31,7 +31,6 @@ def chosen(run_dir: Path | None = None) -> Chosen:
         agent="elastrain/nobody/listens",
         secret=None,
         run_dir=run_dir,
-        may_inject=False,
         host=None,
         memory_limit_bytes=None,
         offload_dirs=(),

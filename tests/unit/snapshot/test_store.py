@@ -8,8 +8,9 @@ import torch
 from elastrain.errors import DriveFailedError
 from elastrain.offload.device import Device
 from elastrain.offload.faults import EngineFaults, FaultyEngine
-from elastrain.runtime.shelf import Shelf
+from elastrain.runtime.spilled_states import StateSpill
 from elastrain.snapshot.state import ShardState
+from elastrain.snapshot.store import SnapshotStore
 from tests.support.memory_engine import MemoryEngine
 
 NUMEL = 192
@@ -28,15 +29,15 @@ def state(shard: int, *, bound: bool = False) -> ShardState:
     return ShardState(shard=shard, version=7, parameters=parameters, pieces=[moments, {}])
 
 
-def shelf() -> Shelf[int]:
-    return Shelf(lambda shard: MODEL[shard])
+def store() -> SnapshotStore[int]:
+    return SnapshotStore(lambda shard: MODEL[shard])
 
 
 @pytest.mark.parametrize("bound", [False, True], ids=["a backup's", "a primary's"])
 def test_a_state_comes_back_from_disk_as_it_was(bound: bool) -> None:
-    kept = shelf()
+    kept = store()
     disk = device()
-    kept.use([disk], frozenset({1}))
+    kept.use(StateSpill([disk]), frozenset({1}))
     wanted = state(1, bound=bound).digest()
     kept[0], kept[1] = state(0), state(1, bound=bound)
     assert kept[1].digest() == wanted
@@ -52,20 +53,20 @@ def test_a_state_comes_back_from_disk_as_it_was(bound: bool) -> None:
 
 
 def test_moving_states_out_and_back_changes_no_bit() -> None:
-    kept, disk = shelf(), device()
+    kept, disk = store(), device()
     for shard in range(4):
         kept[shard] = state(shard, bound=shard == 2)
     digests = {shard: each.digest() for shard, each in kept.items()}
     for outside in ({0, 2}, {2, 3}, set(), {0, 1, 2, 3}, set()):
-        kept.use([disk], frozenset(outside))
+        kept.use(StateSpill([disk]), frozenset(outside))
         assert {shard: each.digest() for shard, each in kept.items()} == digests
         assert bool(disk.used_bytes) == bool(outside)
     assert kept.memory_bytes() == sum(state(shard).nbytes for shard in range(4)) - MODEL[2].nbytes
 
 
 def test_what_was_changed_is_there_once_it_is_put_back() -> None:
-    kept, disk = shelf(), device()
-    kept.use([disk], frozenset({0}))
+    kept, disk = store(), device()
+    kept.use(StateSpill([disk]), frozenset({0}))
     kept[0] = state(0)
     changed = kept[0]
     changed.parameters.mul_(2)
@@ -74,10 +75,10 @@ def test_what_was_changed_is_there_once_it_is_put_back() -> None:
     assert kept[0].digest() == changed.digest() != state(0).digest()
 
 
-def test_a_state_moves_between_shelves_without_being_read() -> None:
-    kept, behind, disk = shelf(), shelf(), device(faults=EngineFaults(read_fails_after=0))
+def test_a_state_moves_between_stores_without_being_read() -> None:
+    kept, behind, disk = store(), store(), device(faults=EngineFaults(read_fails_after=0))
     for each in (kept, behind):
-        each.use([disk], frozenset({0}))
+        each.use(StateSpill([disk]), frozenset({0}))
     kept[0], behind[1] = state(0), state(0)
     kept.adopt(0, behind, 1)
     assert list(behind) == []
@@ -85,24 +86,24 @@ def test_a_state_moves_between_shelves_without_being_read() -> None:
 
 
 def test_a_state_that_comes_back_changed_is_refused() -> None:
-    kept = shelf()
-    kept.use([device(faults=EngineFaults(flips_after=0))], frozenset({0}))
+    kept = store()
+    kept.use(StateSpill([device(faults=EngineFaults(flips_after=0))]), frozenset({0}))
     kept[0] = state(0)
     with pytest.raises(DriveFailedError, match=r"shard 0 .other bytes came back"):
         kept[0]
 
 
 def test_a_device_that_gives_nothing_back_is_named() -> None:
-    kept = shelf()
-    kept.use([device(faults=EngineFaults(read_fails_after=0))], frozenset({0}))
+    kept = store()
+    kept.use(StateSpill([device(faults=EngineFaults(read_fails_after=0))]), frozenset({0}))
     kept[0] = state(0)
     with pytest.raises(DriveFailedError, match=r"does not give back the optimizer state of shard 0 .*injected fault"):
         kept[0]
 
 
 def test_a_full_device_is_said_and_the_old_state_stays() -> None:
-    kept, disk = shelf(), device(capacity_bytes=4096)
-    kept.use([disk], frozenset({0, 1}))
+    kept, disk = store(), device(capacity_bytes=4096)
+    kept.use(StateSpill([disk]), frozenset({0, 1}))
     kept[0] = state(0)
     with pytest.raises(DriveFailedError, match="does not take the optimizer state of shard 1"):
         kept[1] = state(1)
@@ -111,15 +112,15 @@ def test_a_full_device_is_said_and_the_old_state_stays() -> None:
 
 
 def test_states_are_spread_over_several_devices() -> None:
-    kept, disks = shelf(), [device(), device()]
-    kept.use(disks, frozenset({0, 1, 2, 3}))
+    kept, disks = store(), [device(), device()]
+    kept.use(StateSpill(disks), frozenset({0, 1, 2, 3}))
     for shard in range(4):
         kept[shard] = state(shard)
     assert [disk.used_bytes for disk in disks] == [8192, 8192]
 
 
 def test_the_size_of_the_optimizers_own_state_is_told_in_units_of_parameters() -> None:
-    kept = shelf()
+    kept = store()
     kept[0] = ShardState(shard=0, parameters=torch.zeros(NUMEL), pieces=[{}])
     assert kept.moments() is None
     kept[0] = ShardState(shard=0, parameters=torch.zeros(NUMEL), pieces=[{"m": torch.zeros(2 * NUMEL)}])

@@ -1,36 +1,51 @@
-"""Shard states by key: most in memory, those that have to make room on disk. Tensors and devices only; decides nothing.
+"""The in-memory copies of shard states by key: those that have to make room lie on disk. Decides nothing.
 
-A state on disk is read before it is used and written after it was changed, as a whole, checked on every read. What
-was taken from here and changed must therefore be put back.
+A state on disk is read before it is used and written after it was changed, as a whole. What was taken from here and
+changed must therefore be put back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from elastrain.errors import DriveFailedError
-from elastrain.offload.buffers import lease
-from elastrain.offload.device import Copy, Device
-from elastrain.offload.errors import CorruptSpillError, OffloadError, SpillReadError, SpillWriteError
 from elastrain.snapshot.state import ShardState
 
-ALIGN_BYTES = 64
 Key = TypeVar("Key", bound=Hashable)
 Other = TypeVar("Other", bound=Hashable)
 
 
+class Stored(Protocol):
+    """One state on disk."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
+class Disk(Protocol):
+    """Where states lie that leave memory. Raises what its owner raises where a device fails."""
+
+    def write(self, shard: int, tensors: Sequence[Tensor]) -> Stored:
+        """Write the tensors of a state, one after the other."""
+
+    def read(self, shard: int, stored: Stored) -> list[Tensor]:
+        """The tensors as they were written, in memory of their own; checked."""
+
+    def free(self, stored: Stored) -> None:
+        """Let the space be used again."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _OnDisk:
-    """`meta` describes the tensors, which lie one after the other at multiples of `ALIGN_BYTES`."""
+    """`meta` describes the tensors of the state."""
 
     shard: int
-    device: Device
-    copy: Copy
+    disk: Disk
+    stored: Stored
     meta: bytes
     likes: tuple[tuple[torch.dtype, int], ...]
     """dtype and number of elements of each tensor; the first are the parameters."""
@@ -38,21 +53,22 @@ class _OnDisk:
     """The parameters are the model's own: they are not on disk."""
 
 
-class Shelf(MutableMapping[Key, ShardState]):
-    """`home(shard)` is the model's own memory of a shard's parameters. Used by one thread.
+class SnapshotStore(MutableMapping[Key, ShardState]):
+    """A member's states. `home(shard)` is the model's own memory of a shard's parameters. Used by one thread.
 
-    Raises DriveFailedError where a device does not take a state or does not give it back as it was.
+    Raises what its `Disk` raises.
     """
 
     def __init__(self, home: Callable[[int], Tensor]) -> None:
         self.outside: frozenset[int] = frozenset()
+        """Shards whose states are to lie on disk."""
         self._home = home
-        self._devices: Sequence[Device] = ()
+        self._disk: Disk | None = None
         self._states: dict[Key, ShardState | _OnDisk] = {}
 
-    def use(self, devices: Sequence[Device], outside: frozenset[int]) -> None:
-        """From now on the states of the shards `outside` lie on these devices, all others in memory."""
-        self._devices, self.outside = devices, outside
+    def use(self, disk: Disk, outside: frozenset[int]) -> None:
+        """From now on the states of the shards `outside` lie on this disk, all others in memory."""
+        self._disk, self.outside = disk, outside
         for key, entry in list(self._states.items()):
             if isinstance(entry, _OnDisk) != (entry.shard in outside):
                 self[key] = self[key]
@@ -87,8 +103,8 @@ class Shelf(MutableMapping[Key, ShardState]):
             return self[key].clone()
         return self._read(entry)
 
-    def adopt(self, key: Key, other: Shelf[Other], theirs: Other) -> None:
-        """Move a state over from another shelf; nothing is read or written."""
+    def adopt(self, key: Key, other: SnapshotStore[Other], theirs: Other) -> None:
+        """Move a state over from another store; nothing is read or written."""
         self._free(key)
         self._states[key] = other._states.pop(theirs)
 
@@ -106,7 +122,7 @@ class Shelf(MutableMapping[Key, ShardState]):
 
     def disk_bytes(self) -> int:
         """What is kept on disk."""
-        return sum(entry.copy.size_bytes for entry in list(self._states.values()) if isinstance(entry, _OnDisk))
+        return sum(entry.stored.size_bytes for entry in list(self._states.values()) if isinstance(entry, _OnDisk))
 
     def moments(self) -> float | None:
         """Bytes of optimizer state per byte of parameters; None before anything was updated."""
@@ -128,60 +144,16 @@ class Shelf(MutableMapping[Key, ShardState]):
     def _free(self, key: Key) -> None:
         entry = self._states.get(key)
         if isinstance(entry, _OnDisk):
-            entry.device.free(entry.copy.slot)
+            entry.disk.free(entry.stored)
 
     def _write(self, state: ShardState) -> _OnDisk:
+        assert self._disk is not None
         meta, tensors = state.pack()
         is_bound = self._is_bound(state)
-        written = tensors[1:] if is_bound else tensors
         likes = tuple((tensor.dtype, tensor.numel()) for tensor in tensors)
-        memory = lease(size_bytes=max(1, _end_bytes(likes[is_bound:])), shift_bytes=0)
-        for part, tensor in zip(_parts(memory.storage, likes[is_bound:]), written, strict=True):
-            part.copy_(tensor)
-        device = min(self._devices, key=lambda each: each.used_bytes)
-        try:
-            copy = device.write(memory.image[: memory.storage.nbytes()], 0, _never)
-        except SpillWriteError as fault:
-            raise _failed(device, state.shard, "take", fault) from fault
-        return _OnDisk(shard=state.shard, device=device, copy=copy, meta=meta, likes=likes, is_bound=is_bound)
+        stored = self._disk.write(state.shard, tensors[1:] if is_bound else tensors)
+        return _OnDisk(shard=state.shard, disk=self._disk, stored=stored, meta=meta, likes=likes, is_bound=is_bound)
 
     def _read(self, entry: _OnDisk) -> ShardState:
-        memory = lease(size_bytes=entry.copy.size_bytes, shift_bytes=entry.copy.shift_bytes)
-        try:
-            entry.device.read(entry.copy, memory.image, _never)
-        except SpillReadError as fault:
-            raise _failed(entry.device, entry.shard, "give back", fault) from fault
-        tensors = _parts(memory.storage, entry.likes[entry.is_bound :])
+        tensors = entry.disk.read(entry.shard, entry.stored)
         return ShardState.unpack(entry.meta, [self._home(entry.shard), *tensors] if entry.is_bound else tensors)
-
-
-def _failed(device: Device, shard: int, what: str, fault: OffloadError) -> DriveFailedError:
-    why = (
-        "other bytes came back than were written" if isinstance(fault, CorruptSpillError) else fault.__cause__ or fault
-    )
-    return DriveFailedError(
-        f"{device.engine.name} does not {what} the optimizer state of shard {shard} ({why}): this member ends, and the "
-        "shard's other holders go on; look at that drive, or name another directory (--offload-dir)"
-    )
-
-
-def _never() -> bool:
-    return False
-
-
-def _round_up(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
-
-
-def _end_bytes(likes: Sequence[tuple[torch.dtype, int]]) -> int:
-    return sum(_round_up(dtype.itemsize * numel) for dtype, numel in likes)
-
-
-def _parts(storage: torch.UntypedStorage, likes: Sequence[tuple[torch.dtype, int]]) -> list[Tensor]:
-    """Tensors over the storage, one after the other."""
-    whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-    parts, start_bytes = [], 0
-    for dtype, numel in likes:
-        parts.append(whole[start_bytes : start_bytes + dtype.itemsize * numel].view(dtype))
-        start_bytes += _round_up(dtype.itemsize * numel)
-    return parts
