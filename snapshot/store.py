@@ -27,7 +27,7 @@ class Stored(Protocol):
 
 
 class Disk(Protocol):
-    """Where states lie that leave memory. Raises what its owner raises where a device fails."""
+    """Where states lie that leave memory, each in one piece. Raises what its owner raises where a device fails."""
 
     def write(self, shard: int, tensors: Sequence[Tensor]) -> Stored:
         """Write the tensors of a state, one after the other."""

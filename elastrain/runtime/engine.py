@@ -28,7 +28,7 @@ from elastrain.runtime.executor import Executor
 from elastrain.runtime.faults import ArmedFaults
 from elastrain.runtime.handover import Assignment, Handover, LoopOver, StepBegun, Told, TryAgain
 from elastrain.runtime.journal import Journal
-from elastrain.runtime.memory_keeper import MemoryKeeper, ViewInOrder
+from elastrain.runtime.memory_keeper import MemoryKeeper
 from elastrain.runtime.outgoing import Outgoing
 from elastrain.runtime.pacing import (
     BETWEEN_STEPS_S,
@@ -116,12 +116,8 @@ class Engine:
 
     def turn(self) -> None:
         """Take in whatever has come, then do one task that nobody waits for at once."""
-        mesh, agent, executor, handover = (
-            self._parts.mesh,
-            self._parts.agent,
-            self._parts.executor,
-            self._parts.handover,
-        )
+        mesh, agent = self._parts.mesh, self._parts.agent
+        executor, handover = self._parts.executor, self._parts.handover
         wait_s = self._pace.wait_s(has_news=handover.has_news, has_work_behind=executor.books.has_work_behind)
         for arrival in mesh.poll(wait_s):
             self._on_arrival(arrival)
@@ -260,7 +256,7 @@ class Engine:
 
     def _resumed(self, command: p.Resumed) -> p.Event | None:
         self._recovery.end()
-        recovery, core = command.recovery, self._core
+        recovery = command.recovery
         self._parts.journal.write(
             "resumed",
             generation=command.view.generation,
@@ -271,16 +267,7 @@ class Engine:
         )
         if self._parts.memory is None:
             return None
-        in_order = ViewInOrder(
-            members=command.view.ids,
-            shape=core.shape,
-            own=command.own,
-            to_do=recovery.runs[self._parts.agent.me],
-            is_checked=command.is_checking or core.shape.cross_check_every > 0,
-            now=recovery.now,
-            goal=command.target,
-        )
-        return p.CopyBudgetSet(parameters_bytes=self._parts.memory.resumed(in_order))
+        return p.CopyBudgetSet(parameters_bytes=self._parts.memory.resumed(command, self._core.shape))
 
     def _passed(self, record: Record) -> None:
         self._pace.let_loop_go_first(BETWEEN_STEPS_S)

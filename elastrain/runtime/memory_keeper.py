@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastrain import memory_budget as budget
+from elastrain import protocol as p
 from elastrain.books.behind import BEHIND_BYTES
 from elastrain.errors import ConfigError, NoRoomError
 from elastrain.fold import Node, leaves
@@ -25,8 +26,7 @@ from elastrain.offload.policy import IN_FLIGHT_STORAGES
 from elastrain.offload.profile import Occupancy, Profile
 from elastrain.offload.sharing import shared
 from elastrain.offload.stats import PassProfile
-from elastrain.placement import Placement
-from elastrain.plan import plan
+from elastrain.plan import plan as hand_out
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.memory import PeakMeter, StepsTaken, give_freed_memory_back
 from elastrain.values import Shape
@@ -63,22 +63,6 @@ class MemoryLimit:
     def __post_init__(self) -> None:
         if self.limit_bytes <= 0:
             raise ConfigError(f"memory_limit must be a positive number of bytes; got {self.limit_bytes}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ViewInOrder:
-    """What a plan asks of this member once recovery has ended."""
-
-    members: tuple[str, ...]
-    shape: Shape
-    own: frozenset[Node]
-    """The partials of the open step that it has, of any block."""
-    to_do: tuple[int, ...]
-    """Its runs of the open step."""
-    is_checked: bool
-    """It may also compute a micro-batch of another member's."""
-    now: Placement
-    goal: Placement
 
 
 class MemoryKeeper:
@@ -147,27 +131,29 @@ class MemoryKeeper:
 
     # ------------------------------------------------------------------------------------------------- for the engine
 
-    def resumed(self, view: ViewInOrder) -> int:
+    def resumed(self, plan: p.Resumed, shape: Shape) -> int:
         """A view is in order: make room for its plan. Returns how many bytes of parameters may be copied per step.
 
         Raises NoRoomError if the plan does not fit.
         """
         self._taken.begin_view()
-        sizes = view.shape.sizes
+        sizes, members = shape.sizes, plan.view.ids
         moments = self._executor.states.moments() or ASSUMED_MOMENTS
         self._held = budget.held_by(
-            self._me, (view.now, view.goal), sizes, moments=moments, masters=self._executor.model.has_masters
+            self._me, (plan.recovery.now, plan.target), sizes, moments=moments, masters=self._executor.model.has_masters
         )
-        gradients_bytes = self._expect(self._slots(view) * self._executor.slot_bytes + self._sums_bytes(view))
+        gradients_bytes = self._expect(
+            self._slots(plan, shape) * self._executor.slot_bytes + self._sums_bytes(len(members))
+        )
         copied_bytes = budget.copy_budget(
             self._limit.limit_bytes,
             self._needs_with(gradients_bytes),
-            members=len(view.members),
+            members=len(members),
             state_per_parameter=1 + moments,
             least_bytes=min(max(*sizes, sum(sizes) // COPY_SHARE), COPY_BUDGET_BYTES),
             most_bytes=COPY_BUDGET_BYTES,
         )
-        copying_bytes = round(2 * copied_bytes * (1 + moments)) if view.goal != view.now else 0
+        copying_bytes = round(2 * copied_bytes * (1 + moments)) if plan.target != plan.recovery.now else 0
         self._decide(gradients_bytes + copying_bytes)
         return copied_bytes
 
@@ -194,20 +180,20 @@ class MemoryKeeper:
 
     # --------------------------------------------------------------------------------------------------------- inside
 
-    def _slots(self, view: ViewInOrder) -> int:
+    def _slots(self, plan: p.Resumed, shape: Shape) -> int:
         """Copies of the gradient at the peak of a step: of one that nothing disturbs, and of the one to be resumed."""
-        runs = view.shape.runs
-        undisturbed = plan(view.members, runs)[self._me]
+        is_checked = plan.is_checking or shape.cross_check_every > 0
+        undisturbed = hand_out(plan.view.ids, shape.runs)[self._me]
         return max(
-            budget.slots_needed(runs, (), undisturbed, is_checked=view.is_checked),
-            budget.slots_needed(runs, view.own, _left_to_do(view.to_do, view.own)),
+            budget.slots_needed(shape.runs, (), undisturbed, is_checked=is_checked),
+            budget.slots_needed(shape.runs, plan.own, _left_to_do(plan.recovery.runs[self._me], plan.own)),
         )
 
-    def _sums_bytes(self, view: ViewInOrder) -> int:
+    def _sums_bytes(self, members: int) -> int:
         """As a primary: sums on the way, scratch of updates. As a backup: kept gradients of two steps, scratch."""
         primary_bytes = sum(each.parameters_bytes for each in self._held if each.is_primary)
         backup_bytes = sum(each.parameters_bytes for each in self._held if not each.is_primary)
-        return (1 + budget.sums_needed(len(view.members))) * primary_bytes + 2 * backup_bytes + BEHIND_BYTES
+        return (1 + budget.sums_needed(members)) * primary_bytes + 2 * backup_bytes + BEHIND_BYTES
 
     def _expect(self, expected_bytes: int) -> int:
         """Bytes of gradients under the new plan.

@@ -69,7 +69,8 @@ class TrainingLoop:
                     f"step {number} was left before it was committed: iterate over it to its end, `for batch in step`"
                 )
             number += 1
-        self._finish(number)
+        self._wait_for_all(number)
+        self._end(number)
 
     # --------------------------------------------------------------------------------------------------------- inside
 
@@ -129,10 +130,6 @@ class TrainingLoop:
             self._last_words.go()
         else:
             self._end(step.number + 1)
-
-    def _finish(self, number: int) -> None:
-        self._wait_for_all(number)
-        self._end(number)
 
     def _wait_for_all(self, number: int) -> None:
         """Until every member is at the end. Raises StoppedError if most members go on."""

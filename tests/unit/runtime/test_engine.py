@@ -24,7 +24,6 @@ from elastrain.runtime.engine import Engine, EngineParts
 from elastrain.runtime.faults import ArmedFaults
 from elastrain.runtime.handover import Assignment, Handover, LoopOver, StepBegun, TryAgain
 from elastrain.runtime.journal import Journal
-from elastrain.runtime.memory_keeper import ViewInOrder
 from elastrain.runtime.pacing import BETWEEN_STEPS_S, RECOVERY_DEADLINE_S
 from elastrain.values import Contribution, Record, Recovery, Shape
 from elastrain.world import Member, View
@@ -165,10 +164,10 @@ class FakeChannel:
 
 class FakeMemory:
     def __init__(self) -> None:
-        self.views: list[ViewInOrder] = []
+        self.plans: list[tuple[p.Resumed, Shape]] = []
 
-    def resumed(self, view: ViewInOrder) -> int:
-        self.views.append(view)
+    def resumed(self, plan: p.Resumed, shape: Shape) -> int:
+        self.plans.append((plan, shape))
         return 123
 
     def passed(self) -> None:
@@ -368,8 +367,7 @@ def test_the_memory_of_a_view_that_is_in_order_comes_back_to_the_core_as_an_even
     bench = Bench(memory=memory)
     bench.happens(p.Ready(), resumed())
     assert bench.core.events[-1] == p.CopyBudgetSet(parameters_bytes=123)
-    (view,) = memory.views
-    assert (view.members, view.to_do, view.is_checked) == (("m0", "m1"), (1,), False)
+    assert memory.plans == [(resumed(), bench.core.shape)]
 
 
 def test_no_report_is_missed_once_the_view_is_in_order() -> None:
