@@ -1,4 +1,4 @@
-"""Typed values to bytes and back: tagged kinds as lines of JSON, numbered kinds as MessagePack, documents as JSON.
+"""Typed values to bytes and back: tagged kinds as lines of JSON, numbered kinds as MessagePack.
 
 One library (msgspec) checks every field against its annotation while it parses, so that a kind needs no code but its
 class. Bytes in, values out; what carries the bytes is elsewhere.
@@ -102,21 +102,3 @@ def _from_bytes(kind: type, value: object) -> BitMask:
     if kind is BitMask and isinstance(value, bytes):
         return BitMask.from_bytes(value, "little", signed=True)
     raise TypeError(f"expected bytes of a mask, got {type(value).__name__}")
-
-
-class Document(Generic[Value]):
-    """One kind of frozen value as a JSON object, for files and stores."""
-
-    def __init__(self, kind: type[Value]) -> None:
-        self._encoder = msgspec.json.Encoder()
-        self._decoder = msgspec.json.Decoder(kind)
-
-    def encode(self, value: Value) -> bytes:
-        return self._encoder.encode(value)
-
-    def decode(self, body: bytes) -> Value:
-        """Raises BadMessageError."""
-        try:
-            return self._decoder.decode(body)
-        except (ValueError, RecursionError) as error:
-            raise BadMessageError(str(error)) from None

@@ -26,7 +26,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from elastrain.codec import Document
+import msgspec
+
 from elastrain.launcher.store import Item, LeaseLostError, Store
 from elastrain.launcher.values import NodeRecord, Roster
 from elastrain.world import View
@@ -194,7 +195,8 @@ def hint_key(job: str) -> str:
     return f"/elastrain/.secrets/{job}"
 
 
-_VIEW, _RECORD, _ROSTER = Document(View), Document(NodeRecord), Document(Roster)
-encode_view, decode_view = _VIEW.encode, _VIEW.decode
-encode_record, decode_record = _RECORD.encode, _RECORD.decode
-encode_roster, decode_roster = _ROSTER.encode, _ROSTER.decode
+encode_view = encode_record = encode_roster = msgspec.json.encode
+# Raise ValueError for what is no such value.
+decode_view = msgspec.json.Decoder(View).decode
+decode_record = msgspec.json.Decoder(NodeRecord).decode
+decode_roster = msgspec.json.Decoder(Roster).decode

@@ -42,15 +42,10 @@ class AgentLink:
         except ChannelClosedError as error:
             raise StoppedError(f"the launcher is gone ({error}); this worker stops") from error
 
-    def say(self, message: am.FromWorker) -> None:
-        """Raises ChannelClosedError."""
+    def say(self, message: am.FromWorker, *, fd: int | None = None) -> None:
+        """`fd` travels beside the message. Raises ChannelClosedError."""
         if self._channel is not None:
-            self._channel.send(message)
-
-    def hello(self, address: str, spec: dict[str, object], beacon_fd: int) -> None:
-        """This member is ready to join. Raises ChannelClosedError."""
-        if self._channel is not None:
-            self._channel.send(am.Hello(member=self.me, address=address, spec=spec), fd=beacon_fd)
+            self._channel.send(message, fd=fd)
 
     def committed(self, record: Record, holders: Placement) -> None:
         """A step was committed. Holders are told when they have changed: by them the agents judge a loss."""

@@ -83,7 +83,8 @@ class Engine:
         parts = self._parts
         if parts.agent.is_there:
             parts.mesh.watch(parts.agent.fileno(), parts.agent.note_readable)
-            parts.agent.hello(parts.mesh.address, spec, parts.beacon.fd)
+            hello = am.Hello(member=parts.agent.me, address=parts.mesh.address, spec=spec)
+            parts.agent.say(hello, fd=parts.beacon.fd)
         else:
             alone = Member(id=parts.agent.me, node="node0", address=parts.mesh.address)
             parts.handover.tell(p.Viewed(view=View(generation=1, members=(alone,), reason="a job of one")))

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from torch import Tensor
 
 from elastrain import protocol as p
 from elastrain.comm.errors import CommError
+from elastrain.comm.wire.mesh import Mesh
 from elastrain.messages import Copied, LoopHandover, Message, Partial, Publish, ShardCopy, encode
 from elastrain.runtime.faults import ArmedFaults
 from elastrain.runtime.journal import Journal
 from elastrain.values import Report, Vote
 
 
-class Sends(Protocol):
-    """The part of a mesh that sends."""
-
-    def send(self, member: str, kind: int, body: bytes = b"", tensors: list[Tensor] = ...) -> None: ...
-
-
 class Outgoing:
     """Sends for the core, in the engine's thread. `payload_of` gives the tensors that a message names."""
 
     def __init__(
-        self, mesh: Sends, payload_of: Callable[[Message], list[Tensor]], faults: ArmedFaults, journal: Journal
+        self, mesh: Mesh, payload_of: Callable[[Message], list[Tensor]], faults: ArmedFaults, journal: Journal
     ) -> None:
         self._mesh = mesh
         self._payload_of = payload_of

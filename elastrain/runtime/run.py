@@ -69,7 +69,7 @@ class Run:
         """Blocks whose gradient over the run the protocol has: a second try has the same bits."""
         self._tries_left = READ_TRIES
         self._unread: SpillReadError | None = None
-        self._backward_due = False
+        self.backward_is_due = False
 
     def __iter__(self) -> Iterator[Any]:
         """Its micro-batches; all of them again where a drive has not given activations back."""
@@ -87,7 +87,7 @@ class Run:
     def backward(self, loss: Tensor, weight: float) -> None:
         """Of the micro-batch that was given out last, where `backward_is_due`; see `Step.backward`."""
         self._parts.untouched.check_gradients()
-        self._backward_due = False
+        self.backward_is_due = False
         value = float(loss.detach())
         self._contribution += self._counted(value, weight)
         try:
@@ -96,10 +96,6 @@ class Run:
             if not self._tries_left and not self._is_check:
                 raise DriveFailedError(f"after {READ_TRIES} tries: {fault}") from fault
             self._unread = fault.with_traceback(None)  # a traceback would hold the graph
-
-    @property
-    def backward_is_due(self) -> bool:
-        return self._backward_due
 
     # --------------------------------------------------------------------------------------------------------- inside
 
@@ -127,7 +123,7 @@ class Run:
             self._prepare(micro_batch)
             with self._parts.computing():
                 yield data
-            if self._backward_due:
+            if self.backward_is_due:
                 raise ConfigError(
                     f"micro-batch {micro_batch} of step {self._step} went by without step.backward(loss): "
                     "every micro-batch needs exactly one"
@@ -142,7 +138,7 @@ class Run:
         parts.randomness.begin(self._step, micro_batch)
         torch.clear_autocast_cache()  # else an autocast around the loop computes with the last step's weights
         parts.model.statistics.begin()
-        self._backward_due = True
+        self.backward_is_due = True
         if not self._is_check:
             parts.reach(self._step, "forward")
 

@@ -43,12 +43,13 @@ class StateSpill:
 
     def write(self, shard: int, tensors: Sequence[Tensor]) -> SpilledState:
         likes = tuple((tensor.dtype, tensor.numel()) for tensor in tensors)
-        memory = lease(size_bytes=max(1, _end_bytes(likes)), shift_bytes=0)
+        size_bytes = sum(_round_up(dtype.itemsize * numel) for dtype, numel in likes)
+        memory = lease(size_bytes=max(1, size_bytes), shift_bytes=0)
         for part, tensor in zip(_parts(memory.storage, likes), tensors, strict=True):
             part.copy_(tensor)
         device = min(self._devices, key=lambda each: each.used_bytes)
         try:
-            copy = device.write(memory.image[: memory.storage.nbytes()], 0, _never)
+            copy = device.write(memory.image[: memory.storage.nbytes()], 0, lambda: False)
         except SpillWriteError as fault:
             raise _failed(device, shard, "take", fault) from fault
         return SpilledState(device=device, copy=copy, likes=likes)
@@ -57,7 +58,7 @@ class StateSpill:
         assert isinstance(stored, SpilledState)
         memory = lease(size_bytes=stored.copy.size_bytes, shift_bytes=stored.copy.shift_bytes)
         try:
-            stored.device.read(stored.copy, memory.image, _never)
+            stored.device.read(stored.copy, memory.image, lambda: False)
         except SpillReadError as fault:
             raise _failed(stored.device, shard, "give back", fault) from fault
         return _parts(memory.storage, stored.likes)
@@ -77,16 +78,8 @@ def _failed(device: Device, shard: int, what: str, fault: OffloadError) -> Drive
     )
 
 
-def _never() -> bool:
-    return False
-
-
 def _round_up(size_bytes: int) -> int:
     return -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
-
-
-def _end_bytes(likes: Likes) -> int:
-    return sum(_round_up(dtype.itemsize * numel) for dtype, numel in likes)
 
 
 def _parts(storage: torch.UntypedStorage, likes: Likes) -> list[Tensor]:

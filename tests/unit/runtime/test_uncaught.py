@@ -18,7 +18,7 @@ class Told:
     def __init__(self) -> None:
         self.words: list[tuple[type, str]] = []
 
-    def send(self, message: am.FromWorker) -> None:
+    def send(self, message: am.FromWorker, *, fd: int | None = None) -> None:
         said = message.signature if isinstance(message, am.Failed) else getattr(message, "sentence", "")
         self.words.append((type(message), said))
 
