@@ -39,10 +39,8 @@ USED_OTHERWISE = {
     "mypy": "`make lint` runs it",
     "ruff": "`make lint` runs it",
     "pytest-timeout": "`timeout` in pyproject.toml is its setting",
-    "pytest-xdist": "`make test` runs tests side by side with it",
     "mkdocs-material": "`make docs` builds with it",
     "mkdocstrings": "`make docs` builds with it",
-    "pre-commit": "`.pre-commit-config.yaml` is its settings",
 }
 """Distributions that nothing imports, and why they are declared all the same."""
 
