@@ -114,7 +114,7 @@ class GroupGeneration:
     ) -> None:
         self.rings = Rings(group.me, group.members, generation)
         self._name, self._host, self._state = group.name, host, state
-        self._waits = RingWaits(host, self.rings, waiting, self._absent)
+        self._waits = RingWaits(host, self.rings, waiting)
         self._memory = PartMemory(host, state, self.rings)
         self._phase = _Phase.NEW
 
@@ -189,11 +189,6 @@ class GroupGeneration:
         finished = 0 if ring is None else ring.finished(generation)
         gone = buffer.newest > generation or reached(finished, count) or self._host.why_gone(member) is not None
         return gone or None
-
-    def _absent(self) -> list[str]:
-        """Members that have not come so far."""
-        is_here = self.rings.has_shown if self.is_open else self.rings.has_begun
-        return [self.rings.members[rank] for rank in sorted(self.rings.others) if not is_here(rank)]
 
     # An operation
 

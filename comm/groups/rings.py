@@ -56,6 +56,7 @@ class Rings:
         self.me, self.members, self.generation = me, tuple(members), generation
         self.rank = self.members.index(me)
         self.step = 0
+        self.opened = False  # all others are in this generation, or have been
         # Where members begin one after the other, the last one comes last: one sleep for it, and the others are there.
         self.others = [*reversed(range(self.rank)), *reversed(range(self.rank + 1, len(self.members)))]
         self.mine: SlotRing  # from the opening on
@@ -74,6 +75,12 @@ class Rings:
         for rank, buffer in self.buffers.items():
             if rank not in self.by_rank:
                 self.by_rank[rank] = buffer.of_or_any(self.generation)
+        self.opened = True
+
+    def absent(self) -> list[str]:
+        """Members that have not come so far."""
+        is_here = self.has_shown if self.opened else self.has_begun
+        return [self.members[rank] for rank in sorted(self.others) if not is_here(rank)]
 
     def has_begun(self, rank: int) -> bool:
         """Whether this member is known to have begun the generation."""

@@ -22,16 +22,15 @@ Found = TypeVar("Found")
 class RingWaits:
     """The waits of a group in one generation, by one thread at a time.
 
-    `waiting` holds this while it waits: whoever changes what it waits for rings the alarm then. `absent` names those
-    that have not come so far. `error`: set by the communicator, the end of all waiting in this generation.
+    `waiting` holds this while it waits: whoever changes what it waits for rings the alarm then. `error`: set by the
+    communicator, the end of all waiting in this generation. Nothing here refers back to the generation: in a cycle, the
+    memory of the dead would be let go of by the garbage collector only.
     """
 
-    def __init__(
-        self, host: SharedHost, rings: Rings, waiting: set[RingWaits], absent: Callable[[], list[str]]
-    ) -> None:
+    def __init__(self, host: SharedHost, rings: Rings, waiting: set[RingWaits]) -> None:
         self.error: CommError | None = None
         self.description = ""  # of what is waited for, in messages
-        self._host, self._rings, self._waiting, self._absent = host, rings, waiting, absent
+        self._host, self._rings, self._waiting = host, rings, waiting
         self._deadline_s = self._timeout_s = 0.0
 
     def start(self, request: OperationRequest, description: str) -> None:
@@ -92,7 +91,7 @@ class RingWaits:
         if ahead:
             return Aborted(f"{member!r} went on to a newer view")
         if time.monotonic() >= self._deadline_s:
-            silent = self._absent()
+            silent = self._rings.absent()
             missing = tuple(silent) if member in silent else (*silent, member)
             words = f"{self.description}: nothing from {', '.join(missing)} within {self._timeout_s} s"
             return Timeout(words, missing=missing)
