@@ -43,8 +43,8 @@ def test_a_worker_is_killed_and_the_result_is_that_of_the_script_alone(name: str
 
 
 def sums(output: str) -> list[tuple[str, str, str]]:
-    """(rank, size, sum of the parameters) as the ranks print them."""
-    return re.findall(r"rank (\d+) of (\d+): parameters add up to (\S+)", output)
+    """(rank, size, sum of the parameters) as ranks print them, two lines perhaps without a break."""
+    return re.findall(r"rank (\d+) of (\d+): parameters add up to ([\d.e+-]+)", output)
 
 
 def test_a_ddp_script_trains_equal_replicas(tmp_path: Path) -> None:
