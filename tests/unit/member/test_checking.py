@@ -10,7 +10,7 @@ from elastrain import protocol as p
 from elastrain.member.lifecycle import Lifecycle
 from elastrain.messages import Publish
 from elastrain.values import Check, Vote
-from tests.unit.test_lifecycle import SHAPE, TOLD, Pair, first_report, sent, view
+from tests.unit.member.test_lifecycle import SHAPE, TOLD, Pair, first_report, sent, view
 
 
 def _failures(pair: Pair, name: str) -> list[tuple[str, str]]:
