@@ -38,6 +38,7 @@ USED_OTHERWISE = {
     "cuda-pathfinder": "kvikio imports it",
     "mypy": "`make lint` runs it",
     "ruff": "`make lint` runs it",
+    "expecttest": "torch.testing._internal imports it, from which tests take torch's lists of operators",
     "pytest-timeout": "`timeout` in pyproject.toml is its setting",
     "mkdocs-material": "`make docs` builds with it",
     "mkdocstrings": "`make docs` builds with it",
