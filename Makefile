@@ -9,7 +9,7 @@ FOLDERS := elastrain comm snapshot offload launcher tests experiments examples d
 export OMP_NUM_THREADS := 1
 export PYTHONHASHSEED := 0
 
-.PHONY: help install lint check format test docs house demo clean
+.PHONY: help install lint check format test test-cores test-jobs docs house demo clean
 help:
 	@echo "make demo    three nodes train, a worker and a node are killed, nothing is lost (some two minutes)"
 	@echo "make check   format, lint, types, layers, unit and property tests but the slow (about a minute)"
@@ -42,8 +42,15 @@ format: $(STAMP)
 	$(BIN)/ruff format $(FOLDERS)
 	$(BIN)/ruff check --quiet --fix $(FOLDERS)
 
+# Two at a time: jobs of real processes mostly wait for one another.
 test: lint
-	$(BIN)/pytest -q -m "not on_demand" tests
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-cores test-jobs
+
+test-cores: $(STAMP)
+	$(BIN)/pytest -q -m "not on_demand" tests/unit tests/property tests/sim tests/contract tests/gpu
+
+test-jobs: $(STAMP)
+	$(BIN)/pytest -q -m "not on_demand" tests/integration
 
 docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
