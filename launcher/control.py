@@ -29,9 +29,9 @@ def ask(run: RunDir, request: Request) -> Answer:
 
 def state(run: RunDir) -> dict[str, Any]:
     """The state of a run: the agents' if they live, else what is left in the folder. Raises ConfigError."""
-    nodes = rundir.nodes_of(run)
-    # A node that has just been started again has not written one yet.
-    found = [_state(node) for node in [node for node in nodes if node.state.exists()] or nodes]
+    found = [state for node in rundir.nodes_of(run) if (state := _state(node)) is not None]
+    if not found:
+        raise ConfigError(f"{run.path} holds no readable run")
     living = [state for state in found if state["exit_code"] is None and state["state"] != "vanished"]
     return _merged(max(living or found, key=lambda state: int(state["generation"])), living or found)
 
@@ -55,11 +55,17 @@ def _merged(whole: dict[str, Any], states: Sequence[dict[str, Any]]) -> dict[str
     }
 
 
-def _state(run: RunDir) -> dict[str, Any]:
+def _state(run: RunDir) -> dict[str, Any] | None:
+    """None for a node that has just been started, for the first time or again: it has nothing to say yet."""
     answer = _ask(run, AskState())
     if answer is not None:
         return answer.state
-    left = run.read_state()
+    try:
+        left = run.read_state()
+    except ConfigError:  # its former state goes as it starts, perhaps at this moment
+        if run.state.exists():
+            raise
+        return None
     if left["exit_code"] is None:  # the agent could not write its last words
         left["state"] = "vanished"
     return left
