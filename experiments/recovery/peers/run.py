@@ -31,7 +31,7 @@ PEERS = {
     "torchrun": "torchrun,\nstate in memory",
 }
 REACHES = {f"times_{key}": Reach(limit=20, at_least=True) for key in PEERS}
-_LIGHTHOUSE = Path(__file__).with_name("lighthouse.py")
+LIGHTHOUSE = Path(__file__).with_name("lighthouse.py")
 _LOOK_S = 0.05
 _LIMIT_S = 120.0
 
@@ -124,7 +124,7 @@ def of_torchrun(folder: Path, setting: Setting) -> Mapping[str, Life]:
     launch += ["--rdzv-endpoint=127.0.0.1:0", f"--max-restarts={setting.kills + 3}"]
     worker = ["-m", "experiments.recovery.peers.torchrun_worker", *setting.options(folder)]
     arguments = ["-m", "torch.distributed.run", *launch, *worker, "--checkpoint", str(folder / "state.pt")]
-    with _process(arguments, folder / "log"):
+    with python_process(arguments, folder / "log"):
         lives = _watched(folder, setting, of_its_rank=True, meanwhile=lambda: None)
     return lives.look()
 
@@ -132,15 +132,15 @@ def of_torchrun(folder: Path, setting: Setting) -> Mapping[str, Life]:
 def of_torchft(folder: Path, setting: Setting, timeouts: TorchFT) -> Mapping[str, Life]:
     """A replica per member; a new one in the victim's place as soon as the others have gone on. What they did."""
     folder.mkdir()
-    port = _free_port()
+    port = free_port()
     with contextlib.ExitStack() as jobs:
-        lighthouse = [str(_LIGHTHOUSE), "--bind", f"[::]:{port}", *timeouts.lighthouse]
-        jobs.enter_context(_process(lighthouse, folder / "lighthouse.log"))
+        lighthouse = [str(LIGHTHOUSE), "--bind", f"[::]:{port}", *timeouts.lighthouse]
+        jobs.enter_context(python_process(lighthouse, folder / "lighthouse.log"))
 
         def start(rank: int) -> subprocess.Popen[bytes]:
             module = ["-m", "experiments.recovery.peers.torchft_worker", *setting.options(folder)]
             more = ["--rank", str(rank), "--lighthouse", f"http://127.0.0.1:{port}", *timeouts.replica]
-            return jobs.enter_context(_process([*module, *more], folder / f"log-{rank}-{time.monotonic_ns()}"))
+            return jobs.enter_context(python_process([*module, *more], folder / f"log-{rank}-{time.monotonic_ns()}"))
 
         replicas = {rank: start(rank) for rank in range(setting.members)}
 
@@ -171,7 +171,7 @@ def _watched(folder: Path, setting: Setting, *, of_its_rank: bool, meanwhile: Ca
 
 
 @contextlib.contextmanager
-def _process(arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def python_process(arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A Python process and all that it starts; its output in `log`. Ended when the block is left."""
     python_path = os.pathsep.join([str(torchft.FOLDER), str(ROOT)])
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHFT_")}
@@ -199,7 +199,7 @@ def _process(arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[b
             process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])

@@ -59,7 +59,7 @@ def main() -> None:
         clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         optimizer.step()
         if manager.current_step() > step:
-            trainer.stepped(step)
+            trainer.stepped(step, share=manager.num_participants() / share.members)
 
 
 if __name__ == "__main__":

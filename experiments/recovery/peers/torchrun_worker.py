@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ def main() -> None:
     sys.argv += ["--rank", os.environ["RANK"]]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--checkpoint-every-s", type=float, default=0.0, help="at the ends of steps; 0: of each")
     share, args = share_of(parser)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo")
@@ -31,13 +33,15 @@ def main() -> None:
     step = restore(args.checkpoint, module, optimizer)
     trainer = Trainer(share, module)
     model = DistributedDataParallel(module, gradient_as_bucket_view=True)
+    saved_s = time.monotonic()
     while True:  # until it is killed
         optimizer.zero_grad(set_to_none=False)
         trainer.accumulate(model, step, model.no_sync)
         clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         optimizer.step()
-        if share.rank == 0:
+        if share.rank == 0 and time.monotonic() >= saved_s + args.checkpoint_every_s:
             save(args.checkpoint, module, optimizer, step + 1)
+            saved_s = time.monotonic()
         trainer.stepped(step)
         step += 1
 

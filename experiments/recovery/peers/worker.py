@@ -35,7 +35,7 @@ class Journal:
     def __init__(self, folder: Path, rank: int) -> None:
         self._fd = os.open(folder / f"{rank}-{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def write(self, event: str, **fields: int) -> None:
+    def write(self, event: str, **fields: float) -> None:
         os.write(self._fd, json.dumps({"t": time.monotonic(), "event": event, **fields}).encode() + b"\n")
 
 
@@ -48,6 +48,8 @@ class Share:
     rank: int
     members: int
     work: Workload
+    pace_s: float = 0.0
+    """Each micro-batch waits so long beside its computing, as for an accelerator."""
 
     def batches(self, windows: Windows, order: Sequence[int], step: int) -> list[Batch]:
         share = member_share(self.work.micro_batches, rank=self.rank, members=self.members)
@@ -78,13 +80,14 @@ class Trainer:
         self.journal.write("attempt")
         batches = self._share.batches(self._windows, self._order, step)
         for self._micro_batch, batch in enumerate(batches):
+            time.sleep(self._share.pace_s)
             with nullcontext() if batch is batches[-1] else no_sync():
                 loss = next_token_loss(model, batch) / len(batches)
                 loss.backward()  # type: ignore[no-untyped-call]
 
-    def stepped(self, step: int) -> None:
-        """The step is behind this member."""
-        self.journal.write("step", step=step)
+    def stepped(self, step: int, *, share: float = 1.0) -> None:
+        """The step is behind this member; `share`: how much of the global batch was computed in it."""
+        self.journal.write("step", step=step, share=share)
         self._own_step += 1
 
     def _on_forward(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -113,9 +116,18 @@ def share_of(parser: argparse.ArgumentParser) -> tuple[Share, argparse.Namespace
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--members", type=int, required=True)
     parser.add_argument("--micro-batch-size", type=int, required=True)
+    parser.add_argument("--micro-batches", type=int, default=Workload.micro_batches)
+    parser.add_argument("--pace-s", type=float, default=0.0)
     args = parser.parse_args()
-    work = Workload(micro_batch_size=args.micro_batch_size)
-    share = Share(folder=args.folder, kills=args.kills, rank=args.rank, members=args.members, work=work)
+    work = Workload(micro_batch_size=args.micro_batch_size, micro_batches=args.micro_batches)
+    share = Share(
+        folder=args.folder,
+        kills=args.kills,
+        rank=args.rank,
+        members=args.members,
+        work=work,
+        pace_s=args.pace_s,
+    )
     torch.set_num_threads(1)
     torch.manual_seed(work.seed + share.rank)
     return share, args
