@@ -1,6 +1,7 @@
-"""An etcd of the job's own, on this machine's loopback: started and stopped by the launcher, gone when that dies.
+"""An etcd of the job's own, for this machine only: started and stopped by the launcher, gone when that dies.
 
-Only a process is managed here; nothing is stored or read. Values are authenticated, so that it needs no password.
+It listens on UNIX sockets in its folder, which only its user may enter: it needs no password, no port is open, and
+every network namespace of this machine reaches it. Only a process is managed here; nothing is stored or read.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from elastrain.launcher.store import StoreUnavailableError
 START_S = 20.0
 _STOP_S = 3.0
 _TRIES = 3
+_CLIENT_SOCKET, _PEER_SOCKET = "client:0", "peer:0"  # etcd takes only names with a port
+_SOCKET_NAME_BYTES_MAX = 100
 # Asks the kernel for SIGKILL on the launcher's death, then becomes etcd. The launcher may have died before it asked. As
 # `base.processes.die_with_parent`, which is not imported: the child must not depend on where this package lies.
 _TIED_TO_PARENT = """
@@ -35,15 +38,19 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class EmbeddedEtcd:
-    """A running etcd. `folder` holds its data and its log; it is made here, and removed by `close`.
+    """A running etcd. `folder` holds its sockets, its data and its log; it is made here, and removed by `close`.
+
+    `host`: an address at which it listens for clients over TCP instead, where whoever reaches that may write; their
+    values are still sealed.
 
     Call from a thread that lives as long as the launcher: the kernel ties the server to the thread that started it.
     Raises ConfigError if there is no etcd, or it does not start within START_S.
     """
 
-    def __init__(self, folder: Path, program: str | None = None) -> None:
-        self._folder = folder
-        self._program = program or find_program()
+    def __init__(self, folder: Path, program: str | None = None, host: str | None = None) -> None:
+        self._folder, self._host = folder, host
+        self._program = os.path.abspath(program or find_program())
+        self._opened: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self.endpoint = ""
         for last in range(_TRIES - 1, -1, -1):
@@ -69,20 +76,32 @@ class EmbeddedEtcd:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+        if self._opened is not None:
+            os.close(self._opened)
+            self._opened = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _try_start(self) -> bool:
-        # Somebody may take a port between the choice and etcd's own bind: then others are tried.
-        client, peer = _free_ports(2)
-        self.endpoint, self._peer = f"127.0.0.1:{client}", f"127.0.0.1:{peer}"
         self._folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+        # Somebody may take a port between the choice and etcd's own bind: then another is tried.
+        self.endpoint = self._socket_name() if self._host is None else f"{self._host}:{_free_port(self._host)}"
         self._spawn()
         return self._wait_until_ready()
 
+    def _socket_name(self) -> str:
+        """However long the folder's path is: a socket's may have 107 bytes."""
+        direct = f"unix:{self._folder.absolute() / _CLIENT_SOCKET}"
+        if len(os.fsencode(direct)) <= _SOCKET_NAME_BYTES_MAX:
+            return direct
+        if self._opened is None:
+            self._opened = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return f"unix:/proc/{os.getpid()}/fd/{self._opened}/{_CLIENT_SOCKET}"
+
     def _spawn(self) -> None:
-        client, peer = f"http://{self.endpoint}", f"http://{self._peer}"
+        client = f"unix://{_CLIENT_SOCKET}" if self._host is None else f"http://{self.endpoint}"
+        peer = f"unix://{_PEER_SOCKET}"
         command = [
-            *("--name", "elastrain", "--data-dir", str(self._folder / "data")),
+            *("--name", "elastrain", "--data-dir", "data"),
             *("--listen-client-urls", client, "--advertise-client-urls", client),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
             *("--initial-cluster", f"elastrain={peer}"),
@@ -101,6 +120,7 @@ class EmbeddedEtcd:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                cwd=self._folder,
                 env=environment.without("ETCD_"),
                 start_new_session=True,
             )
@@ -140,12 +160,7 @@ def find_program() -> str:
     return found
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [int(sock.getsockname()[1]) for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()
+def _free_port(host: str) -> int:
+    with socket.socket() as sock:
+        sock.bind((host, 0))
+        return int(sock.getsockname()[1])

@@ -36,11 +36,10 @@ def serve_until(inbox: Inbox, reached: Callable[[], bool]) -> None:
 
 
 class Proxy:
-    """A TCP proxy in front of `target`. `deaf`: the server's answers are swallowed. `cut`: all connections end."""
+    """A TCP proxy in front of an embedded etcd. `deaf`: its answers are swallowed. `cut`: all connections end."""
 
     def __init__(self, target: str) -> None:
-        host, port = target.rsplit(":", 1)
-        self._target = (host, int(port))
+        self._target = target.removeprefix("unix:")
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.deaf = False
@@ -65,7 +64,8 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(self._target)
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(self._target)
                 with self._lock:
                     self._pairs.append((client, server))
                 threading.Thread(target=self._pump, args=(client, server, False), daemon=True).start()

@@ -63,3 +63,26 @@ def test_etcd_that_does_not_start_is_named_with_its_last_words(tmp_path: Path) -
     with pytest.raises(ConfigError, match="the disk is on fire"):
         EmbeddedEtcd(tmp_path / "etcd", str(program))
     assert not (tmp_path / "etcd").exists()
+
+
+def test_no_port_is_open_and_only_its_user_may_enter_the_folder(tmp_path: Path) -> None:
+    server = EmbeddedEtcd(tmp_path / "etcd")
+    assert (tmp_path / "etcd").stat().st_mode & 0o777 == 0o700
+    inodes = {link.split("[")[1].rstrip("]") for link in _sockets_of(server.pid)}
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        rows = [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+        assert not [row for row in rows if row[9] in inodes]
+    server.close()
+
+
+def _sockets_of(pid: int) -> list[str]:
+    links = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()]
+    return [link for link in links if link.startswith("socket:")]
+
+
+def test_a_folder_with_a_name_too_long_for_a_socket_will_do(tmp_path: Path) -> None:
+    server = EmbeddedEtcd(tmp_path / ("long" * 40) / "etcd")
+    store = EtcdStore(EtcdConfig(endpoints=(server.endpoint,)))
+    store.check()
+    store.close()
+    server.close()

@@ -30,7 +30,7 @@ ARGUMENTS = ("--steps", "60", "--backups", "1")
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where an etcd of nobody's job listens."""
-    server = EmbeddedEtcd(tmp_path_factory.mktemp("etcd"))
+    server = EmbeddedEtcd(tmp_path_factory.mktemp("etcd"), host="127.0.0.1")
     yield server.endpoint
     server.close()
 
@@ -38,7 +38,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def own_etcd(tmp_path: Path) -> Iterator[EmbeddedEtcd]:
     """One that the test may end."""
-    server = EmbeddedEtcd(tmp_path / "etcd")
+    server = EmbeddedEtcd(tmp_path / "etcd", host="127.0.0.1")
     yield server
     server.close()
 
