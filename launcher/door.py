@@ -11,6 +11,7 @@ from collections.abc import Callable
 from elastrain.base.event_loop import EventLoop
 from elastrain.comm.wire.acceptor import Acceptor, AcceptorEvents, AcceptorLimits
 from elastrain.comm.wire.handshake import Handshake, Role
+from elastrain.comm.wire.secure import Connection
 from elastrain.errors import ConfigError
 
 _GREETINGS_MAX = 64
@@ -21,10 +22,10 @@ def open_door(
     loop: EventLoop,
     listener: socket.socket,
     handshake: Callable[[], Handshake],
-    admit: Callable[[str, socket.socket], str | None],
+    admit: Callable[[str, Connection], str | None],
     log_refusal: Callable[[str], None],
 ) -> Acceptor:
-    """`admit(name, socket)` takes a proven connection, or returns why not; `log_refusal` hears of the others."""
+    """`admit(name, connection)` takes a proven connection, or returns why not; `log_refusal` hears of the others."""
     events = AcceptorEvents(
         new_handshake=handshake,
         admit=lambda proven, sock: admit(proven.peer, sock),

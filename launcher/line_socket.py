@@ -1,4 +1,4 @@
-"""Non-blocking sockets that carry JSON lines: the workers' channel and the operator's. Bytes in, lines out.
+"""Non-blocking sockets that carry JSON lines: other agents', the workers' and the operator's. Bytes in, lines out.
 
 What the lines say is known to those who encode and decode them; nothing here decides.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from elastrain.base.line_buffer import LineBuffer
 from elastrain.codec import LINE_BYTES_MAX, BadMessageError
+from elastrain.comm.wire.secure import Connection, SecureSocket
 
 _READ_BYTES = 1 << 16
 _FDS_MAX = 4
@@ -29,10 +30,11 @@ class Received:
 
 
 class LineSocket:
-    """One connected stream socket. `receive` and `flush` never block; the owner calls them when the socket is ready."""
+    """One connection. `receive` and `flush` never block; the owner calls them when the socket is ready."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
+    def __init__(self, sock: Connection) -> None:
+        if isinstance(sock, socket.socket):
+            sock.setblocking(False)
         self.sock = sock
         self._lines = LineBuffer(LINE_BYTES_MAX)
         self._out = bytearray()
@@ -48,7 +50,7 @@ class LineSocket:
         closed = False
         while True:
             try:
-                data, new_fds, _, _ = socket.recv_fds(self.sock, _READ_BYTES, _FDS_MAX)
+                data, new_fds = self._read()
             except BlockingIOError:
                 break
             except OSError:
@@ -66,6 +68,12 @@ class LineSocket:
                 os.close(fd)
             raise BadMessageError(str(error)) from None
         return Received(lines=tuple(lines), fds=tuple(fds), closed=closed)
+
+    def _read(self) -> tuple[bytes, list[int]]:
+        if isinstance(self.sock, SecureSocket):
+            return self.sock.recv(_READ_BYTES), []
+        data, fds, _, _ = socket.recv_fds(self.sock, _READ_BYTES, _FDS_MAX)
+        return data, fds
 
     def send(self, line: bytes) -> bool:
         """Queue the line and write what can be written. False if the other end is gone or reads nothing."""

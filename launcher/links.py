@@ -17,7 +17,8 @@ from functools import partial
 from elastrain.base.event_loop import EventLoop
 from elastrain.codec import BadMessageError
 from elastrain.comm.errors import CommError
-from elastrain.comm.wire.handshake import Handshake, Role, dial
+from elastrain.comm.wire.handshake import Handshake, Role
+from elastrain.comm.wire.secure import Connection, dial
 from elastrain.launcher.door import open_door
 from elastrain.launcher.line_socket import LineSocket
 from elastrain.launcher.notices import NOTICE, Beat, Notice
@@ -81,7 +82,7 @@ class Links:
     ) -> None:
         self._loop, self._inbox, self._passport, self._events = loop, inbox, passport, events
         self._links: dict[str, _Link] = {}
-        self._early: dict[str, socket.socket] = {}
+        self._early: dict[str, Connection] = {}
         self._closed = threading.Event()
         handshake = lambda: Handshake(  # noqa: E731
             Role.ACCEPT, secret=passport.secret, job=passport.job, me=passport.signature
@@ -157,7 +158,7 @@ class Links:
 
     # ---- connections
 
-    def _admit(self, name: str, sock: socket.socket) -> str | None:
+    def _admit(self, name: str, sock: Connection) -> str | None:
         link = next((link for link in self._links.values() if link.name == name), None)
         if link is not None:
             self._connect(link, sock)
@@ -167,7 +168,7 @@ class Links:
             return f"{name} is no node that this agent knows of"
         return None
 
-    def _connect(self, link: _Link, sock: socket.socket) -> None:
+    def _connect(self, link: _Link, sock: Connection) -> None:
         self._hang_up(link)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.channel, link.heard_s = LineSocket(sock), time.monotonic()
@@ -175,6 +176,7 @@ class Links:
         if not link.up:
             link.up = True
             self._events.on_up(link.record.name, "its agent answers")
+        self._on_bytes(link)  # what came together with the end of the handshake
 
     def _dial(self, link: _Link) -> None:
         """In a thread: whoever is cut off keeps a caller waiting."""
@@ -195,23 +197,19 @@ class Links:
                 return
         link.dialling = False
 
-    def _connection(self, link: _Link) -> socket.socket:
+    def _connection(self, link: _Link) -> Connection:
+        passport = self._passport
+        handshake = Handshake(
+            Role.DIAL, secret=passport.secret, job=passport.job, me=passport.signature, expect=link.name
+        )
         sock = _connected(link.record.endpoint)
         try:
-            dial(
-                sock,
-                secret=self._passport.secret,
-                job=self._passport.job,
-                me=self._passport.signature,
-                timeout_s=_DIAL_S,
-                expect=link.name,
-            )
+            return dial(sock, handshake, _DIAL_S)
         except CommError:
             sock.close()
             raise
-        return sock
 
-    def _on_dialled(self, link: _Link, sock: socket.socket) -> None:
+    def _on_dialled(self, link: _Link, sock: Connection) -> None:
         link.dialling = False
         if self._closed.is_set() or self._links.get(link.record.name) is not link:
             sock.close()

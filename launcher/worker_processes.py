@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from elastrain.agent_messages import FROM_WORKER, TO_WORKER, Hello
 from elastrain.base.event_loop import READ, WRITE, EventLoop
 from elastrain.codec import BadMessageError
 from elastrain.comm.shm.liveness import Watcher, watch_beacon
+from elastrain.comm.wire.secure import Connection
 from elastrain.launcher import priority, worker_start
 from elastrain.launcher.core import events as ev
 from elastrain.launcher.events import EventLog
@@ -121,7 +121,7 @@ class WorkerProcesses:
         for member in [m for m, handle in self._handles.items() if handle.channel is not None]:
             self._on_channel(member)
 
-    def admit(self, member: str, sock: socket.socket) -> str | None:
+    def admit(self, member: str, sock: Connection) -> str | None:
         """A proven connection of a worker; returns why it is not taken."""
         handle = self._handles.get(member)
         if handle is None or not handle.running or handle.channel is not None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elastrain.base.environment import master_address
+from elastrain.base.environment import secret as launcher_secret
 from elastrain.comm.autoload import NAME, register
 from elastrain.comm.groups.communicator import Communicator
 from elastrain.comm.shm.liveness import Beacon
@@ -31,7 +32,8 @@ class Options:
     """For `init_process_group(pg_options=…)`.
 
     `node`: members that name the same one share memory; default: the host. `secret`: the job's, for jobs that newcomers
-    join later; by default rank 0 invents one, and the store tells it to the others.
+    join later; by default the launcher's. Without a launcher rank 0 invents one, and torch's store tells it to whoever
+    asks.
     """
 
     mesh: MeshConfig | None = None
@@ -71,7 +73,7 @@ def create(opts: Any, options: Options | None) -> ProcessGroup:
 
 def _start(opts: Any, options: Options) -> Session:
     rank, world, store = opts.group_rank, opts.group_size, opts.store
-    secret = options.secret or _share_secret(rank, store)
+    secret = options.secret or launcher_secret() or _share_secret(rank, store)
     config = options.mesh or MeshConfig(transport="tcp", bind_host=_own_address())
     beacon = Beacon()
     me = f"rank{rank:05d}-{secrets.token_hex(4)}"

@@ -17,6 +17,7 @@ from functools import partial
 from elastrain.base.event_loop import EventLoop
 from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.wire.handshake import Handshake
+from elastrain.comm.wire.secure import Connection, SecureSocket
 
 _ACCEPTED_PER_TURN = 16
 _ACCEPT_AGAIN_S = 0.1
@@ -28,9 +29,15 @@ class Introduction:
 
     def __init__(self, sock: socket.socket, handshake: Handshake, deadline_s: float) -> None:
         self.sock, self.handshake, self.deadline_s = sock, handshake, deadline_s
+        self._secure: SecureSocket | None = None
+
+    @property
+    def connection(self) -> Connection:
+        """What to use from `advance`'s True on."""
+        return self._secure or self.sock
 
     def advance(self) -> bool:
-        """Exchange what can be exchanged now; True once both ends are proven.
+        """Exchange what can be exchanged now; True once both ends are proven, and TCP is encrypted.
 
         Raises HandshakeRefused, of which the other end is told, and OSError for a connection that ends or breaks.
         """
@@ -41,7 +48,7 @@ class Introduction:
                     # A fresh connection takes a few hundred bytes; if not, the other end is not one of ours.
                     self.sock.sendall(out)
                 if self.handshake.done:
-                    return True
+                    return self._is_secure()
                 # No more than it wants: what follows belongs to the next layer, descriptors included.
                 data = self.sock.recv(self.handshake.wants())
                 if not data:
@@ -52,6 +59,13 @@ class Introduction:
         except HandshakeRefused:
             self._say_why()
             raise
+
+    def _is_secure(self) -> bool:
+        if self.sock.family == socket.AF_UNIX:
+            return True
+        if self._secure is None:
+            self._secure = SecureSocket(self.sock, self.handshake)
+        return self._secure.establish()
 
     def _say_why(self) -> None:
         try:
@@ -65,7 +79,7 @@ class AcceptorEvents:
     """What an acceptor asks of its owner and tells it."""
 
     new_handshake: Callable[[], Handshake]
-    admit: Callable[[Handshake, socket.socket], str | None]  # takes the socket over, or returns why not
+    admit: Callable[[Handshake, Connection], str | None]  # takes the connection over, or returns why not
     refused: Callable[[str], None]
     tune: Callable[[socket.socket], None] = lambda _sock: None  # a fresh connection
 
@@ -139,7 +153,7 @@ class Acceptor:
             self._dismiss(introduction, failure(error))
             return
         self._forget(introduction)
-        refusal = self._events.admit(introduction.handshake, introduction.sock)
+        refusal = self._events.admit(introduction.handshake, introduction.connection)
         if refusal is not None:
             introduction.sock.close()
             self._events.refused(refusal)

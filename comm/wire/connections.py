@@ -7,7 +7,6 @@ Each link is brought about by `opener`, and its frames go through `traffic`; wha
 from __future__ import annotations
 
 import math
-import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from elastrain.comm.wire.link_table import LinkTable
 from elastrain.comm.wire.losses import DESCRIPTIONS, Reports, judge, says_more
 from elastrain.comm.wire.opener import Opener, OpenerEvents
 from elastrain.comm.wire.ring import Ring
+from elastrain.comm.wire.secure import Connection
 from elastrain.comm.wire.traffic import Traffic, TrafficEvents
 from elastrain.comm.wire.values import Credentials, LossCause, MeshConfig, Peer, PeerLost
 
@@ -131,7 +131,7 @@ class MeshConnections:
             if other is not None and other.lost is not None and other.lost.cause is not LossCause.LEFT_US_OUT:
                 link.push_loss(member, other.lost.cause, self._links.generation)
 
-    def _connected(self, link: Link, generation: int, sock: socket.socket) -> None:
+    def _connected(self, link: Link, generation: int, sock: Connection) -> None:
         if generation < self._links.generation:
             link.push_newer(self._links.generation, self._links.generation)
         self.traffic.attach(link, sock)

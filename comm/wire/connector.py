@@ -1,4 +1,4 @@
-"""Listening and dialling; what leaves here is an authenticated socket. Whoever comes is let in by an `Acceptor`.
+"""Listening and dialling; what leaves here is an authenticated connection. Whoever comes is let in by an `Acceptor`.
 
 Abstract UNIX names: nothing is left in any file system after a kill. Nothing here knows of frames or views.
 """
@@ -19,6 +19,7 @@ from elastrain.base.event_loop import READ, WRITE, EventLoop
 from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.wire.acceptor import Acceptor, AcceptorEvents, AcceptorLimits, Introduction, failure, same_user
 from elastrain.comm.wire.handshake import Handshake, Role
+from elastrain.comm.wire.secure import Connection
 from elastrain.comm.wire.values import Credentials, MeshConfig, Peer
 
 _INTRODUCTIONS_MAX = 256
@@ -53,9 +54,9 @@ class _Dialled:
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectorEvents:
-    """What a connector tells its owner; `on_open` takes the socket over."""
+    """What a connector tells its owner; `on_open` takes the connection over."""
 
-    on_open: Callable[[str, int, socket.socket, bool], None]  # member, its generation, non-blocking socket, we dialled
+    on_open: Callable[[str, int, Connection, bool], None]  # member, its generation, non-blocking, whether we dialled
     # The member that we dialled (None: a stranger came), why, and whether that proves that its mesh is closed.
     on_refused: Callable[[str | None, str, bool], None]
 
@@ -89,8 +90,8 @@ class Connector:
         """How many calls and introductions have not come to an end."""
         return self._acceptor.introductions + len(self._dialled) + len(self._dial_later)
 
-    def _admit(self, handshake: Handshake, sock: socket.socket) -> None:
-        self._events.on_open(handshake.peer, handshake.peer_generation, sock, False)
+    def _admit(self, handshake: Handshake, connection: Connection) -> None:
+        self._events.on_open(handshake.peer, handshake.peer_generation, connection, False)
 
     def _handshake(self, role: Role, expect: str | None = None) -> Handshake:
         secret, job = self._credentials.secret, self._credentials.job
@@ -170,8 +171,8 @@ class Connector:
             self._break_off(dialled, failure(error))
             return
         self._forget(dialled)
-        handshake = dialled.introduction.handshake
-        self._events.on_open(handshake.peer, handshake.peer_generation, dialled.sock, True)
+        handshake, connection = dialled.introduction.handshake, dialled.introduction.connection
+        self._events.on_open(handshake.peer, handshake.peer_generation, connection, True)
 
     def _finish_connect(self, dialled: _Dialled) -> bool:
         code = dialled.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

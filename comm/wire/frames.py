@@ -5,7 +5,8 @@
     tensors  the raw elements of every inline tensor, one after the other
 
 A tensor travels inline, or as a reference into a shared segment of the sender's. Every length is checked against the
-caps before memory is taken for it. No CRC covers inline elements: the transport's checksum and the job's digests do.
+caps before memory is taken for it. The CRCs find mistakes, not attackers, and none covers inline elements: between
+hosts `secure` guards all bytes, on one host the kernel carries them.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ Three messages and a welcome, each a type byte, a length and at most 512 bytes; 
     acceptor -> WELCOME
 
 The HMAC (SHA-256) covers the role, both nonces, the job, both names and both generations, so that a proof can neither
-be replayed nor reflected. Nothing is encrypted. The secret must be random: an eavesdropper can test guesses of a weak
-one. A missing secret (None) is the empty one: it keeps strange jobs apart, but keeps nobody out; use it on one host
-only.
+be replayed nor reflected. Nothing is encrypted here; over TCP, `secure` goes on from the session key. The secret must
+be random: an eavesdropper can test guesses of a weak one. A missing secret (None) is the empty one: it keeps strange
+jobs apart, but keeps nobody out; use it on one host only.
 
 `Handshake` does no I/O; `dial` runs it over a plain socket. Torch may never come in: the launcher uses it.
 """
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from elastrain.comm.errors import HandshakeRefused, Timeout
 
 _VERSION = 1
-_LABEL = b"elastrain link 1 "
+_LABEL, _SESSION_LABEL = b"elastrain link 1 ", b"elastrain session 1 "
 _NONCE_BYTES = 16
 _MAC_BYTES = 32
 _NAME_BYTES_MAX = 100
@@ -101,7 +101,7 @@ class Handshake:
         for what, text in (("job", job), ("member", me)):
             if not 0 < len(text.encode()) <= _NAME_BYTES_MAX:
                 raise ValueError(f"a {what} name has 1 to {_NAME_BYTES_MAX} bytes; got {text!r}")
-        self._role = role
+        self.role = role
         self._key = secret or b""
         self._expect = expect
         self._mine = _Hello(nonce=os.urandom(_NONCE_BYTES), generation=generation, job=job, name=me)
@@ -125,6 +125,11 @@ class Handshake:
     @property
     def peer_generation(self) -> int:
         return self._theirs.generation if self._theirs else 0
+
+    def session_key(self) -> bytes:
+        """32 bytes that only the two ends of this very handshake have. Both hellos go in, so that none repeats."""
+        assert self.done
+        return hmac.digest(self._key, _SESSION_LABEL + self._hellos(), "sha256")
 
     def bytes_to_send(self) -> bytes:
         out = bytes(self._out)
@@ -176,7 +181,7 @@ class Handshake:
         elif kind is _Message.PROOF:
             self._verify(Role.DIAL, body)
             self._say(_Message.WELCOME, b"")
-        self._next = _NEXT[self._role, kind]
+        self._next = _NEXT[self.role, kind]
 
     def _meet(self, theirs: _Hello) -> None:
         if theirs.job != self._mine.job:
@@ -186,10 +191,12 @@ class Handshake:
         self._theirs = theirs
 
     def _mac(self, role: Role) -> bytes:
+        return hmac.digest(self._key, _LABEL + role.value + self._hellos(), "sha256")
+
+    def _hellos(self) -> bytes:
         assert self._theirs is not None
-        hellos = (self._mine, self._theirs) if self._role is Role.DIAL else (self._theirs, self._mine)
-        text = _LABEL + role.value + b"".join(struct.pack("<H", len(h.encode())) + h.encode() for h in hellos)
-        return hmac.digest(self._key, text, "sha256")
+        hellos = (self._mine, self._theirs) if self.role is Role.DIAL else (self._theirs, self._mine)
+        return b"".join(struct.pack("<H", len(h.encode())) + h.encode() for h in hellos)
 
     def _verify(self, role: Role, mac: bytes) -> None:
         if not hmac.compare_digest(self._mac(role), mac):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 import math
 import os
-import socket
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from elastrain.comm.shm.liveness import Watcher, watch_beacon
 from elastrain.comm.shm.segments import Region, Segment, SharedMemory
 from elastrain.comm.wire.frames import FIRST_CONTROL_KIND, Inline, RawFrame, dtype_supported, encode, tensor_bytes
 from elastrain.comm.wire.lending import Lending
+from elastrain.comm.wire.secure import Connection
 from elastrain.comm.wire.stream import Outbox, Stream
 from elastrain.comm.wire.values import Frame, LossCause, Peer, PeerLost
 
@@ -52,7 +52,7 @@ class Opening:
     used: bool = False  # a message was sent over it
     patient: bool = False  # whoever needs the link has a deadline, so it needs none of its own
     deadline_s: float = math.inf
-    request: socket.socket | None = None  # by which one end asks the other to dial; open until it has dialled
+    request: Connection | None = None  # by which one end asks the other to dial; open until it has dialled
     requests: int = 0  # that ended without it
 
 

@@ -17,6 +17,7 @@ from elastrain.comm.wire.connector import Connector, ConnectorEvents
 from elastrain.comm.wire.link import Link, farewell
 from elastrain.comm.wire.link_table import LinkTable
 from elastrain.comm.wire.ring import dials
+from elastrain.comm.wire.secure import Connection
 from elastrain.comm.wire.values import Credentials, LossCause, MeshConfig
 
 _REQUESTS_MAX = 3
@@ -27,7 +28,7 @@ class OpenerEvents:
     """What an opener tells its owner."""
 
     prepare: Callable[[Link], None]  # the link begins: queue what the other end has to know first
-    connected: Callable[[Link, int, socket.socket], None]  # with the peer's generation; takes the socket over
+    connected: Callable[[Link, int, Connection], None]  # with the peer's generation; takes the connection over
     failed: Callable[[Link, str, LossCause], None]
     newer: Callable[[int], None]  # a member that came is in this generation
 
@@ -42,7 +43,7 @@ class Opener:
         self._links, self._loop, self._events, self._config = links, loop, events, config
         # Authenticated members that no view of ours names yet, and their newest generation. All that come are kept:
         # whoever is turned away here does not come again, and would be lost to us in the view that names it.
-        self._early: dict[str, tuple[socket.socket, int]] = {}
+        self._early: dict[str, tuple[Connection, int]] = {}
         self._last_stranger = ""  # why the last unknown connection was refused
         connector_events = ConnectorEvents(on_open=self._on_open, on_refused=self._on_refused)
         self._connector = Connector(loop, connector_events, links.me, credentials, config)
@@ -78,7 +79,7 @@ class Opener:
 
     # Connections whose other end is proven
 
-    def _on_open(self, member: str, generation: int, sock: socket.socket, dialled: bool) -> None:
+    def _on_open(self, member: str, generation: int, sock: Connection, dialled: bool) -> None:
         self._events.newer(generation)
         link = self._links.get(member)
         if link is None:
@@ -90,7 +91,7 @@ class Opener:
         else:
             self._on_accepted(link, generation, sock)
 
-    def _keep_early(self, member: str, generation: int, sock: socket.socket, dialled: bool) -> None:
+    def _keep_early(self, member: str, generation: int, sock: Connection, dialled: bool) -> None:
         if generation < self._links.generation:
             _turn_away(sock, self._links.generation)
         elif dialled or member in self._early:
@@ -113,14 +114,14 @@ class Opener:
         """Tell this generation to whoever comes from now on."""
         self._connector.generation = generation
 
-    def _on_dialled(self, link: Link, generation: int, sock: socket.socket) -> None:
+    def _on_dialled(self, link: Link, generation: int, sock: Connection) -> None:
         if dials(self._links.me, link.peer.id):
             self._connect(link, generation, sock)
             return
         link.opening.request = sock
         self._loop.register(sock, lambda _events: self._on_request_ended(link))
 
-    def _on_accepted(self, link: Link, generation: int, sock: socket.socket) -> None:
+    def _on_accepted(self, link: Link, generation: int, sock: Connection) -> None:
         if dials(self._links.me, link.peer.id):  # a request: it is answered by dialling
             self._end_request(link)
             link.opening.request = sock
@@ -133,7 +134,7 @@ class Opener:
         else:
             sock.close()
 
-    def _connect(self, link: Link, generation: int, sock: socket.socket) -> None:
+    def _connect(self, link: Link, generation: int, sock: Connection) -> None:
         if (sock.family == socket.AF_UNIX) != link.same_host:
             sock.close()
             reason = "it came over another transport than its node says: node names are wrong"
@@ -195,7 +196,7 @@ class Opener:
             sock.close()
 
 
-def _turn_away(sock: socket.socket, generation: int) -> None:
+def _turn_away(sock: Connection, generation: int) -> None:
     """Tell somebody from a former view that the present one does not name it."""
     try:
         sock.send(farewell(generation))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from elastrain.comm.errors import OutOfMemory, ProtocolError
 from elastrain.comm.wire.frames import Caps, Parser, RawFrame
+from elastrain.comm.wire.secure import Connection, SecureSocket
 
 _BUFFERS_PER_CALL = 64
 _CALLS_PER_TURN = 32  # so that one busy link leaves the others their turn
@@ -98,13 +99,17 @@ def _copy(fd: int) -> int:
 class Stream:
     """A non-blocking connected socket. `ended` is None, or the words why nothing more will come."""
 
-    def __init__(self, sock: socket.socket, outbox: Outbox, caps: Caps) -> None:
+    def __init__(self, sock: Connection, outbox: Outbox, caps: Caps) -> None:
         self.sock = sock
         self.ended: str | None = None
         self._outbox = outbox
         self._parser = Parser(caps)
-        self._passes_fds = sock.family == socket.AF_UNIX
         self._fds: collections.deque[int] = collections.deque()
+
+    @property
+    def holds_more(self) -> bool:
+        """Whether there is something to `pull` of which the kernel does not tell."""
+        return isinstance(self.sock, SecureSocket) and self.sock.holds_more and self.ended is None
 
     def flush(self) -> bool:
         """Send what the socket takes now; True when nothing is left. Raises OSError when the connection is broken."""
@@ -145,7 +150,7 @@ class Stream:
         return frames
 
     def _receive(self, view: memoryview) -> int:
-        if not self._passes_fds:
+        if isinstance(self.sock, SecureSocket) or self.sock.family != socket.AF_UNIX:
             return self.sock.recv_into(view)
         space = socket.CMSG_SPACE(_FDS_PER_CALL * array.array("i").itemsize)
         size_bytes, ancillary, flags, _ = self.sock.recvmsg_into([view], space, socket.MSG_CMSG_CLOEXEC)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from elastrain.comm.shm.segments import Segment
 from elastrain.comm.wire.event_queue import EventQueue
 from elastrain.comm.wire.link import Link
 from elastrain.comm.wire.link_table import LinkTable
+from elastrain.comm.wire.secure import Connection
 from elastrain.comm.wire.stream import Stream
 from elastrain.comm.wire.values import Frame, MeshConfig
 
@@ -39,7 +39,7 @@ class Traffic:
         self._notices: list[tuple[int, bytes]] = []  # said to all in this generation
         self._deaths: collections.deque[tuple[Link, float]] = collections.deque()  # filled by watchers' threads
 
-    def attach(self, link: Link, sock: socket.socket) -> None:
+    def attach(self, link: Link, sock: Connection) -> None:
         """The link has its connection now."""
         link.stream = Stream(sock, link.outbox, self._config.caps)
         self._loop.register(sock, lambda events: self._serve(link, events))
@@ -186,12 +186,20 @@ class Traffic:
     def next_due_s(self) -> list[float]:
         """When `run_timers` has something to do, in time.monotonic()."""
         # Asked before every sleep: most links have nothing to give back, and a call for each would cost more than this.
-        waiting = [link for link in self._links.by_member.values() if link.stream is not None and link.imports.returned]
-        return [due_s for due_s in [link.imports.return_due_s() for link in waiting] if due_s is not None]
+        standing = [link for link in self._links.by_member.values() if link.stream is not None]
+        waiting = [link for link in standing if link.imports.returned]
+        at_once = [0.0] * any(self._holds_more(link) for link in standing)
+        return at_once + [due_s for due_s in [link.imports.return_due_s() for link in waiting] if due_s is not None]
+
+    def _holds_more(self, link: Link) -> bool:
+        full = len(link.held) >= self._config.max_held_frames
+        return link.stream is not None and link.stream.holds_more and not full
 
     def run_timers(self, now_s: float) -> None:
-        """Give references back that have waited long enough."""
+        """Read on where the kernel does not say that there is more; give references back that have waited."""
         for link in self._links:
+            if self._holds_more(link):
+                self.read(link)
             due_s = link.imports.return_due_s() if link.stream is not None and link.imports.returned else None
             if due_s is not None and due_s <= now_s and link.push_returned(self._links.generation):
                 self.flush(link)

@@ -37,6 +37,12 @@ def member() -> str:
     return os.environ.get("ELASTRAIN_MEMBER", "m0")
 
 
+def secret() -> bytes | None:
+    """The job's secret; None without a launcher. Raises OSError if its file cannot be read."""
+    named = os.environ.get("ELASTRAIN_SECRET_FILE")
+    return Path(named).read_bytes() if named else None
+
+
 def master_address() -> str:
     """Where scripts that call init_process_group themselves meet: torch's own variable."""
     return os.environ.get("MASTER_ADDR", "127.0.0.1")
@@ -44,14 +50,13 @@ def master_address() -> str:
 
 def read_environment() -> Environment:
     """Raises OSError if the secret's file cannot be read, ValueError if a number is none."""
-    secret_file = os.environ.get("ELASTRAIN_SECRET_FILE")
     limit = os.environ.get("ELASTRAIN_MEMORY_LIMIT")
     return Environment(
         job=os.environ.get("ELASTRAIN_JOB") or f"alone-{uuid.uuid4().hex[:12]}",
         member=member(),
         node=os.environ.get("ELASTRAIN_NODE", "node0"),
         agent=os.environ.get("ELASTRAIN_AGENT"),
-        secret=Path(secret_file).read_bytes() if secret_file else None,
+        secret=secret(),
         run_dir=run_folder(),
         host=os.environ.get("ELASTRAIN_HOST") or None,
         memory_limit_bytes=int(limit) if limit else None,

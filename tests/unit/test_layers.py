@@ -41,7 +41,7 @@ PURE_LIBRARIES = frozenset({"msgspec"})
 # What every room may import, and of it what is plain arithmetic, which pure parts may import too.
 BASE = frozenset({"elastrain.base"})
 PURE_BASE = frozenset({"elastrain.base.free_ranges", "elastrain.base.splitmix", "elastrain.base.tree"})
-# Torch-free: comm.errors, comm.shm.liveness, comm.wire.acceptor and handshake, one of each for all; of
+# Torch-free: comm.errors, comm.shm.liveness, comm.wire.acceptor, handshake and secure, one of each for all; of
 # offload, what `elastrain offload show` reads and prints, and what --offload-dir must be.
 LAUNCHER_MAY_IMPORT = frozenset(
     {
@@ -55,6 +55,7 @@ LAUNCHER_MAY_IMPORT = frozenset(
         "elastrain.version",
         "elastrain.comm.wire.acceptor",
         "elastrain.comm.wire.handshake",
+        "elastrain.comm.wire.secure",
         "elastrain.comm.errors",
         "elastrain.comm.shm.liveness",
         "elastrain.offload.profile",

@@ -378,7 +378,7 @@ def _garbage(made: Cast, junk: bytes) -> str:
     """a's end of an authenticated link sends junk; returns what b makes of it."""
     link = made.meshes["a"].links.by_member["b"]
     assert link.stream is not None
-    link.stream.sock.sendall(junk)
+    assert link.stream.sock.send(junk) == len(junk)
     made.until(lambda: "a" in made.lost("b"))
     return made.lost("b")["a"]
 
