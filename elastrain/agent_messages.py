@@ -83,9 +83,10 @@ class Finished(Tagged, frozen=True, kw_only=True):
 
 
 class Struck(Tagged, frozen=True, kw_only=True):
-    """A fault on request: the worker has come to where its whole node is to be killed."""
+    """A fault on request: the worker has come to where its agent is to act."""
 
-    # Only the agent can do that: it kills all workers of the node, and then itself.
+    # Only the agent can kill a whole node, say: all its workers, and then itself.
+    number: int
 
 
 class Note(Tagged, frozen=True, kw_only=True):
@@ -116,8 +117,11 @@ class ArmFault(Tagged, frozen=True, kw_only=True):
     kind: str
     step: int | None
     phase: str | None
-    node: bool = False
-    """The whole node is to die with this worker."""
+    for_s: float | None = None
+    """How long it lasts; None: for ever, or no time at all."""
+    options: dict[str, str | int | float] = {}  # noqa: RUF012 - msgspec copies it for each value
+    number: int | None = None
+    """Where the agent has to act: to be told by this number that the worker is there."""
 
 
 class Refused(Tagged, frozen=True, kw_only=True):

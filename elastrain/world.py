@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# In the order of a step; `join` comes before the first one of a member, `shutdown` after its last.
+# In the order of a step; `join` comes before the first one of a member, `shutdown` after its last. From `quiesce` to
+# `complete` they are those of a recovery, and none of them is passed in the first view: nothing is recovered there.
 PHASES = (
     "join",
     "forward",
@@ -16,8 +17,11 @@ PHASES = (
     "commit",
     "apply",
     "publish",
-    "recover",
-    "rebalance",
+    "quiesce",
+    "report",
+    "decide",
+    "complete",
+    "copy",
     "shutdown",
 )
 """The places of a step that faults, logs and `status` can name."""

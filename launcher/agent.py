@@ -25,7 +25,8 @@ from elastrain.launcher.core import Core
 from elastrain.launcher.core import events as ev
 from elastrain.launcher.door import listen_abstract, open_door, workers_handshake
 from elastrain.launcher.events import EventLog
-from elastrain.launcher.faults import Fault, make_fault
+from elastrain.launcher.faults import grammar
+from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.node_end import NodeEnd
 from elastrain.launcher.operator_messages import Answer, AskFault, Request
@@ -36,6 +37,7 @@ from elastrain.launcher.state import describe
 from elastrain.launcher.state_file import StateFile
 from elastrain.launcher.stop_signals import StopSignals
 from elastrain.launcher.store import Store
+from elastrain.launcher.strikes import Strikes
 from elastrain.launcher.values import End, JobConfig
 from elastrain.launcher.worker_processes import WorkerProcesses, WorkerSpec
 from elastrain.launcher.worker_start import Logs, Script, WorkerEnvironment, WorkerMemory
@@ -117,10 +119,15 @@ class Agent:
         registry: Registry = peers.registry if peers is not None else LoneRegistry(self._store, config.job)
         self._open.callback(workers.close)
         end = NodeEnd(workers, registry, self._log, incarnation=settings.incarnation, stop_grace_s=config.stop_grace_s)
-        self._parts = NodeParts(workers=workers, peers=peers, registry=registry, end=end)
+        strikes = Strikes(workers, self._log)
+        self._open.callback(strikes.close)
+        launcher = RunDir(path=config.run.whole) if config.run.whole is not None else None
+        self._parts = NodeParts(
+            workers=workers, peers=peers, registry=registry, end=end, strikes=strikes, launcher=launcher
+        )
         shares_screen = config.one_host and not settings.alone
         self._runner = CommandRunner(self._core, self._parts, self._log, self._state, shares_screen=shares_screen)
-        self._timed: list[_Timed] = [door, workers, registry, *([peers] if peers else []), end]
+        self._timed: list[_Timed] = [door, workers, registry, *([peers] if peers else []), end, strikes]
 
     def _serve_workers(self, listener: socket.socket, workers: WorkerProcesses) -> Acceptor:
         secret, job = self._config.run.secret.read_bytes(), self._config.job
@@ -202,7 +209,7 @@ class Agent:
 
     def _inject(self, request: AskFault) -> Answer:
         try:
-            fault = make_fault(request.kind, request.target, request.at)
+            fault = grammar.parse(request.line)
         except ConfigError as error:
             return Answer(ok=False, sentence=str(error))
         sentence, taken, commands = self._core.inject(fault)

@@ -47,7 +47,7 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
 
 app.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(_exits(run.run))
 app.command("status")(_exits(status.status))
-app.command("inject")(_exits(inject.inject))
+app.command("inject", context_settings={"ignore_unknown_options": True})(_exits(inject.inject))
 
 offload_app = typer.Typer(help="Activations on SSD.", no_args_is_help=True, rich_markup_mode=None)
 offload_app.command("show")(_exits(offload.show_offload))

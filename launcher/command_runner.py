@@ -7,16 +7,21 @@ import signal
 import time
 from dataclasses import dataclass
 
+from elastrain.launcher import control
 from elastrain.launcher.command_queue import CommandQueue
 from elastrain.launcher.core import Core
 from elastrain.launcher.core import events as ev
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.node_end import NodeEnd
+from elastrain.launcher.operator_messages import AskFault
 from elastrain.launcher.peer_agents import PeerAgents
 from elastrain.launcher.registry import Registry
+from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
 from elastrain.launcher.state_file import StateFile
+from elastrain.launcher.strikes import Strikes
 from elastrain.launcher.values import (
+    AskLauncher,
     Command,
     End,
     FullPriority,
@@ -29,6 +34,7 @@ from elastrain.launcher.values import (
     PutRoster,
     PutSpec,
     Start,
+    Strike,
     TakeNumber,
     Tell,
     TellNodes,
@@ -46,6 +52,9 @@ class NodeParts:
     peers: PeerAgents | None
     registry: Registry
     end: NodeEnd
+    strikes: Strikes
+    launcher: RunDir | None
+    """Where the launcher of the simulated nodes listens."""
 
 
 class CommandRunner:
@@ -80,6 +89,11 @@ class CommandRunner:
                 workers.signal(command.member, signal.SIGKILL)
             case KillNode():
                 self._kill_node(command)
+            case Strike():
+                say(f"{command.kind} strikes {command.member or 'this node'} on request")
+                self._parts.strikes.strike(command)
+            case AskLauncher():
+                self._ask_launcher(command)
             case FullPriority():
                 workers.restore_priority(command.member, ahead=command.ahead)
             case Start():
@@ -121,6 +135,12 @@ class CommandRunner:
         # A node that has only just come reaches nobody yet.
         takes_part = cluster.view is None or any(member.node == me for member in cluster.members)
         return not takes_part or cluster.first_answering_node() != me
+
+    def _ask_launcher(self, command: AskLauncher) -> None:
+        launcher = self._parts.launcher
+        if launcher is None or not control.tell(launcher, AskFault(line=command.line)):
+            reason = f"{command.line}: only the launcher of simulated nodes (--local-nodes) can do that"
+            self._log.write("fault_refused", reason=reason)
 
     def _kill_node(self, command: KillNode) -> None:
         self._log.write("kill_node", node=self._core.cluster.config.node, reason=command.reason)

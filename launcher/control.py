@@ -12,6 +12,7 @@ from elastrain.launcher.operator_messages import ANSWER, REQUEST, Answer, AskSta
 from elastrain.launcher.rundir import RunDir
 
 _TIMEOUT_S = 10.0
+_TELL_TIMEOUT_S = 1.0
 
 
 class NoAnswerError(ElastrainError):
@@ -25,6 +26,30 @@ def ask(run: RunDir, request: Request) -> Answer:
         if answer is not None:
             return answer
     raise ConfigError(f"the run in {run.path} has ended: there is nothing to ask")
+
+
+def ask_launcher(run: RunDir, request: Request) -> Answer:
+    """The answer of the launcher of simulated nodes. Raises ConfigError if there is none."""
+    answer = _ask(RunDir(path=run.path), request)
+    if answer is None:
+        raise ConfigError(
+            f"the run in {run.path} has no launcher to ask: faults of the network and of etcd need simulated nodes "
+            "(elastrain run --local-nodes N), and a run that has not ended"
+        )
+    return answer
+
+
+def tell(run: RunDir, request: Request) -> bool:
+    """Like `ask` of this very folder, without waiting for an answer. False: nobody is there."""
+    sock = rundir.connect(run, _TELL_TIMEOUT_S)
+    if sock is None:
+        return False
+    with sock:
+        try:
+            sock.sendall(REQUEST.encode(request))
+        except OSError:
+            return False
+    return True
 
 
 def state(run: RunDir) -> dict[str, Any]:

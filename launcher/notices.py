@@ -64,9 +64,8 @@ class Over(Tagged, frozen=True, kw_only=True):
 class Ask(Tagged, frozen=True, kw_only=True):
     """A fault that the operator asked for elsewhere, aimed at the receiver's node or one of its workers."""
 
-    kind: str
-    target: str
-    at: str = ""
+    line: str
+    """As after `elastrain inject`."""
 
 
 Notice: TypeAlias = Beat | Exited | Suspected | Raised | Ended | Digested | Left | Over | Ask

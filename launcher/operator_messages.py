@@ -12,11 +12,10 @@ class AskState(Tagged, frozen=True, kw_only=True):
 
 
 class AskFault(Tagged, frozen=True, kw_only=True):
-    """A fault in the words of the command line; see `faults.make_fault`."""
+    """A fault on request."""
 
-    kind: str
-    target: str
-    at: str | None = None
+    line: str
+    """As after `elastrain inject`; see `faults.grammar`."""
 
 
 class Answer(Tagged, frozen=True, kw_only=True):

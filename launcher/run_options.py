@@ -9,7 +9,7 @@ from pathlib import Path
 
 from elastrain.errors import ConfigError
 from elastrain.launcher.etcd_config import EtcdConfig
-from elastrain.launcher.faults import Fault
+from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.values import JobConfig, JobTimes
 from elastrain.launcher.worker_start import Logs, Script, WorkerMemory
@@ -76,6 +76,8 @@ class RunOptions:
     waits: Waits = Waits()
     armed: bool = False
     faults: tuple[Fault, ...] = ()
+    began_s: float = 0.0
+    """When the command began, monotonic."""
 
     def config(self, *, node: str | None = None, incarnation: int = 0) -> JobConfig:
         """For the core. `node`: this one's name among several; None: it is the only one."""
@@ -83,10 +85,16 @@ class RunOptions:
         times = JobTimes(
             join_timeout_s=waits.join_timeout_s, last_call_s=waits.last_call_s, park_timeout_s=waits.park_timeout_s
         )
-        alone = JobConfig(workers=size.workers, max_restarts=size.max_restarts, armed=self.armed, times=times)
+        alone = JobConfig(
+            workers=size.workers, max_restarts=size.max_restarts, armed=self.armed, began_s=self.began_s, times=times
+        )
         if node is None:
             return alone
         return replace(alone, node=node, incarnation=incarnation, nodes_min=size.nodes_min, nodes_max=size.nodes_max)
+
+    def faults_from(self, now: float) -> tuple[Fault, ...]:
+        """Those whose time has not passed: a node that is started again must not be struck by the old ones at once."""
+        return tuple(f for f in self.faults if f.place.t_s is None or self.began_s + f.place.t_s > now)
 
     def with_own_log_dir(self) -> RunOptions:
         """Raises ConfigError."""

@@ -6,6 +6,7 @@ Puts parts together; nothing is decided about the job, and no option is parsed h
 from __future__ import annotations
 
 import socket
+import time
 from typing import TYPE_CHECKING
 
 from elastrain.errors import ConfigError
@@ -35,7 +36,8 @@ def run_alone(options: RunOptions) -> End:
         run = rundir.create(options.output.run_dir, options.job)
         guardian.remove(run.secret)
         say(f"job {options.job}, {count(options.size.workers, 'worker')}; run folder {run.path}")
-        return Agent(_agent_config(options, options.config(), run), MemoryStore(), guardian, options.faults).run()
+        faults = options.faults_from(time.monotonic())
+        return Agent(_agent_config(options, options.config(), run), MemoryStore(), guardian, faults).run()
 
 
 def run_node(options: RunOptions, node: NodeOptions, run: RunDir | None = None) -> End:
@@ -58,7 +60,8 @@ def run_node(options: RunOptions, node: NodeOptions, run: RunDir | None = None) 
         plain.close()
         raise
     with Guardian("AGENT", environment.without("ELASTRAIN_")) as guardian:
-        return Agent(_agent_config(options, config, run, node), place.store, guardian, options.faults).run()
+        faults = options.faults_from(time.monotonic())
+        return Agent(_agent_config(options, config, run, node), place.store, guardian, faults).run()
 
 
 def _etcd_store(config: EtcdConfig) -> EtcdStore:

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from elastrain.agent_messages import ToWorker
+from elastrain.launcher.faults.fault import Value
 from elastrain.launcher.notices import Notice
 from elastrain.world import Member, View
 
@@ -58,6 +59,9 @@ class JobConfig:
     nodes_min: int = 1
     nodes_max: int = 1
     armed: bool = False
+    """Faults on request are taken."""
+    began_s: float = 0.0
+    """When the job was started here, monotonic: the times of faults count from then."""
     times: JobTimes = JobTimes()
 
     @property
@@ -111,6 +115,8 @@ class Start(Struct, frozen=True, kw_only=True):
     world_size: int
     group_rank: int = 0
     group_world_size: int = 1
+    wrong: str = ""
+    """A fault on request: what of it must not fit the job."""
 
 
 class PutSpec(Struct, frozen=True, kw_only=True):
@@ -177,6 +183,22 @@ class Kill(Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class Strike(Struct, frozen=True, kw_only=True):
+    """A fault on request, to be carried out from outside on a worker of this node, or on the node itself."""
+
+    kind: str
+    member: str
+    """Empty: the node."""
+    for_s: float | None
+    options: Mapping[str, Value]
+
+
+class AskLauncher(Struct, frozen=True, kw_only=True):
+    """A fault of the network or of etcd is due: the launcher of the simulated nodes has them."""
+
+    line: str
+
+
 class Log(Struct, frozen=True, kw_only=True):
     """`say`: also a line on the operator's screen."""
 
@@ -212,6 +234,8 @@ Command = (
     | FullPriority
     | Kill
     | KillNode
+    | Strike
+    | AskLauncher
     | Log
     | End
 )

@@ -107,6 +107,13 @@ class WorkerProcesses:
         if handle.running and not change(handle.process.pid):
             self._restore_due_s[member] = time.monotonic() + _RESTORE_AGAIN_S
 
+    def pid(self, member: str) -> int:
+        """Raises ProcessLookupError, an OSError, where it has ended."""
+        handle = self._handles.get(member)
+        if handle is None or not handle.running:
+            raise ProcessLookupError(f"{member} has ended")
+        return handle.process.pid
+
     def signal(self, member: str, number: int) -> None:
         handle = self._handles.get(member)
         if handle is not None and handle.running:

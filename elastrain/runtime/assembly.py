@@ -27,7 +27,7 @@ from elastrain.runtime.channel import connect
 from elastrain.runtime.engine import Engine, EngineParts
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.facade import Facade
-from elastrain.runtime.faults import ArmedFaults
+from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.handover import Handover
 from elastrain.runtime.journal import Journal
 from elastrain.runtime.layers import Layers
@@ -91,7 +91,7 @@ def open_connections(environment: Environment) -> Connections:
     journal = Journal(environment.run_dir, environment.member)
     beacon = Beacon()
     agent = AgentLink(environment.member, connect(environment))
-    faults = ArmedFaults(journal, lambda: agent.say(am.Struck()))
+    faults = ArmedFaults(journal, lambda number: agent.say(am.Struck(number=number)))
     return Connections(journal=journal, beacon=beacon, agent=agent, faults=faults)
 
 
@@ -176,7 +176,7 @@ def _step_parts(
         run_length=settings.run_length,
         reach=engine.faults.reach,
         log=engine.journal.write,
-        computing=nullcontext if memory is None else memory.computing,
+        computing=engine.faults.tools.slowness.around(nullcontext if memory is None else memory.computing),
         backward=nullcontext if memory is None else memory.named_errors,
     )
 

@@ -25,7 +25,7 @@ from elastrain.member.lifecycle import Lifecycle
 from elastrain.messages import decode
 from elastrain.runtime.agent_link import AgentLink, mean_loss
 from elastrain.runtime.executor import Executor
-from elastrain.runtime.faults import ArmedFaults
+from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.handover import Assignment, Handover, LoopOver, StepBegun, Told, TryAgain
 from elastrain.runtime.journal import Journal
 from elastrain.runtime.memory_keeper import MemoryKeeper
@@ -38,7 +38,7 @@ from elastrain.runtime.pacing import (
     LoopFirst,
     RecoveryDeadline,
 )
-from elastrain.values import Record
+from elastrain.values import Record, Report
 from elastrain.world import Member, View
 
 
@@ -174,6 +174,8 @@ class Engine:
         while self._events:
             current = self._events.popleft()
             commands = self._core.handle(current)
+            if any(isinstance(command, p.Resumed) for command in commands):  # every report is there
+                self._reach_recovery("decide")
             self._note(current)
             for command in commands:
                 result = self._carry_out(command)
@@ -192,6 +194,8 @@ class Engine:
     def _carry_out(self, command: p.Command) -> p.Event | None:
         match command:
             case p.SendMessage():
+                if isinstance(command.message, Report):
+                    self._reach_recovery("report")
                 self._outgoing.send(command)
             case p.Compute() | p.Recompute():
                 self._assign(command)
@@ -222,7 +226,13 @@ class Engine:
             case p.Apply():
                 self._parts.faults.reach(command.record.step, "apply")
             case p.TakeCopy():
-                self._parts.faults.reach(command.step + 1, "rebalance")
+                self._parts.faults.reach(command.step + 1, "copy")
+
+    def _reach_recovery(self, phase: str) -> None:
+        """In the first view nothing is recovered: its phases have no names there."""
+        if self.view is not None and self.view.generation > 1:
+            committed = self._core.record
+            self._parts.faults.reach(0 if committed is None else committed.step + 1, phase)
 
     def _assign(self, command: p.Compute | p.Recompute) -> None:
         executor = self._parts.executor
@@ -250,12 +260,14 @@ class Engine:
 
     def _edit(self, view: View) -> None:
         self.view = view
+        self._reach_recovery("quiesce")
         self._recovery.begin()
         self._journal_view("edit", view)
         peers = [Peer(id=m.id, node=m.node, address=m.address) for m in view.members]
         self._parts.mesh.edit(view.generation, peers, links="all")
 
     def _resumed(self, command: p.Resumed) -> p.Event | None:
+        self._reach_recovery("complete")
         self._recovery.end()
         recovery = command.recovery
         self._parts.journal.write(

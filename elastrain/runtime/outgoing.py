@@ -10,9 +10,9 @@ from elastrain import protocol as p
 from elastrain.comm.errors import CommError
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.messages import Copied, LoopHandover, Message, Partial, Publish, ShardCopy, encode
-from elastrain.runtime.faults import ArmedFaults
+from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.journal import Journal
-from elastrain.values import Report, Vote
+from elastrain.values import Vote
 
 
 class Outgoing:
@@ -48,10 +48,8 @@ class Outgoing:
         match message:
             case Partial():
                 self._faults.reach(message.step, "reduce")
-            case Report() if message.committed >= 0:
-                self._faults.reach(message.committed + 1, "recover")
             case ShardCopy() | Copied():
-                self._faults.reach(message.step + 1, "rebalance")
+                self._faults.reach(message.step + 1, "copy")
 
     def _reach_after(self, message: Message) -> None:
         """Faults that strike when some members have got a message and others have not."""

@@ -96,7 +96,7 @@ class Driver:
     def inject(self, member: str, at: str) -> None:
         """As `elastrain inject kill`. Raises StrikeError if the agent refuses."""
         target = f"node:{self.run.nodes[member]}" if self.whole_nodes else f"member:{member}"
-        request = AskFault(kind="kill", target=target, at=at)
+        request = AskFault(line=f"kill --target {target} --at {at}")
         answer = control.ask(RunDir(path=self.folder), request)
         if not answer.ok:
             raise StrikeError(answer.sentence)
@@ -157,8 +157,7 @@ def both_at_once(driver: Driver, phase: str, rank: int) -> str:
 BOTH = "both at once"
 STRIKES: dict[str, Callable[[Driver, str, int], str]] = {
     "join": in_a_newcomer,
-    "recover": after_a_loss,
-    "rebalance": after_a_loss,
+    **dict.fromkeys(("quiesce", "report", "decide", "complete", "copy"), after_a_loss),
     "shutdown": at_the_end,
     BOTH: both_at_once,
 }

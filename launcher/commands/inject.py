@@ -1,32 +1,87 @@
-"""`elastrain inject`: ask a running, armed job for a fault."""
+"""`elastrain inject`: ask a running, armed job for a fault; or list what can be asked for."""
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
+from elastrain.errors import ConfigError
 from elastrain.launcher import control, rundir
-from elastrain.launcher.faults import make_fault
+from elastrain.launcher.commands.options.grouped import grouped
+from elastrain.launcher.faults import grammar
+from elastrain.launcher.faults.fault import Fault
+from elastrain.launcher.faults.listing import as_data, as_text
+from elastrain.launcher.faults.table import CLASSES, Carrier
 from elastrain.launcher.operator_messages import Answer, AskFault
+from elastrain.launcher.rundir import RunDir
 
 
-def inject(
-    kind: Annotated[
-        str,
-        typer.Argument(
-            metavar="CLASS", help="kill: SIGKILL to the worker and all that it started; to a node's workers and agent."
-        ),
-    ],
-    target: Annotated[str, typer.Option("--target", help="member:ID, member:random, or node:NAME.")],
+@dataclass(frozen=True, kw_only=True)
+class FaultWords:
+    """Where and for how long, as words that `grammar` checks."""
+
+    target: Annotated[
+        str | None,
+        typer.Option("--target", help="member:ID, node:NAME, etcd; or member:random. Several at once with commas."),
+    ] = None
     at: Annotated[
-        str | None, typer.Option("--at", help="step=N, phase=P or both: where it happens; without it, at once.")
-    ] = None,
+        str | None,
+        typer.Option(
+            "--at", help="step=N, phase=P or both; or t=SECONDS since the start of the job. Without it, at once."
+        ),
+    ] = None
+    duration: Annotated[
+        str | None, typer.Option("--for", metavar="SECONDS", help="How long, for faults that end again.")
+    ] = None
+
+    def words(self) -> list[str]:
+        flags = {"--target": self.target, "--at": self.at, "--for": self.duration}
+        return [word for flag, value in flags.items() if value is not None for word in (flag, value)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListFlags:
+    """What there is, instead of a fault."""
+
+    list_: Annotated[bool, typer.Option("--list", help="List the classes with their targets and options.")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="With --list: for programs.")] = False
+
+    def show(self) -> None:
+        print(json.dumps(as_data()) if self.as_json else as_text())
+
+
+@grouped
+def inject(
+    words: FaultWords,
+    listing: ListFlags,
+    kind: Annotated[str | None, typer.Argument(metavar="CLASS", help="What happens; see --list.")] = None,
     run: Annotated[str | None, typer.Option("--run", help="The run's folder or job id; default: the newest.")] = None,
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[--OPTION VALUE]...", help="Options of the class; see --list.")
+    ] = None,
 ) -> int:
-    """Inject a fault into a run that was started with --inject or --faults."""
-    make_fault(kind, target, at)
-    answer: Answer = control.ask(rundir.find(run), AskFault(kind=kind, target=target, at=at))
+    """Inject a fault into a run that was started with --inject or --faults.
+
+    For example: elastrain inject slow --target member:m1 --at step=20 --for 10 --factor 4
+    """
+    if listing.list_:
+        listing.show()
+        return 0
+    if kind is None:
+        raise ConfigError("the class of the fault is missing: elastrain inject --list shows all of them")
+    answer = ask(rundir.find(run), grammar.from_words([kind, *words.words(), *(options or [])]))
     print(f"elastrain: {answer.sentence}", file=sys.stdout if answer.ok else sys.stderr)
     return 0 if answer.ok else 1
+
+
+def ask(run: RunDir, fault: Fault) -> Answer:
+    """Of whoever carries it out. Raises ConfigError if the run has ended, NoAnswerError if its agent is stuck."""
+    request = AskFault(line=str(fault))
+    # At a step or a phase, a member tells its agent, and the agent the launcher.
+    if CLASSES[fault.kind].by is Carrier.LAUNCHER and fault.place.step is None and fault.place.phase is None:
+        return control.ask_launcher(run, request)
+    return control.ask(run, request)

@@ -4,6 +4,7 @@ meaning. Options are declared and checked in `options`; `starting` does what the
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -48,6 +49,7 @@ class RunFlags:
             waits=self.waits.waits(),
             armed=self.faults.armed,
             faults=self.faults.read(),
+            began_s=time.monotonic(),
         )
 
 

@@ -68,6 +68,12 @@ class LeaveDue(Struct, frozen=True):
     member: str
 
 
+class FaultDue(Struct, frozen=True):
+    """A fault on request has come to its time."""
+
+    number: int
+
+
 Due: TypeAlias = (
     RendezvousDue
     | LastCallDue
@@ -81,6 +87,7 @@ Due: TypeAlias = (
     | WarmUpDue
     | RestartDue
     | LeaveDue
+    | FaultDue
 )
 
 

@@ -1,4 +1,4 @@
-"""What the operator asks for: faults, aimed at a member or a node, here or elsewhere."""
+"""What the operator asks for: faults, aimed at members or nodes, here or elsewhere, now or at a place."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from collections.abc import Callable, Sequence
 from elastrain.agent_messages import ArmFault, Struck
 from elastrain.errors import ConfigError
 from elastrain.launcher.core.cluster import Cluster
+from elastrain.launcher.core.deadlines import Deadlines, FaultDue
+from elastrain.launcher.core.fault_targets import FaultTargets, Unknown
 from elastrain.launcher.core.stages import Stage
 from elastrain.launcher.core.worker_table import Worker
-from elastrain.launcher.faults import RANDOM, Fault, make_fault
+from elastrain.launcher.faults import grammar
+from elastrain.launcher.faults.fault import Fault, Scheme
+from elastrain.launcher.faults.table import CLASSES, Carrier, lasts_s, settings
 from elastrain.launcher.notices import Ask
-from elastrain.launcher.values import Command, Kill, KillNode, Log, Tell, TellNodes
+from elastrain.launcher.values import AskLauncher, Command, Kill, KillNode, Log, Strike, Tell, TellNodes
 
 FaultAnswer = tuple[str, bool, list[Command]]
 """A sentence for the operator, whether the request was taken, and what to do."""
@@ -19,119 +23,181 @@ _NOT_THERE_YET = (Stage.STARTING, Stage.REFUSED)
 
 
 class FaultRequests:
-    """Owns the faults that wait for a worker to be ready. `choose` picks one of several members for `member:random`."""
+    """Owns the faults that wait: for a worker to be ready, for a time, or for a worker to come to their place."""
 
-    def __init__(self, cluster: Cluster, faults: Sequence[Fault], choose: Callable[[Sequence[str]], str]) -> None:
-        self._cluster, self._config, self._choose = cluster, cluster.config, choose
-        self._waiting = list(faults)
+    def __init__(
+        self,
+        cluster: Cluster,
+        deadlines: Deadlines,
+        faults: Sequence[Fault],
+        choose: Callable[[Sequence[str]], str],
+    ) -> None:
+        self._cluster, self._config, self._deadlines = cluster, cluster.config, deadlines
+        self._targets = FaultTargets(cluster, choose)
+        self._waiting: list[Fault] = []
+        """With one target each, but for those that wait for the first view."""
+        self._timed: dict[int, tuple[Fault, bool]] = {}
+        """By number; and whether this agent was asked for it, so that no other one strikes."""
+        self._armed: dict[int, Fault] = {}
+        """By number: at their place, a worker tells."""
+        self._wrong: dict[str, str] = {}
+        """Member -> what is to be wrong with its replacement."""
+        self._last_number = 0
+        for fault in faults:
+            if fault.place.t_s is not None:
+                self._set_timer(fault, asked=False)
+            elif _is_for_first_view(fault):
+                self._waiting.append(fault)
+            else:
+                self._waiting += fault.singles()
+
+    # ---- from the operator
 
     def inject(self, fault: Fault) -> FaultAnswer:
         """The operator asks for a fault."""
         if not self._config.armed:
             return "this run is not armed: start it with --inject (or --faults FILE)", False, []
-        if fault.node:
-            return self._inject_node(fault)
-        if fault.member == RANDOM:
-            candidates = [m for m in self._cluster.ids if self._can_be_hit(m)]
-            if not candidates:
-                return "there is no member to choose from yet", False, []
-            fault = Fault(kind=fault.kind, member=self._choose(candidates), step=fault.step, phase=fault.phase)
-        node = self._node_of(fault.member)
-        if node is not None:
-            return f"{fault} is on its way", True, [_ask(fault, node)]
-        worker = self._cluster.workers.by_id.get(fault.member)
-        if worker is None or not worker.alive:
-            return f"there is no living member {fault.member}: there are {self._living() or 'none'}", False, []
-        return self._inject_worker(fault, worker)
-
-    def _inject_worker(self, fault: Fault, worker: Worker) -> FaultAnswer:
-        sentence, log = f"{fault} is on its way", _log(fault)
-        if fault.at_once:
-            return sentence, True, [log, Kill(member=worker.id, reason=f"{worker.id} is killed on request")]
-        if worker.stage in _NOT_THERE_YET:
-            self._waiting.append(fault)
-            # The event log shows it when it is handed over.
-            return f"{fault} waits for {worker.id} to be ready", True, []
-        return sentence, True, [log, _tell(fault, worker)]
-
-    def _inject_node(self, fault: Fault) -> FaultAnswer:
-        sentence, nodes = f"{fault} is on its way", self._cluster.peers.nodes
-        if fault.node == self._config.node:
-            if not fault.at_once:
-                return self._arm_node(fault)
-            return sentence, True, [_log(fault), KillNode(reason=f"node {fault.node} is killed on request")]
-        if fault.node in nodes:
-            return sentence, True, [_ask(fault, fault.node)]
-        there = ", ".join(sorted([self._config.node, *nodes]))
-        return f"there is no node {fault.node}: there are {there}", False, []
-
-    def _arm_node(self, fault: Fault) -> FaultAnswer:
-        """Its first worker that is ready takes the node along when it gets there."""
-        worker = next((w for w in self._cluster.workers.living if w.stage not in _NOT_THERE_YET), None)
-        if worker is None:
-            self._waiting.append(fault)
-            return f"{fault} waits for a worker to be ready", True, []
-        return f"{fault} is on its way", True, [_log(fault), _tell(fault, worker)]
-
-    def hand_over(self, worker: Worker) -> list[Command]:
-        """It is ready: the faults that wait for it, or for any worker of this node."""
-        # Fault files name members that do not exist yet: a replacement takes what was meant for its number.
-        mine = [f for f in self._waiting if f.member == worker.id or f.node == self._config.node]
-        self._waiting = [f for f in self._waiting if f not in mine]
-        return [command for fault in mine for command in (_log(fault), _tell(fault, worker))]
-
-    def choose_victims(self) -> list[Command]:
-        """In the first view: `random` means one member of all, so the agent of the first one chooses for everybody."""
-        waiting, self._waiting = self._waiting, []
-        commands: list[Command] = []
-        for fault in waiting:
-            if fault.member != RANDOM:
-                self._waiting.append(fault)
-            elif self._cluster.members[0].node == self._config.node:
-                commands += self.inject(fault)[2]
-        return commands
+        if fault.place.t_s is not None:
+            self._set_timer(fault, asked=True)
+            return f"{fault} is due", True, []
+        if CLASSES[fault.kind].by is Carrier.LAUNCHER:
+            return self._inject_around(fault)
+        named = self._targets.named(fault)
+        if isinstance(named, Unknown):
+            return named.sentence, False, []
+        answers = [self._inject_one(single) for single in named.singles()]
+        return "; ".join(sentence for sentence, _ in answers), True, [c for _, commands in answers for c in commands]
 
     def on_ask(self, node: str, notice: Ask, now: float) -> list[Command]:
         """The operator has asked another agent."""
         try:
-            fault = make_fault(notice.kind, notice.target, notice.at or None)
+            fault = grammar.parse(notice.line)
         except ConfigError as error:
-            return [Log(event="fault_refused", fields={"reason": str(error)})]
-        sentence, taken, commands = self.inject(fault)
-        return commands if taken else [Log(event="fault_refused", fields={"reason": sentence})]
+            return [_refused(str(error))]
+        return self._inject_or_log(fault)
+
+    def on_due(self, due: FaultDue, now: float) -> list[Command]:
+        """Its time has come."""
+        fault, asked = self._timed.pop(due.number)
+        if not asked and not self._targets.is_first():
+            return []
+        return self._inject_or_log(fault.struck_at_once())
+
+    # ---- from workers
+
+    def hand_over(self, worker: Worker) -> list[Command]:
+        """It is ready: the faults that wait for it, or for any worker of this node."""
+        # Fault files name members that do not exist yet: a replacement takes what was meant for its number.
+        mine = [f for f in self._waiting if not _is_for_first_view(f) and self._waits_for(worker, f)]
+        self._waiting = [f for f in self._waiting if f not in mine]
+        return [command for fault in mine for command in (_log(fault), self._arm(fault, worker))]
+
+    def choose_victims(self) -> list[Command]:
+        """In the first view: `random` means one member of all, so the agent of the first one chooses for everybody."""
+        mine = [fault for fault in self._waiting if _is_for_first_view(fault)]
+        self._waiting = [fault for fault in self._waiting if fault not in mine]
+        if self._cluster.late or not self._targets.is_first():  # who came late has missed the first view
+            return []
+        return [command for fault in mine for command in self._inject_or_log(fault)]
 
     def on_struck(self, worker: Worker, message: Struck, now: float) -> list[Command]:
-        """It is where the whole node was to be killed. Only in an armed run: a script could say so, too."""
-        reason = f"node {self._config.node} is killed on request"
-        return [KillNode(reason=reason)] if self._config.armed else []
+        """It is where the agent, or the launcher, has to act. Only in an armed run: a script could say so, too."""
+        fault = self._armed.pop(message.number, None)
+        if fault is None or not self._config.armed:
+            return []
+        if CLASSES[fault.kind].by is Carrier.LAUNCHER:
+            return [AskLauncher(line=str(fault.struck_at_once()))]
+        return self._strike(fault, worker)
 
-    def _living(self) -> str:
-        elsewhere = [m for m in self._cluster.alive_in_view() if self._node_of(m)]
-        return ", ".join([worker.id for worker in self._cluster.workers.living] + elsewhere)
+    def take_wrong(self, member: str) -> str:
+        """What is to be wrong with the worker that takes this one's place; empty: nothing."""
+        return self._wrong.pop(member, "")
 
-    def _node_of(self, member: str) -> str | None:
-        """The other node where that living member is."""
-        cluster = self._cluster
-        node = cluster.view.nodes.get(member) if cluster.view else None
-        there = node != self._config.node and node in cluster.peers.nodes
-        return node if there and cluster.is_alive(member) else None
+    # ---- one fault, one target
 
-    def _can_be_hit(self, member: str) -> bool:
-        worker = self._cluster.workers.by_id.get(member)
+    def _inject_or_log(self, fault: Fault) -> list[Command]:
+        sentence, taken, commands = self.inject(fault)
+        return commands if taken else [_refused(sentence)]
+
+    def _inject_one(self, fault: Fault) -> tuple[str, list[Command]]:
+        """Of a target that is there."""
+        node = self._targets.node_of(fault.target)
+        if node != self._config.node:
+            return f"{fault} is on its way", [TellNodes(message=Ask(line=str(fault)), node=node)]
+        worker = self._cluster.workers.by_id[fault.member] if fault.member else None
+        if fault.place.at_once and not _needs_worker(fault):
+            return f"{fault} is on its way", [_log(fault), *self._strike(fault, worker)]
+        worker = worker or self._first_ready()
+        if worker is None or worker.stage in _NOT_THERE_YET:
+            self._waiting.append(fault)
+            # The event log shows it when it is handed over.
+            return f"{fault} waits for {fault.member or 'a worker'} to be ready", []
+        return f"{fault} is on its way", [_log(fault), self._arm(fault, worker)]
+
+    def _inject_around(self, fault: Fault) -> FaultAnswer:
+        """Of the network or of etcd: here at a step or phase only; the launcher takes the others itself."""
+        worker = self._first_ready()
+        if fault.place.at_once:
+            return f"{fault} is on its way", True, [_log(fault), AskLauncher(line=str(fault))]
         if worker is None:
-            return self._node_of(member) is not None
-        return worker.stage in (Stage.MEMBER, Stage.NEWCOMER)
+            return "there is no member yet that could come to that place", False, []
+        return f"{fault} is on its way", True, [_log(fault), self._arm(fault, worker)]
+
+    def _strike(self, fault: Fault, worker: Worker | None) -> list[Command]:
+        """Here and now."""
+        member, whom = fault.member, str(fault.target).replace(":", " ")
+        if fault.kind == "kill" and fault.node:
+            return [KillNode(reason=f"{whom} is killed on request")]
+        if fault.kind in ("kill", "wrong-replacement"):
+            if fault.kind == "wrong-replacement":
+                self._wrong[member] = str(settings(fault)["what"])
+            return [Kill(member=member, reason=f"{member} is killed on request")]
+        return [Strike(kind=fault.kind, member=member, for_s=lasts_s(fault), options=settings(fault))]
+
+    def _arm(self, fault: Fault, worker: Worker) -> Tell:
+        self._last_number += 1
+        told = fault.target.scheme is not Scheme.MEMBER or CLASSES[fault.kind].by is not Carrier.WORKER
+        if told:
+            self._armed[self._last_number] = fault
+        message = ArmFault(
+            kind=fault.kind,
+            step=fault.place.step,
+            phase=fault.place.phase,
+            for_s=lasts_s(fault),
+            options=settings(fault),
+            number=self._last_number if told else None,
+        )
+        return Tell(member=worker.id, message=message)
+
+    def _set_timer(self, fault: Fault, *, asked: bool) -> None:
+        assert fault.place.t_s is not None
+        self._last_number += 1
+        self._timed[self._last_number] = fault, asked
+        self._deadlines.set(FaultDue(self._last_number), self._config.began_s + fault.place.t_s)
+
+    def _waits_for(self, worker: Worker, fault: Fault) -> bool:
+        return fault.member == worker.id or fault.node == self._config.node
+
+    def _first_ready(self) -> Worker | None:
+        """Of this node: it tells when it comes to the place of a fault that is not its own."""
+        return next((w for w in self._cluster.workers.living if w.stage not in _NOT_THERE_YET), None)
 
 
-def _tell(fault: Fault, worker: Worker) -> Tell:
-    message = ArmFault(kind=fault.kind, step=fault.step, phase=fault.phase, node=bool(fault.node))
-    return Tell(member=worker.id, message=message)
+def _is_for_first_view(fault: Fault) -> bool:
+    """Who is meant, or who is to tell of it, is known only then."""
+    return CLASSES[fault.kind].by is Carrier.LAUNCHER or any(target.is_random for target in fault.targets)
+
+
+def _needs_worker(fault: Fault) -> bool:
+    """Only from inside, even at once: it strikes at the next place that the worker comes to."""
+    return CLASSES[fault.kind].by is Carrier.WORKER and fault.kind != "kill"
 
 
 def _log(fault: Fault) -> Log:
-    target = {"node": fault.node} if fault.node else {"member": fault.member}
-    return Log(event="fault", fields={"class": fault.kind, **target, "step": fault.step, "phase": fault.phase})
+    target = {str(fault.target.scheme): fault.target.name}
+    place = {"step": fault.place.step, "phase": fault.place.phase}
+    return Log(event="fault", fields={"class": fault.kind, **target, **place, "line": str(fault)})
 
 
-def _ask(fault: Fault, node: str) -> TellNodes:
-    return TellNodes(message=Ask(kind=fault.kind, target=fault.target, at=fault.at), node=node)
+def _refused(sentence: str) -> Log:
+    return Log(event="fault_refused", fields={"reason": sentence})

@@ -96,6 +96,7 @@ class Joins:
             world_size=max(roster.workers, rank + 1),
             group_rank=names.index(self._config.node) if self._config.node in names else len(names),
             group_world_size=max(len(names), len(cluster.peers.nodes) + 1),
+            wrong=self._faults.take_wrong(replaces),
         )
 
     def on_started(self, event: WorkerStarted, now: float) -> list[Command]:

@@ -24,7 +24,7 @@ from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.suspicions import Suspicions
 from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Worker
-from elastrain.launcher.faults import Fault
+from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.values import Command, JobConfig, Log
 
 
@@ -37,7 +37,7 @@ class Core:
         self.deadlines = deadlines = dl.Deadlines()
         self.shutdown = shutdown = Shutdown(cluster, deadlines)
         self.parking = parking = Parking(cluster, deadlines, shutdown)
-        self.faults = requests = FaultRequests(cluster, faults, choose)
+        self.faults = requests = FaultRequests(cluster, deadlines, faults, choose)
         self._script = script = ScriptFailures(cluster, deadlines, shutdown)
         self._rendezvous = rendezvous = Rendezvous(cluster, deadlines, shutdown)
         self._views = views = ViewChanges(
@@ -209,3 +209,5 @@ class Core:
                 return self.shutdown.on_digests_late(due, now)
             case dl.LeaveDue():
                 return self.shutdown.on_overdue(due, now)
+            case dl.FaultDue():
+                return self.faults.on_due(due, now)

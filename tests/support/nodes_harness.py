@@ -127,7 +127,7 @@ class NodesJob:
             kill_group(pid)
 
     def inject(self, target: str) -> None:
-        answer = control.ask(self.run, AskFault(kind="kill", target=target))
+        answer = control.ask(self.run, AskFault(line=f"kill --target {target}"))
         assert answer.ok, answer
 
     def signal_etcd(self, number: int) -> None:

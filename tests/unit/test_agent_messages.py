@@ -34,14 +34,14 @@ FROM_WORKER: list[am.FromWorker] = [
     am.Diverged(sentence="differs"),
     am.NoRoom(sentence="12 MiB too small"),
     am.Finished(step=9, digest="d"),
-    am.Struck(),
+    am.Struck(number=3),
     am.Note(fields={"noticed": "x"}),
 ]
 MEMBERS = (Member(id="m0", node="a", address="tcp:a:1", incarnation=2), Member(id="m1", node="b"))
 TO_WORKER: list[am.ToWorker] = [
     am.NewView(view=View(generation=2, members=MEMBERS, reason="m2 was lost", begun=True)),
     am.EndReached(),
-    am.ArmFault(kind="kill", step=4, phase=None, node=True),
+    am.ArmFault(kind="slow", step=4, phase=None, for_s=2.5, options={"factor": 3.0, "how": "busy"}, number=3),
     am.Refused(reason="seed"),
     am.Stop(reason="finished"),
 ]

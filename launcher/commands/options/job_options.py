@@ -12,7 +12,7 @@ import typer
 
 from elastrain.errors import ConfigError
 from elastrain.launcher.environment import inherited
-from elastrain.launcher.faults import Fault
+from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.faults_file import read_faults
 from elastrain.launcher.run_options import KEY_TTL_S, Waits
 from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, WorkerMemory

@@ -209,7 +209,7 @@ def test_fault_at_a_step_kills_the_target_and_only_there(tmp_path: Path) -> None
 def test_inject_needs_an_armed_run(tmp_path: Path) -> None:
     with Launched(tmp_path, "--nproc-per-node", "2") as job:
         job.wait_step(1)
-        answer = control.ask(job.run, AskFault(kind="kill", target="member:m1"))
+        answer = control.ask(job.run, AskFault(line="kill --target member:m1"))
         assert (answer.ok, "not armed" in answer.sentence) == (False, True)
         assert job.finish() == 0
 

@@ -20,20 +20,20 @@ def _kill(member: str, step: int, phase: str) -> str:
     [
         (("forward", "backward", "reduce"), "1"),
         (("commit", "apply", "publish"), "1"),
-        (("rebalance", "backward", "commit"), "2"),
+        (("copy", "backward", "commit"), "2"),
         (("publish", "reduce", "apply"), "all"),
     ],
 )
 def test_three_of_four_die_one_after_another(tmp_path: Path, phases: tuple[str, ...], backups: str) -> None:
     arguments = ("--steps", "60", "--backups", backups)
-    # The first kill leaves work for "rebalance" to strike at: the survivors copy what lost its backup.
+    # The first kill leaves work for "copy" to strike at: the survivors copy what lost its backup.
     faults = [
         _kill(member, 10 + 15 * i, phase)
         for i, (member, phase) in enumerate(zip(("m1", "m2", "m0"), phases, strict=True))
     ]
-    if phases[0] == "rebalance":
+    if phases[0] == "copy":
         faults[0] = _kill("m1", 10, "backward")
-        faults[1] = "kill --target member:m2 --at phase=rebalance"
+        faults[1] = "kill --target member:m2 --at phase=copy"
     run = run_job(tmp_path, workers=4, arguments=arguments, faults=faults)
     assert_equal_to_undisturbed(run, *arguments)
     assert len(run.phases_struck()) == 3
@@ -78,10 +78,10 @@ def test_state_that_died_with_its_holders_ends_the_job_and_the_member_that_is_le
 
 def test_a_second_member_dies_while_the_first_loss_is_recovered(tmp_path: Path) -> None:
     arguments = ("--steps", "40", "--backups", "2")
-    faults = [_kill("m1", 15, "backward"), "kill --target member:m3 --at step=15,phase=recover"]
+    faults = [_kill("m1", 15, "backward"), "kill --target member:m3 --at step=15,phase=report"]
     run = run_job(tmp_path, workers=4, arguments=arguments, faults=faults)
     assert_equal_to_undisturbed(run, *arguments)
-    assert {phase for _, _, phase in run.phases_struck()} == {"backward", "recover"}
+    assert {phase for _, _, phase in run.phases_struck()} == {"backward", "report"}
 
 
 def test_an_owner_and_one_of_its_backups_die_in_the_same_step(tmp_path: Path) -> None:

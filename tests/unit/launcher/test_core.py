@@ -23,7 +23,8 @@ from elastrain.agent_messages import (
 from elastrain.launcher.core import Core
 from elastrain.launcher.core import events as ev
 from elastrain.launcher.core.stages import Stage
-from elastrain.launcher.faults import Fault
+from elastrain.launcher.faults import grammar
+from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.state import describe
 from elastrain.launcher.values import (
     Command,
@@ -617,22 +618,22 @@ def test_channel_that_breaks_leaves_the_worker_a_little_time_to_end() -> None:
 
 
 def test_fault_needs_an_armed_run() -> None:
-    sentence, taken, commands = running().core.inject(Fault(kind="kill", member="m1"))
+    sentence, taken, commands = running().core.inject(grammar.parse("kill --target member:m1"))
     assert (taken, commands) == (False, [])
     assert "not armed" in sentence
 
 
 def test_fault_at_once_kills_and_one_at_a_step_is_handed_over() -> None:
     job = running(armed=True)
-    assert of(Kill, job.core.inject(Fault(kind="kill", member="m1"))[2])[0].member == "m1"
-    tell = of(Tell, job.core.inject(Fault(kind="kill", member="m1", step=4, phase="commit"))[2])[0]
+    assert of(Kill, job.core.inject(grammar.parse("kill --target member:m1"))[2])[0].member == "m1"
+    tell = of(Tell, job.core.inject(grammar.parse("kill --target member:m1 --at step=4,phase=commit"))[2])[0]
     assert tell.message == am.ArmFault(kind="kill", step=4, phase="commit")
 
 
 def test_fault_for_a_worker_that_is_not_ready_waits_for_its_hello() -> None:
     job = running(armed=True)
     job.die("m1")
-    sentence, taken, commands = job.core.inject(Fault(kind="kill", member="m3", step=4))
+    sentence, taken, commands = job.core.inject(grammar.parse("kill --target member:m3 --at step=4"))
     assert (taken, commands) == (True, [])
     assert "waits for m3" in sentence
     assert told(job.hello("m3"), am.ArmFault) == ["m3"]
@@ -642,21 +643,21 @@ def test_fault_for_nobody_is_refused_with_the_list_of_the_living() -> None:
     job = running(armed=True)
     job.die("m1")
     for member in ("m1", "m7"):
-        sentence, taken, _ = job.core.inject(Fault(kind="kill", member=member))
+        sentence, taken, _ = job.core.inject(grammar.parse(f"kill --target member:{member}"))
         assert (taken, sentence) == (False, f"there is no living member {member}: there are m0, m2, m3")
 
 
 def test_random_target_is_chosen_among_the_members() -> None:
     job = running(armed=True)
-    assert of(Kill, job.core.inject(Fault(kind="kill", member="random"))[2])[0].member == "m2"
-    assert not Job(2, armed=True).core.inject(Fault(kind="kill", member="random"))[1]
+    assert of(Kill, job.core.inject(grammar.parse("kill --target member:random"))[2])[0].member == "m2"
+    assert not Job(2, armed=True).core.inject(grammar.parse("kill --target member:random"))[1]
 
 
 def test_faults_of_the_file_are_handed_over_with_hello_and_first_view() -> None:
     faults = [
-        Fault(kind="kill", member="m1", step=3),
-        Fault(kind="kill", member="random", step=5),
-        Fault(kind="kill", member="m3", step=7),
+        grammar.parse("kill --target member:m1 --at step=3"),
+        grammar.parse("kill --target member:random --at step=5"),
+        grammar.parse("kill --target member:m3 --at step=7"),
     ]
     job = Job(2, faults, armed=True)
     assert told(job.hello("m1"), am.ArmFault) == ["m1"]

@@ -12,7 +12,7 @@ from elastrain import agent_messages as am
 from elastrain.agent_messages import Diverged, Failed, Finished, Hello, LostState, Progress, Struck, Suspect
 from elastrain.launcher.core import Core
 from elastrain.launcher.core import events as ev
-from elastrain.launcher.faults import Fault
+from elastrain.launcher.faults import grammar
 from elastrain.launcher.notices import NOTICE, Exited, Left, Over, Raised
 from elastrain.launcher.state import describe
 from elastrain.launcher.store import MemoryStore
@@ -1044,7 +1044,7 @@ def test_stopping_one_agent_leaves_the_others_running() -> None:
 def test_fault_reaches_its_target_whatever_agent_is_asked(asked_at: str) -> None:
     cluster = running(armed=True)
     agent = cluster.agents[asked_at]
-    _, taken, commands = agent.core.inject(Fault(kind="kill", member="m1"))
+    _, taken, commands = agent.core.inject(grammar.parse("kill --target member:m1"))
     cluster.do(agent, commands)
     assert taken
     assert [c.member for c in cluster.agents["node1"].done if isinstance(c, Kill)] == ["m1"]
@@ -1053,28 +1053,28 @@ def test_fault_reaches_its_target_whatever_agent_is_asked(asked_at: str) -> None
 def test_node_as_a_target_kills_that_node_only() -> None:
     cluster = running(armed=True)
     agent = cluster.agents["node0"]
-    _, taken, commands = agent.core.inject(Fault(kind="kill", node="node2"))
+    _, taken, commands = agent.core.inject(grammar.parse("kill --target node:node2"))
     cluster.do(agent, commands)
     assert taken
     assert [a.name for a in cluster.living if any(isinstance(c, KillNode) for c in a.done)] == ["node2"]
-    sentence, taken, _ = agent.core.inject(Fault(kind="kill", node="node9"))
+    sentence, taken, _ = agent.core.inject(grammar.parse("kill --target node:node9"))
     assert (taken, sentence) == (False, "there is no node node9: there are node0, node1, node2")
 
 
 def test_node_is_struck_in_a_phase_by_its_worker_that_gets_there() -> None:
     cluster = running(armed=True)
     agent = cluster.agents["node0"]
-    cluster.do(agent, agent.core.inject(Fault(kind="kill", node="node2", step=4, phase="commit"))[2])
+    cluster.do(agent, agent.core.inject(grammar.parse("kill --target node:node2 --at step=4,phase=commit"))[2])
     told = [c.message for c in cluster.agents["node2"].done if isinstance(c, Tell)]
-    fault = am.ArmFault(kind="kill", step=4, phase="commit", node=True)
+    fault = am.ArmFault(kind="kill", step=4, phase="commit", number=1)
     assert [message for message in told if isinstance(message, am.ArmFault)] == [fault]
-    cluster.say("m2", Struck())
+    cluster.say("m2", Struck(number=1))
     assert [a.name for a in cluster.living if any(isinstance(c, KillNode) for c in a.done)] == ["node2"]
 
 
 def test_worker_of_an_unarmed_run_can_not_take_its_node_along() -> None:
     cluster = running()
-    cluster.say("m2", Struck())
+    cluster.say("m2", Struck(number=1))
     assert not any(isinstance(c, KillNode) for c in cluster.agents["node2"].done)
 
 

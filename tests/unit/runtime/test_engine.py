@@ -21,7 +21,7 @@ from elastrain.placement import Holders
 from elastrain.runtime.agent_link import AgentLink
 from elastrain.runtime.channel import ChannelClosedError
 from elastrain.runtime.engine import Engine, EngineParts
-from elastrain.runtime.faults import ArmedFaults
+from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.handover import Assignment, Handover, LoopOver, StepBegun, TryAgain
 from elastrain.runtime.journal import Journal
 from elastrain.runtime.pacing import BETWEEN_STEPS_S, RECOVERY_DEADLINE_S
@@ -193,7 +193,7 @@ class Bench:
             agent=self.agent,
             executor=self.executor,  # type: ignore[arg-type]
             handover=self.handover,
-            faults=ArmedFaults(journal, lambda: None),
+            faults=ArmedFaults(journal, lambda number: None),
             journal=journal,
             memory=memory,  # type: ignore[arg-type]
             report=self._report,

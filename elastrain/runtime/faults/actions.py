@@ -1,0 +1,96 @@
+"""What each class of faults does to the worker that carries it out: one table, one short function per class.
+
+An action returns why it could not strike, or an empty sentence.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from elastrain.agent_messages import ArmFault
+from elastrain.runtime.faults.device import FailingDevice
+from elastrain.runtime.faults.slowness import Slowness
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """What actions work with beside the process itself."""
+
+    slowness: Slowness = field(default_factory=Slowness)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    strike: Callable[[ArmFault, Tools], str]
+    in_loop: bool = False
+    """Only in the training loop's thread."""
+
+
+def _kill(fault: ArmFault, tools: Tools) -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return ""
+
+
+def _segfault(fault: ArmFault, tools: Tools) -> str:
+    _by_default(signal.SIGSEGV)
+    ctypes.string_at(0)
+    return ""
+
+
+def _abort(fault: ArmFault, tools: Tools) -> str:
+    _by_default(signal.SIGABRT)
+    os.abort()
+
+
+def _by_default(number: int) -> None:
+    """As if no handler had been installed; Python itself allows that in the main thread only."""
+    ctypes.CDLL(None).signal(number, None)
+
+
+def _raise(fault: ArmFault, tools: Tools) -> str:
+    raise RuntimeError(str(fault.options["text"]))
+
+
+def _fail_device(fault: ArmFault, tools: Tools) -> str:
+    FailingDevice(int(fault.options["after"])).begin()
+    return ""
+
+
+def _hang(fault: ArmFault, tools: Tools) -> str:
+    until_s = time.monotonic() + (math.inf if fault.for_s is None else fault.for_s)
+    how = fault.options["how"]
+    while (left_s := until_s - time.monotonic()) > 0:
+        if how == "lock":  # PyDLL keeps the interpreter lock during the call: no thread of this process runs Python
+            ctypes.PyDLL(None).usleep(int(1e6 * min(left_s, 1000.0)))  # its argument has 32 bits
+        elif how == "forward":
+            time.sleep(min(left_s, 1000.0))
+    return ""
+
+
+def _slow(fault: ArmFault, tools: Tools) -> str:
+    tools.slowness.begin(float(fault.options["factor"]), str(fault.options["how"]), fault.for_s)
+    return ""
+
+
+def _stop(fault: ArmFault, tools: Tools) -> str:
+    """Exactly here; the agent, which was told, lets the group go on when its time has come."""
+    os.killpg(0, signal.SIGSTOP)
+    return ""
+
+
+ACTIONS: Mapping[str, Action] = {
+    "kill": Action(strike=_kill),
+    "segfault": Action(strike=_segfault),
+    "abort": Action(strike=_abort),
+    "exception": Action(strike=_raise, in_loop=True),
+    "device-error": Action(strike=_fail_device, in_loop=True),
+    "hang": Action(strike=_hang, in_loop=True),
+    "slow": Action(strike=_slow),
+    "stop": Action(strike=_stop),
+}

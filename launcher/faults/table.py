@@ -1,0 +1,296 @@
+"""The classes of faults, as one table: whom each may strike, what can be said about it, and who carries it out.
+
+`elastrain inject --list` prints it (`listing`), `grammar` checks against it, `chaos` draws from it. Values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from elastrain.launcher.faults.fault import Fault, Scheme, Value
+from elastrain.world import PHASES
+
+LOOP_PHASES = ("forward", "backward", "shutdown")
+"""Those that the training loop's own thread comes to: what happens in user code can happen only there."""
+MICRO_BATCH_PHASES = ("forward", "backward")
+MEMBERS = (Scheme.MEMBER,)
+MEMBERS_OR_NODES = (Scheme.MEMBER, Scheme.NODE)
+WRONG = ("config", "threads", "torch", "secret")
+"""What may be wrong with a replacement."""
+DAY = 86_400.0
+"""Seconds: nothing lasts longer."""
+
+
+class Carrier(StrEnum):
+    """Who carries a fault out."""
+
+    WORKER = "worker"
+    """The worker itself, from inside."""
+    AGENT = "agent"
+    LAUNCHER = "launcher"
+    """The parent of simulated nodes (`--local-nodes`), which has the network and etcd."""
+
+
+class Lasting(StrEnum):
+    """Whether a fault ends again, so that `--for` may be given."""
+
+    NO = "no"
+    MAY = "may"
+    """Without `--for` it lasts for ever."""
+    MUST = "must"
+    """It has a default, because for ever would be another class."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """What can be said about a fault: one of `choices`, or a number from `least` to `most`."""
+
+    name: str
+    help: str
+    default: Value
+    choices: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    """Words that are known and refused with a sentence: the part of the product that they would strike is missing."""
+    least: float = 0.0
+    most: float = 0.0
+
+    @property
+    def is_whole(self) -> bool:
+        return isinstance(self.default, int)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultClass:
+    """One row. `phases`: those that it can strike in; a fault that strikes outside of a process may name any."""
+
+    name: str
+    help: str
+    by: Carrier
+    targets: tuple[Scheme, ...] = MEMBERS
+    phases: tuple[str, ...] = PHASES
+    lasting: Lasting = Lasting.NO
+    for_s: float | None = None
+    """How long it lasts unless `--for` says so."""
+    options: tuple[Option, ...] = ()
+
+    def option(self, name: str) -> Option | None:
+        return next((each for each in self.options if each.name == name), None)
+
+
+def _number(name: str, default: float, least: float, most: float, meaning: str) -> Option:
+    return Option(name=name, help=meaning, default=default, least=least, most=most)
+
+
+def _word(name: str, *choices: str, meaning: str, missing: tuple[str, ...] = ()) -> Option:
+    return Option(name=name, help=meaning, default=choices[0], choices=choices, missing=missing)
+
+
+_ROWS = (
+    FaultClass(
+        name="kill",
+        by=Carrier.WORKER,
+        targets=MEMBERS_OR_NODES,
+        help="SIGKILL to a worker and all that it started; of a node, to all its workers and its agent: node loss.",
+    ),
+    FaultClass(name="segfault", by=Carrier.WORKER, help="The worker reads from address 0 and dies by SIGSEGV."),
+    FaultClass(name="abort", by=Carrier.WORKER, help="The worker calls abort() and dies by SIGABRT."),
+    FaultClass(
+        name="exception",
+        by=Carrier.WORKER,
+        phases=LOOP_PHASES,
+        options=(_word("text", "an injected fault", meaning="the exception's text"),),
+        help="The training loop raises: a RuntimeError in the thread that runs the script.",
+    ),
+    FaultClass(
+        name="device-error",
+        by=Carrier.WORKER,
+        phases=MICRO_BATCH_PHASES,
+        options=(_number("after", 0, 0, 1_000_000, meaning="operations of torch that still succeed"),),
+        help="An operation of torch raises as it does when a device fails.",
+    ),
+    FaultClass(
+        name="hang",
+        by=Carrier.WORKER,
+        phases=LOOP_PHASES,
+        lasting=Lasting.MAY,
+        options=(
+            _word(
+                "how",
+                "loop",
+                "lock",
+                "forward",
+                meaning="loop: busy for ever in user code; lock: holds the interpreter lock, so that no thread of the "
+                "worker runs; forward: a call that sleeps and does not return",
+            ),
+        ),
+        help="The worker lives and its training loop does not go on.",
+    ),
+    FaultClass(
+        name="slow",
+        by=Carrier.WORKER,
+        phases=MICRO_BATCH_PHASES,
+        lasting=Lasting.MAY,
+        options=(
+            _number("factor", 3.0, 1.0, 1000.0, meaning="how many times as long each micro-batch takes"),
+            _word("how", "busy", "sleep", meaning="busy or sleep: what the worker does meanwhile"),
+        ),
+        help="A straggler: every micro-batch takes longer.",
+    ),
+    FaultClass(
+        name="flip",
+        by=Carrier.WORKER,
+        options=(
+            _word(
+                "where",
+                "parameters",
+                "taken",
+                "moments",
+                "masters",
+                "backup",
+                "gradient",
+                "partial",
+                "spill",
+                missing=("frame", "file"),
+                meaning="parameters: what the member computes with and is the primary of; taken: what it computes with "
+                "and has from another; moments, masters: the optimizer's state as a primary; backup: as a backup; "
+                "gradient: a finished one that it keeps as a backup; partial: a sum on its way; spill: what a drive "
+                "gives back",
+            ),
+        ),
+        help="One bit of the worker's memory changes behind its back.",
+    ),
+    FaultClass(
+        name="memory-limit",
+        by=Carrier.WORKER,
+        phases=MICRO_BATCH_PHASES,
+        help="The worker gets no more memory (RLIMIT_AS): its loop's next allocation fails, and all large ones later.",
+    ),
+    FaultClass(
+        name="drive",
+        by=Carrier.WORKER,
+        lasting=Lasting.MAY,
+        options=(
+            _word(
+                "how",
+                "full",
+                "failing",
+                "slow",
+                meaning="full: writes get ENOSPC; failing: every call gets EIO; slow: each call takes longer",
+            ),
+            _number("rate", 10.0, 0.001, 100_000.0, meaning="MB/s of a slow drive"),
+        ),
+        help="The drives that the worker offloads to fail; it must have some (--offload-dir).",
+    ),
+    FaultClass(
+        name="stop",
+        by=Carrier.AGENT,
+        targets=MEMBERS_OR_NODES,
+        lasting=Lasting.MAY,
+        help="SIGSTOP; with --for, SIGCONT afterwards: longer than the lease, a zombie. Of a node, its agent too.",
+    ),
+    FaultClass(
+        name="preempt",
+        by=Carrier.AGENT,
+        targets=MEMBERS_OR_NODES,
+        options=(_number("grace", 30.0, 0.0, DAY, meaning="seconds until SIGKILL"),),
+        help="A preemption notice: SIGTERM, and SIGKILL after a time. Of a node, to its agent.",
+    ),
+    FaultClass(
+        name="throttle",
+        by=Carrier.AGENT,
+        lasting=Lasting.MAY,
+        options=(_number("share", 0.25, 0.01, 1.0, meaning="of one core"),),
+        help="A straggler: the worker gets a share of a core (a CPU quota by cgroup, for root only).",
+    ),
+    FaultClass(
+        name="out-of-memory",
+        by=Carrier.AGENT,
+        options=(_number("room", 1.0, 1.0, 1 << 20, meaning="MiB that it may still get"),),
+        help="The kernel kills the worker when it wants more memory (a limit by cgroup, for root only).",
+    ),
+    FaultClass(
+        name="wrong-replacement",
+        by=Carrier.AGENT,
+        options=(_word("what", *WRONG, meaning=f"what differs: {', '.join(WRONG)}"),),
+        help="The worker is killed, and what is started in its place does not fit the job.",
+    ),
+    FaultClass(
+        name="flap",
+        by=Carrier.LAUNCHER,
+        targets=(Scheme.NODE,),
+        lasting=Lasting.MUST,
+        for_s=0.5,
+        help="A node's network interface goes down and up again (--netns).",
+    ),
+    FaultClass(
+        name="partition",
+        by=Carrier.LAUNCHER,
+        targets=(Scheme.NODE,),
+        lasting=Lasting.MAY,
+        options=(
+            _word("way", "both", "in", "out", meaning="both, in, out: which packets are dropped"),
+            _word("only", "all", "peers", "etcd", meaning="all, peers, etcd: from whom the node is cut off"),
+        ),
+        help="A node is cut off: packets are dropped (--netns).",
+    ),
+    FaultClass(
+        name="loss",
+        by=Carrier.LAUNCHER,
+        targets=(Scheme.NODE,),
+        lasting=Lasting.MAY,
+        options=(_number("percent", 10.0, 0.01, 100.0, "of its packets, dropped at random"),),
+        help="A node loses packets at random (--netns).",
+    ),
+    FaultClass(
+        name="slow-link",
+        by=Carrier.LAUNCHER,
+        targets=(Scheme.NODE,),
+        lasting=Lasting.MAY,
+        options=(_number("rate", 1.0, 0.001, 100_000.0, "Mbit/s that are left to it"),),
+        help="A node's link becomes slow (--netns).",
+    ),
+    FaultClass(
+        name="etcd-kill",
+        by=Carrier.LAUNCHER,
+        targets=(Scheme.ETCD,),
+        lasting=Lasting.MUST,
+        for_s=5.0,
+        help="etcd is killed, and started again afterwards with the data that it had.",
+    ),
+    FaultClass(
+        name="etcd-stop",
+        by=Carrier.LAUNCHER,
+        targets=(Scheme.ETCD,),
+        lasting=Lasting.MUST,
+        for_s=5.0,
+        help="etcd is stopped (SIGSTOP), and continued afterwards.",
+    ),
+    FaultClass(
+        name="etcd-compact",
+        by=Carrier.LAUNCHER,
+        targets=(Scheme.ETCD,),
+        help="etcd forgets all older revisions: watches of them fail.",
+    ),
+    FaultClass(
+        name="etcd-wipe",
+        by=Carrier.LAUNCHER,
+        targets=(Scheme.ETCD,),
+        lasting=Lasting.MUST,
+        for_s=2.0,
+        help="etcd is killed, and started again without its data.",
+    ),
+)
+CLASSES: Mapping[str, FaultClass] = {row.name: row for row in _ROWS}
+
+
+def settings(fault: Fault) -> dict[str, Value]:
+    """Every option of its class, with what the fault says or the default."""
+    given = dict(fault.options)
+    return {each.name: given.get(each.name, each.default) for each in CLASSES[fault.kind].options}
+
+
+def lasts_s(fault: Fault) -> float | None:
+    """How long it lasts; None: for ever, or no time at all."""
+    return fault.for_s if fault.for_s is not None else CLASSES[fault.kind].for_s
