@@ -172,6 +172,8 @@ class Core:
                 return self._script.on_raised(node, notice, now)
             case notices.Suspected():
                 return self._suspicions.on_suspected(node, notice, now)
+            case notices.Stands():
+                return self._views.on_told(notice, now)
             case notices.Ended():
                 return self.shutdown.on_ended(node, notice, now)
             case notices.Digested():
