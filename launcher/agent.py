@@ -125,7 +125,7 @@ class Agent:
         self._parts = NodeParts(
             workers=workers, peers=peers, registry=registry, end=end, strikes=strikes, launcher=launcher
         )
-        shares_screen = config.one_host and not settings.alone
+        shares_screen = config.run.whole is not None
         self._runner = CommandRunner(self._core, self._parts, self._log, self._state, shares_screen=shares_screen)
         self._timed: list[_Timed] = [door, workers, registry, *([peers] if peers else []), end, strikes]
 
