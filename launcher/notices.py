@@ -30,6 +30,16 @@ class Suspected(Tagged, frozen=True, kw_only=True):
     reason: str
 
 
+class SomebodyWaits(Tagged, frozen=True, kw_only=True):
+    """A member of the sender's node has had nothing to do for a while: it waits for some other one."""
+
+
+class Hangs(Tagged, frozen=True, kw_only=True):
+    """A member of the sender's node hangs, and is about to be ended: the stacks of all members are wanted."""
+
+    reason: str
+
+
 class Raised(Tagged, frozen=True, kw_only=True):
     """The script raised on `member`, a worker of the sender's node: `micro_batch` is -1 outside of any."""
 
@@ -76,5 +86,7 @@ class Ask(Tagged, frozen=True, kw_only=True):
     """As after `elastrain inject`."""
 
 
-Notice: TypeAlias = Beat | Exited | Suspected | Raised | Stands | Ended | Digested | Left | Over | Ask
+Notice: TypeAlias = (
+    Beat | Exited | Suspected | SomebodyWaits | Hangs | Raised | Stands | Ended | Digested | Left | Over | Ask
+)
 NOTICE: LineCodec[Notice] = LineCodec(Notice)

@@ -63,6 +63,11 @@ class RunDir:
         return self.journals / "logs"
 
     @property
+    def stacks(self) -> Path:
+        """What threads were at when a member hung, a file per member."""
+        return self.journals / "stacks"
+
+    @property
     def offload(self) -> Path:
         """Profiles of offloading, a file per member."""
         return self.path / "offload"

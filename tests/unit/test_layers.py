@@ -40,8 +40,8 @@ PURE_STANDARD = frozenset(
 PURE_LIBRARIES = frozenset({"msgspec"})
 # What every room may import, and of it what is plain arithmetic, which pure parts may import too.
 BASE = frozenset({"elastrain.base"})
-PURE_BASE = frozenset({"elastrain.base.free_ranges", "elastrain.base.splitmix", "elastrain.base.tree"})
-# Torch-free: comm.errors, comm.shm.liveness, comm.wire.acceptor, handshake and secure, one of each for all; of
+PURE_BASE = frozenset(f"elastrain.base.{name}" for name in ("free_ranges", "places", "splitmix", "tree"))
+# Torch-free: comm.errors, comm.shm.liveness, whereabouts, comm.wire.acceptor, handshake and secure, one of each; of
 # offload, what `elastrain offload show` reads and prints, and what --offload-dir must be.
 LAUNCHER_MAY_IMPORT = frozenset(
     {
@@ -58,6 +58,7 @@ LAUNCHER_MAY_IMPORT = frozenset(
         "elastrain.comm.wire.secure",
         "elastrain.comm.errors",
         "elastrain.comm.shm.liveness",
+        "elastrain.comm.shm.whereabouts",
         "elastrain.offload.profile",
         "elastrain.offload.show",
         "elastrain.offload.plot",
