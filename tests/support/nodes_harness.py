@@ -126,8 +126,8 @@ class NodesJob:
         for pid in [self.agent(node), *workers]:
             kill_group(pid)
 
-    def inject(self, target: str) -> None:
-        answer = control.ask(self.run, AskFault(line=f"kill --target {target}"))
+    def inject(self, target: str, kind: str = "kill", *more: str) -> None:
+        answer = control.ask(self.run, AskFault(line=" ".join((kind, "--target", target, *more))))
         assert answer.ok, answer
 
     def signal_etcd(self, number: int) -> None:
