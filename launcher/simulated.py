@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -22,17 +23,22 @@ from elastrain.base.event_loop import EventLoop
 from elastrain.base.processes import die_with_parent
 from elastrain.errors import ConfigError, ElastrainError
 from elastrain.launcher import environment, rundir
+from elastrain.launcher.control_server import ControlServer
 from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.events import EventLog
+from elastrain.launcher.faults import grammar
+from elastrain.launcher.faults.table import CLASSES, Carrier
 from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.namespaces.programs import enter, lacking
 from elastrain.launcher.namespaces.switch import SWITCH, SWITCH_ADDRESS, Switch
+from elastrain.launcher.operator_messages import Answer, AskFault, Request
 from elastrain.launcher.run_options import NodeOptions, RunOptions
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
 from elastrain.launcher.starting import count, run_node, say_last
 from elastrain.launcher.stop_signals import StopSignals
+from elastrain.launcher.store import StoreError
 from elastrain.launcher.surroundings import Surroundings
 
 _STOP_AGAIN_S = 20.0
@@ -149,11 +155,16 @@ class _Nodes:
     def run(self, around: Surroundings, signals: StopSignals) -> int:
         self._around = around
         self._loop.register(signals, lambda _events: self._stop(signals.take()[-1:]))
-        for index in range(self._options.size.nodes_max):
-            self._start(_name(index))
-        while self._running:
-            self._loop.turn(around.next_deadline_s())
-            around.on_tick(time.monotonic())
+        control = ControlServer(self._loop, rundir.listen(self._run), partial(answer, self._options, around))
+        try:
+            for index in range(self._options.size.nodes_max):
+                self._start(_name(index))
+            while self._running:
+                self._loop.turn(around.next_deadline_s())
+                around.on_tick(time.monotonic())
+        finally:
+            control.close()
+            self._run.control.unlink(missing_ok=True)
         return 128 + self._stopped_by if self._stopped_by else max(self._ends.codes, default=1)
 
     def close(self) -> None:
@@ -220,6 +231,26 @@ class _Nodes:
             for process in self._running.values():
                 if process.pid is not None:
                     os.kill(process.pid, number)
+
+
+def answer(options: RunOptions, around: Surroundings, request: Request) -> Answer:
+    """The operator asks the launcher: for faults of what is around the nodes; for all else there are agents."""
+    if not isinstance(request, AskFault):
+        return Answer(ok=False, sentence="this is the launcher of simulated nodes: ask one of them")
+    if not options.armed:
+        return Answer(ok=False, sentence="this run is not armed: start it with --inject (or --faults FILE)")
+    try:
+        fault = grammar.parse(request.line)
+        if CLASSES[fault.kind].by is not Carrier.LAUNCHER:
+            return Answer(ok=False, sentence=f"{fault.kind} is no fault of the network or of etcd: ask a node")
+        if fault.place.t_s is not None:
+            around.carry_out_later(fault, options.began_s + fault.place.t_s)
+            return Answer(ok=True, sentence=f"{fault} is due")
+        around.carry_out(fault, time.monotonic())
+    except (ElastrainError, StoreError) as error:
+        return Answer(ok=False, sentence=str(error))
+    say(f"{fault} is carried out on request")
+    return Answer(ok=True, sentence=f"{fault} is carried out")
 
 
 def _node(options: RunOptions, node: NodeOptions, whole: RunDir, namespace: str | None) -> None:

@@ -44,7 +44,7 @@ def test_a_hang_on_a_node_with_one_worker_is_found_by_what_the_other_agents_tell
     arguments = ("--steps", "40", "--backups", "1")
     with NodesJob(tmp_path, "--local-nodes", "3", "--inject", arguments=arguments) as job:
         job.wait_step(6)
-        job.inject("member:m1", "hang", "--at phase=forward", "--how forward")
+        job.inject("hang --target member:m1 --at phase=forward --how forward")
         job.wait("hang", member="m1")
         job.wait("view", generation=3)
         run = job.finish()
