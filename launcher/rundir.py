@@ -82,7 +82,7 @@ class RunDir:
         """Raises ConfigError if there is none that can be read."""
         try:
             state = json.loads(self.state.read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{self.path} holds no readable run ({error})") from None
         if not isinstance(state, dict):
             raise ConfigError(f"{self.state} is not a run's state")
