@@ -139,6 +139,19 @@ def test_what_the_agent_decides_uses_only_values(path: Path) -> None:
     assert {name for name in beyond if not within(name, AGENT_VALUES)} == set()
 
 
+LIFETIMES_PURE = ("booking", "plan", "program", "replay", "tiers", "timeline", "values")
+"""Parts of `offload/lifetimes/` that only compute: on values and on arrays of numbers."""
+ARRAYS_AND_WORDS = frozenset({"numpy", "elastrain.offload.stats"})
+
+
+@pytest.mark.parametrize("name", LIFETIMES_PURE)
+def test_plans_of_lifetimes_are_made_of_values(name: str) -> None:
+    source = (ROOT / f"offload/lifetimes/{name}.py").read_text()
+    allowed = {f"elastrain.offload.lifetimes.{each}" for each in LIFETIMES_PURE} | ARRAYS_AND_WORDS
+    found = imports(source, f"elastrain.offload.lifetimes.{name}")
+    assert {each for each in found if not within(each, PURE_STANDARD | allowed)} <= {"elastrain.offload.lifetimes"}
+
+
 @pytest.mark.parametrize("path", PURE, ids=lambda p: p.name)
 def test_pure_part_uses_only_values(path: Path) -> None:
     assert not_pure(path.read_text(), module_of(path)) == set()
