@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from elastrain.launcher.store import Broken, Change, Item, Listing, Store, StoreError
+from elastrain.launcher.store import Broken, Change, Item, Listing, Store, StoreError, Watch
 from elastrain.launcher.storethread import Inbox
 
 _PAUSE_S = 0.25
@@ -50,19 +50,24 @@ class Followed:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            try:
-                listing = self._store.list(self._prefix)
-            except StoreError as error:
-                trouble = error
-                self._inbox.post(lambda trouble=trouble: self._on_trouble(trouble))  # type: ignore[misc]
-            else:
-                self._wake.clear()
-                self._begin_with(listing)
-                watch = self._store.watch(self._prefix, listing.revision, self._take)
+            watch = self.look()
+            if watch is not None:
                 if not self._closed.is_set():  # `close` may have set `_wake` before it was cleared
                     self._wake.wait()
                 watch.cancel()
             self._closed.wait(_PAUSE_S)
+
+    def look(self) -> Watch | None:
+        """List, and watch from there. None where the store does not answer."""
+        try:
+            listing = self._store.list(self._prefix)
+        except StoreError as error:
+            trouble = error
+            self._inbox.post(lambda: self._on_trouble(trouble))
+            return None
+        self._wake.clear()
+        self._begin_with(listing)
+        return self._store.watch(self._prefix, listing.revision, self._take)
 
     def _begin_with(self, listing: Listing) -> None:
         with self._lock:

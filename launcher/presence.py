@@ -53,14 +53,15 @@ class Presence:
         self, store: Store, inbox: Inbox, key: str, value: bytes, ttl_s: float, on_report: Callable[[Report], None]
     ) -> None:
         self._store = store
-        self._inbox = inbox
         self._key = key
         self._wanted = value
         self._written: bytes | None = None
         self._revision = 0
         self._lease: int | None = None
         self._ttl_s = ttl_s
-        self._on_report = on_report
+        # Reports go to the loop that the inbox belongs to, never straight to the owner.
+        self._report: Callable[[Report], None] = lambda report: inbox.post(lambda: on_report(report))
+        self._is_unreachable = False
         self._closed = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"elastrain-presence-{key}", daemon=True)
@@ -78,24 +79,28 @@ class Presence:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        unreachable = False
         while not self._closed:
             self._wake.clear()
-            try:
-                wrote = self._beat()
-                if unreachable and not wrote:
-                    self._report(Present(revision=self._revision))
-                unreachable = False
-            except LeaseLostError:
-                self._lease, self._written, self._revision = None, None, 0
-                unreachable = False
-                self._report(Lapsed())
-                continue
-            except StoreError as error:
-                unreachable = True
-                self._report(Unreachable(error=error))
-            self._wake.wait(self._ttl_s / 3)
-        self._leave()
+            if self.turn():
+                self._wake.wait(self._ttl_s / 3)
+        self.leave()
+
+    def turn(self) -> bool:
+        """One sign of life. False: the lease was lost, and the next one is due at once."""
+        try:
+            wrote = self._beat()
+            if self._is_unreachable and not wrote:
+                self._report(Present(revision=self._revision))
+            self._is_unreachable = False
+        except LeaseLostError:
+            self._lease, self._written, self._revision = None, None, 0
+            self._is_unreachable = False
+            self._report(Lapsed())
+            return False
+        except StoreError as error:
+            self._is_unreachable = True
+            self._report(Unreachable(error=error))
+        return True
 
     def _beat(self) -> bool:
         """Whether anything was written, and reported."""
@@ -123,12 +128,10 @@ class Presence:
         self._written, self._revision = wanted, revision
         self._report(Present(revision=revision))
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Take the key away; if the store does not answer, it goes with its lease."""
         if self._lease is not None:
             try:
                 self._store.revoke(self._lease)
             except StoreError:
                 pass  # it goes with its lease
-
-    def _report(self, report: Report) -> None:
-        self._inbox.post(lambda: self._on_report(report))

@@ -9,17 +9,15 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from elastrain import protocol as p
-from elastrain.base.places import Station
 from elastrain.errors import ConfigError, DriveFailedError
 from elastrain.offload.errors import SpillReadError
-from elastrain.runtime.whereabouts import LOADING_TIMEOUT_S, LoopWhereabouts
 from elastrain.values import Check, Contribution
 
 if TYPE_CHECKING:
@@ -52,8 +50,6 @@ class StepParts:
     """Around each micro-batch."""
     backward: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around each backward."""
-    whereabouts: LoopWhereabouts = field(default_factory=LoopWhereabouts)
-    """Hears of each micro-batch, of each block of a backward, and of the loader's wait."""
 
 
 class Run:
@@ -122,8 +118,7 @@ class Run:
         self._contribution = Contribution()
         for micro_batch in self._micro_batches():
             self.micro_batch = micro_batch
-            with self._parts.whereabouts.known_stretch(f"loading micro-batch {micro_batch}", LOADING_TIMEOUT_S):
-                data = self._parts.loader.get(self._step, micro_batch)
+            data = self._parts.loader.get(self._step, micro_batch)
             started_s = time.monotonic()
             self._prepare(micro_batch)
             with self._parts.computing():
@@ -140,7 +135,6 @@ class Run:
 
     def _prepare(self, micro_batch: int) -> None:
         parts = self._parts
-        parts.whereabouts.enter(Station.COMPUTING, self._step)
         parts.randomness.begin(self._step, micro_batch)
         torch.clear_autocast_cache()  # else an autocast around the loop computes with the last step's weights
         parts.model.statistics.begin()
@@ -155,7 +149,6 @@ class Run:
         model.attach(slot)
         is_last = self._is_last_of_run()
         try:
-            self._parts.whereabouts.go_on()
             if is_last:
                 model.arm(self._block_done)
             with self._parts.backward():
@@ -194,7 +187,6 @@ class Run:
         if block in self._reported:  # by an earlier try of this run, with the same bits
             return
         self._reported.add(block)
-        self._parts.whereabouts.go_on()
         self._parts.reach(self._step, "backward")
         mask = sum(1 << leaf for leaf in touched)
         run = self._assignment.compute.run

@@ -42,7 +42,6 @@ def as_text() -> str:
 _SHAPES = {
     Scheme.MEMBER: "member:ID, member:random",
     Scheme.NODE: "node:NAME, node:random",
-    Scheme.LINK: "link:A-B",
     Scheme.ETCD: "etcd",
 }
 _LEFT, _WIDTH = 34, 118

@@ -1,0 +1,227 @@
+"""What must hold in a whole job after every event, and at its end. Raises Violation."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+from elastrain.errors import ElastrainError, StateLostError
+from elastrain.launcher.values import End
+from elastrain.launcher.views import decode_view
+from elastrain.placement import Placement
+from elastrain.values import Shape
+from elastrain.world import View
+from tests.sim import cluster
+from tests.sim.checks import Checks, Truth
+from tests.sim.cluster import Cluster, Scenario
+from tests.sim.job.schedule import Schedule, shape_of
+from tests.sim.member import SimMember, Violation
+
+if TYPE_CHECKING:
+    from tests.sim.job.agent import AgentProcess
+    from tests.sim.job.member import MemberProcess
+    from tests.sim.job.world import World
+
+_LEGAL = (
+    "raised the same exception",
+    "after it had finished its work",
+    "were ready within",
+    "nodes came within",
+    "before the first commit",
+    "all nodes",
+)
+"""Ends that are right although the state is whole: nobody could mend what they name."""
+STEPS_MAX = 6
+
+
+@cache
+def truth_of(runs: int) -> Truth:
+    """What an undisturbed job of one computes."""
+    shape = shape_of(Schedule(seed=0, runs=runs))
+    scenario = Scenario(members=1, steps=STEPS_MAX, runs=runs, backups=0)
+
+    def same(scenario: Scenario) -> Shape:
+        return shape
+
+    with patch.object(cluster, "shape_of", same), patch.object(cluster, "FROZEN", frozenset([3])):
+        job = Cluster(scenario, 0, None)
+        job.run()
+    return job.seen
+
+
+class _Members(dict[str, SimMember]):
+    """Member -> its core, as the checks of a step want it."""
+
+
+class JobChecks:
+    """`members` are the checks of the step protocol; here are those of the whole job."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._by_id = _Members()
+        self.members = Checks(world.shape, truth_of(world.schedule.runs), self._by_id, world.dead)
+        self.views: dict[int, View] = {}
+        """Generation -> the view that anybody has taken over."""
+        self.newest: View | None = None
+        self.finishers: dict[str, int] = {}
+        """Members that have passed the end of the job -> the digest of their parameters."""
+        self.groups: dict[int, dict[int, tuple[str, ...]]] = {}
+        """Step -> generation -> members of the view in which it was committed."""
+        self._judged: set[tuple[str, int]] = set()
+        world.etcd.on_write = lambda put: self._written(put)
+
+    def enter(self, process: MemberProcess) -> None:
+        self._by_id[process.id] = process.sim
+
+    # ---- views
+
+    def _written(self, put: object) -> None:
+        assert isinstance(put, dict)
+        value = put.get("/elastrain/job/view")
+        if value is not None:
+            self._stands(decode_view(value), "the store")
+
+    def _stands(self, view: View, where: str) -> None:
+        """Each generation has one list of members, and a view that leaves somebody out has a reason to."""
+        there = self.views.setdefault(view.generation, view)
+        if there != view:
+            raise Violation(f"{where} has {view.ids} as generation {view.generation}, others have {there.ids}")
+        if self.newest is None or view.generation > self.newest.generation:
+            before, self.newest = self.newest, view
+            self._world.say(f"view {view.generation}: {' '.join(view.ids)} ({view.reason})")
+            if not view.members:
+                self._false_end(view.reason, before)
+
+    def agent(self, agent: AgentProcess) -> None:
+        """After each event of an agent."""
+        view = agent.core.cluster.view
+        if view is not None:
+            if agent.core.cluster.config.alone or view.generation not in self.views:
+                self._stands(view, agent.name)
+            elif self.views[view.generation] != view:
+                raise Violation(f"{agent.name} has {view.ids} as generation {view.generation}")
+        end = agent.core.shutdown.end
+        if end is not None and (agent.name, agent.incarnation) not in self._judged:
+            self._judged.add((agent.name, agent.incarnation))
+            self._ends(agent, end)
+
+    # ---- ends
+
+    def _ends(self, agent: AgentProcess, end: End) -> None:
+        self._world.say(f"{agent.name} is to end with {end.code}: {end.sentence}")
+        if not end.sentence:
+            raise Violation(f"{agent.name} ends without a sentence")
+        if end.code == 0 and not self.finishers:
+            raise Violation(f"{agent.name} ends with 0, though nobody has finished: {end.sentence}")
+        if end.code and end.everywhere:
+            self._false_end(end.sentence, self.newest)
+
+    def _false_end(self, why: str, view: View | None) -> None:
+        """Nobody ends a job while living members of the newest view hold everything."""
+        if any(words in why for words in _LEGAL) or view is None:
+            return
+        if self.finishers and "differ" not in why:
+            return
+        able = self.able(view)
+        if able is not None:
+            raise Violation(f"a job whose state is whole (held by {', '.join(able)}) is ended: {why}")
+
+    def able(self, view: View) -> list[str] | None:
+        """Living members of the view that hold every shard of the newest committed step; None if a shard is gone."""
+        members = [p for p in self._world.living() if p.id in view and p.sim.roles.committed is not None]
+        top = max((process.sim.committed for process in members), default=-1)
+        if top < 0:
+            return None
+        # Copies that no commit has made a holder's count for nothing: only their maker knows that they are whole.
+        base = max(members, key=lambda process: process.sim.committed).sim.roles.committed
+        assert base is not None
+        by_id = {process.id: process.sim for process in members}
+        whole = all(
+            any(m in by_id and self._can_make(by_id[m], shard, top) for m in holders.all)
+            for shard, holders in enumerate(base)
+        )
+        return list(by_id) if whole else None
+
+    def _can_make(self, sim: SimMember, shard: int, step: int) -> bool:
+        held = sim.machine.custody.holdings.find(shard)
+        return held is not None and (held.version == step or (held.version == step - 1 and step in held.kept))
+
+    def failure(self, process: MemberProcess, failure: ElastrainError) -> None:
+        """The engine of a member gives up."""
+        if process.id not in self._world.newest_ids():
+            return
+        if isinstance(failure, StateLostError):
+            self._false_end(str(failure), self.newest)
+        elif type(failure).__name__ in ("DivergedError", "CorruptedError"):
+            raise Violation(f"{process.id} ends, though no bit has changed: {failure}")
+
+    # ---- steps
+
+    def advanced(self, process: MemberProcess, step: int) -> None:
+        """A training loop leaves a step."""
+        digest, truth = process.sim.digest(), self.members.truth
+        assert truth is not None
+        self._world.say(f"{process.id} leaves step {step}")
+        if digest != truth.digests[step]:
+            raise Violation(f"{process.id}: parameters after step {step} differ from the undisturbed job")
+        view = process.sim.view
+        assert view is not None
+        record = process.sim.core.record
+        if record is not None and record.step == step and record.generation == view.generation:
+            self._committed(step, view)
+
+    def _committed(self, step: int, view: View) -> None:
+        """No two groups without a common member commit the same step."""
+        groups = self.groups.setdefault(step, {})
+        for generation, ids in groups.items():
+            if generation != view.generation and not set(ids) & set(view.ids):
+                raise Violation(f"step {step} is committed by {ids} and by {view.ids}")
+        groups[view.generation] = view.ids
+
+    def finished(self, process: MemberProcess) -> None:
+        step, truth = process.sim.committed, self.members.truth
+        assert truth is not None
+        if step != self._world.schedule.steps - 1:
+            raise Violation(f"{process.id} has finished after step {step} of {self._world.schedule.steps}")
+        if process.sim.digest() != truth.digests[step]:
+            raise Violation(f"{process.id} has finished with parameters that differ from the undisturbed job")
+        self.finishers[process.id] = process.sim.digest()
+
+    def holders(self, shard: int) -> list[str]:
+        """Living members that hold it, by the newest placement that a living member of the newest view knows."""
+        placements: list[tuple[int, Placement]] = []
+        for process in self._world.living():
+            if process.id in self._world.newest_ids() and process.sim.roles.committed:
+                placements.append((process.sim.committed, process.sim.roles.live))
+        if not placements:
+            return []
+        newest = max(placements, key=lambda each: each[0])[1]
+        return [m for m in newest[shard].all if self._world.processes[m].alive]
+
+    # ---- the end
+
+    def at_the_end(self) -> None:
+        """Every wait has had its end by now: nobody is left who waits, and a job that was not lost is done."""
+        world = self._world
+        if world.over:
+            return
+        waiting = world.living_agents()
+        if waiting:
+            raise Violation(f"stands still at {world.clock.now:.1f} s: " + "; ".join(map(self._where, waiting)))
+        orphans = [process.id for process in world.living()]
+        if orphans:
+            raise Violation(f"{', '.join(orphans)} outlive their agents")
+
+    def _where(self, agent: AgentProcess) -> str:
+        core = agent.core
+        parked = core.parking.parked
+        view = core.cluster.view
+        members = ", ".join(
+            f"{p.id} committed={p.sim.committed} gen={p.sim.view.generation if p.sim.view else None} "
+            f"recovering={p.sim.machine.views.is_recovering} voted={p.sim.machine.step.ballot.has_voted} "
+            f"loop={p.sim.machine.loop.stage.value}"
+            for p in agent.workers.living
+        )
+        state = f"is parked: {parked.reason}" if parked else f"waits in {view.generation if view else 'no view'}"
+        return f"{agent.name} {state} (end {core.shutdown.end}) [{members}]"

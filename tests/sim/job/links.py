@@ -1,0 +1,187 @@
+"""Links between agents: who answers whom. In the place of `launcher.links`, with its port."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elastrain.launcher.links import BEAT_S, SILENCE_S
+from elastrain.launcher.notices import Notice
+from elastrain.launcher.values import NodeRecord
+from tests.sim.job.network import Stream
+
+if TYPE_CHECKING:
+    from tests.sim.job.agent import AgentProcess
+
+_DIAL_AGAIN_S = 0.4
+
+
+@dataclass(kw_only=True, eq=False)
+class SimLink:
+    """To the agent of another node, as this one sees it."""
+
+    record: NodeRecord
+    to: AgentProcess | None = None
+    """The other end of the connection, while there is one."""
+    stream: Stream | None = None
+    up: bool = False
+    silent_since: int = 0
+    """Counts silences, so that an older one says nothing about a newer one."""
+
+
+class SimLinks:
+    """One agent's."""
+
+    def __init__(self, agent: AgentProcess, events: Any) -> None:
+        self._agent, self._events, self._world = agent, events, agent.world
+        self.links: dict[str, SimLink] = {}
+        agent.links = self
+
+    # ---- the port
+
+    def follow(self, records: Mapping[str, NodeRecord]) -> None:
+        for name, record in records.items():
+            known = self.links.get(name)
+            if known is not None and known.record.incarnation == record.incarnation:
+                known.record = record
+                continue
+            if known is not None:
+                self._hang_up(known)
+            self.links[name] = SimLink(record=record)
+            self._agent.later(self._world.clock.soon(), lambda name=name: self.dial(name))  # type: ignore[misc]
+
+    def keep(self, nodes: Collection[str]) -> None:
+        for name in [name for name in self.links if name not in nodes]:
+            self._hang_up(self.links.pop(name))
+
+    def answering(self) -> frozenset[str]:
+        return frozenset(name for name, link in self.links.items() if link.up)
+
+    def tell(self, notice: Notice, node: str | None = None) -> None:
+        for name, link in list(self.links.items()):
+            if node in (None, name) and link.stream is not None:
+                link.stream.send(notice)
+                if self._world.clock.rng.random() < 0.03:  # it is told again where a link was lost and is there again
+                    link.stream.send(notice)
+
+    def hear_all(self) -> None:
+        for link in list(self.links.values()):
+            back = link.to.links.links.get(self._agent.node) if link.to is not None else None
+            if back is not None and back.to is self._agent and back.stream is not None:
+                if not self._world.network.is_cut(link.record.name, self._agent.node):
+                    back.stream.drain()
+
+    def next_deadline_s(self) -> float | None:
+        return None
+
+    def on_tick(self, now: float) -> None: ...
+
+    def close(self) -> None:
+        for link in self.links.values():
+            self._hang_up(link, in_good_order=True)
+
+    # ---- connections
+
+    def dial(self, name: str) -> None:
+        """The two ends meet once each knows of the other."""
+        link, other = self.links.get(name), self._world.agents.get(name)
+        if link is None or link.to is not None:
+            return
+        back = other.links.links.get(self._agent.node) if other is not None and other.links is not None else None
+        known = (
+            other is not None
+            and other.runs
+            and other.incarnation == link.record.incarnation
+            and back is not None
+            and back.record.incarnation == self._agent.incarnation
+            and self._world.network.reach_each_other(self._agent.node, name)
+        )
+        if not known:
+            self._agent.later(_DIAL_AGAIN_S, lambda: self.dial(name))
+            return
+        assert other is not None and back is not None
+        self._connect(link, other)
+        other.links._connect(back, self._agent)
+
+    def _connect(self, link: SimLink, other: AgentProcess) -> None:
+        link.to = other
+        link.stream = Stream(self._world.network, self._agent.node, other, lambda notice: other.links.hear(self._agent, notice))
+        link.silent_since += 1
+        self._up(link, "its agent answers")
+
+    def hear(self, source: AgentProcess, notice: Notice) -> None:
+        link = self.links.get(source.node)
+        if link is not None and link.to is source and self._agent.alive:
+            self._up(link, "its agent answers again")
+            self._agent.in_loop(lambda: self._events.on_notice(source.node, notice))
+
+    def _up(self, link: SimLink, why: str) -> None:
+        if not link.up:
+            link.up = True
+            self._agent.in_loop(lambda: self._events.on_up(link.record.name, why))
+
+    def _down(self, link: SimLink, why: str, *, closed: bool) -> None:
+        if link.up and self.links.get(link.record.name) is link:
+            link.up = False
+            self._agent.in_loop(lambda: self._events.on_down(link.record.name, why, closed))
+
+    def _hang_up(self, link: SimLink, *, in_good_order: bool = False) -> None:
+        """This end closes the connection: the other end sees that, once it has read what came before."""
+        other, stream, link.to, link.stream = link.to, link.stream, None, None
+        if other is None or stream is None:
+            return
+        end = other.links.links.get(self._agent.node)
+        if end is not None and end.to is self._agent:
+            gone = self._agent
+            stream._receive = lambda item: other.links.hang_up_of(gone, item)
+            stream.send(None)
+
+    def hang_up_of(self, source: AgentProcess, item: Notice | None) -> None:
+        if item is not None:
+            self.hear(source, item)
+            return
+        self.lose(source, closed=not self._world.agent_lives(source))
+
+    def lose(self, source: AgentProcess, *, closed: bool) -> None:
+        """The connection to that agent is gone."""
+        link = self.links.get(source.node)
+        if link is None or link.to is not source:
+            return
+        link.to, link.stream = None, None
+        link.silent_since += 1
+        if closed:
+            self._down(link, "its agent's port is closed", closed=True)
+        else:
+            turn = link.silent_since
+            self._agent.later(SILENCE_S, lambda: self._silent(link, turn))
+        self._agent.later(_DIAL_AGAIN_S, lambda: self.dial(source.node))
+
+    # ---- silence
+
+    def begin_silence(self, source: str) -> None:
+        """From now on nothing comes from that node."""
+        link = self.links.get(source)
+        if link is None or link.to is None:
+            return
+        link.silent_since += 1
+        turn = link.silent_since
+        self._agent.later(SILENCE_S - self._world.clock.rng.uniform(0, BEAT_S), lambda: self._silent(link, turn))
+
+    def end_silence(self, source: str) -> None:
+        """Its next beat comes through."""
+        link = self.links.get(source)
+        if link is None or link.to is None:
+            return
+        link.silent_since += 1
+        turn, to = link.silent_since, link.to
+
+        def beat() -> None:
+            if link.silent_since == turn and link.to is to and to.runs:
+                self._up(link, "its agent answers again")
+
+        self._agent.later(self._world.clock.rng.uniform(0, BEAT_S), beat)
+
+    def _silent(self, link: SimLink, turn: int) -> None:
+        if link.silent_since == turn:
+            self._down(link, f"nothing was heard of it for {SILENCE_S:g} s", closed=False)

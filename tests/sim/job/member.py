@@ -1,0 +1,466 @@
+"""One worker process: the production engine, protocol core and ledger, over symbols; and a modelled training loop.
+
+The engine's thread and the main thread are one process here: `turn` is one turn of the engine, and the parts of the
+training loop (forwards, backwards block by block) take their time one after the other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from elastrain import agent_messages as am
+from elastrain import protocol as p
+from elastrain.comm.errors import MemberLost
+from elastrain.comm.wire.values import Frame, LossCause, Peer, PeerLost
+from elastrain.errors import ElastrainError
+from elastrain.messages import Message, decode
+from elastrain.runtime.agent_link import AgentLink
+from elastrain.runtime.engine import Engine, EngineParts
+from elastrain.runtime.handover import Assignment, LoopOver, StepBegun
+from elastrain.runtime.last_words import LastWords
+from tests.sim.job.clock import Process
+from tests.sim.job.network import Stream
+from tests.sim.job.schedule import FROZEN
+from tests.sim.member import Run, SimMember, Violation
+from tests.sim.symbols import Ref, Slot
+
+if TYPE_CHECKING:
+    from tests.sim.job.agent import SimWorkers
+    from tests.sim.job.world import World
+
+_PART_S = (0.04, 0.05, 0.08)
+"""How long a forward, or a block's backward, takes."""
+
+
+class Died(Exception):  # noqa: N818  no error: a fault has struck in the middle of an event
+    """The process is killed here."""
+
+
+class SimMesh:
+    """`Mesh`: frames to the other members of the view, and what becomes of its links."""
+
+    def __init__(self, process: MemberProcess) -> None:
+        self.address, self.generation = process.id, 0
+        self._process, self._world = process, process.world
+        self._peers: set[str] = set()
+        self._lost: set[str] = set()
+        self._arrived: deque[Frame | PeerLost] = deque()
+        self._streams: dict[str, Stream] = {}
+        self.sends_left: int | None = None
+        """It dies when it has sent so many more frames."""
+
+    # ---- the port
+
+    def poll(self, wait_s: float) -> Iterable[Frame | PeerLost]:
+        arrived, self._arrived = self._arrived, deque()
+        # Those of older generations are thrown away before anybody sees them.
+        return [a for a in arrived if isinstance(a, PeerLost) or a.generation >= self.generation]
+
+    def send(self, member: str, kind: int, body: bytes, tensors: Sequence[Any]) -> None:
+        if self.sends_left is not None:
+            self.sends_left -= 1
+            if self.sends_left < 0:
+                raise Died
+        if member not in self._peers or member in self._lost:
+            raise MemberLost(member, "no link")
+        what = f"what {self._process.id} sent"
+        payload = [Ref(place, what, place.value) for place in tensors]
+        frame = Frame(source=self._process.id, generation=self.generation, kind=kind, body=body, tensors=tuple(payload))  # type: ignore[arg-type]
+        if self._world.tell is not None:
+            self._world.tell_send(self._process.id, member, decode(kind, body))
+        self.stream(member).send(frame)
+
+    def edit(self, generation: int, peers: Sequence[Peer], links: str) -> None:
+        left_out, self._peers = self._peers - {peer.id for peer in peers}, {peer.id for peer in peers} - {self._process.id}
+        self.generation, self._lost = generation, set()
+        for member in left_out:
+            self._world.mesh.leave_out(self._process, member)
+        self._world.mesh.opened(self._process)
+
+    def watch(self, fd: int, callback: Callable[[], None]) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    # ---- links
+
+    def stream(self, member: str) -> Stream:
+        if member not in self._streams:
+            to = self._world.processes[member]
+            can_be_cut = not self._world.schedule.one_host
+            self._streams[member] = Stream(
+                self._world.network, self._process.node, to, to.mesh.take, can_be_cut=can_be_cut
+            )
+        return self._streams[member]
+
+    def knows(self, member: str) -> bool:
+        return member in self._peers and member not in self._lost
+
+    def take(self, arrival: Frame | PeerLost) -> None:
+        if isinstance(arrival, PeerLost):
+            if not self.knows(arrival.member):
+                return
+            self._lost.add(arrival.member)
+        self._arrived.append(arrival)
+        self._process.turn()
+
+    def lose(self, member: str, reason: str, cause: LossCause) -> None:
+        """The link to that member is gone."""
+        self.take(PeerLost(member=member, reason=reason, at_s=0.0, cause=cause))
+
+    def drop(self, member: str) -> None:
+        """What is on its way there is lost."""
+        if member in self._streams:
+            self._streams[member].drop()
+
+    def die(self, reason: str, cause: LossCause) -> None:
+        """A first part of what is under way still arrives; then the others see the end of the link."""
+        for member in sorted(self._peers):
+            lost = PeerLost(member=self._process.id, reason=reason, at_s=0.0, cause=cause)
+            self.stream(member).break_off(last=lost)
+
+    def vanish(self) -> None:
+        """Its machine is gone without a word."""
+        for stream in self._streams.values():
+            stream.break_off()
+
+
+class SimChannel:
+    """`Channel`: to its agent and from it."""
+
+    def __init__(self, process: MemberProcess, workers: SimWorkers) -> None:
+        self._process, self._workers = process, workers
+        self.heard: list[am.ToWorker] = []
+
+    def fileno(self) -> int:
+        return -1
+
+    def send(self, message: am.FromWorker, *, fd: int | None = None) -> None:
+        self._workers.say(self._process.id, message)
+
+    def receive(self) -> list[am.ToWorker]:
+        heard, self.heard = self.heard, []
+        return heard
+
+
+class SimHandover:
+    """`Handover`, without waiting: what the engine gives goes to the training loop."""
+
+    def __init__(self, process: MemberProcess) -> None:
+        self._process = process
+        self._told: deque[Any] = deque()
+
+    def tell(self, told: Any) -> None:
+        self._told.append(told)
+        self._process.turn()
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._told)
+
+    def take(self) -> Iterable[Any]:
+        while self._told:
+            yield self._told.popleft()
+
+    def give(self, outcome: Any) -> None:
+        self._process.loop.take(outcome)
+
+    def end(self, failure: Exception | None = None) -> None:
+        self._process.loop.end()
+
+
+class SimExecutor:
+    """`Executor`: the member's books over symbols."""
+
+    def __init__(self, process: MemberProcess, member: SimMember) -> None:
+        self._process, self._member = process, member
+        self.books = member.ledger
+        self.hyper: dict[int, Any] = {}
+
+    def check_slot(self) -> Slot:
+        return self._member.symbols.new_slot()
+
+    def check_is_over(self) -> None: ...
+
+    def carry_out(self, command: p.Command) -> p.Event | None:
+        result = self._member.ledger.carry_out(command)
+        self._process.world.checks.members.command(self._member, command)
+        return result
+
+
+class SimPoints:
+    """`ArmedFaults`: the places of a step at which a schedule may kill."""
+
+    def __init__(self) -> None:
+        self.phase = ""
+
+    def arm(self, fault: am.ArmFault) -> None: ...
+
+    def reach(self, step: int, phase: str) -> None:
+        if phase == self.phase:
+            raise Died
+
+
+class MemberProcess(Process):
+    """From its start to its exit. `sim` is its core with its symbols, for whoever checks them."""
+
+    def __init__(self, world: World, node: str, member: str, workers: SimWorkers) -> None:
+        super().__init__(world.clock, node)
+        self.world, self.id = world, member
+        self.has_said_hello = False
+        self._workers = workers
+        self.sim = SimMember(member, world.shape, world.clock.rng.choice((1, 20, 1 << 20)), frozen=FROZEN)
+        self.mesh, self.points = SimMesh(self), SimPoints()
+        self.loop = TrainingLoop(self)
+        self._channel = SimChannel(self, workers)
+        self.link = AgentLink(member, self._channel)  # type: ignore[arg-type]
+        self._engine = self._make_engine()
+        self._is_turning = self._has_more = False
+        self._works_behind = False
+        self.vanished = False
+        """With its machine: nobody says that it is gone."""
+        world.processes[member] = self
+        world.checks.enter(self)
+
+    def _make_engine(self) -> Engine:
+        handle = self.sim.core.handle
+
+        def watched(event: p.Event) -> list[p.Command]:
+            self.world.tell_event(self.id, event)
+            commands = handle(event)
+            for command in commands:
+                self.world.tell_command(command)
+                if isinstance(command, p.Passed | p.Resumed | p.SendMessage):
+                    self.world.checks.members.command(self.sim, command)
+            return commands
+
+        self.sim.core.handle = watched  # type: ignore[method-assign]
+        journal: Any = SimpleNamespace(write=lambda *_, **__: None)
+        mesh, handover, executor, faults = self.mesh, SimHandover(self), SimExecutor(self, self.sim), self.points
+        beacon = SimpleNamespace(fd=None)
+        self.handover = handover
+        parts: Any = SimpleNamespace(
+            **{name: None for name in EngineParts.__dataclass_fields__},
+        )
+        parts.mesh, parts.beacon, parts.agent, parts.executor = mesh, beacon, self.link, executor
+        parts.handover, parts.faults, parts.journal = handover, faults, journal
+        parts.report = LastWords(self.link, lambda: None).report
+        parts.clock = self.clock.monotonic
+        return Engine(self.sim.core, parts)
+
+    # ---- its life
+
+    def start(self) -> None:
+        usual = self.clock.rng.choice((0.2, 0.3, 0.5, 3.0))
+        self.later(usual, self._say_hello)
+
+    def _say_hello(self) -> None:
+        self.has_said_hello = True
+        backups = self.world.schedule.backups
+        fits = not self.world.is_misfit_due()
+        self._engine.start({"backups": backups if fits else backups + 1})
+        self._look_at_recovery()
+
+    def _look_at_recovery(self) -> None:
+        """The engine looks every half a second whether a recovery is late."""
+        self.turn()
+        self.later(2.0, self._look_at_recovery)
+
+    def hear(self, message: am.ToWorker) -> None:
+        self._channel.heard.append(message)
+        self.link.note_readable()
+        if isinstance(message, am.Refused | am.Stop):
+            self.exit(1)
+            return
+        self.turn()
+
+    def turn(self) -> None:
+        """One turn of the engine, or several where one brings the next."""
+        self._has_more = True
+        if self._is_turning or not self.alive:
+            return
+        self._is_turning = True
+        try:
+            while self._has_more and self.alive:
+                self._has_more = False
+                self._turn_once()
+        finally:
+            self._is_turning = False
+
+    def _turn_once(self) -> None:
+        checks = self.world.checks
+        try:
+            self._engine.turn()
+            self.sim._release()
+            checks.members.event(self.sim)
+        except Died:
+            checks.members.fresh = None
+            self.world.say(f"FAULT {self.id} dies in the middle of an event")
+            self.die(-9)
+            return
+        except Violation:
+            if self.id in self.world.newest_ids():
+                raise
+            self.exit(1)  # who was removed may read what others have released: nobody listens
+            return
+        except ElastrainError as failure:
+            self.world.checks.failure(self, failure)
+            self._engine._give_up(failure)
+        self._go_on_behind()
+
+    def _go_on_behind(self) -> None:
+        if self.alive and self.sim.has_work_behind and not self._works_behind:
+            self._works_behind = True
+            slow = 0.4 if self.world.schedule.slow_behind else 0.06
+            self.later(self.clock.rng.uniform(0.003, slow), self._behind)
+
+    def _behind(self) -> None:
+        self._works_behind = False
+        self.turn()
+        self._go_on_behind()
+
+    # ---- its end
+
+    def exit(self, code: int) -> None:
+        """Its script has come to its end."""
+        self.die(code, in_good_order=True)
+
+    def die(self, code: int, *, in_good_order: bool = False, silent: bool = False, told: bool = True) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        self.world.say(f"{self.id} ends with {code}")
+        if code:
+            self.world.dead.add(self.id)
+        self.world.mesh.died(self, in_good_order=in_good_order, silent=silent)
+        if told:
+            self._workers.ended(self, code)
+
+
+class TrainingLoop:
+    """The user's script: it computes what it is given, steps its scheduler, and ends after the last step."""
+
+    def __init__(self, process: MemberProcess) -> None:
+        self._process, self._world = process, process.world
+        self._parts: deque[Callable[[], None]] = deque()
+        self._is_busy = False
+        self._is_over = False
+        self._has_entered = self._has_ended = False
+        self.step = 0
+        self.stalls_for_s = 0.0
+        self._part_s = self._world.clock.rng.choice(_PART_S)
+
+    def take(self, outcome: Any) -> None:
+        """An outcome of the hand-over."""
+        match outcome:
+            case Assignment():
+                self._compute(outcome)
+            case p.Advance():
+                self._advance(outcome)
+            case p.Enter():
+                self._enter(outcome)
+            case LoopOver():
+                self._parts.append(lambda: self._leave(outcome))
+        self._go_on()
+
+    def end(self) -> None:
+        """The engine has given up: the main thread ends with an error when it waits next."""
+        self._is_over = True
+        self._parts.append(lambda: self._process.exit(1))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._parts and not self._is_busy:
+            self._is_busy = True
+            takes_s = self._part_s * self._world.clock.rng.uniform(0.8, 1.2) + self.stalls_for_s
+            self.stalls_for_s = 0.0
+            self._process.later(takes_s, self._do_part)
+
+    def _do_part(self) -> None:
+        self._is_busy = False
+        self._parts.popleft()()
+        if self._process.alive:
+            self._go_on()
+
+    def _tell(self, told: Any) -> None:
+        self._process.handover.tell(told)
+
+    # ---- what is done
+
+    def _enter(self, enter: p.Enter) -> None:
+        if enter.step > 0 and enter.state is None:
+            raise Violation(f"{self._process.id} enters step {enter.step} without the others' loop state")
+        self._has_entered = True
+        self._process.sim.enter(enter.state)
+        self._begin(enter.step)
+
+    def _begin(self, step: int) -> None:
+        sim = self._process.sim
+        if sim.loop != step:
+            raise Violation(f"the loop of {sim.me} enters step {step} with the state of step {sim.loop}")
+        self.step = step
+
+        def begin() -> None:
+            began = sim.begin(step)
+            self._tell(StepBegun(event=began, hyper=None, payload=list))  # type: ignore[arg-type]
+            if not self._process.alive:
+                return
+            if step >= self._world.schedule.steps:
+                self._has_ended = True
+                self._tell(p.LoopEnded(step=step))
+            else:
+                self._tell(p.Ready())
+
+        self._parts.append(begin)
+
+    def _compute(self, assignment: Assignment) -> None:
+        compute, sim = assignment.compute, self._process.sim
+        sim.forwards += 1
+        if isinstance(compute, p.Compute):
+            run = Run(compute, assignment.slot)  # type: ignore[arg-type]
+            self._parts.append(lambda: sim.forward(run))
+            for block in reversed(range(sim.shape.blocks)):
+                self._parts.append(lambda block=block: self._backward(run, block))  # type: ignore[misc]
+        if isinstance(compute, p.Recompute) or compute.probed:
+            self._check(compute)
+        self._parts.append(lambda: self._tell(p.Ready()))
+
+    def _backward(self, run: Run, block: int) -> None:
+        done = self._process.sim.backward(run, block)
+        if done is not None:
+            self._tell(done)
+
+    def _check(self, compute: p.Compute | p.Recompute) -> None:
+        sim, step, run = self._process.sim, compute.step, compute.run
+        weights, check = sim.digest(), sim.check_of_run(step, run, compute.loss_scale)
+
+        def checked() -> None:
+            if sim.digest() != weights and sim.me in self._world.newest_ids():
+                raise Violation(f"the parameters of {sim.me} changed while it computed run {run} of step {step}")
+            self._tell(p.Checked(step=step, run=run, check=check))
+
+        self._parts.append(checked)
+
+    def _advance(self, advance: p.Advance) -> None:
+        self._world.checks.advanced(self._process, advance.record.step)
+        self._process.sim.loop += 1
+        self._begin(advance.record.step + 1)
+
+    def _leave(self, over: LoopOver) -> None:
+        """The work is done everywhere, says the engine; here it may not be."""
+        if not self._has_entered or not (self._has_ended or over.overruled):
+            self._process.exit(1)
+            return
+        process = self._process
+        self._world.checks.finished(process)
+        process.link.say(am.Finished(step=self.step, digest=f"{process.sim.digest():016x}"))
+        rest_s = self._world.clock.rng.choice((0.0, 0.1, 1.0))
+        process.later(rest_s, lambda: process.exit(0))
+
+
+def name_of(message: Message) -> str:
+    return type(message).__name__

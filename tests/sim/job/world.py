@@ -1,0 +1,207 @@
+"""The whole job in virtual time: nodes and their agents, members, network, store, faults, and what must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from elastrain import protocol as p
+from elastrain.launcher.registry import LEASE_S
+from elastrain.launcher.views import JobKeys, decode_view
+from elastrain.messages import Message
+from elastrain.world import View
+from tests.sim.job.agent import AgentProcess
+from tests.sim.job.checks import JobChecks
+from tests.sim.job.clock import Clock
+from tests.sim.job.etcd import Client, Etcd
+from tests.sim.job.faults import Faults
+from tests.sim.job.member import MemberProcess
+from tests.sim.job.meshes import Meshes
+from tests.sim.job.network import STORE, Network
+from tests.sim.job.schedule import Join, Schedule, shape_of
+from tests.sim.job.shells import virtual
+
+QUIET_S = 60.0
+"""After the last fault everything is mended: by then each agent has ended, and the job with them."""
+
+
+class World:
+    """One schedule, played. `tell` takes the lines of its transcript."""
+
+    def __init__(self, schedule: Schedule, tell: Callable[[str], None] | None = None) -> None:
+        self.schedule, self.tell = schedule, tell
+        self.shape = shape_of(schedule)
+        self.clock = Clock(schedule.seed)
+        self.network = Network(self.clock)
+        self.etcd = Etcd(self.clock, self.network)
+        self.agents: dict[str, AgentProcess] = {}
+        """Node -> its newest start."""
+        self.past: list[AgentProcess] = []
+        self.processes: dict[str, MemberProcess] = {}
+        self.dead: set[str] = set()
+        self.mesh = Meshes(self)
+        self.faults = Faults(self)
+        self.checks = JobChecks(self)
+        self.misfits = 0
+        self.over = ""
+        """Why nothing more can come of it."""
+        joins = sum(isinstance(fault, Join) for fault in schedule.faults)
+        self.nodes_max = schedule.nodes + joins
+        self.slow_node = f"node{schedule.slow_store}"
+        self._nested = False
+        self.network.on_cut.append(self._on_cut)
+        self.network.on_heal.append(self._on_heal)
+
+    # ---- playing
+
+    def run(self) -> None:
+        """Play to the end. Raises Violation."""
+        with virtual(self):
+            for index in range(self.schedule.nodes):
+                self.clock.at(self.clock.rng.uniform(0, 0.5), lambda index=index: self.start_node(f"node{index}"))  # type: ignore[misc]
+            self.faults.plan()
+            until_s = self.schedule.ends_s + QUIET_S
+            while not self.over and self.clock.turn(until_s):
+                if self._nobody_is_left():
+                    break
+            self.checks.at_the_end()
+
+    def _nobody_is_left(self) -> bool:
+        waiting = self.faults.starting or not self.faults.none_to_come or not self.agents
+        return not (waiting or self.living_agents() or self.living())
+
+    def living_agents(self) -> list[AgentProcess]:
+        return [agent for agent in self.agents.values() if agent.alive]
+
+    def living(self) -> list[MemberProcess]:
+        return [process for process in self.processes.values() if process.alive]
+
+    def agent_lives(self, agent: AgentProcess) -> bool:
+        return agent.alive and self.agents.get(agent.node) is agent
+
+    def is_misfit_due(self) -> bool:
+        due, self.misfits = self.misfits > 0, max(self.misfits - 1, 0)
+        return due
+
+    # ---- nodes
+
+    def start_node(self, name: str, waited_s: float = 0.0) -> None:
+        """As `enrol` does: wait until the name is free, clear what a dead job left, take an incarnation."""
+        there = self.agents.get(name)
+        if (there is not None and there.alive) or self.over:
+            return
+        if there is not None and self.nodes_max == 1:
+            self.over = "the only node is started again: another job"
+            return
+        self.faults.starting += 1
+        if self.nodes_max == 1:
+            self._begin(name, 0)
+            return
+        memory = self.etcd.memory
+        records = [item.key for item in memory.list("/elastrain/job/nodes/").items]
+        is_dead_job = self.etcd.item("roster") is not None and not records
+        unreachable = self.etcd.is_away or not self.network.reach_each_other(name, STORE)
+        if unreachable or f"/elastrain/job/nodes/{name}" in records or (is_dead_job and waited_s < 2 * LEASE_S):
+            self.faults.starting -= 1
+            counted_s = waited_s + 0.5 if is_dead_job else 0.0
+            self.faults.starting += 1
+            self.clock.at(0.5, lambda: self._start_again(name, counted_s))
+            return
+        if is_dead_job:
+            self.over = "all nodes were dead, and another job begins under the same name"
+            return
+        keys = JobKeys(memory, "job")
+        self._begin(name, keys.take_number("incarnations", at_least=self._latest() + 1))
+
+    def _start_again(self, name: str, waited_s: float) -> None:
+        self.faults.starting -= 1
+        self.start_node(name, waited_s)
+
+    def _latest(self) -> int:
+        return max((agent.incarnation for agent in [*self.past, *self.agents.values()]), default=0)
+
+    def _begin(self, name: str, incarnation: int) -> None:
+        self.faults.starting -= 1
+        if name in self.agents:
+            self.past.append(self.agents[name])
+        agent = AgentProcess(self, name, incarnation)
+        self.agents[name] = agent
+        self.say(f"{name} starts, incarnation {incarnation}")
+        agent.begin()
+
+    def kill_agent(self, agent: AgentProcess, *, silent: bool) -> None:
+        """Its process is gone; what its workers do about that comes after."""
+        agent.alive = False
+        for client in self.etcd.clients:
+            if client is agent.client:
+                client.close()
+        for other in self.living_agents():
+            if silent:
+                other.links.begin_silence(agent.node) if other.links is not None else None
+            elif other.links is not None:
+                other.later(self.clock.soon(), lambda other=other: other.links.lose(agent, closed=True))  # type: ignore[misc]
+
+    # ---- the network
+
+    def _on_cut(self, source: str, to: str) -> None:
+        agent = self.agents.get(to)
+        if agent is not None and agent.alive and agent.links is not None:
+            agent.links.begin_silence(source)
+        self._break_news(source, to)
+
+    def _on_heal(self, source: str, to: str) -> None:
+        agent = self.agents.get(to)
+        if agent is not None and agent.alive and agent.links is not None:
+            agent.links.end_silence(source)
+
+    def _break_news(self, source: str, to: str) -> None:
+        if source == STORE and to in self.agents:
+            self.agents[to].client.break_watch("the connection is lost")
+
+    # ---- the store
+
+    def newest_view(self) -> View | None:
+        return self.checks.newest
+
+    def newest_ids(self) -> Sequence[str]:
+        view = self.checks.newest
+        return view.ids if view is not None else ()
+
+    def stored_view(self) -> View | None:
+        item = self.etcd.item("view")
+        return decode_view(item.value) if item is not None else None
+
+    def others_first(self, agent: AgentProcess) -> None:
+        """Between a look and the transaction that rests on it, another agent's call may be carried out."""
+        if self._nested or self.clock.rng.random() > 0.1:
+            return
+        self._nested = True
+        try:
+            for other in self.living_agents():
+                if other is not agent and other.runs and other.peers is not None:
+                    other.registry._thread._carry_out()
+        finally:
+            self._nested = False
+
+    # ---- the transcript
+
+    def say(self, line: str) -> None:
+        if self.tell is not None:
+            self.tell(f"{self.clock.now:9.4f}  {line.rstrip()}")
+
+    def tell_event(self, member: str, event: p.Event) -> None:
+        """For stories."""
+
+    def tell_command(self, command: p.Command) -> None:
+        """For stories."""
+
+    def tell_send(self, source: str, to: str, message: Message) -> None:
+        """For stories."""
+
+
+def outcome(world: World) -> str:
+    """How the schedule ended: "finished", "ended" (with a sentence), "lost" (with nobody left to say one)."""
+    ends: list[Any] = [agent.core.shutdown.end for agent in [*world.past, *world.agents.values()]]
+    if world.checks.finishers:
+        return "finished"
+    return "ended" if any(end is not None for end in ends) else "lost"
