@@ -8,14 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import asdict
 
 from elastrain.launcher.followed import Followed
 from elastrain.launcher.notices import Over
 from elastrain.launcher.presence import Lapsed, Presence, Report, Unreachable
-from elastrain.launcher.standing_keys import News, StandingKeys
+from elastrain.launcher.standing_keys import News, StandingKeys, Trust
 from elastrain.launcher.store import Item, Store, StoreError
 from elastrain.launcher.store_calls import RepeatedCalls
 from elastrain.launcher.storethread import Inbox, StoreThread
@@ -23,6 +23,7 @@ from elastrain.launcher.values import NodeRecord, Roster
 from elastrain.launcher.views import JobKeys, decode_roster, decode_view, encode_record
 from elastrain.world import View
 
+Answer = TypeVar("Answer", Roster, dict[str, Any])
 LEASE_S = 3.0
 _KEEP_EVERY_S = 60.0
 """At the most: the job's lease is kept alive three times within its life."""
@@ -33,7 +34,9 @@ class Registry(Protocol):
     """`then` is called with the answer, at once or later, in the agent's loop."""
 
     def propose(self, view: View, then: Callable[[View | None], None]) -> None:
-        """Answers None where the store does not answer; all other calls are repeated until it does."""
+        """Answers None where the store does not answer, or has not what the view follows upon; all other calls are
+        repeated until it does.
+        """
 
     def put_spec(self, spec: Mapping[str, Any], then: Callable[[dict[str, Any]], None]) -> None: ...
 
@@ -115,21 +118,35 @@ class SharedRegistry:
         self._presence: Presence | None = None
         self._content: tuple[Mapping[str, Item], int] | None = None
         """The newest items, and their revision."""
-        self._distrust_until_s: float | None = None
+        self._trust = Trust()
         self._is_away = False
         self._calls.for_ever(min(_KEEP_EVERY_S, key_ttl_s / 3), self._keys.keep)
 
     def propose(self, view: View, then: Callable[[View | None], None]) -> None:
-        def answered(answer: View | StoreError) -> None:
-            then(None if isinstance(answer, StoreError) else answer)
+        def answered(answer: View | StoreError | None) -> None:
+            view = None if isinstance(answer, StoreError) else answer
+            self._standing.learn(view)
+            then(view)
 
-        self._thread.call(lambda _: self._keys.put_view(view), answered)
+        # A store that has lost its data holds whatever came back first: until all have put again what they know, an
+        # older view could be followed by another one than the newest was.
+        if self._trust.lost_data and self._trust.until_s is not None:
+            self._thread.call(lambda _: None, answered)
+        else:
+            self._thread.call(lambda _: self._keys.put_view(view), answered)
 
     def put_spec(self, spec: Mapping[str, Any], then: Callable[[dict[str, Any]], None]) -> None:
-        self._calls.until_answered(lambda: self._keys.put_spec(spec), then)
+        self._calls.until_answered(lambda: self._keys.put_spec(spec), self._learned(then))
 
     def put_roster(self, roster: Roster, then: Callable[[Roster], None]) -> None:
-        self._calls.until_answered(lambda: self._keys.put_roster(roster), then)
+        self._calls.until_answered(lambda: self._keys.put_roster(roster), self._learned(then))
+
+    def _learned(self, then: Callable[[Answer], None]) -> Callable[[Answer], None]:
+        def learn(answer: Answer) -> None:
+            self._standing.learn(answer)
+            then(answer)
+
+        return learn
 
     def take_number(self, at_least: int, then: Callable[[int], None]) -> None:
         at_least = self._standing.unused_member(at_least)
@@ -159,13 +176,13 @@ class SharedRegistry:
         self._thread.call(lambda _: self._keys.put_left(incarnation), lambda _: None)
 
     def next_deadline_s(self) -> float | None:
-        dues = (self._calls.next_deadline_s(), self._distrust_until_s)
+        dues = (self._calls.next_deadline_s(), self._trust.until_s)
         return min((due_s for due_s in dues if due_s is not None), default=None)
 
     def on_tick(self, now: float) -> None:
         self._calls.on_tick(now)
-        if self._distrust_until_s is not None and self._distrust_until_s <= now:
-            self._distrust_until_s = None
+        if self._trust.until_s is not None and self._trust.until_s <= now:
+            self._trust.until_s = None
             if self._content is not None:
                 self._on_items(*self._content)
 
@@ -178,7 +195,7 @@ class SharedRegistry:
             self._presence.close(max(deadline_s - time.monotonic(), 0.0))
         self._followed.close()
         # After an outage the keys of the others may have lapsed with their leases: who answers is there nevertheless.
-        if not answering or not (self._is_away or self._distrust_until_s is not None):
+        if not answering or not (self._is_away or self._trust.until_s is not None):
             self._thread.call(lambda _: self._keys.remove_all(answering, 2 * LEASE_S), lambda _: None)
         self._thread.close(_CLOSE_S + 2 * LEASE_S)
         self._store.close()
@@ -189,26 +206,33 @@ class SharedRegistry:
         self._events.on_away(report.error if isinstance(report, Unreachable) else None)
         if isinstance(report, Lapsed):
             # The store was away, or forgot: everybody's lease may have gone. Give the others time to come back.
-            self._distrust_until_s = time.monotonic() + 2 * LEASE_S
+            self._trust.lapse(time.monotonic() + 2 * LEASE_S)
 
     def _on_items(self, items: Mapping[str, Item], revision: int) -> None:
-        lost_its_data = self._content is not None and revision < self._content[1]
+        if self._trust.look(revision, time.monotonic() + 2 * LEASE_S):
+            self._keys.newest_revision = 0
         self._content = items, revision
-        roster, view = items.get(self._keys.prefix + "roster"), items.get(self._keys.prefix + "view")
+        there = items.get(self._keys.prefix + "roster")
+        roster = decode_roster(there.value) if there is not None else None
+        there = items.get(self._keys.prefix + "view")
+        view = decode_view(there.value) if there is not None else None
         spec, end = items.get(self._keys.prefix + "spec"), items.get(self._keys.prefix + "end")
         terms = items.get(self._keys.prefix + "job")
         over = self._keys.read(end) if end is not None else None
+        # News may be older than an answer to a call: then what it lacks is only still to come.
+        is_removed = self._standing.are_removed(view, items) and revision >= self._keys.newest_revision
+        self._trust.settle(is_lacking=is_removed)
         news = News(
             nodes=self._keys.records(items),
             terms=self._keys.read(terms) if terms is not None else None,
-            roster=decode_roster(roster.value) if roster is not None else None,
+            roster=roster,
             spec=self._keys.read(spec) if spec is not None else None,
-            view=decode_view(view.value) if view is not None else None,
+            view=view,
             end=Over(**over) if over is not None else None,
             begun=self._keys.prefix + "begun" in items,
             left=self._keys.left(items),
-            removed=view is None and self._standing.view is not None and not lost_its_data,
-            absence_counts=self._distrust_until_s is None,
+            removed=is_removed and not self._trust.lost_data,
+            absence_counts=self._trust.until_s is None,
         )
         if not news.removed:
             self._standing.compare(news, items)

@@ -30,8 +30,33 @@ class News:
     left: frozenset[int]
     """The incarnations of nodes that have gone in good order."""
     removed: bool
-    """There was a view, and somebody has taken it away: a store that has merely lost its data begins anew."""
+    """Somebody has taken the job's keys away: a store that has merely lost its data begins anew."""
     absence_counts: bool
+
+
+class Trust:
+    """What the absence of a key proves: nothing for a while after this node's lease has lapsed, or data were lost."""
+
+    def __init__(self) -> None:
+        self.until_s: float | None = None
+        """Nothing is proven before this time; None: absence counts."""
+        self.lost_data = False
+        """The store is another one than it was, and what stood in it is not all there again."""
+        self._revision = 0
+
+    def lapse(self, until_s: float) -> None:
+        self.until_s = until_s
+
+    def look(self, revision: int, until_s: float) -> bool:
+        """True where the store has gone back: it has lost its data."""
+        fell, self._revision = revision < self._revision, revision
+        if fell:
+            self.lost_data, self.until_s = True, until_s
+        return fell
+
+    def settle(self, *, is_lacking: bool) -> None:
+        """What stood is there again, or not yet."""
+        self.lost_data = self.lost_data and (is_lacking or self.until_s is not None)
 
 
 class StandingKeys:
@@ -53,11 +78,17 @@ class StandingKeys:
     def member_used(self, number: int) -> None:
         self._used["members"] = max(self._used.get("members", 0), number + 1)
 
+    def are_removed(self, view: View | None, items: Mapping[str, Item]) -> bool:
+        """There was a view, or at least the count of starts, and somebody has taken it away, as a last node does."""
+        # Asked of what no call of ours puts again by itself: a roster may be one that was on its way in an outage.
+        has_counted = self._keys.prefix + "incarnations" in items
+        return (view is None and self.view is not None) or (not has_counted and self._used.get("incarnations", 0) > 0)
+
     def compare(self, news: News, items: Mapping[str, Item]) -> None:
         """A store that has lost its data is told again what stood."""
         keys, view, roster, spec, terms = self._keys, self.view, self._roster, self._spec, self._terms
         if view is not None and (news.view is None or news.view.generation < view.generation):
-            self._call(lambda _: keys.put_view(view))
+            self._call(lambda _: keys.put_view_again(view))
         if roster is not None and news.roster is None:
             self._call(lambda _: keys.put_roster(roster))
         if spec is not None and news.spec is None:
@@ -80,10 +111,19 @@ class StandingKeys:
 
     def _remember(self, news: News) -> None:
         self.begun = self.begun or news.begun
-        self._roster, self._spec = news.roster or self._roster, news.spec or self._spec
         self._terms = news.terms or self._terms
-        if news.view is not None and (self.view is None or news.view.generation > self.view.generation):
-            self.view = news.view
+        for stands in (news.roster, news.spec, news.view):
+            self.learn(stands)
+
+    def learn(self, stands: Roster | View | Mapping[str, Any] | None) -> None:
+        """The store has said so: in its news, or as the answer to a call, which may be all that comes here of it."""
+        match stands:
+            case Roster():
+                self._roster = stands
+            case View() if self.view is None or stands.generation > self.view.generation:
+                self.view = stands
+            case dict():
+                self._spec = stands
 
     def _call(self, work: Callable[[Store], object]) -> None:
         self._thread.call(work, lambda _: None)

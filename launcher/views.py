@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -47,20 +48,52 @@ class JobKeys:
         self._hint = hint_key(job)
         self._ttl_s = ttl_s
         self._lease: int | None = None
+        self.newest_revision = 0
+        """Of the store, by what calls have been answered: a watch may be behind it."""
 
     def node(self, name: str) -> str:
         return f"{self.prefix}nodes/{name}"
 
-    def put_view(self, view: View) -> View:
-        """Put the view unless the store holds one as new. Returns the newest that it holds: this one, or another's."""
-        key = self.prefix + "view"
+    def put_view(self, view: View) -> View | None:
+        """Put the view unless the store holds one as new. Returns the newest that it holds: this one, or another's.
+
+        None where it may not be put: the store does not hold the view that this one follows upon, or the job is over.
+        """
+        end, begun = self.prefix + "end", self.prefix + "begun"
         while True:
-            there = self._store.get(key)
-            if there is not None and (newest := decode_view(there.value)).generation >= view.generation:
+            there, newest = self._view()
+            if newest is not None and newest.generation >= view.generation:
                 return newest
-            revision = there.revision if there is not None else 0
-            if self._commit({key: revision}, {key: encode_view(view)}) is not None:
+            # A store without it has lost its data, or the job's last node has taken the keys along: whoever slept
+            # meanwhile must not go on alone from what it remembers.
+            if (newest.generation if newest is not None else 0) != view.generation - 1:
+                return None
+            if self._store.get(end) is not None:
+                return None
+            # Who proposes may not have heard of the first commit yet: members that all come new must not begin again.
+            has_begun = self._store.get(begun)
+            view = view if has_begun is None or view.begun else replace(view, begun=True)
+            expect = {self._view_key: there, end: 0, begun: 0 if has_begun is None else has_begun.revision}
+            if self._commit(expect, {self._view_key: encode_view(view)}) is not None:
                 return view
+
+    def put_view_again(self, view: View) -> None:
+        """Put the view that stood into a store that has lost it, unless it holds one as new."""
+        while True:
+            there, newest = self._view()
+            if newest is not None and newest.generation >= view.generation:
+                return
+            if self._commit({self._view_key: there}, {self._view_key: encode_view(view)}) is not None:
+                return
+
+    @property
+    def _view_key(self) -> str:
+        return self.prefix + "view"
+
+    def _view(self) -> tuple[int, View | None]:
+        """Its revision, 0 for none, and the view that the store holds."""
+        there = self._get(self._view_key)
+        return (0, None) if there is None else (there.revision, decode_view(there.value))
 
     def put_spec(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         """Put the spec if there is none. Returns the one that the store holds."""
@@ -72,7 +105,7 @@ class JobKeys:
         put = {key: encode_roster(roster), members: str(roster.workers).encode()}
         if self._commit({key: 0}, put) is not None:
             return roster
-        there = self._store.get(key)
+        there = self._get(key)
         return decode_roster(there.value) if there is not None else self.put_roster(roster)
 
     def put_once(self, name: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -81,7 +114,7 @@ class JobKeys:
         while True:
             if self._commit({key: 0}, {key: json.dumps(value, sort_keys=True).encode()}) is not None:
                 return value
-            there = self._store.get(key)
+            there = self._get(key)
             if there is not None:
                 return self.read(there)
 
@@ -165,9 +198,17 @@ class JobKeys:
         """Under the job's lease. Where that was lost, its keys went with it, and another takes its place."""
         while True:
             try:
-                return self._store.commit(expect=expect, put=put, lease=self.lease())
+                revision = self._store.commit(expect=expect, put=put, lease=self.lease())
             except LeaseLostError:
                 self._lease = None
+            else:
+                self.newest_revision = max(self.newest_revision, revision or 0)
+                return revision
+
+    def _get(self, key: str) -> Item | None:
+        there = self._store.get(key)
+        self.newest_revision = max(self.newest_revision, there.revision if there is not None else 0)
+        return there
 
     @property
     def _lease_key(self) -> str:

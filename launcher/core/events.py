@@ -152,7 +152,7 @@ class ProposalAnswered(Struct, frozen=True, kw_only=True):
 
 
 class ViewRemoved(Struct, frozen=True, kw_only=True):
-    """Somebody has taken the view out of the store, as the last node of a job does."""
+    """Somebody has taken the job's keys out of the store, as the last node of a job does."""
 
 
 class FirstCommitStands(Struct, frozen=True, kw_only=True):

@@ -32,6 +32,10 @@ class Rendezvous:
 
     def try_roster(self, now: float, *, last_call_is_over: bool = False) -> list[Command]:
         present = self._cluster.peers.present()
+        others = [record for record in present if record.name != self._config.node]
+        # Workers are ready only where a roster stood: the store has lost it, and who knows it will put it again.
+        if any(record.ready for record in others):
+            return []
         if self._roster_is_put or len(present) < self._config.nodes_min:
             # A node went while more were waited for: the call begins again with the next one.
             self._deadlines.drop(LastCallDue())
@@ -43,6 +47,16 @@ class Rendezvous:
         # By name, so that the same nodes get the same ranks whoever was quicker.
         chosen = sorted(present[: self._config.nodes_max], key=lambda record: (len(record.name), record.name))
         return [PutRoster(roster=Roster(nodes=tuple(chosen)))]
+
+    def first_names(self) -> set[str]:
+        """The nodes that begin the job; nobody while there is no roster."""
+        roster = self._cluster.roster
+        return {record.name for record in roster.nodes} if roster is not None else set()
+
+    def put_roster_again(self) -> list[Command]:
+        """Somebody has taken it away while the nodes that it names are here."""
+        roster = self._cluster.roster
+        return [] if roster is None else [PutRoster(roster=roster)]
 
     def take_roster(self, roster: Roster) -> None:
         self._cluster.roster = roster

@@ -95,16 +95,17 @@ class ViewChanges:
         return commands
 
     def on_removed(self, event: ViewRemoved, now: float) -> list[Command]:
-        """If most nodes of the view are still here, it was not the last one that took the view away, and it is put
-        again; else the job was over while this node was away.
+        """If most nodes of the job are still here, it was not the last one that took the keys away, and they are put
+        again; else the job was over while this node was away, even if no view of it had come here.
         """
-        view = self._cluster.view
-        if self._shutdown.end is not None or view is None or self.proposing or self._shutdown.finishing:
+        cluster, view = self._cluster, self._cluster.view
+        if self._shutdown.end is not None or self.proposing or self._shutdown.finishing:
             return []
-        names = {member.node for member in view.members}
+        names = {m.node for m in view.members} if view is not None else self._rendezvous.first_names()
+        answering = {name for name, _ in cluster.peers.answering()} | {self._config.node}
         # A node that leaves right after an outage may take the keys along although the others are there.
-        if 2 * len(names - self._cluster.unlinked_nodes()) > len(names):
-            return self.propose(view)
+        if 2 * len(names & answering) > len(names):
+            return self.propose(view) if view is not None else self._rendezvous.put_roster_again()
         return self._shutdown.finish(1, "the job has ended while this node could not be reached", everywhere=False)
 
     def on_answer(self, event: ProposalAnswered, now: float) -> list[Command]:

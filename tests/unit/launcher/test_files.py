@@ -294,7 +294,7 @@ def test_nodes_that_start_together_after_a_dead_job_clear_its_keys_once(monkeypa
     dead = JobKeys(store, "j")
     dead.put_once("job", vars(terms))
     dead.put_roster(Roster(nodes=(NodeRecord(name="a", incarnation=1, workers=1),)))
-    dead.put_view(View(generation=7, members=(Member(id="m0", node="a", incarnation=1),)))
+    dead.put_view_again(View(generation=7, members=(Member(id="m0", node="a", incarnation=1),)))
     starts: dict[str, int] = {}
 
     def start(name: str) -> None:
