@@ -90,7 +90,11 @@ class AgentProcess(Process):
         processes: Any = workers
         self.end = NodeEnd(processes, registry, log, incarnation=self.incarnation, stop_grace_s=STOP_GRACE_S)
         self.registry = registry
-        parts = NodeParts(workers=processes, peers=self.peers, registry=registry, end=self.end)
+        # Parts that are no part of what is simulated (faults on request) are not there.
+        missing: dict[str, Any] = dict.fromkeys(NodeParts.__dataclass_fields__)
+        parts = NodeParts(
+            **{**missing, "workers": processes, "peers": self.peers, "registry": registry, "end": self.end}
+        )
         state: Any = SimpleNamespace(stale=False)
         self.runner = CommandRunner(self.core, parts, log, state, shares_screen=False)
 

@@ -29,7 +29,8 @@ _LEGAL = (
     "were ready within",
     "nodes came within",
     "before the first commit",
-    "all nodes",
+    "is refused",
+    "has all its",
 )
 """Ends that are right although the state is whole: nobody could mend what they name."""
 STEPS_MAX = 6
@@ -69,7 +70,9 @@ class JobChecks:
         self.groups: dict[int, dict[int, tuple[str, ...]]] = {}
         """Step -> generation -> members of the view in which it was committed."""
         self._judged: set[tuple[str, int]] = set()
-        world.etcd.on_write = lambda put: self._written(put)
+        self._was_lost = False
+        """At some moment no living member could have made some shard."""
+        world.etcd.on_write = self._written
 
     def enter(self, process: MemberProcess) -> None:
         self._by_id[process.id] = process.sim
@@ -105,6 +108,11 @@ class JobChecks:
         if end is not None and (agent.name, agent.incarnation) not in self._judged:
             self._judged.add((agent.name, agent.incarnation))
             self._ends(agent, end)
+
+    def died(self) -> None:
+        """A member is gone: what it held may be, too."""
+        if self.newest is not None and self.members.records and self.able(self.newest) is None:
+            self._was_lost = True
 
     # ---- ends
 
@@ -209,6 +217,10 @@ class JobChecks:
         waiting = world.living_agents()
         if waiting:
             raise Violation(f"stands still at {world.clock.now:.1f} s: " + "; ".join(map(self._where, waiting)))
+        ends = [agent.core.shutdown.end for agent in [*world.past, *world.agents.values()]]
+        told = [end.sentence for end in ends if end is not None]
+        if told and not (self.finishers or self._was_lost or any(words in t for words in _LEGAL for t in told)):
+            raise Violation(f"the job has ended though nothing was lost: {told}")
         orphans = [process.id for process in world.living()]
         if orphans:
             raise Violation(f"{', '.join(orphans)} outlive their agents")

@@ -68,9 +68,13 @@ class SimLinks:
     def hear_all(self) -> None:
         for link in list(self.links.values()):
             back = link.to.links.links.get(self._agent.node) if link.to is not None else None
-            if back is not None and back.to is self._agent and back.stream is not None:
-                if not self._world.network.is_cut(link.record.name, self._agent.node):
-                    back.stream.drain()
+            is_open = back is not None and back.to is self._agent
+            if (
+                is_open
+                and back.stream is not None
+                and not self._world.network.is_cut(link.record.name, self._agent.node)
+            ):
+                back.stream.drain()
 
     def next_deadline_s(self) -> float | None:
         return None
@@ -106,7 +110,9 @@ class SimLinks:
 
     def _connect(self, link: SimLink, other: AgentProcess) -> None:
         link.to = other
-        link.stream = Stream(self._world.network, self._agent.node, other, lambda notice: other.links.hear(self._agent, notice))
+        link.stream = Stream(
+            self._world.network, self._agent.node, other, lambda notice: other.links.hear(self._agent, notice)
+        )
         link.silent_since += 1
         self._up(link, "its agent answers")
 

@@ -74,7 +74,10 @@ class SimMesh:
         self.stream(member).send(frame)
 
     def edit(self, generation: int, peers: Sequence[Peer], links: str) -> None:
-        left_out, self._peers = self._peers - {peer.id for peer in peers}, {peer.id for peer in peers} - {self._process.id}
+        left_out, self._peers = (
+            self._peers - {peer.id for peer in peers},
+            {peer.id for peer in peers} - {self._process.id},
+        )
         self.generation, self._lost = generation, set()
         for member in left_out:
             self._world.mesh.leave_out(self._process, member)
@@ -105,6 +108,9 @@ class SimMesh:
             if not self.knows(arrival.member):
                 return
             self._lost.add(arrival.member)
+        elif arrival.source in self._lost and arrival.generation == self.generation:
+            self._world.mesh.turned_away(self._world.processes[arrival.source], self._process)
+            return
         self._arrived.append(arrival)
         self._process.turn()
 
@@ -244,7 +250,7 @@ class MemberProcess(Process):
         beacon = SimpleNamespace(fd=None)
         self.handover = handover
         parts: Any = SimpleNamespace(
-            **{name: None for name in EngineParts.__dataclass_fields__},
+            **dict.fromkeys(EngineParts.__dataclass_fields__),
         )
         parts.mesh, parts.beacon, parts.agent, parts.executor = mesh, beacon, self.link, executor
         parts.handover, parts.faults, parts.journal = handover, faults, journal
@@ -336,6 +342,7 @@ class MemberProcess(Process):
         self.world.say(f"{self.id} ends with {code}")
         if code:
             self.world.dead.add(self.id)
+        self.world.checks.died()
         self.world.mesh.died(self, in_good_order=in_good_order, silent=silent)
         if told:
             self._workers.ended(self, code)

@@ -74,6 +74,11 @@ class Meshes:
                     self._world.clock.soon(), lambda member=member: process.mesh.lose(member, "refused", LossCause.LEFT)
                 )  # type: ignore[misc]
 
+    def turned_away(self, caller: MemberProcess, by: MemberProcess) -> None:
+        """A link that one end has lost is lost for the view: whoever dials again is turned away until it gives up."""
+        lose = lambda: caller.mesh.lose(by.id, "it was not reached", LossCause.UNREACHED)  # noqa: E731
+        caller.later(CONNECT_TIMEOUT_S, lose)
+
     def _is_cut(self, one: MemberProcess, other: MemberProcess) -> bool:
         if self._world.schedule.one_host:
             return False

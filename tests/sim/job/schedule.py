@@ -13,6 +13,7 @@ from msgspec import Struct, json
 
 from elastrain.scaling import LossScale
 from elastrain.values import Shape, ShardShape
+from elastrain.world import PHASES
 
 
 class Fault(Struct, frozen=True, kw_only=True, tag=True):
@@ -216,7 +217,7 @@ def shape_of(schedule: Schedule) -> Shape:
 
 FROZEN = frozenset([3])
 """Shards without a gradient."""
-_PHASES = ("reduce", "commit", "publish", "apply", "recover", "rebalance", "join")
+_PHASES = tuple(phase for phase in PHASES if phase not in ("forward", "backward"))
 
 
 def draw(seed: int) -> Schedule:
@@ -235,7 +236,9 @@ def draw(seed: int) -> Schedule:
     )
     slow_store = rng.randrange(sizes.nodes) if rng.random() < 0.2 else -1
     faults = _faults(rng, sizes)
-    return Schedule(**{**{f: getattr(sizes, f) for f in sizes.__struct_fields__}, "slow_store": slow_store, "faults": faults})
+    return Schedule(
+        **{**{f: getattr(sizes, f) for f in sizes.__struct_fields__}, "slow_store": slow_store, "faults": faults}
+    )
 
 
 def _faults(rng: random.Random, sizes: Schedule) -> tuple[AnyFault, ...]:
@@ -272,7 +275,11 @@ def _kills(rng: random.Random, at_s: float, sizes: Schedule) -> AnyFault:
 
 
 def _nets(rng: random.Random, at_s: float, sizes: Schedule) -> AnyFault:
-    who, other, for_s = rng.randrange(8), rng.randrange(8), round(rng.choice((0.4, 2.0, 4.0, 9.0)) * rng.uniform(0.5, 1.5), 2)
+    who, other, for_s = (
+        rng.randrange(8),
+        rng.randrange(8),
+        round(rng.choice((0.4, 2.0, 4.0, 9.0)) * rng.uniform(0.5, 1.5), 2),
+    )
     kind = rng.randrange(8)
     if kind < 3:
         return Cut(at_s=at_s, node=who, other=other, for_s=for_s, both=rng.random() < 0.7)

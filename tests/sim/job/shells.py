@@ -155,7 +155,7 @@ def _be_present(agent: AgentProcess, part: Presence) -> None:
 
 def write_presence(agent: AgentProcess, part: Presence) -> None:
     """Its value has changed: it is woken."""
-    agent.later(agent.clock.soon(), lambda: part._closed or part.turn() and None)
+    agent.later(agent.clock.soon(), lambda: part._closed or (part.turn() and None))
 
 
 def _follow(agent: AgentProcess, part: Followed) -> None:

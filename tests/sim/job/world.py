@@ -13,7 +13,7 @@ from elastrain.world import View
 from tests.sim.job.agent import AgentProcess
 from tests.sim.job.checks import JobChecks
 from tests.sim.job.clock import Clock
-from tests.sim.job.etcd import Client, Etcd
+from tests.sim.job.etcd import Etcd
 from tests.sim.job.faults import Faults
 from tests.sim.job.member import MemberProcess
 from tests.sim.job.meshes import Meshes

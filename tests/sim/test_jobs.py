@@ -1,0 +1,70 @@
+"""Whole jobs, members and agents together, under faults of every kind; and schedules that once broke something."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.sim.job.schedule import draw, from_text, to_text
+from tests.sim.job.shrink import failure_of
+from tests.sim.job.world import World, outcome
+
+CHUNK, CHUNKS = 100, 4
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_each_job_commits_parks_or_ends_with_a_sentence(chunk: int) -> None:
+    ended: Counter[str] = Counter()
+    for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
+        world = World(draw(seed))
+        try:
+            world.run()
+        except Exception as error:  # noqa: BLE001  the seed has to be named whatever went wrong
+            again = f"python -m tests.sim.job.replay {seed}"
+            pytest.fail(f"seed {seed}: {type(error).__name__}: {error}; replay: {again}", pytrace=False)
+        ended[outcome(world)] += 1
+        ended["faults"] += world.faults.struck
+    assert ended["finished"] >= CHUNK // 2, ended
+    assert ended["faults"] >= CHUNK, ended
+
+
+def test_a_schedule_is_a_value_that_replays() -> None:
+    for seed in range(8):
+        schedule = from_text(to_text(draw(seed)))
+        assert schedule == draw(seed)
+        lines: list[list[str]] = [[], []]
+        for told in lines:
+            World(schedule, told.append).run()
+        assert lines[0] == lines[1]
+
+
+FOUND = {
+    "a node that was away until the job was done begins it again alone": (
+        '{"seed":31,"nodes":2,"backups":0,"steps":1,"runs":1,"one_host":true,"slow_store":0,'
+        '"faults":[{"type":"Isolate","at_s":2.0,"node":0,"for_s":7.0,"store":true}]}'
+    ),
+    "a node that slept until the job was done puts a view of its own": (
+        '{"seed":620,"nodes":3,"backups":0,"steps":1,"runs":4,"one_host":true,'
+        '"faults":[{"type":"Pause","at_s":3.922,"who":3,"for_s":13.0,"is_node":true}]}'
+    ),
+    "an agent that hears late of the first commit begins the job anew": (
+        '{"seed":808,"nodes":3,"backups":0,"steps":2,"runs":1,"one_host":true,"slow_store":2,'
+        '"faults":[{"type":"KillAll","at_s":1.237,"spread_s":1.5,"again_s":2.19}]}'
+    ),
+    "a node takes a store that has lost its data for the end of the job": (
+        '{"seed":529,"nodes":2,"backups":0,"steps":1,"runs":1,"one_host":true,'
+        '"faults":[{"type":"Wipe","at_s":3.0,"for_s":4.0},{"type":"KillNode","at_s":3.433,"node":5}]}'
+    ),
+    "a node that comes to a store without its data makes another roster, and ids are used twice": (
+        '{"seed":437,"nodes":2,"backups":1,"steps":3,"runs":1,"faults":['
+        '{"type":"KillNode","at_s":1.898,"node":6,"again_s":3.0},'
+        '{"type":"Cut","at_s":2.0,"node":0,"other":-1,"for_s":7.0},{"type":"Wipe","at_s":5.0,"for_s":4.0}]}'
+    ),
+}
+"""What the simulator has found in the product, each shrunk to the schedule that shows it."""
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_found_stays_mended(name: str) -> None:
+    assert failure_of(from_text(FOUND[name])) == ""
