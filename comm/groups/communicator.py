@@ -74,28 +74,13 @@ class Executors:
         self.placement.renew(peers)
         self.host.renew()
         self.messages.renew(ids, lists)
-        self.host.drop_later(self.shared.renew(generation, ids, lambda group: self.placement.in_memory(group.members)))
+        self.host.drop_later(self.shared.renew(generation, ids, self.placement.in_memory))
 
     def _end(self, error: CommError) -> None:
         # Shared memory first: then no caller that is told here finds another of its operations still waiting.
         self.shared.end(error)
         self.messages.end(error)
         self.point_to_point.end(error)
-
-    def check(self) -> None:
-        """After whatever happened, and when something is due."""
-        self.host.drop_former()
-        self.messages.check()
-        overdue = self.point_to_point.overdue()
-        if overdue is not None:
-            self.failures.break_off(overdue)
-        if self.shared.anybody_waits:
-            self.host.alarm.ring()  # whatever it was: they look for themselves
-
-    def next_due_s(self) -> float | None:
-        """When `check` has something to do, in time.monotonic(); None: nothing is due."""
-        deadlines = (self.messages.next_deadline_s(), self.point_to_point.next_deadline_s(), self.host.next_due_s())
-        return min([deadline for deadline in deadlines if deadline is not None], default=None)
 
 
 class Communicator:
@@ -181,10 +166,22 @@ class Communicator:
             self.newest_generation = event.generation
 
     def check(self) -> None:
-        self._executors.check()
+        executors = self._executors
+        executors.host.drop_former()
+        executors.messages.check()
+        overdue = executors.point_to_point.overdue()
+        if overdue is not None:
+            self.failures.break_off(overdue)
+        if executors.shared.anybody_waits:
+            executors.host.alarm.ring()  # whatever it was: they look for themselves
 
-    def next_due_s(self) -> float | None:
-        return self._executors.next_due_s()
+    def next_due_s(self) -> float:
+        executors = self._executors
+        return min(
+            executors.messages.next_deadline_s(),
+            executors.point_to_point.next_deadline_s(),
+            executors.host.next_due_s(),
+        )
 
     def stop(self, error: CommError) -> None:
         self.failures.fail(error)
@@ -198,10 +195,10 @@ class Communicator:
     def _edit(self, generation: int, members: Sequence[Peer], groups: Mapping[str, Sequence[str]]) -> None:
         ids = tuple([peer.id for peer in members])
         _check_lists(groups, ids)
-        if not set(self.world.members) <= set(ids):
+        if not set(self.world.list.members) <= set(ids):
             self._executors.fences.raise_mine()  # what the removed still read is used again from here on
         self._mesh.edit(generation, members)
-        failed = self.error is not None
+        failed = self.failures.error is not None
         if not failed:  # else all that was under way has ended, and what came since has failed
             self.failures.fail(Aborted(f"the view changed to generation {generation}"))
         self.world.list.members = ids

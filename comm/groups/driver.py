@@ -8,7 +8,6 @@ calls of each thread. What the mesh carries is not known here.
 from __future__ import annotations
 
 import collections
-import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -30,8 +29,8 @@ class Driven(Protocol):
     def check(self) -> None:
         """After whatever happened, and when something is due."""
 
-    def next_due_s(self) -> float | None:
-        """In time.monotonic(); None: nothing is."""
+    def next_due_s(self) -> float:
+        """When `check` has something to do, in time.monotonic(); inf: nothing is due."""
 
     def stop(self, error: CommError) -> None:
         """End whatever is under way: this is over."""
@@ -107,8 +106,7 @@ class Driver:
             self._mesh.wake()
 
     def _due_s(self) -> float:
-        dues = (self._driven.next_due_s(), self._mesh.next_due_s())
-        return min([due for due in dues if due is not None], default=math.inf)
+        return min(self._driven.next_due_s(), self._mesh.next_due_s())
 
     def close(self) -> None:
         """End the thread and the mesh; whatever is under way ends with Aborted."""

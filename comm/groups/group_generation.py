@@ -148,7 +148,7 @@ class GroupGeneration:
         """
         rings = self.rings
         rings.mine, rings.find = ring, find
-        self._waits.start(request, f"the beginning of {self._name!r}")
+        self._waits.description = f"the beginning of {self._name!r}"
         # Non-members may still read what I have published last: a barrier does not tell that they are done.
         only_members = self._state.readers.keys() <= set(rings.members)
         if request.barrier and only_members and rings.know_all():
@@ -193,9 +193,12 @@ class GroupGeneration:
     # An operation
 
     def begin(self, request: OperationRequest) -> None:
-        """Wait until the slot of the next step is free. Raises as `run`."""
-        self._waits.start(request, "a place on the board")
-        if self._phase is not _Phase.MEETING:
+        """Begin to execute a request: wait until the slot of its first step is free. Raises as `run`.
+
+        In a generation that is not open yet all slots are.
+        """
+        self._waits.start(request, "a slot of the ring")
+        if self._phase is _Phase.OPEN:
             self._await_slot()
 
     def run(self, operation: Operation) -> None:
@@ -222,7 +225,7 @@ class GroupGeneration:
             if number and not plan.again and self._phase is not _Phase.MEETING:
                 self._await_slot()
             offered = operation.offer(number) if plan.sends or plan.again else NOTHING
-            if not last:
+            if lenders and not last:
                 self._check_lent(lenders)
             self._publish(description, offered, plan, lent=operation.lends and not number)
             self._await_parts(plan)
@@ -267,14 +270,12 @@ class GroupGeneration:
             theirs, member = entry.description.decode(errors="replace"), rings.members[rank]
             raise Aborted(f"{self._name!r}: {operation.description} at {rings.me!r}, {theirs} at {member!r}")
         try:
-            operation.take(number, rank, self._pull(rank, entry))
+            operation.take(number, rank, self._pull(rank, entry) if entry.size_bytes else NOTHING)
         except ValueError as error:
             raise Aborted(f"{operation.description} of {self._name!r} at {rings.me!r}: {error}") from error
         return entry
 
     def _pull(self, rank: int, entry: Entry) -> torch.Tensor:
-        if not entry.size_bytes:
-            return NOTHING
         member = self.rings.members[rank]
         if entry.location.segment:
             look = partial(self._host.segment, member, entry.location.segment)
@@ -312,17 +313,20 @@ class GroupGeneration:
                 self._await(rank, ring.finished_address, ring.has_finished, wanted)
 
     def _await_parts(self, plan: Round) -> None:
-        late = [rank for rank in self.rings.others if rank in plan.awaits and self._await_part(rank)]
-        if late:
-            self.rings.wait_first_for(late[-1])
+        last: int | None = None
+        for rank in self.rings.others:
+            if rank in plan.awaits and self._await_part(rank):
+                last = rank
+        if last is not None:
+            self.rings.wait_first_for(last)
 
     def _await_part(self, rank: int) -> bool:
         """Returns whether it was not there at once."""
         rings = self.rings
-        if rank not in rings.by_rank:
+        ring = rings.by_rank.get(rank)
+        if ring is None:
             begun = partial(rings.buffers[rank].find, rings.generation)
-            rings.by_rank[rank] = self._waits.wait(begun, rings.members[rank])
-        ring = rings.by_rank[rank]
+            ring = rings.by_rank[rank] = begun() or self._waits.wait(begun, rings.members[rank])
         if ring.has_published(rings.generation, rings.step + 1):
             return False
         self._await(rank, ring.published_address, ring.has_published, rings.step + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from collections.abc import Callable
@@ -107,9 +108,9 @@ class HostMemory:
         if self._former and time.monotonic() >= self._drop_s:
             self._former.clear()
 
-    def next_due_s(self) -> float | None:
-        """When `drop_former` has something to do, in time.monotonic()."""
+    def next_due_s(self) -> float:
+        """When `drop_former` has something to do, in time.monotonic(); inf: nothing is due."""
         if self._former:
             return self._drop_s
         # While a member is lost the thread looks in anyway: so the edit that follows need not wake it for this.
-        return time.monotonic() + _DROP_AFTER_S if self._failures.lost else None
+        return time.monotonic() + _DROP_AFTER_S if self._failures.lost else math.inf

@@ -7,6 +7,7 @@ the sender's host is checked by its fence afterwards (see `fences`).
 from __future__ import annotations
 
 import collections
+import math
 import struct
 import time
 from collections.abc import Mapping, Sequence
@@ -213,10 +214,10 @@ class MessageExecutor:
             running.number += 1
             running.sent = False
 
-    def next_deadline_s(self) -> float | None:
-        """In time.monotonic(); None: nothing is under way."""
-        running = [queue.running for queue in list(self._queues.values()) if queue.running]
-        return min([one.request.deadline_s for one in running], default=None)
+    def next_deadline_s(self) -> float:
+        """When `check` has something to do, in time.monotonic(); inf: nothing is under way."""
+        queues = list(self._queues.values())
+        return min([queue.running.request.deadline_s for queue in queues if queue.running], default=math.inf)
 
     def check(self) -> None:
         """Fail what has run out of time, and what awaits a member that will send nothing more.

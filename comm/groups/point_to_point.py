@@ -6,6 +6,7 @@ the memory of a message to a member that was removed from the view is used again
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from dataclasses import dataclass
@@ -92,9 +93,9 @@ class PointToPoint:
         pending.work.source = message.source
         pending.work.finish()
 
-    def next_deadline_s(self) -> float | None:
-        """In time.monotonic(); None: nobody waits."""
-        return min([pending.deadline_s for _, pending in self._mailbox.receives], default=None)
+    def next_deadline_s(self) -> float:
+        """When something that is awaited becomes overdue, in time.monotonic(); inf: nobody waits."""
+        return min([pending.deadline_s for _, pending in self._mailbox.receives], default=math.inf)
 
     def overdue(self) -> Timeout | MemberLost | None:
         """The error of what did not come in time, or will never come."""

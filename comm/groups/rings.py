@@ -66,9 +66,12 @@ class Rings:
 
     def know_all(self) -> bool:
         """Whether the rings of all others have come here."""
-        found = {rank: self.find(self.members[rank]) for rank in self.others}
-        self.buffers = {rank: buffer for rank, buffer in found.items() if buffer is not None}
-        return len(self.buffers) == len(self.others)
+        for rank in self.others:
+            buffer = self.find(self.members[rank])
+            if buffer is None:
+                return False
+            self.buffers[rank] = buffer
+        return True
 
     def settle(self) -> None:
         """All others are in this generation, or have been: each has a ring of it."""

@@ -65,8 +65,8 @@ class SharedMemoryExecutor:
 
     # Generations
 
-    def renew(self, generation: int, members: Sequence[str], in_memory: Callable[[MemberList], bool]) -> object:
-        """Begin a generation. What was under way has been ended.
+    def renew(self, generation: int, members: Sequence[str], in_memory: Callable[[Sequence[str]], bool]) -> object:
+        """Begin a generation. What was under way has been ended. `in_memory`: see Placement.
 
         Returns what is not needed any more, memory of the removed with it: to let go of it takes long.
         """
@@ -78,7 +78,7 @@ class SharedMemoryExecutor:
             with track.state.lock:
                 gone += (track.newest, track.state.readers)
                 self._keep_those_in_view(track.state, number, frozenset(members), former)
-                self._renew(track, in_memory=in_memory(track.group))
+                self._renew(track, in_memory=in_memory(track.group.members))
         return gone
 
     def _keep_those_in_view(self, state: GroupState, number: int, view: frozenset[str], former: int) -> None:
@@ -203,9 +203,9 @@ class SharedMemoryExecutor:
         if generation.error is not None:
             return generation.error
         try:
+            generation.begin(request)
             if not generation.is_open:
                 self._open(track, generation, request)
-            generation.begin(request)
             operation = _make(generation, request)
             if not isinstance(operation, ValueError):
                 generation.run(operation)

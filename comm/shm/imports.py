@@ -93,11 +93,11 @@ class Imports:
             self._taken_s = time.monotonic()
         return tokens
 
-    def return_due_s(self) -> float | None:
-        """When `take_returned` should be called at the latest, in time.monotonic(); None: nothing waits."""
+    def return_due_s(self) -> float:
+        """When `take_returned` should be called at the latest, in time.monotonic(); inf: nothing waits."""
         count = len(self.returned)
         if not count:
-            return None
+            return math.inf
         return 0.0 if count >= _RETURN_AT_COUNT else self._taken_s + _RETURN_AFTER_S
 
 

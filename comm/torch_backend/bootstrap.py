@@ -130,7 +130,7 @@ def session() -> Session:
 
 def remember_proofs(current: Session) -> None:
     """To be called before an edit, which forgets how members were lost."""
-    lost = current.communicator.lost
+    lost = current.communicator.failures.lost
     current.proven |= {member for member, cause in lost.items() if cause in (LossCause.DEAD, LossCause.LEFT)}
 
 

@@ -171,8 +171,10 @@ class Acceptor:
 
     def next_deadline_s(self) -> float | None:
         """When `on_tick` has something to do, in time.monotonic()."""
+        if not self._introductions:  # asked before every sleep: mostly nobody comes
+            return self._again_s
         deadlines = [introduction.deadline_s for introduction in self._introductions]
-        return min([*deadlines, *([] if self._again_s is None else [self._again_s])], default=None)
+        return min([*deadlines, *([] if self._again_s is None else [self._again_s])])
 
     def on_tick(self, now_s: float) -> None:
         if self._again_s is not None and self._again_s <= now_s:

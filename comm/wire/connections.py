@@ -6,7 +6,6 @@ Each link is brought about by `opener`, and its frames go through `traffic`; wha
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -15,12 +14,13 @@ from typing import Literal
 from elastrain.base.event_loop import EventLoop
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.shm.segments import SharedMemory
+from elastrain.comm.wire.connector import choose_address
 from elastrain.comm.wire.event_queue import EventQueue
 from elastrain.comm.wire.link import Link
 from elastrain.comm.wire.link_table import LinkTable
 from elastrain.comm.wire.losses import DESCRIPTIONS, Reports, judge, says_more
 from elastrain.comm.wire.opener import Opener, OpenerEvents
-from elastrain.comm.wire.ring import Ring
+from elastrain.comm.wire.ring import Ring, dials
 from elastrain.comm.wire.secure import Connection
 from elastrain.comm.wire.traffic import Traffic, TrafficEvents
 from elastrain.comm.wire.values import Credentials, LossCause, MeshConfig, Peer, PeerLost
@@ -57,9 +57,16 @@ class MeshConnections:
     # Views
 
     def edit(self, generation: int, peers: Mapping[str, Peer], plan: LinkPlan) -> None:
-        """Take over a view of these other members: keep the links to members that stay, in place."""
-        added = [peer for member, peer in peers.items() if self._links.get(member) is None]
-        gone = {link.peer.id: link for link in self._links if link.peer.id not in peers}
+        """Take over a view of these other members: keep the links to members that stay, in place.
+
+        Raises ValueError for an address that is none, before anything has changed.
+        """
+        links = self._links.by_member
+        added = [peer for member, peer in peers.items() if member not in links]
+        for peer in added:
+            if dials(self._links.me, peer.id):
+                choose_address(peer.address, same_node=peer.node == self._links.node)
+        gone = {member: link for member, link in links.items() if member not in peers}
         shrinks = plan == "ring" and bool(self._ring.order) and not added
         self._maintaining = True  # not before the view is whole
         try:
@@ -72,12 +79,11 @@ class MeshConnections:
             self._ring.form(self._links.members)
         else:
             self._ring.dissolve()
-        fresh = frozenset([peer.id for peer in added])
         for peer in added if plan == "all" else []:
-            self.opener.open(self._links.by_member[peer.id], patient=False)
+            self.opener.open(links[peer.id], patient=False)
         # Around those that were lost before, the ring was closed when that became known.
-        if not shrinks or self._ring.untold or None in [link.lost for link in gone.values()]:
-            self._maintain_ring(fresh)
+        if not shrinks or self._ring.untold or [link for link in gone.values() if link.lost is None]:
+            self._maintain_ring(frozenset([peer.id for peer in added]))
 
     def _change(self, generation: int, gone: Collection[str], added: Sequence[Peer]) -> None:
         self._links.generation = generation
@@ -86,7 +92,7 @@ class MeshConnections:
         for member in gone:
             self._remove(self._links.by_member.pop(member))
         self.events.begin(generation)
-        known_lost = [link.lost for link in self._links if link.lost is not None]
+        known_lost = [link.lost for link in self._links.by_member.values() if link.lost is not None]
         for peer in added:
             self._add(peer)
         self._reports.forget_until(generation)
@@ -244,10 +250,9 @@ class MeshConnections:
 
     # Time and ends
 
-    def next_due_s(self) -> float | None:
-        """When `run_timers` has something to do, in time.monotonic(); None: nothing is due."""
-        dues = [*self.opener.next_due_s(), *self.traffic.next_due_s()]
-        return min([due_s for due_s in dues if due_s != math.inf], default=None)
+    def next_due_s(self) -> float:
+        """When `run_timers` has something to do, in time.monotonic(); inf: nothing is due."""
+        return min(self.opener.next_due_s(), self.traffic.next_due_s())
 
     def run_timers(self) -> None:
         now_s = time.monotonic()

@@ -215,12 +215,14 @@ class Connector:
 
     # Time and ends
 
-    def next_deadline_s(self) -> float | None:
-        """When `run_timers` has something to do, in time.monotonic()."""
-        deadlines = [dialled.introduction.deadline_s for dialled in self._dialled]
+    def next_deadline_s(self) -> float:
+        """When `run_timers` has something to do, in time.monotonic(); inf: nothing is due."""
         accept_s = self._acceptor.next_deadline_s()
-        again = [again_s for again_s, _ in self._dial_later]
-        return min([*deadlines, *again, *([] if accept_s is None else [accept_s])], default=None)
+        due_s = math.inf if accept_s is None else accept_s
+        if self._dialled or self._dial_later:  # asked before every sleep: mostly nobody is dialled
+            again = [again_s for again_s, _ in self._dial_later]
+            due_s = min([due_s, *again, *[dialled.introduction.deadline_s for dialled in self._dialled]])
+        return due_s
 
     def run_timers(self, now_s: float) -> None:
         self._acceptor.on_tick(now_s)

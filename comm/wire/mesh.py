@@ -23,10 +23,8 @@ from elastrain.comm.errors import CommError, MemberLost
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.shm.segments import Segment, SharedMemory
 from elastrain.comm.wire.connections import LinkPlan, MeshConnections
-from elastrain.comm.wire.connector import choose_address
 from elastrain.comm.wire.frames import FIRST_CONTROL_KIND
 from elastrain.comm.wire.link_table import LinkTable
-from elastrain.comm.wire.ring import dials
 from elastrain.comm.wire.values import Credentials, Event, Frame, MeshConfig, Peer
 
 
@@ -97,15 +95,12 @@ class Mesh:
         """
         self._check_open()
         peers = {peer.id: peer for peer in members}
-        if generation <= self.generation or len(peers) != len(members) or self.me not in peers:
+        if generation <= self.links.generation or len(peers) != len(members) or self.me not in peers:
             raise ValueError(
                 f"generation {generation} after {self.generation}, with {sorted(peer.id for peer in members)}:"
                 f" a view is newer than the last one and names every member once, {self.me!r} included"
             )
         del peers[self.me]
-        for member, peer in peers.items():
-            if self.links.get(member) is None and dials(self.me, member):
-                choose_address(peer.address, same_node=peer.node == self.node)
         self._connections.edit(generation, peers, links)
 
     # Messages
@@ -174,19 +169,16 @@ class Mesh:
         """
         self._check_open()
         self.tidy_up()
-        due_s = self.next_due_s()
-        if due_s is not None:
-            wait_s = max(due_s - time.monotonic(), 0.0)
-            timeout_s = wait_s if timeout_s is None else min(wait_s, timeout_s)
-        return self.serve(self._loop.wait(timeout_s))
+        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        return self.serve(self.sleep(min(until_s, self.next_due_s())))
 
     def tidy_up(self) -> None:
         """Tell peers of segments that are gone, and take note of deaths. To be called before any sleep."""
         self._connections.traffic.tell_gone(self.memory.take_gone())
         self._connections.process_deaths()
 
-    def next_due_s(self) -> float | None:
-        """When something is due, in time.monotonic(): 0 where `serve` would return events at once; None: nothing is."""
+    def next_due_s(self) -> float:
+        """When something is due, in time.monotonic(): 0 where `serve` would return events at once; inf: nothing is."""
         return 0.0 if self._events else self._connections.next_due_s()
 
     def sleep(self, until_s: float) -> Sequence[tuple[int, int]]:

@@ -176,12 +176,11 @@ class Opener:
 
     # Time and ends
 
-    def next_due_s(self) -> list[float]:
-        """When `run_timers` has something to do, in time.monotonic()."""
+    def next_due_s(self) -> float:
+        """When `run_timers` has something to do, in time.monotonic(); inf: nothing is due."""
         links = self._links.by_member.values()
         waiting = [link.opening.deadline_s for link in links if link.stream is None and link.lost is None]
-        connector_s = self._connector.next_deadline_s()
-        return waiting if connector_s is None else [*waiting, connector_s]
+        return min([self._connector.next_deadline_s(), *waiting])
 
     def run_timers(self, now_s: float) -> None:
         self._connector.run_timers(now_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -162,7 +163,7 @@ class Traffic:
 
     def deliver_held(self) -> None:
         """Tell of the frames that were held for the generation that has begun."""
-        for link in self._links:
+        for link in self._links.by_member.values():
             if link.held:
                 link.held = self._queue.deliver(link.held, self._links.generation)
                 self._set_interest(link)
@@ -183,13 +184,18 @@ class Traffic:
 
     # Time
 
-    def next_due_s(self) -> list[float]:
-        """When `run_timers` has something to do, in time.monotonic()."""
+    def next_due_s(self) -> float:
+        """When `run_timers` has something to do, in time.monotonic(); inf: nothing is due."""
         # Asked before every sleep: most links have nothing to give back, and a call for each would cost more than this.
-        standing = [link for link in self._links.by_member.values() if link.stream is not None]
-        waiting = [link for link in standing if link.imports.returned]
-        at_once = [0.0] * any(self._holds_more(link) for link in standing)
-        return at_once + [due_s for due_s in [link.imports.return_due_s() for link in waiting] if due_s is not None]
+        due_s = math.inf
+        for link in self._links.by_member.values():
+            if link.stream is None:
+                continue
+            if not link.same_host and self._holds_more(link):
+                return 0.0
+            if link.imports.returned:
+                due_s = min(due_s, link.imports.return_due_s())
+        return due_s
 
     def _holds_more(self, link: Link) -> bool:
         full = len(link.held) >= self._config.max_held_frames
@@ -200,6 +206,7 @@ class Traffic:
         for link in self._links:
             if self._holds_more(link):
                 self.read(link)
-            due_s = link.imports.return_due_s() if link.stream is not None and link.imports.returned else None
-            if due_s is not None and due_s <= now_s and link.push_returned(self._links.generation):
+            if link.stream is None or not link.imports.returned or link.imports.return_due_s() > now_s:
+                continue
+            if link.push_returned(self._links.generation):
                 self.flush(link)
