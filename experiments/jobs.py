@@ -9,13 +9,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.harness import ROOT
 
+Start = Callable[..., "subprocess.Popen[bytes]"]
+"""As `subprocess.Popen`; that of `tests.support.warm` starts processes that need import nothing any more."""
 TRAIN_GPT = ROOT / "experiments" / "train_gpt" / "train.py"
 
 
@@ -43,6 +45,7 @@ def elastic(
     temporary: Path | None = None,
     inside: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    start: Start = subprocess.Popen,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A job under `elastrain run` in `folder`, spread evenly over simulated `nodes` if they are given.
 
@@ -53,7 +56,7 @@ def elastic(
     folder.mkdir(parents=True, exist_ok=True)
     command = [
         *inside,
-        str(Path(sys.executable).with_name("elastrain")),
+        *(sys.executable, "-m", "elastrain.launcher"),
         "run",
         "--nproc-per-node",
         str(members // (nodes or 1)),
@@ -61,16 +64,16 @@ def elastic(
     command += ["--local-nodes", str(nodes)] if nodes is not None else []
     command += ["--run-dir", str(folder), *options, str(script.path), *script.args]
     extra = {**(environment or {}), **({} if temporary is None else {"TMPDIR": str(temporary)})}
-    with _started(command, folder / "output.log", extra) as process:
+    with _started(command, folder / "output.log", extra, start) as process:
         yield process
 
 
 @contextmanager
-def alone(folder: Path, script: Script) -> Iterator[subprocess.Popen[bytes]]:
+def alone(folder: Path, script: Script, *, start: Start = subprocess.Popen) -> Iterator[subprocess.Popen[bytes]]:
     """The same script as an undisturbed job of one, journal in `folder`. Ended when the block is left."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-u", str(script.path), *script.args]
-    with _started(command, folder / "output.log", {"ELASTRAIN_RUN_DIR": str(folder)}) as process:
+    with _started(command, folder / "output.log", {"ELASTRAIN_RUN_DIR": str(folder)}, start) as process:
         yield process
 
 
@@ -87,10 +90,12 @@ def finish(process: subprocess.Popen[bytes], folder: Path, *, timeout_s: float) 
 
 
 @contextmanager
-def _started(command: list[str], output: Path, extra: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def _started(
+    command: list[str], output: Path, extra: dict[str, str], start: Start
+) -> Iterator[subprocess.Popen[bytes]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **extra}
     with output.open("wb") as file:
-        process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
+        process = start(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
     try:
         yield process
     finally:

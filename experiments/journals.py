@@ -131,6 +131,8 @@ class Run:
     """Member -> when the first agent knew that its process had ended."""
     lost_nodes_s: dict[str, float] = field(default_factory=dict)
     """Member -> when its whole node was killed on request."""
+    hangs_s: dict[str, float] = field(default_factory=dict)
+    """Member -> when it was first taken to hang."""
     silences: list[tuple[str, float]] = field(default_factory=list)
     """(node, when another's agent no longer reached it)."""
     exit_code: int | None = None
@@ -148,6 +150,8 @@ class Run:
                 self._viewed(line)
             case "death":
                 self.deaths_s.setdefault(line["member"], line["detected_s"])
+            case "hang":
+                self.hangs_s.setdefault(line["member"], line["t"])
             case "link" if not line["up"]:
                 self.silences.append((line["node"], line["t"]))
             case "kill_node":

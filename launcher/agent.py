@@ -28,6 +28,7 @@ from elastrain.launcher.events import EventLog
 from elastrain.launcher.faults import grammar
 from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.guardian import Guardian
+from elastrain.launcher.lookout import Lookout
 from elastrain.launcher.node_end import NodeEnd
 from elastrain.launcher.operator_messages import Answer, AskFault, Request
 from elastrain.launcher.peer_agents import AgentPort, ClusterAccess, PeerAgents
@@ -122,12 +123,19 @@ class Agent:
         strikes = Strikes(workers, self._log)
         self._open.callback(strikes.close)
         launcher = RunDir(path=config.run.whole) if config.run.whole is not None else None
+        lookout = Lookout(workers.seen, self._happen, config.run.stacks)
         self._parts = NodeParts(
-            workers=workers, peers=peers, registry=registry, end=end, strikes=strikes, launcher=launcher
+            workers=workers,
+            lookout=lookout,
+            peers=peers,
+            registry=registry,
+            end=end,
+            strikes=strikes,
+            launcher=launcher,
         )
-        shares_screen = config.one_host and not settings.alone
+        shares_screen = config.run.whole is not None
         self._runner = CommandRunner(self._core, self._parts, self._log, self._state, shares_screen=shares_screen)
-        self._timed: list[_Timed] = [door, workers, registry, *([peers] if peers else []), end, strikes]
+        self._timed: list[_Timed] = [door, workers, lookout, registry, *([peers] if peers else []), end, strikes]
 
     def _serve_workers(self, listener: socket.socket, workers: WorkerProcesses) -> Acceptor:
         secret, job = self._config.run.secret.read_bytes(), self._config.job

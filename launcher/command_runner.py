@@ -12,6 +12,7 @@ from elastrain.launcher.command_queue import CommandQueue
 from elastrain.launcher.core import Core
 from elastrain.launcher.core import events as ev
 from elastrain.launcher.events import EventLog
+from elastrain.launcher.lookout import Lookout
 from elastrain.launcher.node_end import NodeEnd
 from elastrain.launcher.operator_messages import AskFault
 from elastrain.launcher.peer_agents import PeerAgents
@@ -36,6 +37,7 @@ from elastrain.launcher.values import (
     Start,
     Strike,
     TakeNumber,
+    TakeStacks,
     Tell,
     TellNodes,
 )
@@ -49,6 +51,7 @@ class NodeParts:
     """What an agent acts through. `peers`: None in a job of one node."""
 
     workers: WorkerProcesses
+    lookout: Lookout
     peers: PeerAgents | None
     registry: Registry
     end: NodeEnd
@@ -94,6 +97,8 @@ class CommandRunner:
                 self._parts.strikes.strike(command)
             case AskLauncher():
                 self._ask_launcher(command)
+            case TakeStacks():
+                self._take_stacks(command)
             case FullPriority():
                 workers.restore_priority(command.member, ahead=command.ahead)
             case Start():
@@ -141,6 +146,12 @@ class CommandRunner:
         if launcher is None or not control.tell(launcher, AskFault(line=command.line)):
             reason = f"{command.line}: only the launcher of simulated nodes (--local-nodes) can do that"
             self._log.write("fault_refused", reason=reason)
+
+    def _take_stacks(self, command: TakeStacks) -> None:
+        folder = self._parts.lookout.take_stacks(command.reason)
+        self._log.write("stacks", reason=command.reason, folder=folder)
+        if command.tell:
+            say(f"{command.reason}; the stacks of all members are in {folder}")
 
     def _kill_node(self, command: KillNode) -> None:
         self._log.write("kill_node", node=self._core.cluster.config.node, reason=command.reason)

@@ -66,6 +66,43 @@ class EmbeddedEtcd:
         assert self._process is not None
         return self._process.pid
 
+    # ---- what may go wrong with it, on request
+
+    def stop(self) -> None:
+        """It stands still, with all its threads, until `go_on`."""
+        self._send(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._send(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._send(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+
+    def forget(self) -> None:
+        """Its data is gone; for one that does not run."""
+        shutil.rmtree(self._folder / "data", ignore_errors=True)
+
+    def start_again(self) -> None:
+        """At the same address, with the data that is there; nothing where it runs. It is ready a moment later."""
+        if self._process is None or self._process.poll() is not None:
+            self._spawn()
+
+    def compact(self) -> int:
+        """Have it forget all revisions but the newest; its number. Raises StoreError."""
+        store = EtcdStore(EtcdConfig(endpoints=(self.endpoint,)))
+        try:
+            return store.compact()
+        finally:
+            store.close()
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)  # to one that has ended, nothing
+
+    # ---- the end
+
     def close(self) -> None:
         """Stop it and remove its data. May be called twice."""
         if self._process is not None:
@@ -101,7 +138,7 @@ class EmbeddedEtcd:
         client = f"unix://{_CLIENT_SOCKET}" if self._host is None else f"http://{self.endpoint}"
         peer = f"unix://{_PEER_SOCKET}"
         command = [
-            *("--name", "elastrain", "--data-dir", str(self._folder.absolute() / "data")),
+            *("--name", "elastrain", "--data-dir", "data"),
             *("--listen-client-urls", client, "--advertise-client-urls", client),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
             *("--initial-cluster", f"elastrain={peer}"),

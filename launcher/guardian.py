@@ -1,4 +1,4 @@
-"""What survives a launcher that is killed, for as long as it takes to clear up: its processes, its files.
+"""What survives a launcher that is killed, for as long as it takes to clear up: processes, files, network namespaces.
 
 A process that gets SIGKILL can not end what it has started: its workers would train on, or sleep for ever. So each
 launcher and each agent has a guardian, a process of a few megabytes in a session of its own, which waits for the end
@@ -73,6 +73,10 @@ class Guardian:
         identity = _identity(path)
         self._tell("remove", [str(path), identity])
 
+    def remove_namespace(self, name: str) -> None:
+        """A network namespace, whether it is there or will be."""
+        self._tell("namespace", name)
+
     def _tell(self, what: str, value: object) -> None:
         assert self._process.stdin is not None
         try:
@@ -96,7 +100,7 @@ def _identity(path: Path) -> list[int] | None:
 
 def _guard() -> None:
     """Listen until the owner has ended without a farewell (it kills the guardian as one), then clear up."""
-    mark, sessions, paths = b"", set[int](), list[tuple[Path, list[int] | None]]()
+    mark, sessions, paths, namespaces = b"", set[int](), list[tuple[Path, list[int] | None]](), list[str]()
     for line in sys.stdin.buffer:
         what, value = json.loads(line)
         if what == "mark":
@@ -105,6 +109,8 @@ def _guard() -> None:
             sessions.add(value)
         elif what == "unwatch":
             sessions.discard(value)
+        elif what == "namespace":
+            namespaces.append(value)
         else:
             paths.append((Path(value[0]), value[1]))
     _end_all(mark, sessions)
@@ -113,6 +119,8 @@ def _guard() -> None:
             shutil.rmtree(path, ignore_errors=True)
         elif identity is not None and _identity(path) == identity:
             path.unlink(missing_ok=True)
+    for name in namespaces:
+        subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)
 
 
 def _end_all(mark: bytes, sessions: Collection[int]) -> None:

@@ -28,6 +28,8 @@ from elastrain.launcher.values import NodeRecord
 BEAT_S = 0.5
 SILENCE_S = 2.5
 """An agent that says nothing for so long is silent: five beats were lost."""
+_UNACKED_S = 5.0
+"""A connection on which nothing arrives for so long is made anew: the kernel itself would try less and less often."""
 _DIAL_S = 2.0
 _DIAL_AGAIN_S = 0.2
 
@@ -171,6 +173,7 @@ class Links:
     def _connect(self, link: _Link, sock: Connection) -> None:
         self._hang_up(link)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_UNACKED_S * 1000))
         link.channel, link.heard_s = LineSocket(sock), time.monotonic()
         self._loop.register(sock, lambda _events: self._on_bytes(link))
         if not link.up:

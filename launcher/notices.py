@@ -1,6 +1,7 @@
 """What agents say to each other: one JSON object per line over an authenticated link, checked here.
 
-Facts only (who died, who is suspected, that the work is done): views are agreed upon in the store, never here.
+Facts only (who died, who is suspected, that the work is done, which view stands): views are agreed upon in the store,
+never here.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from elastrain.codec import LineCodec, Tagged
+from elastrain.world import View
 
 
 class Beat(Tagged, frozen=True, kw_only=True):
@@ -28,6 +30,16 @@ class Suspected(Tagged, frozen=True, kw_only=True):
     reason: str
 
 
+class SomebodyWaits(Tagged, frozen=True, kw_only=True):
+    """A member of the sender's node has had nothing to do for a while: it waits for some other one."""
+
+
+class Hangs(Tagged, frozen=True, kw_only=True):
+    """A member of the sender's node hangs, and is about to be ended: the stacks of all members are wanted."""
+
+    reason: str
+
+
 class Raised(Tagged, frozen=True, kw_only=True):
     """The script raised on `member`, a worker of the sender's node: `micro_batch` is -1 outside of any."""
 
@@ -36,6 +48,12 @@ class Raised(Tagged, frozen=True, kw_only=True):
     micro_batch: int
     signature: str
     traceback: str
+
+
+class Stands(Tagged, frozen=True, kw_only=True):
+    """The newest view that the sender has heard of, for those who do not reach the store."""
+
+    view: View
 
 
 class Ended(Tagged, frozen=True, kw_only=True):
@@ -68,5 +86,7 @@ class Ask(Tagged, frozen=True, kw_only=True):
     """As after `elastrain inject`."""
 
 
-Notice: TypeAlias = Beat | Exited | Suspected | Raised | Ended | Digested | Left | Over | Ask
+Notice: TypeAlias = (
+    Beat | Exited | Suspected | SomebodyWaits | Hangs | Raised | Stands | Ended | Digested | Left | Over | Ask
+)
 NOTICE: LineCodec[Notice] = LineCodec(Notice)

@@ -11,7 +11,7 @@ from elastrain.errors import ConfigError
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.rundir import RunDir
-from elastrain.launcher.values import JobConfig, JobTimes
+from elastrain.launcher.values import HangTimes, JobConfig, JobTimes
 from elastrain.launcher.worker_start import Logs, Script, WorkerMemory
 
 KEY_TTL_S = 12 * 3600.0
@@ -36,6 +36,7 @@ class Waits:
     last_call_s: float = 5.0
     stop_grace_s: float = 5.0
     park_timeout_s: float = 3600.0
+    hang_timeout_s: float = 2.5
     key_ttl_s: float = KEY_TTL_S
 
 
@@ -86,7 +87,12 @@ class RunOptions:
             join_timeout_s=waits.join_timeout_s, last_call_s=waits.last_call_s, park_timeout_s=waits.park_timeout_s
         )
         alone = JobConfig(
-            workers=size.workers, max_restarts=size.max_restarts, armed=self.armed, began_s=self.began_s, times=times
+            workers=size.workers,
+            max_restarts=size.max_restarts,
+            armed=self.armed,
+            began_s=self.began_s,
+            times=times,
+            hangs=HangTimes(hang_timeout_s=waits.hang_timeout_s),
         )
         if node is None:
             return alone

@@ -63,6 +63,11 @@ class RunDir:
         return self.journals / "logs"
 
     @property
+    def stacks(self) -> Path:
+        """What threads were at when a member hung, a file per member."""
+        return self.journals / "stacks"
+
+    @property
     def offload(self) -> Path:
         """Profiles of offloading, a file per member."""
         return self.path / "offload"
@@ -77,7 +82,7 @@ class RunDir:
         """Raises ConfigError if there is none that can be read."""
         try:
             state = json.loads(self.state.read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{self.path} holds no readable run ({error})") from None
         if not isinstance(state, dict):
             raise ConfigError(f"{self.state} is not a run's state")

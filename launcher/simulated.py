@@ -1,7 +1,8 @@
 """Several nodes simulated on this machine: an agent process each, in a session of its own, and an etcd for them.
 
-A node is lost whole when its workers' process groups and its agent are killed; it is then started again, as somebody
-would start a machine again, and joins as a new node. Processes only; nothing is decided about the job.
+With `netns` each has a network of its own, too, and members talk over TCP as those of separate hosts do. A node is lost
+whole when its workers' process groups and its agent are killed; it is then started again, as somebody would start a
+machine again, and joins as a new node. Nothing is decided about the job.
 """
 
 from __future__ import annotations
@@ -9,34 +10,46 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.util
 import os
-import selectors
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from elastrain.base.event_loop import EventLoop
 from elastrain.base.processes import die_with_parent
 from elastrain.errors import ConfigError, ElastrainError
 from elastrain.launcher import environment, rundir
+from elastrain.launcher.control_server import ControlServer
 from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.etcd_config import EtcdConfig
+from elastrain.launcher.events import EventLog
+from elastrain.launcher.faults import grammar
+from elastrain.launcher.faults.table import CLASSES, Carrier
 from elastrain.launcher.guardian import Guardian
+from elastrain.launcher.namespaces.programs import enter, lacking
+from elastrain.launcher.namespaces.switch import SWITCH, SWITCH_ADDRESS, Switch
+from elastrain.launcher.operator_messages import Answer, AskFault, Request
 from elastrain.launcher.run_options import NodeOptions, RunOptions
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
 from elastrain.launcher.starting import count, run_node, say_last
 from elastrain.launcher.stop_signals import StopSignals
+from elastrain.launcher.store import StoreError
+from elastrain.launcher.surroundings import Surroundings
 
 _STOP_AGAIN_S = 20.0
 RESTART_COUNTS_S = 3600.0
 """How long a node's restart counts."""
 
 
-def run_local_nodes(options: RunOptions) -> int:
-    """Run the `nodes_max` nodes here; the exit code. Raises ConfigError."""
+def run_local_nodes(options: RunOptions, *, netns: bool) -> int:
+    """Run the `nodes_max` nodes here; the exit code. Raises ConfigError, NetworkError."""
+    if netns and (reason := lacking()) is not None:
+        raise ConfigError(f"--netns: {reason}")
     # A fork server imports torch once for all nodes, while etcd starts.
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload(["torch.distributed.elastic.multiprocessing", "elastrain.launcher.agent"])
@@ -49,16 +62,32 @@ def run_local_nodes(options: RunOptions) -> int:
         guardian.remove(run.secret)
         guardian.remove(run.path / "etcd")
         guardian.remove(Path(multiprocessing.util.get_temp_dir()))  # where the fork server listens
+        switch = stack.enter_context(_switch(options, guardian)) if netns else None
         nodes = _Nodes(options, run, forks)
         stack.callback(nodes.close)
         nodes.warm_up()
-        etcd = EmbeddedEtcd(run.path / "etcd")
+        etcd = EmbeddedEtcd(run.path / "etcd", host=SWITCH_ADDRESS if switch is not None else None)
         stack.callback(etcd.close)
+        log = EventLog(run.events, "launcher")
+        stack.callback(log.close)
         here, each = count(options.size.nodes_max, "node"), count(options.size.workers, "worker")
         say(f"job {options.job}, {here} here, {each} each; run folder {run.path}")
         signals = StopSignals()
         stack.callback(signals.close)
-        return nodes.run(etcd.endpoint, signals)
+        return nodes.run(Surroundings(etcd, switch, log), signals)
+
+
+@contextmanager
+def _switch(options: RunOptions, guardian: Guardian) -> Iterator[Switch]:
+    """This process is at the switch from then on, and what it starts."""
+    names = [_name(index) for index in range(options.size.nodes_max)]
+    with Switch(options.job, names, guardian.remove_namespace) as switch:
+        switch.move_to(SWITCH)
+        yield switch
+
+
+def _name(index: int) -> str:
+    return f"node{index}"
 
 
 class _Ends:
@@ -110,30 +139,32 @@ class _Nodes:
 
     def __init__(self, options: RunOptions, run: RunDir, forks: multiprocessing.context.ForkServerContext) -> None:
         self._options, self._run, self._forks = options, run, forks
-        self._endpoint = ""
+        self._around: Surroundings | None = None
         self._running: dict[str, BaseProcess] = {}
         self._restarts = _Restarts(options.size.max_restarts)
         self._ends = _Ends()
         self._dismissed: set[str] = set()
         self._stopped_by = 0
-        self._selector = selectors.DefaultSelector()
+        self._loop = EventLoop()
 
     def warm_up(self) -> None:
         from multiprocessing import forkserver
 
         forkserver.ensure_running()
 
-    def run(self, endpoint: str, signals: StopSignals) -> int:
-        self._endpoint = endpoint
-        self._selector.register(signals, selectors.EVENT_READ)
-        for index in range(self._options.size.nodes_max):
-            self._start(f"node{index}")
-        while self._running:
-            for key, _ in self._selector.select(_STOP_AGAIN_S if self._stopped_by else None):
-                if key.fileobj is signals:
-                    self._stop(signals.take()[-1:])
-                else:
-                    self._on_end(key.data)
+    def run(self, around: Surroundings, signals: StopSignals) -> int:
+        self._around = around
+        self._loop.register(signals, lambda _events: self._stop(signals.take()[-1:]))
+        control = ControlServer(self._loop, rundir.listen(self._run), partial(answer, self._options, around))
+        try:
+            for index in range(self._options.size.nodes_max):
+                self._start(_name(index))
+            while self._running:
+                self._loop.turn(around.next_deadline_s())
+                around.on_tick(time.monotonic())
+        finally:
+            control.close()
+            self._run.control.unlink(missing_ok=True)
         return 128 + self._stopped_by if self._stopped_by else max(self._ends.codes, default=1)
 
     def close(self) -> None:
@@ -143,20 +174,21 @@ class _Nodes:
         for process in self._running.values():
             process.join(_STOP_AGAIN_S)
             process.kill()
-        self._selector.close()
+        self._loop.close()
 
     def _start(self, name: str) -> None:
-        node = NodeOptions(
-            name=name, etcd=EtcdConfig(endpoints=(self._endpoint,)), secret_file=self._run.secret, host=None
-        )
-        process = self._forks.Process(target=_node, args=(self._options, node, self._run), name=name)
+        assert self._around is not None
+        etcd, host = EtcdConfig(endpoints=(self._around.endpoint,)), self._around.address(name)
+        node = NodeOptions(name=name, etcd=etcd, secret_file=self._run.secret, host=host)
+        namespace = self._around.namespace(name)
+        process = self._forks.Process(target=_node, args=(self._options, node, self._run, namespace), name=name)
         process.start()
         self._running[name] = process
-        self._selector.register(process.sentinel, selectors.EVENT_READ, name)
+        self._loop.register(process.sentinel, lambda _events: self._on_end(name))
 
     def _on_end(self, name: str) -> None:
         process = self._running.pop(name)
-        self._selector.unregister(process.sentinel)
+        self._loop.unregister(process.sentinel)
         process.join()
         code = process.exitcode if process.exitcode is not None else 1
         if name in self._dismissed:
@@ -201,9 +233,31 @@ class _Nodes:
                     os.kill(process.pid, number)
 
 
-def _node(options: RunOptions, node: NodeOptions, whole: RunDir) -> None:
+def answer(options: RunOptions, around: Surroundings, request: Request) -> Answer:
+    """The operator asks the launcher: for faults of what is around the nodes; for all else there are agents."""
+    if not isinstance(request, AskFault):
+        return Answer(ok=False, sentence="this is the launcher of simulated nodes: ask one of them")
+    if not options.armed:
+        return Answer(ok=False, sentence="this run is not armed: start it with --inject (or --faults FILE)")
+    try:
+        fault = grammar.parse(request.line)
+        if CLASSES[fault.kind].by is not Carrier.LAUNCHER:
+            return Answer(ok=False, sentence=f"{fault.kind} is no fault of the network or of etcd: ask a node")
+        if fault.place.t_s is not None:
+            around.carry_out_later(fault, options.began_s + fault.place.t_s)
+            return Answer(ok=True, sentence=f"{fault} is due")
+        around.carry_out(fault, time.monotonic())
+    except (ElastrainError, StoreError) as error:
+        return Answer(ok=False, sentence=str(error))
+    say(f"{fault} is carried out on request")
+    return Answer(ok=True, sentence=f"{fault} is carried out")
+
+
+def _node(options: RunOptions, node: NodeOptions, whole: RunDir, namespace: str | None) -> None:
     """The body of a node's process."""
     os.setsid()
+    if namespace is not None:
+        enter(namespace)
     # Should the fork server end alone. The end of the launcher is its guardian's affair.
     die_with_parent(signal.SIGTERM)
     sys.stdout.flush()

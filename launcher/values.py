@@ -47,6 +47,24 @@ class JobTimes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HangTimes:
+    """How long a member may show no sign of life while others wait for it, in seconds."""
+
+    hang_timeout_s: float = 2.5
+    """In a micro-batch, or 2.5 median steps; 0: nothing is judged."""
+    between_steps_s: float = 30.0
+    """In the script's own code between two steps, outside of any phase."""
+    first_step_s: float = 600.0
+    """While nothing is known yet of the job's steps."""
+    join_step_s: float = 60.0
+    """In the first step of a member that came later, or 20 median steps."""
+    alike_s: float = 1800.0
+    """Where nobody waits, because all stand alike; and whoever alone has some state."""
+    stacks_s: float = 0.3
+    """How long stacks may take to be written before a member that hangs is ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobConfig:
     """What the operator asked for, as far as decisions need it."""
 
@@ -63,6 +81,7 @@ class JobConfig:
     began_s: float = 0.0
     """When the job was started here, monotonic: the times of faults count from then."""
     times: JobTimes = JobTimes()
+    hangs: HangTimes = HangTimes()
 
     @property
     def alone(self) -> bool:
@@ -178,6 +197,13 @@ class FullPriority(Struct, frozen=True, kw_only=True):
     ahead: bool = False
 
 
+class TakeStacks(Struct, frozen=True, kw_only=True):
+    """Have the stacks of this node's workers written down. `tell`: the reason is said on the screen, too."""
+
+    reason: str
+    tell: bool = False
+
+
 class Kill(Struct, frozen=True, kw_only=True):
     member: str
     reason: str
@@ -232,6 +258,7 @@ Command = (
     | Tell
     | TellNodes
     | FullPriority
+    | TakeStacks
     | Kill
     | KillNode
     | Strike

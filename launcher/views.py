@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -34,6 +34,7 @@ from elastrain.launcher.values import NodeRecord, Roster
 from elastrain.world import View
 
 _LOOK_AGAIN_S = 0.1
+Value = TypeVar("Value")
 
 
 class JobKeys:
@@ -237,7 +238,19 @@ def hint_key(job: str) -> str:
 
 
 encode_view = encode_record = encode_roster = msgspec.json.encode
-# Raise ValueError for what is no such value.
-decode_view = msgspec.json.Decoder(View).decode
-decode_record = msgspec.json.Decoder(NodeRecord).decode
-decode_roster = msgspec.json.Decoder(Roster).decode
+
+
+def _decoder(kind: type[Value]) -> Callable[[bytes], Value]:
+    """Raises ValueError for what is no such value."""
+    decoder = msgspec.json.Decoder(kind)
+
+    def decode(text: bytes) -> Value:
+        try:
+            return decoder.decode(text)
+        except RecursionError:
+            raise ValueError(f"no {kind.__name__} is nested so deeply") from None
+
+    return decode
+
+
+decode_view, decode_record, decode_roster = _decoder(View), _decoder(NodeRecord), _decoder(Roster)

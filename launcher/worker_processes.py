@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from elastrain.agent_messages import FROM_WORKER, TO_WORKER, Hello
@@ -19,6 +19,7 @@ from elastrain.launcher.core import events as ev
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.line_socket import LineSocket, Received
+from elastrain.launcher.lookout import WatchedWorker
 from elastrain.launcher.values import Start, Tell
 from elastrain.launcher.worker_start import Logs, Script, WorkerEnvironment, WorkerProcess
 
@@ -113,6 +114,14 @@ class WorkerProcesses:
         if handle is None or not handle.running:
             raise ProcessLookupError(f"{member} has ended")
         return handle.process.pid
+
+    def seen(self) -> Mapping[str, WatchedWorker]:
+        """The running workers whose beacons are here."""
+        return {
+            member: WatchedWorker(pid=handle.process.pid, watcher=handle.watcher)
+            for member, handle in self._handles.items()
+            if handle.running and handle.watcher is not None
+        }
 
     def signal(self, member: str, number: int) -> None:
         handle = self._handles.get(member)

@@ -33,13 +33,13 @@ _LOOK_AGAIN_S = 1.0  # backstop, should the one waiter that the kernel woke be k
 class Beacon:
     """Locked by the thread that makes it, which must live as long as the process: make it in the main thread.
 
-    `fd` is what watchers need; pass it over a UNIX socket. It stays owned by this object. Raises CommError where the C
-    library's mutexes are not of the known form (glibc's are).
+    `fd` is what watchers need; pass it over a UNIX socket. It stays owned by this object. Behind the mutex, `page` has
+    room for `whereabouts`. Raises CommError where the C library's mutexes are not of the known form (glibc's are).
     """
 
     def __init__(self) -> None:
-        self.fd, self._mapping = create_sealed("elastrain-beacon", _PAGE_BYTES)
-        self._mutex = ctypes.c_void_p(self._mapping.address)
+        self.fd, self.page = create_sealed("elastrain-beacon", _PAGE_BYTES)
+        self._mutex = ctypes.c_void_p(self.page.address)
         attributes = ctypes.create_string_buffer(64)
         for code in (
             libc.pthread_mutexattr_init(attributes),
@@ -50,7 +50,7 @@ class Beacon:
         ):
             if code:
                 raise CommError(f"the robust mutex of this process could not be made: {os.strerror(code)}")
-        word = ctypes.c_uint32.from_address(self._mapping.address)
+        word = ctypes.c_uint32.from_address(self.page.address)
         if word.value & _FUTEX_TID_MASK != threading.get_native_id():
             raise CommError("this C library keeps a mutex's owner elsewhere: robust-mutex detection needs glibc")
         # "Somebody waits": without this bit the kernel would wake nobody. No one else knows the page yet.
@@ -63,7 +63,7 @@ class Beacon:
         if self._open:
             self._open = False
             libc.pthread_mutex_unlock(self._mutex)
-            futex_wake_all(self._mapping.address)
+            futex_wake_all(self.page.address)
             os.close(self.fd)
 
     def _after_fork(self) -> None:
@@ -89,7 +89,8 @@ class Watcher:
 
     def __init__(self, page: Mapping, on_death: Callable[[float], None]) -> None:
         self._on_death = on_death
-        self._page = page
+        self.page = page
+        """Read-only: the owner's mutex, and its `whereabouts`."""
         self._cancelled = threading.Event()
         self._thread = threading.Thread(target=self._wait, name="elastrain-beacon-watcher", daemon=True)
         self._thread.start()
@@ -97,26 +98,26 @@ class Watcher:
     @property
     def owner_ended(self) -> bool:
         """Whether the owner is gone already, although `on_death` may not have been called so far."""
-        return ctypes.c_uint32.from_address(self._page.address).value & _FUTEX_TID_MASK == 0
+        return ctypes.c_uint32.from_address(self.page.address).value & _FUTEX_TID_MASK == 0
 
     def cancel(self) -> None:
         """Stop watching; `on_death` is not called any more once this returns. Not from within `on_death`."""
         self._cancelled.set()
         while self._thread.is_alive():
             # The thread may be just about to wait: wake until it has seen the flag.
-            futex_wake_all(self._page.address)
+            futex_wake_all(self.page.address)
             self._thread.join(timeout=0.005)
 
     def _wait(self) -> None:
-        word = ctypes.c_uint32.from_address(self._page.address)
+        word = ctypes.c_uint32.from_address(self.page.address)
         while not self._cancelled.is_set():
             value = word.value
             if value & _FUTEX_TID_MASK == 0:
                 known_s = time.monotonic()
-                futex_wake_all(self._page.address)
+                futex_wake_all(self.page.address)
                 self._on_death(known_s)
                 return
-            futex_wait(self._page.address, value, _LOOK_AGAIN_S)
+            futex_wait(self.page.address, value, _LOOK_AGAIN_S)
 
 
 def watch_beacon(fd: int, on_death: Callable[[float], None]) -> Watcher:

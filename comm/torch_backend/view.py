@@ -40,7 +40,7 @@ def _decode(text: str) -> _Handle:
     try:
         told = json.loads(text)
         return _Handle(peer=Peer(**told["peer"]), counts=_Counts(**told["counts"]))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"expected what elastrain.comm.handle() gave, or a rank; got {text[:80]!r} ({error})"
         ) from None

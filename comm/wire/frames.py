@@ -162,7 +162,7 @@ def _decode_header(data: bytearray, caps: Caps) -> _Header:
 def _made_for(described: Inline) -> torch.Tensor:
     try:
         return torch.empty(described.shape, dtype=described.dtype)
-    except (RuntimeError, OverflowError) as error:  # no memory for it, or dimensions that no tensor has
+    except (RuntimeError, OverflowError, TypeError) as error:  # no memory for it, or dimensions that no tensor has
         raise ProtocolError(f"no tensor of shape {described.shape} can be made here: {error}") from error
 
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import nn
 from elastrain import agent_messages as am
 from elastrain.base.environment import Environment
 from elastrain.comm.shm.liveness import Beacon
+from elastrain.comm.shm.whereabouts import Lane, Trail
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.values import MeshConfig
 from elastrain.layout import Layout
@@ -40,6 +41,7 @@ from elastrain.runtime.run import StepParts
 from elastrain.runtime.settings import Settings
 from elastrain.runtime.untouched import Untouched
 from elastrain.runtime.warm_up import compute_device
+from elastrain.runtime.whereabouts import LoopWhereabouts, show_stacks_on_request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,9 @@ class Connections:
     beacon: Beacon
     agent: AgentLink
     faults: ArmedFaults
+    whereabouts: LoopWhereabouts
+    stacks: TextIO | None
+    """Where this process's stacks go at a signal: open as long as it lives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +97,14 @@ def open_connections(environment: Environment) -> Connections:
     beacon = Beacon()
     agent = AgentLink(environment.member, connect(environment))
     faults = ArmedFaults(journal, lambda number: agent.say(am.Struck(number=number)))
-    return Connections(journal=journal, beacon=beacon, agent=agent, faults=faults)
+    return Connections(
+        journal=journal,
+        beacon=beacon,
+        agent=agent,
+        faults=faults,
+        whereabouts=LoopWhereabouts(Trail(beacon.page, Lane.LOOP)),
+        stacks=show_stacks_on_request(environment.run_dir, environment.member),
+    )
 
 
 def seed_generators(seed: int) -> None:
@@ -125,7 +137,7 @@ def assemble(
     device = compute_device(request.model)
     return Prepared(
         engine=Engine(Lifecycle(me=chosen.environment.member, shape=shape), parts),
-        parts=_step_parts(request, layout, settings, state, parts),
+        parts=_step_parts(request, layout, settings, state, parts, connections.whereabouts),
         optimizer=pieces,
         facade=facade,
         model=request.model,
@@ -153,16 +165,22 @@ def _engine_parts(
         beacon=connections.beacon,
         agent=connections.agent,
         executor=executor,
-        handover=Handover(mesh.wake),
+        handover=Handover(mesh.wake, connections.whereabouts),
         faults=connections.faults,
         journal=journal,
         memory=memory,
         report=report,
+        trail=Trail(connections.beacon.page, Lane.ENGINE),
     )
 
 
 def _step_parts(
-    request: Request, layout: Layout, settings: Settings, state: ModelState, engine: EngineParts
+    request: Request,
+    layout: Layout,
+    settings: Settings,
+    state: ModelState,
+    engine: EngineParts,
+    whereabouts: LoopWhereabouts,
 ) -> StepParts:
     model, memory = request.model, engine.memory
     frozen = [spec.name for spec in layout.parameters if not spec.trained]
@@ -176,6 +194,7 @@ def _step_parts(
         run_length=settings.run_length,
         reach=engine.faults.reach,
         log=engine.journal.write,
+        whereabouts=whereabouts,
         computing=engine.faults.tools.slowness.around(nullcontext if memory is None else memory.computing),
         backward=nullcontext if memory is None else memory.named_errors,
     )

@@ -25,6 +25,7 @@ Tree = Any
 _CODE = (FunctionType, BuiltinFunctionType, MethodType, partial, type)
 _TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 _ALIGN = 16
+_ARRAY_KINDS = "biufcSUmM"
 _LOOKED_AT = 32
 """Tensors of which some values enter the digest of a step; others have their turn in the next."""
 
@@ -95,7 +96,7 @@ class Packer:
 
     def _array(self, name: str, value: np.ndarray[Any, Any] | np.generic) -> Tree:
         array = np.array(value, order="C")
-        if array.dtype.kind not in "biufcSUmM":
+        if array.dtype.kind not in _ARRAY_KINDS:
             raise ConfigError(
                 f"{name} is a NumPy array of {array.dtype}, which cannot be carried to others: use numbers"
             )
@@ -144,38 +145,58 @@ class Packer:
 def unpack(tree: Tree, whole: Tensor | None, own: Any = None) -> Any:
     """What was packed, with the bits and types that it had. `own`: this member's value, from which functions are taken.
 
-    Raises ConfigError where the two do not fit.
+    Raises ConfigError where the two do not fit, or the tree is none that `Packer` makes.
     """
+    try:
+        return _unpack(tree, whole, own)
+    except ConfigError:
+        raise
+    except (ValueError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+        raise ConfigError(
+            f"the state that came for this member is none that a member packs ({error}): run the same script on all"
+        ) from None
+
+
+def _unpack(tree: Tree, whole: Tensor | None, own: Any = None) -> Any:
     if isinstance(tree, list):
-        return [unpack(item, whole, _at(own, i)) for i, item in enumerate(tree)]
+        return [_unpack(item, whole, _at(own, i)) for i, item in enumerate(tree)]
     if not isinstance(tree, dict):
         return tree
     match tree:
         case {"dict": pairs}:
-            keys = [unpack(key, whole) for key, _ in pairs]
-            return {key: unpack(item, whole, _of(own, key)) for key, (_, item) in zip(keys, pairs, strict=True)}
+            keys = [_unpack(key, whole) for key, _ in pairs]
+            return {key: _unpack(item, whole, _of(own, key)) for key, (_, item) in zip(keys, pairs, strict=True)}
         case {"tuple": items}:
-            return tuple(unpack(item, whole, _at(own, i)) for i, item in enumerate(items))
+            return tuple(_unpack(item, whole, _at(own, i)) for i, item in enumerate(items))
         case {"deque": items, "maxlen": maxlen}:
-            return deque((unpack(item, whole, _at(own, i)) for i, item in enumerate(items)), maxlen)
+            return deque((_unpack(item, whole, _at(own, i)) for i, item in enumerate(items)), maxlen)
         case {"set": items}:
-            return {unpack(item, whole) for item in items}
+            return {_unpack(item, whole) for item in items}
         case {"frozenset": items}:
-            return frozenset(unpack(item, whole) for item in items)
+            return frozenset(_unpack(item, whole) for item in items)
         case {"bytes": text}:
             return bytes.fromhex(text)
         case {"complex": [real, imaginary]}:
             return complex(real, imaginary)
         case {"tensor": start, "dtype": dtype, "shape": shape}:
             kind = getattr(torch, dtype)
+            if not isinstance(kind, torch.dtype):
+                raise TypeError(f"torch.{dtype} is no dtype")
             return _cut(whole, start, torch.Size(shape).numel() * kind.itemsize).view(kind).reshape(shape)
         case {"array": start, "dtype": dtype, "shape": shape, "scalar": scalar}:
+            _check_kind(np.dtype(dtype))
             size_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
             array = _cut(whole, start, size_bytes).numpy().view(dtype).reshape(shape)
             return array[()] if scalar else array
         case {"code": None} if isinstance(own, _CODE):
             return own
     raise ConfigError("the state that came for this member is of another kind than its own: run the same script on all")
+
+
+def _check_kind(dtype: np.dtype[Any]) -> None:
+    """Of numbers, texts and times: an array of objects has no bytes of its own."""
+    if dtype.kind not in _ARRAY_KINDS:
+        raise TypeError(f"arrays of {dtype} do not travel")
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:

@@ -18,7 +18,9 @@ from typing import Any
 from elastrain import agent_messages as am
 from elastrain import errors
 from elastrain import protocol as p
+from elastrain.base.places import Station
 from elastrain.comm.shm.liveness import Beacon
+from elastrain.comm.shm.whereabouts import Trail
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.values import Frame, LossCause, Newer, Peer, PeerLost
 from elastrain.member.lifecycle import Lifecycle
@@ -57,6 +59,8 @@ class EngineParts:
     """None without a memory limit."""
     report: Callable[[Exception], None]
     """Called in the engine's thread with what ended it, before the main thread raises the same."""
+    trail: Trail
+    """Shows whoever watches from outside that the engine turns."""
     clock: Clock = time.monotonic
 
 
@@ -100,12 +104,16 @@ class Engine:
     # ------------------------------------------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
+        trail = self._parts.trail
         try:
+            trail.move(Station.TURNING)
             while not self._stopped.is_set():
+                trail.beat()
                 self.turn()
         except Exception as failure:  # noqa: BLE001 - the edge of the thread: whatever it was, the main thread raises it
             self._give_up(failure)
         finally:
+            trail.move(Station.OUTSIDE)
             self._parts.handover.end()
             self._parts.mesh.close()
 
@@ -178,6 +186,7 @@ class Engine:
                 self._reach_recovery("decide")
             self._note(current)
             for command in commands:
+                self._parts.trail.beat()
                 result = self._carry_out(command)
                 if result is not None:
                     self._events.append(result)

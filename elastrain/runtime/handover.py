@@ -16,10 +16,12 @@ from typing import TypeAlias
 from torch import Tensor
 
 from elastrain import protocol as p
+from elastrain.base.places import Station
 from elastrain.errors import StoppedError
 from elastrain.runtime.model import GradientSlot
 from elastrain.runtime.optimizer import Hyper
 from elastrain.runtime.pacing import LOOK_EVERY_S
+from elastrain.runtime.whereabouts import LoopWhereabouts
 from elastrain.values import Record
 
 
@@ -65,10 +67,13 @@ Told: TypeAlias = p.Event | StepBegun | TryAgain
 
 
 class Handover:
-    """Safe for two threads: the methods of each half belong to one. `wake` interrupts the engine's waiting."""
+    """Safe for two threads: the methods of each half belong to one. `wake` interrupts the engine's waiting;
+    `whereabouts` hears that the loop waits, and what for it goes on.
+    """
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], whereabouts: LoopWhereabouts | None = None) -> None:
         self._wake = wake
+        self._whereabouts = whereabouts or LoopWhereabouts()
         self._told: deque[Told] = deque()
         self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
         """None: nothing more will come, see `_failure`."""
@@ -84,6 +89,16 @@ class Handover:
 
     def wait(self) -> Outcome:
         """Wait for the next outcome. Raises what ended the engine; StoppedError if it was closed."""
+        self._whereabouts.enter(Station.WAITING)
+        try:
+            outcome = self._wait()
+        except Exception:
+            self._whereabouts.enter(Station.OUTSIDE)
+            raise
+        self._whereabouts.enter(_place_after(outcome))
+        return outcome
+
+    def _wait(self) -> Outcome:
         while True:
             try:
                 outcome = self._outcomes.get(timeout=LOOK_EVERY_S)
@@ -131,3 +146,13 @@ class Handover:
         self._failure = self._failure or failure
         self._ended = True
         self._outcomes.put(None)
+
+
+def _place_after(outcome: Outcome) -> Station:
+    match outcome:
+        case Assignment():
+            return Station.COMPUTING
+        case p.Advance() | p.Enter():
+            return Station.BETWEEN
+        case LoopOver():
+            return Station.OUTSIDE

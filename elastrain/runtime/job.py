@@ -6,6 +6,7 @@ The same script runs in every worker of `elastrain run`, and alone under `python
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +31,7 @@ from elastrain.runtime.registered import stateful
 from elastrain.runtime.settings import Settings
 from elastrain.runtime.step import Step
 from elastrain.runtime.training_loop import TrainingLoop
+from elastrain.runtime.whereabouts import PHASE_TIMEOUT_S
 from elastrain.scaling import LossScale, rule_of
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -152,6 +154,18 @@ class Job:
             raise ConfigError(f"{name!r} is registered already, or a name of the job's own: choose another")
         stateful(name, thing)
         self._registered[name] = thing
+
+    @contextmanager
+    def phase(self, name: str, timeout: float = PHASE_TIMEOUT_S) -> Iterator[None]:
+        """Say that what happens inside takes longer than a step: an evaluation, a checkpoint, a compilation.
+
+        A member for which others wait is taken to hang when it shows no sign of life for some steps' time; inside, for
+        `timeout` seconds. For the thread that runs the training loop, at any place of the script. Waiting for the
+        loader, and whatever torch.compile compiles, needs no phase. Raises ConfigError for a timeout that is none.
+        """
+        connections, _ = self._opened()
+        with connections.whereabouts.stretch(name, timeout):
+            yield
 
     def steps(self, loader: DataLoader, *, until: int) -> Iterator[Step]:
         """The steps of the job, up to `until` (exclusive). A member that joined late begins where the others are."""

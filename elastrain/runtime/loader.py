@@ -19,7 +19,7 @@ from elastrain.batch import DataOrder
 from elastrain.errors import ConfigError
 from elastrain.keys import collate_key, sample_key
 from elastrain.runtime import packing
-from elastrain.runtime.loading import Load, LoaderProcesses, LoadFailed, Packed
+from elastrain.runtime.loading import NO_SAMPLE, Load, LoaderProcesses, LoadFailed, Packed, at_sample
 from elastrain.runtime.nursery import NurseryEndedError
 from elastrain.runtime.schedule import Plan, Request, Schedule
 
@@ -202,10 +202,12 @@ class _Samples:
 
     def load(self, step: int, micro_batch: int) -> Any:
         """The collated micro-batch. Changes the state of the default generators."""
-        samples = []
+        samples, come_to = [], at_sample.get()
         for epoch, sample in self._order.samples(step, micro_batch):
+            come_to(sample)
             _seed_all(sample_key(self._order.seed, epoch, sample))
             samples.append(self._dataset[sample])
+        come_to(NO_SAMPLE)
         _seed_all(collate_key(self._order.seed, step, micro_batch))
         return self._collate(samples)
 

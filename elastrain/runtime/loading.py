@@ -19,6 +19,7 @@ import struct
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -34,13 +35,21 @@ Load = Callable[[int, int], Any]
 Packed = memoryview | OSError | RuntimeError
 """A micro-batch, or why this process had no room for it, or how the processes ended that tried to load it."""
 
+at_sample: ContextVar[Callable[[int], None]] = ContextVar("at_sample", default=lambda sample: None)
+"""Hears which sample of the data set a loader process comes to, so that one that kills it can be named."""
+
 _REQUEST = struct.Struct("qq")
+_SAMPLE = struct.Struct("q")
+_WORDS_BYTES = _REQUEST.size + _SAMPLE.size
 _ONE_FD_BYTES = socket.CMSG_LEN(array("i").itemsize)
 _AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 _CLOSE_TIMEOUT_S = 5.0
 _NOTHING = (-1, -1)
+NO_SAMPLE = -1
 _DEATHS_MOST = 2
-"""So many processes may die over one micro-batch, or per process without that anything was loaded in between."""
+"""So many processes may die over one sample."""
+_DEATHS_IN_A_ROW = 4
+"""So many may die, for each that there is, without that anything was loaded in between."""
 
 
 class LoadFailed:
@@ -78,7 +87,8 @@ class LoaderProcesses:
         """Asked for and not come yet, in order; whether somebody waits for it."""
         self._came: deque[tuple[Request, Packed]] = deque()
         self._at_work = _AtWork(count)
-        self._deaths: Counter[Request] = Counter()
+        self._deaths: dict[Request, Counter[int]] = {}
+        """By sample: of a micro-batch that is under way, the processes that have died of it."""
         self._deaths_since_a_result = 0
         at_work, theirs = self._at_work, [theirs for _, theirs in pairs]
         self._nursery = Nursery(lambda slot: _serve(load, slot, at_work, *theirs), count)
@@ -127,30 +137,32 @@ class LoaderProcesses:
 
     def _replace(self, ended: ProcessEnded) -> tuple[Request, Packed] | None:
         """Start it again, and ask again for what it may have taken; or a result, where two have died of that."""
-        how, request = how_it_ended(ended.exit_code), self._at_work.of(ended.slot)
+        how, request, sample = how_it_ended(ended.exit_code), *self._at_work.of(ended.slot)
         self._at_work.put(ended.slot, _NOTHING)
         self._deaths_since_a_result += 1
-        if self._deaths_since_a_result > _DEATHS_MOST * self._count:
+        if self._deaths_since_a_result > _DEATHS_IN_A_ROW * self._count:
             deaths = self._deaths_since_a_result
             raise RuntimeError(f"{deaths} loader processes have died and loaded nothing in between; the last one {how}")
         self._tell(f"loader process {ended.slot + 1} of {self._count} (pid {ended.pid}) {how}; it is started again")
         self._nursery.start(ended.slot)
-        fatal = self._fatal(request, how)
+        fatal = self._fatal(request, sample, how)
         self._ask_again()
         return fatal
 
-    def _fatal(self, request: Request, how: str) -> tuple[Request, Packed] | None:
+    def _fatal(self, request: Request, sample: int, how: str) -> tuple[Request, Packed] | None:
         """Without numbers of processes: on another member, the same mistake of the data set has the same words."""
         if request not in self._under_way:
             return None
-        self._deaths[request] += 1
-        if self._deaths[request] < _DEATHS_MOST:
+        deaths = self._deaths.setdefault(request, Counter())
+        deaths[sample] += 1
+        if deaths[sample] < _DEATHS_MOST:
             return None
         del self._under_way[request], self._deaths[request]
         step, micro_batch = request
         return request, RuntimeError(
-            f"{_DEATHS_MOST} loader processes died one after the other while they loaded micro-batch {micro_batch} of "
-            f"step {step}; the last one {how}"
+            f"{_DEATHS_MOST} loader processes died one after the other while they loaded "
+            f"{'' if sample == NO_SAMPLE else f'sample {sample} of '}micro-batch {micro_batch} of step {step}; "
+            f"the last one {how}"
         )
 
     def _ask_again(self) -> None:
@@ -165,23 +177,27 @@ class LoaderProcesses:
 
 
 class _AtWork:
-    """Which request each process is at, in memory that all of them share: a word of the dead."""
+    """Which request and which sample each process is at, in memory that all of them share: a word of the dead."""
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._memory = mmap.mmap(-1, count * _REQUEST.size)
+        self._memory = mmap.mmap(-1, count * _WORDS_BYTES)
         for slot in range(count):
             self.put(slot, _NOTHING)
 
     def put(self, slot: int, request: Request) -> None:
-        _REQUEST.pack_into(self._memory, slot * _REQUEST.size, *request)
+        _REQUEST.pack_into(self._memory, slot * _WORDS_BYTES, *request)
+        self.come_to(slot, NO_SAMPLE)
 
-    def of(self, slot: int) -> Request:
-        step, micro_batch = _REQUEST.unpack_from(self._memory, slot * _REQUEST.size)
-        return step, micro_batch
+    def come_to(self, slot: int, sample: int) -> None:
+        _SAMPLE.pack_into(self._memory, slot * _WORDS_BYTES + _REQUEST.size, sample)
+
+    def of(self, slot: int) -> tuple[Request, int]:
+        step, micro_batch = _REQUEST.unpack_from(self._memory, slot * _WORDS_BYTES)
+        return (step, micro_batch), _SAMPLE.unpack_from(self._memory, slot * _WORDS_BYTES + _REQUEST.size)[0]
 
     def all(self) -> set[Request]:
-        return {self.of(slot) for slot in range(self._count)}
+        return {self.of(slot)[0] for slot in range(self._count)}
 
     def close(self) -> None:
         self._memory.close()
@@ -219,6 +235,7 @@ def _serve(
     load: Load, slot: int, at_work: _AtWork, urgent: socket.socket, planned: socket.socket, results: socket.socket
 ) -> None:
     torch.set_num_threads(1)
+    at_sample.set(lambda sample: at_work.come_to(slot, sample))
     while request := _next_request(urgent, planned):
         at_work.put(slot, _REQUEST.unpack(request))
         fd = _packed(load, *_REQUEST.unpack(request))

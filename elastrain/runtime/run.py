@@ -9,15 +9,17 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from elastrain import protocol as p
+from elastrain.base.places import Station
 from elastrain.errors import ConfigError, DriveFailedError
 from elastrain.offload.errors import SpillReadError
+from elastrain.runtime.whereabouts import LOADING_TIMEOUT_S, LoopWhereabouts
 from elastrain.values import Check, Contribution
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ class StepParts:
     """Around each micro-batch."""
     backward: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around each backward."""
+    whereabouts: LoopWhereabouts = field(default_factory=LoopWhereabouts)
+    """Hears of each micro-batch, of each block of a backward, and of the loader's wait."""
 
 
 class Run:
@@ -118,7 +122,8 @@ class Run:
         self._contribution = Contribution()
         for micro_batch in self._micro_batches():
             self.micro_batch = micro_batch
-            data = self._parts.loader.get(self._step, micro_batch)
+            with self._parts.whereabouts.known_stretch(f"loading micro-batch {micro_batch}", LOADING_TIMEOUT_S):
+                data = self._parts.loader.get(self._step, micro_batch)
             started_s = time.monotonic()
             self._prepare(micro_batch)
             with self._parts.computing():
@@ -135,6 +140,7 @@ class Run:
 
     def _prepare(self, micro_batch: int) -> None:
         parts = self._parts
+        parts.whereabouts.enter(Station.COMPUTING, self._step)
         parts.randomness.begin(self._step, micro_batch)
         torch.clear_autocast_cache()  # else an autocast around the loop computes with the last step's weights
         parts.model.statistics.begin()
@@ -149,6 +155,7 @@ class Run:
         model.attach(slot)
         is_last = self._is_last_of_run()
         try:
+            self._parts.whereabouts.go_on()
             if is_last:
                 model.arm(self._block_done)
             with self._parts.backward():
@@ -187,6 +194,7 @@ class Run:
         if block in self._reported:  # by an earlier try of this run, with the same bits
             return
         self._reported.add(block)
+        self._parts.whereabouts.go_on()
         self._parts.reach(self._step, "backward")
         mask = sum(1 << leaf for leaf in touched)
         run = self._assignment.compute.run

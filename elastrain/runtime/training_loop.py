@@ -11,6 +11,7 @@ import torch
 
 from elastrain import agent_messages as am
 from elastrain import protocol as p
+from elastrain.base.places import Station
 from elastrain.checks import is_due, neighbour, probes
 from elastrain.errors import ConfigError, ElastrainError, StoppedError
 from elastrain.plan import plan
@@ -48,6 +49,7 @@ class TrainingLoop:
     def steps(self, until: int) -> Iterator[Step]:
         """The steps up to `until` (exclusive), from the one that the others are in."""
         number, threads = self._join(), torch.get_num_threads()
+        self._connections.whereabouts.enter(Station.BETWEEN, number)
         while True:
             taken = self._begin(number)
             if number >= until:
@@ -95,6 +97,7 @@ class TrainingLoop:
     def _begin(self, number: int) -> LoopSnapshot:
         """What a newcomer needs to know that begins with this step; before the body of the loop changes it."""
         self._parts.untouched.check_settled()
+        self._connections.whereabouts.hear_compiler()
         self._prepared.facade.check()
         taken = self._take()
         self._parts.randomness.begin(number, BEFORE)

@@ -53,6 +53,8 @@ def course_figures(course: Course) -> dict[str, Any]:
         "window_s": where.length_s,
         "alive_s": figures.alive_s(absences, where, places=places),
         "absences_s": [round(min(each.until_s, where.until_s) - each.from_s, 3) for each in absences],
+        "killed_after_s": sorted(round(at_s - where.from_s, 2) for _, at_s in course.killed_s.values()),
+        "commits_after_s": [round(each.at_s - where.from_s, 2) for each in figures.progress(course.commits)],
     }
 
 

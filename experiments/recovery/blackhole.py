@@ -14,7 +14,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from experiments.hosts import ETCD, Switch, impossible
+from elastrain.launcher.namespaces.programs import lacking
+from elastrain.launcher.namespaces.switch import Switch
+from experiments.hosts import ETCD, cut, hosts_with_etcd, mend
 from experiments.jobs import Script, elastic, finish
 from experiments.journals import Follower, Member
 from experiments.recovery.figures import longest_gap_s, spans_of
@@ -67,22 +69,22 @@ class Hosts:
 def measured(folder: Path, script: Script, *, steps: int, cuts: int) -> dict[str, Any]:
     """`blackhole_standstill_s` (the median of up to `cuts`) and the digests of all hosts; None, with the reason, where
     it can not be run."""
-    if (reason := impossible()) is not None:
+    if (reason := lacking()) is not None:
         return {"blackhole_standstill_s": None, "blackhole_reason": reason}
     folder.mkdir(parents=True)
     found: list[float] = []
     with ExitStack() as stack:
-        switch = stack.enter_context(Switch(folder, HOSTS))
+        switch = stack.enter_context(hosts_with_etcd(folder, HOSTS))
         hosts = Hosts(folder, script, switch, stack)
         while len(found) < cuts and hosts.wait(lambda: hosts.has_gone_on(3), "come together"):
             if hosts.newest_step() + STEPS_LEFT_MIN > steps:
                 break
             cut_s = time.monotonic()
-            switch.cut("c")
+            cut(switch, "c")
             gone_on = hosts.wait(lambda: hosts.has_gone_on(2), "gone on without the third")
             spans = spans_of(hosts.members("a", "b"))
             found.append(longest_gap_s(spans, cut_s, max(ended_s for _, ended_s in spans)))
-            switch.mend("c")
+            mend(switch)
             if not gone_on:
                 break
         for host in HOSTS:

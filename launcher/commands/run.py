@@ -70,7 +70,7 @@ def run(
     if flags.size.local_nodes is not None:
         from elastrain.launcher.simulated import run_local_nodes
 
-        return run_local_nodes(options)
+        return run_local_nodes(options, netns=flags.size.netns)
     worker_start.import_torch_early()
     if options.size.nodes_max == 1:
         return report(run_alone(options))

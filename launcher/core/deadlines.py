@@ -74,6 +74,18 @@ class FaultDue(Struct, frozen=True):
     number: int
 
 
+class HangDue(Struct, frozen=True):
+    """The stacks have been taken: a member that still hangs is ended."""
+
+    member: str
+
+
+class KilledDue(Struct, frozen=True):
+    """A process that was killed should be gone."""
+
+    member: str
+
+
 Due: TypeAlias = (
     RendezvousDue
     | LastCallDue
@@ -88,6 +100,8 @@ Due: TypeAlias = (
     | RestartDue
     | LeaveDue
     | FaultDue
+    | HangDue
+    | KilledDue
 )
 
 

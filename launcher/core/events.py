@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from elastrain.agent_messages import FromWorker
+from elastrain.base.places import Spot
 from elastrain.launcher.notices import Notice, Over
 from elastrain.launcher.values import NodeRecord, Roster
 from elastrain.world import View
@@ -66,6 +67,28 @@ class WorkerDied(Struct, frozen=True, kw_only=True):
     member: str
     source: str
     at_s: float
+
+
+class SeenThread(Struct, frozen=True, kw_only=True):
+    """Where a worker's thread is by its own words, and how long it has waited for a processor in its life."""
+
+    spot: Spot
+    starved_s: float
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """One worker from outside. `stopped`: the kernel lets none of its threads run."""
+
+    member: str
+    loop: SeenThread
+    engine: SeenThread
+    stopped: bool
+
+
+class Looked(Struct, frozen=True, kw_only=True):
+    """The agent has looked at all workers that can be seen, as it does several times a second."""
+
+    seen: tuple[Seen, ...]
 
 
 class WorkerExited(Struct, frozen=True, kw_only=True):
@@ -186,7 +209,15 @@ class StopAsked(Struct, frozen=True, kw_only=True):
 
 
 WorkerEvent: TypeAlias = (
-    WorkerStarted | StartFailed | WorkerSpoke | WorkerMisspoke | ChannelClosed | MutexBroke | WorkerDied | WorkerExited
+    WorkerStarted
+    | StartFailed
+    | WorkerSpoke
+    | WorkerMisspoke
+    | ChannelClosed
+    | MutexBroke
+    | WorkerDied
+    | WorkerExited
+    | Looked
 )
 NodeEvent: TypeAlias = NodeCame | LeaseEnded | LinkChanged | NoticeCame | NodeLeft
 StoreEvent: TypeAlias = (

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from elastrain.launcher.core.cluster import Cluster
-from elastrain.launcher.core.deadlines import Deadlines, LeaveDue, WarmUpDue
+from elastrain.launcher.core.deadlines import Deadlines, HangDue, KilledDue, LeaveDue, WarmUpDue
 from elastrain.launcher.core.events import ChannelClosed, MutexBroke, WorkerDied, WorkerExited
 from elastrain.launcher.core.script_failures import ScriptFailures
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.stages import Course, Stage
 from elastrain.launcher.core.suspicions import Suspicions
 from elastrain.launcher.core.view_changes import ViewChanges
+from elastrain.launcher.core.watch import HangWatch
 from elastrain.launcher.core.worker_table import Worker
 from elastrain.launcher.notices import Exited
 from elastrain.launcher.values import Command, Log, TakeNumber, TellNodes
@@ -32,6 +33,7 @@ class Failures:
         self._cluster, self._config = cluster, cluster.config
         self._deadlines, self._shutdown, self._script = deadlines, shutdown, script
         self._suspicions, self._view_changes = suspicions, view_changes
+        self.watch = HangWatch(cluster, deadlines, shutdown)
 
     def on_mutex(self, event: MutexBroke, now: float) -> list[Command]:
         if self._cluster.workers.by_id[event.member].finished:  # it lets it go in peace, and its process ends later
@@ -45,7 +47,7 @@ class Failures:
         worker.follow(Course.DIE)
         # Whom it did not reach, or who did not reach it, no longer matters: it is out of the next view.
         self._suspicions.forget(worker.id)
-        self._deadlines.drop(LeaveDue(worker.id), WarmUpDue(worker.id))
+        self._deadlines.drop(LeaveDue(worker.id), WarmUpDue(worker.id), HangDue(worker.id), KilledDue(worker.id))
         # The others hear of it before this agent proposes: several proposals at once are answered by one view.
         commands: list[Command] = [death(worker.id, event.source, event.at_s, now)]
         if not self._config.alone:

@@ -93,6 +93,8 @@ class Core:
                 return self._failures.on_death(event, now)
             case ev.WorkerExited():
                 return self._failures.on_exit(event, now)
+            case ev.Looked():
+                return self._failures.watch.on_look(event, now)
 
     def _on_node_event(self, event: ev.NodeEvent, now: float) -> list[Command]:
         match event:
@@ -144,6 +146,7 @@ class Core:
             case am.Hello():
                 return self.joins.on_hello(worker, message, now)
             case am.Progress():
+                self._failures.watch.pace.commit(message.step, now)
                 return self.joins.on_progress(worker, message, now)
             case am.Suspect():
                 # Its watcher sees deaths of members elsewhere on this machine; its own node's this agent sees itself.
@@ -172,6 +175,12 @@ class Core:
                 return self._script.on_raised(node, notice, now)
             case notices.Suspected():
                 return self._suspicions.on_suspected(node, notice, now)
+            case notices.Stands():
+                return self._views.on_told(notice, now)
+            case notices.SomebodyWaits():
+                return self._failures.watch.on_waits(node, notice, now)
+            case notices.Hangs():
+                return self._failures.watch.on_hangs(node, notice, now)
             case notices.Ended():
                 return self.shutdown.on_ended(node, notice, now)
             case notices.Digested():
@@ -211,3 +220,8 @@ class Core:
                 return self.shutdown.on_overdue(due, now)
             case dl.FaultDue():
                 return self.faults.on_due(due, now)
+            case dl.HangDue():
+                return self._failures.watch.on_stacks_taken(due, now)
+            case dl.KilledDue():
+                # What SIGKILL waits for to end runs no instruction any more, however long the kernel keeps it.
+                return self._failures.on_death(ev.WorkerDied(member=due.member, source="sigkill", at_s=now), now)

@@ -19,7 +19,7 @@ from elastrain.launcher.core.script_failures import ScriptFailures
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Worker
-from elastrain.launcher.notices import Digested, Ended, Exited
+from elastrain.launcher.notices import Digested, Ended, Exited, Stands
 from elastrain.launcher.values import Command, Log, TellNodes
 
 
@@ -132,6 +132,8 @@ class PeerChanges:
         commands: list[Command] = [TellNodes(message=digested, node=name) for digested in told]
         commands += [TellNodes(message=exited, node=name) for exited in gone]
         commands += self._script.notices_for(name)
+        view = self._cluster.view
+        commands += [TellNodes(message=Stands(view=view), node=name)] if view is not None else []
         return commands + ([TellNodes(message=Ended(), node=name)] if self._shutdown.finishing else [])
 
     def on_silence(self, due: SilenceDue, now: float) -> list[Command]:

@@ -15,7 +15,8 @@ from elastrain.launcher.core.parking import Parking
 from elastrain.launcher.core.rendezvous import Rendezvous
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.stages import IN_A_VIEW, Course, Stage
-from elastrain.launcher.values import Command, FullPriority, Log, Propose, Tell
+from elastrain.launcher.notices import Stands
+from elastrain.launcher.values import Command, FullPriority, Log, Propose, Tell, TellNodes
 from elastrain.membership import NOBODY_LEFT, Outcome, propose
 from elastrain.world import Member, View
 
@@ -69,9 +70,15 @@ class ViewChanges:
         commands = self._enter_mine() + self._tell_workers(view, now)
         fields = {"generation": view.generation, "members": list(view.ids), "reason": view.reason}
         commands.append(Log(event="view", fields=fields, say=_describe(view)))
+        commands += [] if self._config.alone else [TellNodes(message=Stands(view=view))]
         commands += self._faults.choose_victims() if before is None else []
         # More may have happened while this view was on its way: what is still wanted is proposed on top.
         return commands + self.settle(now)
+
+    def on_told(self, notice: Stands, now: float) -> list[Command]:
+        """Another agent has heard of this view: whoever does not reach the store would miss it, and be missed in it."""
+        # The roster says whether this node came late, and comes from the store alone.
+        return self.adopt(notice.view, now) if self._cluster.roster is not None else []
 
     def _enter_mine(self) -> list[Command]:
         """This node's workers that the view has let in."""

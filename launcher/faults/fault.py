@@ -17,12 +17,13 @@ class Scheme(StrEnum):
 
     MEMBER = "member"
     NODE = "node"
+    LINK = "link"
     ETCD = "etcd"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """`name` is a member's id, a node's name, or "random"; etcd has none."""
+    """`name` is a member's id, a node's name, "random", or A-B for two simulated nodes; etcd has none."""
 
     scheme: Scheme
     name: str = ""

@@ -16,7 +16,12 @@ from elastrain.launcher.faults.table import CLASSES, DAY, FaultClass, Lasting, O
 from elastrain.world import PHASES
 
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*")
-SHAPES = f"member:ID, such as member:m1, member:{RANDOM}, node:NAME, node:{RANDOM}, or etcd; several with commas"
+_LINK = re.compile(r"(?!(.*)-\1$)[A-Za-z0-9_.]+-[A-Za-z0-9_.]+")
+"""Simulated nodes' names have no hyphen."""
+SHAPES = (
+    f"member:ID, such as member:m1, member:{RANDOM}, node:NAME, node:{RANDOM}, link:node0-node1, or etcd; several with "
+    "commas"
+)
 
 
 def parse(line: str) -> Fault:
@@ -97,11 +102,11 @@ def _target(row: FaultClass, text: str) -> Target:
 def _is_name(scheme: Scheme, name: str, colon: str) -> bool:
     if scheme is Scheme.ETCD:
         return not colon
-    return bool(_NAME.fullmatch(name))
+    return bool((_LINK if scheme is Scheme.LINK else _NAME).fullmatch(name))
 
 
 def _shapes(row: FaultClass) -> str:
-    shapes = {Scheme.MEMBER: "member:ID", Scheme.NODE: "node:NAME", Scheme.ETCD: "etcd"}
+    shapes = {Scheme.MEMBER: "member:ID", Scheme.NODE: "node:NAME", Scheme.LINK: "link:A-B", Scheme.ETCD: "etcd"}
     return " or ".join(shapes[scheme] for scheme in row.targets)
 
 

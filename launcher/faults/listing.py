@@ -42,6 +42,7 @@ def as_text() -> str:
 _SHAPES = {
     Scheme.MEMBER: "member:ID, member:random",
     Scheme.NODE: "node:NAME, node:random",
+    Scheme.LINK: "link:A-B",
     Scheme.ETCD: "etcd",
 }
 _LEFT, _WIDTH = 34, 118

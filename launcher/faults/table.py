@@ -16,6 +16,7 @@ LOOP_PHASES = ("forward", "backward", "shutdown")
 """Those that the training loop's own thread comes to: what happens in user code can happen only there."""
 MICRO_BATCH_PHASES = ("forward", "backward")
 MEMBERS = (Scheme.MEMBER,)
+NODES_OR_LINKS = (Scheme.NODE, Scheme.LINK)
 MEMBERS_OR_NODES = (Scheme.MEMBER, Scheme.NODE)
 WRONG = ("config", "threads", "torch", "secret")
 """What may be wrong with a replacement."""
@@ -227,29 +228,29 @@ _ROWS = (
     FaultClass(
         name="partition",
         by=Carrier.LAUNCHER,
-        targets=(Scheme.NODE,),
+        targets=NODES_OR_LINKS,
         lasting=Lasting.MAY,
         options=(
             _word("way", "both", "in", "out", meaning="both, in, out: which packets are dropped"),
             _word("only", "all", "peers", "etcd", meaning="all, peers, etcd: from whom the node is cut off"),
         ),
-        help="A node is cut off: packets are dropped (--netns).",
+        help="A node is cut off, or two from one another: packets are dropped (--netns).",
     ),
     FaultClass(
         name="loss",
         by=Carrier.LAUNCHER,
-        targets=(Scheme.NODE,),
+        targets=NODES_OR_LINKS,
         lasting=Lasting.MAY,
         options=(_number("percent", 10.0, 0.01, 100.0, "of its packets, dropped at random"),),
-        help="A node loses packets at random (--netns).",
+        help="A node, or the link between two, loses packets at random (--netns).",
     ),
     FaultClass(
         name="slow-link",
         by=Carrier.LAUNCHER,
-        targets=(Scheme.NODE,),
+        targets=NODES_OR_LINKS,
         lasting=Lasting.MAY,
         options=(_number("rate", 1.0, 0.001, 100_000.0, "Mbit/s that are left to it"),),
-        help="A node's link becomes slow (--netns).",
+        help="A node's link, or that between two, becomes slow (--netns).",
     ),
     FaultClass(
         name="etcd-kill",

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from elastrain.launcher.values import JobConfig, JobTimes
+from elastrain.launcher.values import HangTimes, JobConfig, JobTimes
 
 _TIMES = {field.name for field in fields(JobTimes)}
+_HANGS = {field.name for field in fields(HangTimes)}
 
 
 def job_config(**settings: Any) -> JobConfig:
     """A job's configuration with its times among the other settings."""
     times = JobTimes(**{name: value for name, value in settings.items() if name in _TIMES})
-    return JobConfig(**{name: value for name, value in settings.items() if name not in _TIMES}, times=times)
+    hangs = HangTimes(**{name: value for name, value in settings.items() if name in _HANGS})
+    others = {name: value for name, value in settings.items() if name not in _TIMES | _HANGS}
+    return JobConfig(**others, times=times, hangs=hangs)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from elastrain.launcher import control
-from elastrain.launcher.operator_messages import AskFault
+from elastrain.launcher.commands.inject import ask
+from elastrain.launcher.faults import grammar
 from elastrain.launcher.rundir import RunDir
 from tests.support import warm
 from tests.support.processes import in_sessions, kill_group
@@ -126,8 +127,8 @@ class NodesJob:
         for pid in [self.agent(node), *workers]:
             kill_group(pid)
 
-    def inject(self, target: str) -> None:
-        answer = control.ask(self.run, AskFault(line=f"kill --target {target}"))
+    def inject(self, line: str) -> None:
+        answer = ask(self.run, grammar.parse(line))
         assert answer.ok, answer
 
     def signal_etcd(self, number: int) -> None:

@@ -273,6 +273,7 @@ def _become(order: Order, fds: Sequence[int]) -> NoReturn:
         os.setsid()
     else:
         os.setpgid(0, order.group)
+    _enter_network_of(order.parent)
     os.chdir(order.folder)
     _take_descriptors(fds, (0, 1, 2, *order.fds))
     _show(order)
@@ -285,6 +286,16 @@ def _become(order: Order, fds: Sequence[int]) -> NoReturn:
     if arguments[:2] == ["-m", "elastrain.launcher"]:
         _start_warm_too()
     _end(_body(arguments))
+
+
+def _enter_network_of(parent: int) -> None:
+    """A fork server is older than the network that its owner has entered meanwhile."""
+    if os.readlink(f"/proc/{parent}/ns/net") == os.readlink("/proc/self/ns/net"):
+        return
+    network = os.open(f"/proc/{parent}/ns/net", os.O_RDONLY)
+    if ctypes.CDLL(None, use_errno=True).setns(network, 0) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+    os.close(network)
 
 
 def _options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -77,6 +77,15 @@ class WaitFlags:
             "--park-timeout", min=0.1, help="Seconds to wait for a store, or for nodes, without which nothing goes on."
         ),
     ] = 3600.0
+    hang_timeout: Annotated[
+        float,
+        typer.Option(
+            "--hang-timeout",
+            min=0.0,
+            help="Seconds without a sign of life after which a member that others wait for is ended, or 2.5 median "
+            "steps; 0: none is (for a debugger).",
+        ),
+    ] = 2.5
     key_ttl: Annotated[
         float | None,
         typer.Option(
@@ -109,6 +118,7 @@ class WaitFlags:
             last_call_s=self.last_call,
             stop_grace_s=self.stop_grace,
             park_timeout_s=self.park_timeout,
+            hang_timeout_s=self.hang_timeout,
             key_ttl_s=self.key_ttl if self.key_ttl is not None else max(KEY_TTL_S, 2 * self.park_timeout),
         )
 

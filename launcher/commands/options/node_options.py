@@ -34,6 +34,12 @@ class SizeFlags:
         int | None,
         typer.Option("--local-nodes", min=1, max=64, help="Simulate so many nodes here, with an etcd for them."),
     ] = None
+    netns: Annotated[
+        bool,
+        typer.Option(
+            "--netns", help="Each simulated node in a network namespace of its own, all on a bridge; root only."
+        ),
+    ] = False
     nproc_per_node: Annotated[
         str,
         typer.Option("--nproc-per-node", "--nproc_per_node", help="Workers here: a number, cpu, gpu or auto."),
@@ -62,6 +68,8 @@ class SizeFlags:
             raise ConfigError(
                 "--local-nodes excludes --standalone, --nnodes and --rdzv-endpoint: the nodes are all here"
             )
+        if self.netns and self.local_nodes is None:
+            raise ConfigError("--netns is for simulated nodes: give --local-nodes N, too")
         if self.standalone and (nodes_max > 1 or endpoint is not None):
             raise ConfigError("--standalone means one node, this machine: leave --nnodes and --rdzv-endpoint out")
         if self.local_nodes is None and nodes_max > 1 and (endpoint is None or job is None):

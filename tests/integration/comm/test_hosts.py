@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.hosts import Switch, impossible
+from elastrain.launcher.namespaces.programs import lacking
+from elastrain.launcher.namespaces.switch import Switch
+from experiments.hosts import cut
 from tests.support.sources import ROOT
 
 SILENCE_S = 2.0  # as in comm_host_member
@@ -51,17 +53,17 @@ def _ask(members: list[_Member], word: str) -> list[str]:
 
 @pytest.mark.timeout(120)
 def test_two_hosts_reduce_to_the_same_bits_and_one_goes_on_when_the_cable_is_cut(tmp_path: Path) -> None:
-    if (reason := impossible()) is not None:
+    if (reason := lacking()) is not None:
         pytest.skip(reason)
     with ExitStack() as stack:
-        switch = stack.enter_context(Switch(tmp_path, ["one", "two"]))
+        switch = stack.enter_context(Switch(f"{os.getpid()}", ["one", "two"]))
         places = ["one", "one", "two", "two"]
         members = [_Member(stack, switch, host, rank, tmp_path / "store") for rank, host in enumerate(places)]
         assert [member.hear() for member in members] == ["ready on 2"] * 4
         first = _ask(members, "reduce")
         assert len(set(first)) == 1
         assert _ask(members, "reduce") == first
-        switch.cut("two")
+        cut(switch, "two")
         # Connections between the hosts are half open now: both ends think that they stand.
         ends = [member.split() for member in _ask(members, "fail")]
         assert {name for name, _ in ends} <= {"MemberLost", "Aborted"}

@@ -1,77 +1,67 @@
-"""Hosts with addresses of their own and nothing but TCP between them: a cable is cut for good, a node is killed."""
+"""Nodes with addresses of their own and nothing but TCP between them: what their network does to them, bit for bit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from experiments.hosts import ETCD, Switch, impossible
-from tests.support.nodes_harness import NodesJob
+from elastrain.launcher.namespaces.programs import lacking
+from tests.support.network_harness import NODES, Network, netns_job
 from tests.support.training import assert_equal_to_undisturbed
+from tests.support.waiting import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(lacking() is not None, reason=str(lacking()))]
 ARGUMENTS = ("--steps", "60", "--backups", "1")
-HOSTS = ("a", "b", "c")
 
 
-@pytest.fixture
-def switch(tmp_path: Path) -> Iterator[Switch]:
-    if (reason := impossible()) is not None:
-        pytest.skip(reason)
-    with Switch(tmp_path, HOSTS) as made:
-        yield made
+def namespaces() -> str:
+    return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
 
 
-class Hosts:
-    """An `elastrain run` on each of three hosts."""
-
-    def __init__(self, switch: Switch, tmp_path: Path, open_: ExitStack) -> None:
-        self.of = {host: open_.enter_context(self._start(switch, tmp_path, host)) for host in HOSTS}
-
-    def _start(self, switch: Switch, tmp_path: Path, host: str) -> NodesJob:
-        options = ("--nnodes", "2:3", "--rdzv-endpoint", ETCD, "--rdzv-id", "hosts", "--node-name", host)
-        secret = ("--secret-file", str(tmp_path / "secret"))
-        return NodesJob(
-            tmp_path, *options, *secret, arguments=ARGUMENTS, name=f"run-{host}", inside=switch.inside(host)
-        )
-
-
-def test_members_on_three_hosts_talk_over_tcp_alone_and_go_on_when_a_node_is_killed(
-    switch: Switch, tmp_path: Path
-) -> None:
-    with ExitStack() as open_:
-        hosts = Hosts(switch, tmp_path, open_).of
-        hosts["a"].wait_step(3)
-        generation = hosts["a"].wait_members(*HOSTS, after=0)
-        worker = hosts["a"].events("worker_start")[0]["pid"]
-        own, others = switch.address("a"), {switch.address("b"), switch.address("c")}
-        assert others <= {peer for here, peer in switch.connections(worker) if here == own}
-        hosts["b"].kill_node("b")
-        hosts["a"].wait_members("a", "c", after=generation)
-        run = hosts["a"].finish()
-        assert_equal_to_undisturbed(run, *ARGUMENTS)
-        assert set(hosts["c"].finish().digests.values()) == set(run.digests.values())
+def test_members_of_three_nodes_talk_over_tcp_alone_and_go_on_when_a_node_is_killed(tmp_path: Path) -> None:
+    with netns_job(tmp_path, "--max-restarts", "0", arguments=ARGUMENTS) as job:
+        job.wait_step(3)
+        generation = job.wait_members(*NODES, after=0)
+        network = Network(job)
+        worker = job.events("worker_start", source="agent:node0")[0]["pid"]
+        own, *others = (network.switch.address(node) for node in NODES)
+        assert set(others) <= {peer for here, peer in network.connections(worker) if here == own}
+        job.kill_node("node1")
+        job.wait_members("node0", "node2", after=generation)
+        assert_equal_to_undisturbed(job.finish(), *ARGUMENTS)
+        job.assert_nothing_left()
+        assert network.switch.namespace("") not in namespaces()
 
 
-def test_cable_cut_for_good_stops_neither_the_others_nor_changes_a_bit(switch: Switch, tmp_path: Path) -> None:
-    with ExitStack() as open_:
-        hosts = Hosts(switch, tmp_path, open_).of
-        hosts["a"].wait_step(3)
-        generation = hosts["a"].wait_members(*HOSTS, after=0)
-        switch.cut("c")
-        hosts["a"].wait_members("a", "b", after=generation)
-        for host in ("a", "b"):
-            hosts["c"].wait("link", node=host, up=False)
-        hosts["c"].wait("parked")
-        state = hosts["c"].status()
-        assert "the others are no strict majority" in state["parked"]
-        assert state["parked_s"] > 0
-        run = hosts["a"].finish()
-        assert_equal_to_undisturbed(run, *ARGUMENTS)
-        assert set(hosts["b"].finish().digests.values()) == set(run.digests.values())
+def test_node_cut_off_parks_while_the_others_go_on_and_joins_anew_when_the_network_is_mended(tmp_path: Path) -> None:
+    arguments = ("--steps", "150", "--backups", "1")
+    with netns_job(tmp_path, arguments=arguments) as job:
+        job.wait_step(3)
+        generation = job.wait_members(*NODES, after=0)
+        network = Network(job)
+        network.cut("node2")
+        job.wait("view", source="agent:node0", generation=generation + 1)
+        for node in ("node0", "node1"):
+            job.wait("link", source="agent:node2", node=node, up=False)
+        parked = job.wait("parked", source="agent:node2")
+        assert "the others are no strict majority" in parked["reason"] or "store does not answer" in parked["reason"]
         # Nobody can tell it: it has taken no other view, and still waits.
-        assert [e["generation"] for e in hosts["c"].events("view")] == [generation]
-        assert hosts["c"].process.poll() is None
+        assert [e["generation"] for e in job.events("view", source="agent:node2")] == [generation]
+        step = job.status()["step"]
+        job.wait_step(step + 3)
+        network.impair()
+        job.wait_members(*NODES, after=generation + 1)
+        assert_equal_to_undisturbed(job.finish(), *arguments)
+        job.assert_nothing_left()
+
+
+def test_killed_launcher_leaves_no_namespace(tmp_path: Path) -> None:
+    with netns_job(tmp_path, arguments=ARGUMENTS) as job:
+        job.wait_step(1)
+        prefix = Network(job).switch.namespace("")
+        assert namespaces().count(prefix) == 4
+        job.process.kill()
+        until(lambda: prefix not in namespaces(), 40, "the end of all namespaces")
+        job.assert_nothing_left()

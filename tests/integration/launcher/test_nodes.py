@@ -55,10 +55,10 @@ def test_worker_killed_then_a_node_killed_then_both_return_and_nothing_is_left(t
         job.wait_step(3)
         first = job.status()
         assert [m["node"] for m in first["members"]] == ["node0", "node1", "node2"]
-        job.inject("member:m1")
+        job.inject("kill --target member:m1")
         generation = job.wait_members("node0", "node1", "node2", after=1)
         job.wait_copied()
-        job.inject("node:node2")
+        job.inject("kill --target node:node2")
         generation = job.wait_members("node0", "node1", after=generation)
         generation = job.wait_members("node0", "node1", "node2", after=generation)
         members = [m["id"] for m in job.status()["members"]]
@@ -181,7 +181,7 @@ def test_etcd_outage_longer_than_the_leases_stops_no_step_and_ends_nobody_and_a_
             # Calls wait longer than a lease lives: all leases have ended by now.
             job.wait("store_away", source=f"agent:{node}")
         job.wait_step(stopped_at + 4)
-        job.inject("member:m1")
+        job.inject("kill --target member:m1")
         parked = job.wait("parked")
         assert parked["lost"] == ["m1"]
         state = job.status()

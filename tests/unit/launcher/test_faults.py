@@ -109,6 +109,7 @@ def _values(option: Option) -> st.SearchStrategy[str | int | float]:
 
 
 NAMES = st.from_regex(r"[a-z0-9_]{1,5}", fullmatch=True)
+LINKS = st.tuples(NAMES, NAMES).filter(lambda ends: ends[0] != ends[1]).map("-".join)
 PLACES = (
     st.builds(Moment, step=st.none() | st.integers(0, 99)) | st.builds(Moment, t_s=st.floats(0, DAY)),
     st.floats(1e-3, DAY),
@@ -119,7 +120,7 @@ PLACES = (
 def faults(draw: st.DrawFn) -> Fault:
     row = draw(st.sampled_from(list(CLASSES.values())))
     scheme = draw(st.sampled_from(row.targets))
-    names = st.just("") if scheme is Scheme.ETCD else NAMES
+    names = {Scheme.ETCD: st.just(""), Scheme.LINK: LINKS}.get(scheme, NAMES)
     place = draw(PLACES[0])
     if place.t_s is None and draw(st.booleans()):
         place = Moment(step=place.step, phase=draw(st.sampled_from(row.phases)))

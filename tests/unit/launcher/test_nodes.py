@@ -75,6 +75,8 @@ class Cluster:
         self.begun = False
         self.deaf: set[str] = set()
         """Agents that hear nothing of the others, neither by links nor from the store."""
+        self.far_from_store: set[str] = set()
+        """Agents that the store does not answer, and that hear of views by links alone."""
         self.now = NOW
         self._asked: deque[tuple[Agent, Command]] = deque()
         self._starts = 0
@@ -148,12 +150,12 @@ class Cluster:
             if not agent.alive:
                 continue
             match command:
-                case Propose() if not self.store_answers:
+                case Propose() if not self.store_answers or agent.name in self.far_from_store:
                     self.happen(agent, ev.ProposalAnswered(view=None))
                 case Propose():
                     stands = agent.keys.put_view(command.view)
                     self.happen(agent, ev.ProposalAnswered(view=stands))
-                    for other in [other for other in self.living if other.name not in self.deaf]:
+                    for other in [a for a in self.living if a.name not in self.deaf | self.far_from_store]:
                         self.happen(other, ev.ViewStands(view=stands))
                 case PutSpec():
                     self.happen(agent, ev.SpecStands(spec=agent.keys.put_spec(command.spec)))
@@ -318,6 +320,21 @@ def test_node_lost_before_the_first_view_is_not_waited_for_and_joins_when_it_is_
     cluster.hello("m3")
     assert views_of(cluster) == {("m0", "m2", "m3")}
     assert [agent.end for agent in cluster.living] == [None, None, None]
+
+
+def test_node_that_does_not_reach_the_store_hears_of_views_by_its_links() -> None:
+    cluster = running()
+    cluster.far_from_store = {"node2"}
+    cluster.die("m1")
+    assert views_of(cluster) == {("m0", "m2")}
+    # What a link missed while it was down is told when it is up again.
+    cluster.cut = {frozenset(("node2", other)) for other in ("node0", "node1")}
+    cluster.hello("m3")
+    assert cluster.agents["node2"].members == ("m0", "m2")
+    cluster.cut.clear()
+    cluster.happen(cluster.agents["node0"], ev.LinkChanged(node="node2", up=False, reason="silence"))
+    cluster.happen(cluster.agents["node0"], ev.LinkChanged(node="node2", up=True, reason="linked"))
+    assert views_of(cluster) == {("m0", "m2", "m3")}
 
 
 def test_node_lost_between_the_first_view_and_the_first_commit_leaves_the_view() -> None:

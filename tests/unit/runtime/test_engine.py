@@ -197,6 +197,7 @@ class Bench:
             journal=journal,
             memory=memory,  # type: ignore[arg-type]
             report=self._report,
+            trail=SimpleNamespace(move=lambda place: None, beat=lambda: None),  # type: ignore[arg-type]
             clock=lambda: self.now_s,
         )
         self.engine = Engine(self.core, parts)  # type: ignore[arg-type]

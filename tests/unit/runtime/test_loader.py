@@ -318,3 +318,34 @@ def test_loader_processes_die_with_the_training_process() -> None:
         for end in ends:
             os.close(end)
     assert ended == [True, True]
+
+
+class Deadly(Numbers):
+    """A sample that ends whatever loads it, another one that does so once."""
+
+    def __init__(self, once: Path) -> None:
+        super().__init__()
+        self.once = once
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if index == 8 and not self.once.exists():
+            self.once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_a_sample_that_kills_its_loader_a_second_time_is_named(tmp_path: Path) -> None:
+    told: list[str] = []
+    loader = DataLoader(Deadly(tmp_path / "once"), global_batch_size=8, micro_batch_size=4, shuffle=False)
+    loader.bind(0)
+    loader.start(0, lambda step: (), told.append)
+    try:
+        with pytest.raises(
+            RuntimeError, match=r"2 loader processes died .* loaded sample 9 of micro-batch 0 of step 1"
+        ):
+            loader.get(1, 0)
+    finally:
+        loader.close()
+    assert len(told) == 3, "once sample 8, which is loaded by the next one, then twice sample 9"

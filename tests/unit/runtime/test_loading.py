@@ -156,7 +156,7 @@ def test_processes_that_die_before_they_load_anything_end_the_wait(monkeypatch: 
     monkeypatch.setattr(loading, "_next_request", lambda urgent, planned: os._exit(7))
     with _processes(lambda step, m: m) as processes:
         processes.send((0, 0))
-        with pytest.raises(RuntimeError, match=r"3 loader processes have died and loaded nothing .* exit code 7"):
+        with pytest.raises(RuntimeError, match=r"5 loader processes have died and loaded nothing .* exit code 7"):
             _came(processes)
 
 

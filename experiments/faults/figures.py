@@ -1,0 +1,114 @@
+"""From what became of the cells to figures. Pure: values in, values out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from experiments.faults.cells import Answer, Cell
+from experiments.journals import Run
+
+CRASHES = ("kill", "segfault", "abort")
+HANGS = ("hang", "stop")
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What became of one cell; an empty `reason` says that all is as promised."""
+
+    cell: Cell
+    struck_s: float | None = None
+    ended_s: float | None = None
+    """When all members trained again, or the job had ended."""
+    victim: str = ""
+    standstill_s: float | None = None
+    """The longest time without a commit, from the strike until all trained again."""
+    detect_s: float | None = None
+    reason: str = ""
+    hang: bool = False
+    mismatch: bool = False
+    lost_samples: int = 0
+    leftovers: tuple[str, ...] = field(default=())
+
+    @property
+    def passed(self) -> bool:
+        return not self.reason
+
+
+def commits_s(run: Run) -> list[float]:
+    """When each step was first known to be committed, in order."""
+    first: dict[int, float] = {}
+    for member in run.members.values():
+        for passed in member.passed:
+            first[passed.step] = min(passed.at_s, first.get(passed.step, passed.at_s))
+    return sorted(first.values())
+
+
+def standstill_s(commits: Sequence[float], from_s: float, until_s: float) -> float:
+    """The longest time without a commit that touches `from_s..until_s`, counted from `from_s`."""
+    inside = [from_s, *(at_s for at_s in commits if from_s < at_s < until_s), until_s]
+    return max(later - earlier for earlier, later in pairwise(inside))
+
+
+def detected_after_s(run: Run, victim: str, struck_s: float) -> float | None:
+    """Until the first agent or member knew that the victim hangs or has died; None if nobody ever did."""
+    known = [run.hangs_s[victim]] if victim in run.hangs_s else []
+    known += [member.lost_s[victim] for member in run.members.values() if victim in member.lost_s]
+    known += [run.deaths_s[victim]] if victim in run.deaths_s else []
+    later = [at_s for at_s in known if at_s >= struck_s]
+    return min(later) - struck_s if later else None
+
+
+def blamed(cells: Sequence[Outcome], step_at_s: float | None) -> int | None:
+    """Which of the cells of one job a wrong step is owed to: the last one struck before it; None if none was."""
+    struck = [(each.struck_s, index) for index, each in enumerate(cells) if each.struck_s is not None]
+    before = [index for at_s, index in struck if step_at_s is None or at_s <= step_at_s]
+    return before[-1] if before else (0 if cells else None)
+
+
+def figures(outcomes: Iterable[Outcome], *, usual_s: float | None, legal: int) -> dict[str, Any]:
+    """The keys of the README."""
+    outcomes = list(outcomes)
+    goes_on = [each for each in outcomes if each.cell.way.answer is not Answer.ENDS]
+    return {
+        "legal_cells": legal,
+        "cells": len(outcomes),
+        "passed": sum(each.passed for each in outcomes),
+        "failed": len([each for each in outcomes if not each.passed]),
+        "digest_mismatches": sum(each.mismatch for each in outcomes),
+        "lost_samples": sum(each.lost_samples for each in outcomes),
+        "hangs": sum(each.hang for each in outcomes),
+        "leftovers": sum(len(each.leftovers) for each in outcomes),
+        "slowest_recovery_s": _most(each.standstill_s for each in goes_on if each.passed),
+        "detect_crash_s": _middle(_of(outcomes, CRASHES)),
+        "detect_crash_worst_s": _most(_of(outcomes, CRASHES)),
+        "detect_hang_s": _most(_of(outcomes, HANGS)),
+        "detect_hang_steps": _in_steps(_most(_of(outcomes, HANGS)), usual_s),
+        "detect_blackhole_s": _most(_of(outcomes, ("partition",))),
+        "usual_step_s": usual_s,
+        "failed_cells": [f"{each.cell}: {each.reason}" for each in outcomes if not each.passed],
+    }
+
+
+def _of(outcomes: Iterable[Outcome], kinds: Sequence[str]) -> list[float]:
+    """Detection where the one struck is really lost."""
+    return [
+        each.detect_s
+        for each in outcomes
+        if each.detect_s is not None and each.cell.way.kind in kinds and each.cell.way.loses
+    ]
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _middle(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _in_steps(seconds: float | None, usual_s: float | None) -> float | None:
+    return None if seconds is None or not usual_s else seconds / usual_s

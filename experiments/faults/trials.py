@@ -1,0 +1,264 @@
+"""Tries cells one after another in as few jobs as possible; a failure ends its job, and a new one takes the rest."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from elastrain.batch import DataOrder
+from experiments.faults import train
+from experiments.faults.cells import START, Answer, Cell, Ground
+from experiments.faults.driver import STOPPING, Driver, StandstillError, StrikeError, Struck, first_line, lasts_s
+from experiments.faults.figures import Outcome, blamed, commits_s, detected_after_s, standstill_s
+from experiments.jobs import Script, alone, elastic, finish
+from experiments.recovery.figures import samples_amiss
+from experiments.storm.oracle import difference, read_steps, unfinished
+from experiments.storm.processes import MARK, Processes, leftovers
+from tests.support import warm
+
+STEPS = 240
+CELLS_PER_JOB = 10
+END_S = 60.0
+"""So long a job that nobody strikes any more may take to its last step."""
+COMMITS_S = 5.0
+"""A job that has committed nothing for so long stands still."""
+SIZES = {Ground.HOST: (4, None), Ground.NODES: (3, 3), Ground.NETNS: (3, 3)}
+"""Members, and simulated nodes."""
+OPTIONS = {Ground.HOST: ("--standalone",), Ground.NODES: (), Ground.NETNS: ("--netns",)}
+ORDER = DataOrder(
+    dataset_size=train.SAMPLES,
+    global_batch_size=train.MICRO_BATCHES * train.MICRO_BATCH_SIZE,
+    micro_batch_size=train.MICRO_BATCH_SIZE,
+    seed=train.SEED,
+)
+
+
+def script() -> Script:
+    return Script(path=Path(train.__file__), args=(str(STEPS),))
+
+
+def reference(folder: Path) -> list[str]:
+    """The lines of the undisturbed job of one."""
+    with alone(folder, script(), start=warm.Popen) as process:
+        finish(process, folder, timeout_s=600)
+    return read_steps(folder)["alone"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Alike for all jobs of a run."""
+
+    folder: Path
+    reference: Callable[[], Sequence[str]]
+    patience: float
+    tell: Callable[[Outcome], None]
+
+
+def run_all(cells: Sequence[Cell], ground: Ground, setting: Setting) -> tuple[list[Outcome], list[float]]:
+    """What became of the cells of one ground, and the times between two commits of its jobs."""
+    left, outcomes, walls_s = _ordered(cells), list[Outcome](), list[float]()
+    while left and not STOPPING.is_set():
+        job = OneJob(ground, setting, setting.folder / f"{ground}-{len(outcomes)}-{len(left)}")
+        done = job.run(left[: _how_many(left)])
+        left = left[len(done) :]
+        outcomes += done
+        walls_s += job.walls_s
+        for outcome in done:
+            setting.tell(outcome)
+    return outcomes, walls_s
+
+
+def _ordered(cells: Sequence[Cell]) -> list[Cell]:
+    """Those that need a job from its start, then those that share one, then those that may end it."""
+    kinds = {"start": 0, "shared": 1, "last": 2}
+    return sorted(cells, key=lambda cell: kinds[_kind(cell)])
+
+
+def _kind(cell: Cell) -> str:
+    if cell.phase == START:
+        return "start"
+    return "last" if cell.phase == "shutdown" or cell.way.answer is not Answer.GOES_ON else "shared"
+
+
+def _how_many(left: Sequence[Cell]) -> int:
+    """The next job's: after one from its start and some that share it, one that may end it."""
+    count = 1 if _kind(left[0]) == "start" else 0
+    while count < min(len(left), CELLS_PER_JOB) and _kind(left[count]) == "shared":
+        count += 1
+    return count + (count < len(left) and _kind(left[count]) == "last")
+
+
+class OneJob:
+    """One job, and the cells that are tried in it."""
+
+    def __init__(self, ground: Ground, setting: Setting, folder: Path) -> None:
+        self._ground, self._setting, self._folder = ground, setting, folder
+        self._outcomes: list[Outcome] = []
+        self._known_to_end = False
+        self.walls_s: list[float] = []
+
+    def run(self, cells: Sequence[Cell]) -> list[Outcome]:
+        """Of the first cells, up to the first failure; at least one."""
+        run, temporary = self._folder / "run", self._folder / "tmp"
+        run.mkdir(parents=True)
+        temporary.mkdir()
+        (run / "brake").touch()
+        mark = uuid.uuid4().hex
+        processes = Processes(mark)
+        size, nodes = SIZES[self._ground]
+        options = [*OPTIONS[self._ground], "--max-restarts", "1000", *self._armed(cells[0])]
+        with elastic(
+            run,
+            script(),
+            members=size,
+            nodes=nodes,
+            options=options,
+            temporary=temporary,
+            environment={MARK: mark},
+            start=warm.Popen,
+        ) as process:
+            driver = Driver(folder=run, process=process, size=size, steps=STEPS, patience=self._setting.patience)
+            try:
+                self._try_all(driver, cells)
+                self._let_end(driver)
+            finally:
+                if driver.alive:
+                    processes.end()
+        driver.follower.look()
+        self._judge(driver, processes, temporary)
+        processes.end()
+        return self._outcomes
+
+    def _armed(self, first: Cell) -> list[str]:
+        if first.phase != START:
+            return ["--inject"]
+        faults = self._folder / "faults.txt"
+        faults.write_text(first_line(first.way))
+        return ["--faults", str(faults)]
+
+    # -------------------------------------------------------------------------------------------------------- one cell
+
+    def _try_all(self, driver: Driver, cells: Sequence[Cell]) -> None:
+        for rank, cell in enumerate(cells):
+            outcome = Outcome(cell=cell)
+            self._outcomes.append(outcome)
+            try:
+                self._try(driver, outcome, rank)
+            except StrikeError as error:
+                outcome.reason = f"not struck: {error}"
+            except StandstillError as error:
+                outcome.reason, outcome.hang = str(error), not self._still_commits(driver)
+            if outcome.reason or not driver.alive:
+                return
+
+    @staticmethod
+    def _still_commits(driver: Driver) -> bool:
+        """A job that goes on although it should end, or that lacks a member, does not stand still."""
+        return driver.all_train(time.monotonic() - COMMITS_S)
+
+    def _try(self, driver: Driver, outcome: Outcome, rank: int) -> None:
+        cell, way = outcome.cell, outcome.cell.way
+        if cell.phase != START:
+            driver.wait_until_whole(train.BACKUPS)
+            if not driver.alive:
+                raise StrikeError(f"the job had ended: {driver.last_words()[-500:]}")
+        struck = driver.strike(cell, rank)
+        outcome.struck_s, outcome.victim = struck.at_s, struck.victims[0]
+        if cell.phase == "shutdown" or way.answer is Answer.ENDS:
+            driver.wait("the job ends", lambda: False, END_S if cell.phase == "shutdown" else way.within_s)
+        else:
+            self._wait_until_well(driver, cell, struck)
+        outcome.ended_s = time.monotonic()
+        outcome.standstill_s = standstill_s(commits_s(driver.run), struck.at_s, outcome.ended_s)
+        outcome.detect_s = detected_after_s(driver.run, outcome.victim, struck.at_s)
+        if way.kind == "partition":
+            outcome.detect_s = _silence_after_s(driver, struck)
+        outcome.reason = self._broken_promise(driver, outcome, struck)
+
+    def _wait_until_well(self, driver: Driver, cell: Cell, struck: Struck) -> None:
+        way, over_s = cell.way, struck.at_s + lasts_s(cell.way)
+        lost = [*struck.others, *(struck.victims if way.loses else ())]
+        driver.wait(f"{', '.join(lost)} is gone", lambda: all(map(driver.gone, lost)), way.within_s)
+        driver.wait(
+            "all members train again",
+            lambda: time.monotonic() > over_s and driver.all_train(over_s),
+            way.within_s + lasts_s(way),
+        )
+
+    def _broken_promise(self, driver: Driver, outcome: Outcome, struck: Struck) -> str:
+        """Empty if the job has answered as it should, as far as can be seen by now."""
+        way, code = outcome.cell.way, driver.process.poll()
+        if outcome.cell.phase == "shutdown":
+            return "" if code == 0 else f"ended with code {code}: {driver.last_words()[-500:]}"
+        if code is None:
+            if way.answer is Answer.ENDS:
+                return "the job went on"
+            evicted = [victim for victim in struck.victims if driver.gone(victim)]
+            return f"{evicted[0]} was lost although it was well again" if evicted and way.loses is False else ""
+        self._known_to_end = True
+        if way.answer is Answer.GOES_ON:
+            return f"ended with code {code}: {driver.last_words()[-500:]}"
+        if code == 0:
+            return "ended with code 0 before the last step"
+        said = re.search(way.says, driver.last_words(), re.IGNORECASE)
+        return "" if said else f"ended with code {code} and no sentence like {way.says!r}: {driver.last_words()[-300:]}"
+
+    # -------------------------------------------------------------------------------------------------- the whole job
+
+    def _let_end(self, driver: Driver) -> None:
+        """Where nothing failed: on to the last step."""
+        last = self._outcomes[-1]
+        if last.reason or not driver.alive:
+            return
+        driver.release()
+        try:
+            driver.wait("the job ends", lambda: False, END_S)
+        except StandstillError as error:
+            last.reason, last.hang = str(error), True
+
+    def _judge(self, driver: Driver, processes: Processes, temporary: Path) -> None:
+        """Every committed step of every member against the undisturbed job, and what is left of the job."""
+        members, alone_lines = read_steps(driver.folder), self._setting.reference()
+        commits = commits_s(driver.run)
+        self.walls_s = [later - earlier for earlier, later in pairwise(commits)]
+        wrong = difference(members, alone_lines)
+        if wrong:
+            self._blame(driver, wrong)
+            return
+        last, ended_well = self._outcomes[-1], driver.process.returncode == 0
+        if not last.reason and not self._known_to_end and not ended_well:
+            last.reason = f"ended with code {driver.process.returncode}: {driver.last_words()[-500:]}"
+        if not last.reason and ended_well:
+            last.reason = unfinished(members, alone_lines)
+        last.lost_samples = self._lost_samples(driver, whole=ended_well)
+        last.reason = last.reason or (f"{last.lost_samples} samples amiss" if last.lost_samples else "")
+        if not last.hang:
+            last.leftovers = leftovers(processes, driver.folder, temporary, "")
+            last.reason = last.reason or "; ".join(last.leftovers)
+
+    def _lost_samples(self, driver: Driver, *, whole: bool) -> int:
+        members = list(driver.run.members.values())
+        steps = STEPS if whole else 1 + max((p.step for m in members for p in m.passed), default=-1)
+        lost, repeated = samples_amiss(members, ORDER, steps)
+        return lost + repeated
+
+    def _blame(self, driver: Driver, wrong: str) -> None:
+        """The cell before the first wrong step; what came after it is tried again."""
+        found = re.match(r"step (\d+):", wrong)
+        step = int(found[1]) if found else 0
+        at_s = min((p.at_s for m in driver.run.members.values() for p in m.passed if p.step == step), default=None)
+        index = blamed(self._outcomes, at_s) or 0
+        self._outcomes[index].reason, self._outcomes[index].mismatch = wrong, True
+        del self._outcomes[index + 1 :]
+
+
+def _silence_after_s(driver: Driver, struck: Struck) -> float | None:
+    """Until an agent no longer reached the node that was cut off."""
+    node = driver.run.nodes[struck.victims[0]]
+    found = [at_s for name, at_s in driver.run.silences if name == node and at_s >= struck.at_s]
+    return min(found) - struck.at_s if found else None

@@ -1,0 +1,114 @@
+"""Looks at this node's workers from outside: their pages of whereabouts, the kernel's word of them, their stacks.
+
+Nothing here asks a worker for anything that it would need its interpreter for. What follows is decided in `core.watch`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastrain.base.places import Spot
+from elastrain.comm.shm.liveness import Watcher
+from elastrain.comm.shm.whereabouts import STACKS_SIGNAL, Lane, read
+from elastrain.launcher.core import events as ev
+
+_LOOK_EVERY_S = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchedWorker:
+    """A running worker that has handed over its beacon."""
+
+    pid: int
+    watcher: Watcher
+
+
+class Lookout:
+    """`workers` are those that can be seen now; `happen` takes what was seen."""
+
+    def __init__(
+        self, workers: Callable[[], Mapping[str, WatchedWorker]], happen: Callable[[ev.Event], None], folder: Path
+    ) -> None:
+        self._workers, self._happen = workers, happen
+        self._folder = folder
+        """Where workers write their stacks, a file each."""
+        self._due_s = time.monotonic() + _LOOK_EVERY_S
+
+    def next_deadline_s(self) -> float | None:
+        return self._due_s if self._workers() else None
+
+    def on_tick(self, now: float) -> None:
+        if now < self._due_s:
+            return
+        self._due_s = now + _LOOK_EVERY_S
+        seen = tuple(_look(member, worker) for member, worker in self._workers().items())
+        if seen:
+            self._happen(ev.Looked(seen=seen))
+
+    def take_stacks(self, reason: str) -> Path:
+        """Each worker appends its threads' stacks to its file, below a line that says why and what the kernel says.
+
+        Returns the folder of these files.
+        """
+        at = time.strftime("%H:%M:%S")
+        for member, worker in self._workers().items():
+            seen = _look(member, worker)
+            head = f"\n---- {at} {reason}\n{member}: {_said(seen)}; {_kernel_says(worker.pid)}\n"
+            try:
+                fd = os.open(self._folder / f"{member}.txt", os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+            except OSError:  # whoever has no such file does not know the signal, and would end by it
+                continue
+            os.write(fd, head.encode())
+            os.close(fd)
+            os.kill(worker.pid, STACKS_SIGNAL)
+        return self._folder
+
+
+def _look(member: str, worker: WatchedWorker) -> ev.Seen:
+    loop, engine = read(worker.watcher.page, Lane.LOOP), read(worker.watcher.page, Lane.ENGINE)
+    return ev.Seen(
+        member=member,
+        loop=ev.SeenThread(spot=loop, starved_s=_starved_s(worker.pid, loop)),
+        engine=ev.SeenThread(spot=engine, starved_s=_starved_s(worker.pid, engine)),
+        stopped=_state(worker.pid) in "Tt",
+    )
+
+
+def _starved_s(pid: int, spot: Spot) -> float:
+    """How long the thread has waited for a processor in its life; 0 where the kernel does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/task/{spot.thread}/schedstat").read_bytes().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def _state(pid: int) -> str:
+    """One letter: see proc(5)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    except (OSError, IndexError):
+        return "?"
+
+
+def _kernel_says(pid: int) -> str:
+    try:
+        where = Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        where = ""
+    state = _state(pid)
+    cannot = "; a stopped process cannot write down its stacks" if state in "Tt" else ""
+    return f"state {state}, in the kernel's {where if where not in ('', '0') else '(nowhere)'}{cannot}"
+
+
+def _said(seen: ev.Seen) -> str:
+    loop = seen.loop.spot
+    name = f" ({loop.name})" if loop.name else ""
+    return f"its loop says {loop.place.name.lower()}{name} in step {loop.step}, its engine {_turns(seen)}"
+
+
+def _turns(seen: ev.Seen) -> str:
+    return f"{seen.engine.spot.place.name.lower()} (count {seen.engine.spot.count})"

@@ -1,0 +1,107 @@
+"""Hosts made of network namespaces: each has an address and a cable to the one switch; processes see no other network.
+
+The switch is a bridge in a namespace of its own. What goes wrong between hosts is decided elsewhere (`impairments`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from elastrain.launcher.namespaces.impairments import Condition, drop_rules
+from elastrain.launcher.namespaces.programs import enter, ip, nft, tc
+
+_NETWORK = "10.77.0"
+SWITCH = "switch"
+"""The host that the switch itself is: what belongs to the network (an etcd, say) runs there."""
+SWITCH_ADDRESS = f"{_NETWORK}.1"
+_QUEUE = ("burst", "32kb", "latency", "400ms")
+"""Of a slow cable: what waits for longer is dropped."""
+
+
+class Switch:
+    """Hosts by name, plugged in. All of it is gone when the block is left.
+
+    `name` is that of the job: namespaces are called `elastrain-NAME-HOST`. `on_made` hears each of these names before
+    it exists, to remove it should this process be killed. What changes anything raises NetworkError.
+    """
+
+    def __init__(self, name: str, hosts: Sequence[str], on_made: Callable[[str], None] = lambda _: None) -> None:
+        self._prefix, self._on_made = f"elastrain-{name}-", on_made
+        self.hosts = tuple(hosts)
+        self._open = ExitStack()
+        self._condition = Condition()
+
+    def __enter__(self) -> Switch:
+        try:
+            self._make(SWITCH)
+            self._ip_in(SWITCH, "link", "add", "bridge", "type", "bridge")
+            self._ip_in(SWITCH, "address", "add", f"{SWITCH_ADDRESS}/24", "dev", "bridge")
+            self._ip_in(SWITCH, "link", "set", "bridge", "up")
+            for host in self.hosts:
+                self._make(host)
+                self._plug_in(host)
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._open.close()
+
+    def address(self, host: str) -> str:
+        return SWITCH_ADDRESS if host == SWITCH else f"{_NETWORK}.{11 + self.hosts.index(host)}"
+
+    def namespace(self, host: str) -> str:
+        return self._prefix + host
+
+    def inside(self, host: str) -> tuple[str, ...]:
+        """What to write before a command that is to run there; it becomes that command, with the same process id."""
+        return ("ip", "netns", "exec", self.namespace(host))
+
+    def move_to(self, host: str) -> None:
+        """The calling thread, and all that it starts from now on."""
+        enter(self.namespace(host))
+
+    def apply(self, wanted: Condition) -> None:
+        """Make the network so, wherever it is different. Connections that live long enough go on where they were."""
+        now, self._condition = self._condition, wanted
+        for host in (SWITCH, *self.hosts):
+            hearing = wanted.hearing.get(host, {})
+            if hearing != now.hearing.get(host, {}):
+                by_address = {self.address(sender): heard for sender, heard in hearing.items()}
+                nft(drop_rules(by_address), namespace=self.namespace(host))
+        for host in sorted(wanted.unplugged ^ now.unplugged):
+            self._ip_in(SWITCH, "link", "set", _port(host), "down" if host in wanted.unplugged else "up")
+        for host in self.hosts:
+            if wanted.rates.get(host) != now.rates.get(host):
+                self._set_rate(host, wanted.rates.get(host))
+
+    def _set_rate(self, host: str, bits_per_s: int | None) -> None:
+        for namespace, device in ((self.namespace(SWITCH), _port(host)), (self.namespace(host), "eth0")):
+            if bits_per_s is None:
+                tc("qdisc", "del", "dev", device, "root", namespace=namespace)
+            else:
+                rate = ("rate", f"{bits_per_s}bit")
+                tc("qdisc", "replace", "dev", device, "root", "tbf", *rate, *_QUEUE, namespace=namespace)
+
+    def _make(self, host: str) -> None:
+        name = self.namespace(host)
+        self._on_made(name)
+        ip("netns", "add", name)
+        self._open.callback(ip, "netns", "del", name)
+        self._ip_in(host, "link", "set", "lo", "up")
+
+    def _plug_in(self, host: str) -> None:
+        end = ("type", "veth", "peer", "name", "eth0", "netns", self.namespace(host))
+        self._ip_in(SWITCH, "link", "add", _port(host), *end)
+        self._ip_in(SWITCH, "link", "set", _port(host), "master", "bridge", "up")
+        self._ip_in(host, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
+        self._ip_in(host, "link", "set", "eth0", "up")
+
+    def _ip_in(self, host: str, *words: str) -> None:
+        ip(*words, namespace=self.namespace(host))
+
+
+def _port(host: str) -> str:
+    return f"to-{host}"

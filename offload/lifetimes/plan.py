@@ -1,0 +1,173 @@
+"""Plans which pieces leave memory in which gaps: first what drives hide, best benefit first, then what costs least.
+
+Pure. After G10 (arXiv 2310.09443) and TERAIO (arXiv 2506.06472): benefit is bytes × seconds above the limit while a
+piece is out, cost is the I/O seconds that it books. Two things are ours: a copy is written from the last change on, so
+that all gaps until the next change share it; and what cannot be hidden stalls where that is least, so that the
+predicted seconds stay a number that can be checked.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from elastrain.offload.lifetimes import program as facts
+from elastrain.offload.lifetimes.booking import Books, Offer
+from elastrain.offload.lifetimes.replay import replay
+from elastrain.offload.lifetimes.values import (
+    Budget,
+    Gap,
+    Move,
+    Plan,
+    Played,
+    Program,
+    Recomputation,
+    ideal_s,
+)
+from elastrain.offload.stats import size
+
+TIGHTER = (0.6, 0.0)
+"""Limits that are tried, too, where something stalls: parts of what lies between the least limit and the true one.
+
+A greedy plan can be worse with more memory, as schedules can: what it keeps at first may be in the way later.
+"""
+RECOMPUTED = (0.34, 0.67, 1.0)
+"""Parts of all recomputations that are tried beforehand: what is computed again leaves its I/O seconds to others."""
+FEW_GAPS = 1000
+"""Of so many gaps, plans are made in a moment: more than one can be tried."""
+WORTH_TELLING = 0.001
+"""Of a step: stalls below it are none."""
+
+
+def make_plan(program: Program, budget: Budget) -> Plan:
+    """The plan for one order of points. Raises LimitBelowLeastError, and UnplayableError where tiers are full."""
+    facts.check_limit(program, budget)
+    gaps = facts.gaps(program)
+    best = _plan_within(program, budget, gaps)
+    if len(gaps) > FEW_GAPS or sum(best.played.stalls_s) <= WORTH_TELLING * ideal_s(program.points):
+        return best
+    least, _ = facts.least_bytes(program)
+    parts = [least + int(part * (budget.limit_bytes - least)) for part in TIGHTER]
+    others = [_plan_within(program, budget, gaps, limit_bytes=limit_bytes) for limit_bytes in parts]
+    if program.recomputations:
+        others += [_plan_within(program, budget, gaps, recomputed=part) for part in RECOMPUTED]
+    return min((best, *others), key=lambda plan: plan.played.step_s)
+
+
+def _plan_within(
+    program: Program,
+    budget: Budget,
+    gaps: tuple[Gap, ...],
+    *,
+    limit_bytes: int | None = None,
+    recomputed: float = 0.0,
+) -> Plan:
+    """The plan for a limit that may be tighter than the budget's, which it is played under."""
+    books = Books(program, budget if limit_bytes is None else replace(budget, limit_bytes=limit_bytes))
+    _recompute(books, recomputed)
+    hide(books, gaps)
+    if books.worst() is not None:
+        force(books, gaps)
+    moves, again = books.moves(), books.recomputed()
+    played = replay(program, moves, budget, again)
+    reason = _reason(program, budget, moves, again, played)
+    return Plan(program=program, moves=moves, recomputed=again, played=played, reason=reason)
+
+
+def _recompute(books: Books, part: float) -> None:
+    """Take a part of all recomputations, first those that free most for their seconds."""
+    offers = [books.recomputed_as(each) for each in books.program.recomputations]
+    found = sorted((each for each in offers if each is not None), key=lambda each: each.seconds_per_byte)
+    for offer in found[: int(part * len(found))]:
+        books.take(offer)
+
+
+GOOD_ENOUGH = 0.5
+"""Of the best bound: of thousands of gaps that are nearly alike, none has to be scored again and again."""
+
+
+def hide(books: Books, gaps: tuple[Gap, ...]) -> None:
+    """Take gaps whose I/O fits into free seconds, the best benefit per second of I/O first, until all is below."""
+    siblings = defaultdict(list)
+    for number, gap in enumerate(gaps):
+        siblings[books.version_of(gap)].append(number)
+    bounds = [books.bound(gap, is_alone=len(siblings[books.version_of(gap)]) == 1) for gap in gaps]
+    # A score only falls while seconds are booked and memory is freed, so an old one is a bound: who is best by his old
+    # score is scored again, and taken if he still is. One copy serves all gaps of a version: where one of them is
+    # taken, the others' scores rise, and they come in anew.
+    heap = [(-bound, number) for number, bound in enumerate(bounds) if bound > 0]
+    heapq.heapify(heap)
+    while heap and books.worst() is not None:
+        _, number = heapq.heappop(heap)
+        gap = gaps[number]
+        offer = None if books.is_out(gap) else books.hidden(gap)
+        if offer is None:
+            continue
+        if heap and offer.score < -heap[0][0] * GOOD_ENOUGH:
+            heapq.heappush(heap, (-offer.score, number))
+            continue
+        books.take(offer)
+        if offer.write_s:
+            for other in siblings[books.version_of(gap)]:
+                if not books.is_out(gaps[other]) and (better := books.hidden(gaps[other])) is not None:
+                    heapq.heappush(heap, (-better.score, other))
+
+
+def force(books: Books, gaps: tuple[Gap, ...]) -> None:
+    """At the worst point, give up what costs the fewest seconds per byte, until no point is above the limit.
+
+    A point that is above the limit holds something that it does not use, or the limit is below the least one: so there
+    is always something to take, and each round makes one piece more leave that point.
+    """
+    begins = np.array([gap.begin for gap in gaps])
+    ends = np.array([gap.end for gap in gaps])
+    while (place := books.worst()) is not None:
+        choices = [*_over(books, gaps, begins, ends, place), *books.recomputed_over(place)]
+        if not choices:
+            name = books.program.points[place].name
+            raise AssertionError(f"nothing can leave {name}, although the limit is not below the least")
+        books.take(min(choices, key=lambda offer: (offer.seconds_per_byte, -offer.gain_s)))
+
+
+CHOICES = 8
+"""How many candidates are looked at closely: the estimate that orders them counts the same free seconds."""
+
+
+def _over(books: Books, gaps: tuple[Gap, ...], begins: np.ndarray, ends: np.ndarray, place: int) -> Iterator[Offer]:
+    """The gaps over a place, as they would be with stalls, the cheapest by an estimate."""
+    length = books.length
+    inside = np.flatnonzero(((begins < place) & (ends > place)) | (ends > place + length))
+    at = {int(number): place if gaps[number].begin < place else place + length for number in inside}
+    open_ones = [number for number in at if not books.is_out(gaps[number], at[number])]
+    for number in heapq.nsmallest(CHOICES, open_ones, key=lambda each: books.estimate(gaps[each], at[each])):
+        yield books.forced(gaps[number], at[number])
+
+
+def _reason(
+    program: Program, budget: Budget, moves: tuple[Move, ...], recomputed: tuple[Recomputation, ...], played: Played
+) -> str:
+    most_bytes, best_s = max(facts.needs(program), default=0), ideal_s(program.points)
+    limit = size(budget.limit_bytes)
+    if not moves and not recomputed:
+        return f"the step needs {size(most_bytes)} at most, {limit} are allowed: nothing leaves"
+    names = {budget.tiers[share.tier].name for move in moves for share in move.shares}
+    parts = [f"the step needs {size(most_bytes)}, {limit} are allowed: {len(moves)} gaps are used"]
+    parts.append(f"{size(played.written_bytes)} are written and {size(played.read_bytes)} read, by {_and(names)}")
+    if recomputed:
+        parts.append(f"{_and({each.name for each in recomputed})} are computed again")
+    stalled_s = sum(played.stalls_s)
+    if stalled_s > WORTH_TELLING * best_s:
+        worst = max(range(len(played.stalls_s)), key=lambda place: played.stalls_s[place])
+        parts.append(f"{stalled_s:.3g} s cannot be hidden, most of it before {program.points[worst].name}")
+    else:
+        parts.append("all of it is hidden")
+    parts.append(f"the step takes {played.step_s:.3g} s where {best_s:.3g} s are ideal")
+    return "; ".join(parts)
+
+
+def _and(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "nobody"

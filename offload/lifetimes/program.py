@@ -1,0 +1,75 @@
+"""What follows from a program alone: where pieces may be out, and how much each point needs. Pure."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from elastrain.offload.lifetimes.values import Budget, Gap, LimitBelowLeastError, MemoryPiece, Program
+
+
+def gaps_of(index: int, piece: MemoryPiece, length: int) -> tuple[Gap, ...]:
+    """The gaps of one piece on a ring of `length` points in which it has to be kept, somewhere."""
+    changes = [use.point for use in piece.uses if use.changes or use.begins]
+    found = []
+    for begin, end, begins_anew in _neighbours(piece, length):
+        if begins_anew:
+            continue  # what is in it ends with its use at `begin`
+        before = [place for place in changes if place <= begin]
+        changed = max(before) if before else max(changes) - length if changes else None
+        found.append(Gap(piece=index, begin=begin, end=end, changed=changed))
+    return tuple(gap for gap in found if gap.end - gap.begin > 1)
+
+
+def _neighbours(piece: MemoryPiece, length: int) -> list[tuple[int, int, bool]]:
+    """(use, next use, whether that begins anew) for each use; the last one's next is in the next step."""
+    following = [*piece.uses[1:], piece.uses[0]]
+    return [
+        (use.point, after.point if after.point > use.point else after.point + length, after.begins)
+        for use, after in zip(piece.uses, following, strict=True)
+    ]
+
+
+def gaps(program: Program) -> tuple[Gap, ...]:
+    """All gaps of all pieces."""
+    length = len(program.points)
+    return tuple(gap for index, piece in enumerate(program.pieces) for gap in gaps_of(index, piece, length))
+
+
+def is_alive_across(piece: MemoryPiece) -> bool:
+    """Whether it has to be kept from the end of a step to its first use in the next one."""
+    return not piece.uses[0].begins
+
+
+def needs(program: Program) -> list[int]:
+    """The bytes of memory that each point takes where nothing ever leaves."""
+    length = len(program.points)
+    change = [0] * (2 * length + 1)
+    for piece in program.pieces:
+        change[0] += piece.size_bytes
+        for begin, end, begins_anew in _neighbours(piece, length):
+            if begins_anew:  # nothing has to be kept in between
+                change[begin + 1] -= piece.size_bytes
+                change[end] += piece.size_bytes
+    # What is over the end of the step belongs to the next one's first points.
+    kept = list(accumulate(change))
+    whole = kept[2 * length]
+    return [
+        point.extra_bytes + kept[place] + kept[place + length] - whole for place, point in enumerate(program.points)
+    ]
+
+
+def least_bytes(program: Program) -> tuple[int, int]:
+    """The smallest limit that works, where everything leaves between its uses, and the point that needs so much."""
+    used = [point.extra_bytes for point in program.points]
+    for piece in program.pieces:
+        for use in piece.uses:
+            used[use.point] += piece.size_bytes
+    most = max(range(len(used)), key=lambda place: used[place])
+    return used[most], most
+
+
+def check_limit(program: Program, budget: Budget) -> None:
+    """Raises LimitBelowLeastError."""
+    least, point = least_bytes(program)
+    if least > budget.limit_bytes:
+        raise LimitBelowLeastError(budget.limit_bytes, least, program.points[point].name)

@@ -1,0 +1,65 @@
+"""Real workers stand still in every way there is; they are ended and replaced, the healthy are not; no bit differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.nodes_harness import NodesJob
+from tests.support.training import SCRIPTS, Run, assert_equal_to_undisturbed, run_job
+
+pytestmark = pytest.mark.slow
+PHASES = SCRIPTS / "phase_training.py"
+
+
+def ended(run: Run) -> list[str]:
+    """Members that were ended for hanging."""
+    return [e["member"] for e in run.events if e["event"] == "kill" and "because it hangs" in e["reason"]]
+
+
+def hang(run: Run, member: str) -> dict[str, object]:
+    return next(e for e in run.events if e["event"] == "hang" and e["member"] == member)
+
+
+def test_a_held_lock_a_loop_and_a_stopped_process_are_each_found_and_replaced(tmp_path: Path) -> None:
+    arguments = ("--steps", "40", "--backups", "all")
+    faults = (
+        "hang --target member:m1 --at step=6,phase=backward --how lock",
+        "hang --target member:m2 --at step=10,phase=forward --how loop",
+        "stop --target member:m3 --at step=14,phase=reduce",
+    )
+    run = run_job(tmp_path, workers=4, arguments=arguments, faults=faults, slow_until="m6")
+    assert_equal_to_undisturbed(run, *arguments)
+    assert ended(run) == ["m1", "m2", "m3"]
+    assert "m1 hangs: no sign of life" in run.output
+    # What holds the interpreter still shows what it was at; who is stopped cannot, and the kernel's word stands there.
+    assert "in _hang" in (run.folder / "stacks/m1.txt").read_text()
+    assert "in _hang" in (run.folder / "stacks/m2.txt").read_text()
+    assert "state T" in (run.folder / "stacks/m3.txt").read_text()
+    assert "next_work" in (run.folder / "stacks/m0.txt").read_text()
+
+
+def test_a_hang_on_a_node_with_one_worker_is_found_by_what_the_other_agents_tell(tmp_path: Path) -> None:
+    arguments = ("--steps", "40", "--backups", "1")
+    with NodesJob(tmp_path, "--local-nodes", "3", "--inject", arguments=arguments) as job:
+        job.wait_step(6)
+        job.inject("hang --target member:m1 --at phase=forward --how forward")
+        job.wait("hang", member="m1")
+        job.wait("view", generation=3)
+        run = job.finish()
+    assert_equal_to_undisturbed(run, *arguments)
+    assert ended(run) == ["m1"]
+    assert {path.stem for path in (run.folder / "stacks").iterdir()} >= {"m0", "m1", "m2"}
+    assert "m1 hangs" in (run.folder / "stacks/m2.txt").read_text()
+
+
+def test_declared_phases_are_waited_for_as_long_as_they_say_and_no_longer(tmp_path: Path) -> None:
+    arguments = ("--steps", "40")
+    stalls = ("--step-s", "0.1", "--evaluates", "m0:4", "--saves", "m1:8", "--stuck", "m2:349")
+    run = run_job(tmp_path, workers=3, arguments=(*arguments, *stalls), script=PHASES)
+    assert_equal_to_undisturbed(run, *arguments, script=PHASES)
+    assert ended(run) == ["m1", "m2"]
+    assert hang(run, "m1")["where"] == "in checkpoint"
+    assert hang(run, "m2")["where"] == "in data"
+    assert "in main" in (run.folder / "stacks/m1.txt").read_text()

@@ -1,0 +1,115 @@
+"""The list of cells, the promised answers, and the arithmetic of what became of them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from elastrain.launcher.faults import grammar
+from elastrain.launcher.faults.table import CLASSES
+from elastrain.world import PHASES
+from experiments.faults import cells as table
+from experiments.faults.cells import QUICK, START, WAYS, Aim, Answer, Cell, Ground, Way, chosen, legal_cells, untried
+from experiments.faults.figures import Outcome, blamed, detected_after_s, figures, standstill_s
+from experiments.faults.trials import CELLS_PER_JOB, _how_many, _ordered
+from experiments.journals import member_of, run_of
+
+TARGETS = {
+    Aim.MEMBER: "--target member:m1",
+    Aim.TWO: "--target member:m1,member:m2",
+    Aim.ALL: "--target member:m0,member:m1,member:m2,member:m3",
+    Aim.NODE: "--target node:node1",
+    Aim.ETCD: "",
+}
+KILL = Way(kind="kill")
+
+
+def cell(phase: str = "backward", **fields: object) -> Cell:
+    return Cell(way=Way(kind="kill", **fields), phase=phase)  # type: ignore[arg-type]
+
+
+def test_every_class_of_the_product_has_a_way_or_a_reason() -> None:
+    assert untried() == []
+    assert set(table.WITHOUT) <= set(CLASSES)
+
+
+def test_every_legal_cell_is_a_line_that_the_product_takes() -> None:
+    for legal in legal_cells():
+        place = "step=0,phase=backward" if legal.phase == START else f"phase={legal.phase}"
+        fault = grammar.parse(f"{legal.way.kind} {TARGETS[legal.way.aim]} --at {place} {legal.way.words}")
+        assert fault.kind == legal.way.kind
+        assert legal.phase in (*PHASES, START)
+
+
+def test_no_two_ways_have_one_name_in_one_phase() -> None:
+    names = Counter((each.way.name, each.phase) for each in legal_cells())
+    assert [name for name, times in names.items() if times > 1] == []
+
+
+def test_a_job_that_is_to_end_must_say_why() -> None:
+    assert [way.name for way in WAYS if way.answer is not Answer.GOES_ON and not way.says] == []
+    for way in WAYS:
+        re.compile(way.says)
+
+
+def test_the_quick_set_has_a_cell_of_every_kind_and_at_least_twenty() -> None:
+    found = chosen(legal_cells(), QUICK)
+    assert len(found) == len(set(map(str, found))) >= 20
+    assert {each.way.ground for each in found} == set(Ground)
+    assert Answer.ENDS in {each.way.answer for each in found}
+    with pytest.raises(KeyError):
+        chosen(legal_cells(), [("kill", "lunch")])
+
+
+def test_jobs_take_a_cell_that_needs_their_start_first_and_one_that_may_end_them_last() -> None:
+    ends = [cell(phase="shutdown"), cell(answer=Answer.ENDS, says="x")]
+    shared = [cell(phase=f"phase {number}") for number in range(CELLS_PER_JOB + 2)]
+    left = _ordered([*ends, cell(phase=START), *shared])
+    jobs = []
+    while left:
+        count = _how_many(left)
+        jobs.append([each.phase for each in left[:count]])
+        left = left[count:]
+    assert jobs[0] == [START, *(f"phase {number}" for number in range(CELLS_PER_JOB - 1))]
+    assert jobs[1] == [*(f"phase {number}" for number in range(CELLS_PER_JOB - 1, CELLS_PER_JOB + 2)), "shutdown"]
+    assert len(jobs) == 3
+
+
+def test_a_wrong_step_is_owed_to_the_last_cell_struck_before_it() -> None:
+    outcomes = [Outcome(cell=cell(), struck_s=at_s) for at_s in (10.0, 20.0, None)]
+    assert blamed(outcomes, 15.0) == 0
+    assert blamed(outcomes, 25.0) == 1
+    assert blamed(outcomes, 5.0) == 0, "wrong before any strike: the first one tells"
+    assert blamed([], 5.0) is None
+
+
+def test_a_standstill_is_the_longest_time_without_a_commit_since_the_strike() -> None:
+    assert standstill_s([1.0, 2.0, 7.0, 8.0], 3.0, 9.0) == pytest.approx(4.0)
+    assert standstill_s([1.0, 2.0], 3.0, 9.0) == pytest.approx(6.0)
+
+
+def test_a_death_is_known_when_the_first_one_knows_it() -> None:
+    start = {"event": "worker_start", "member": "m1", "pid": 1, "t": 0.0, "slot": 1, "source": "agent:node0"}
+    death = {"event": "death", "member": "m1", "detected_s": 5.02, "t": 5.03}
+    run = run_of([start, death], {})
+    run.members["m0"] = member_of([{"event": "lost", "peer": "m1", "t": 5.01}], "m0")
+    assert detected_after_s(run, "m1", 5.0) == pytest.approx(0.01)
+    assert detected_after_s(run, "m0", 5.0) is None
+
+
+def test_figures_count_what_failed_and_how() -> None:
+    outcomes = [
+        Outcome(cell=cell(), standstill_s=0.5, detect_s=0.01),
+        Outcome(cell=cell(phase="commit"), reason="wrong", mismatch=True, standstill_s=9.0),
+        Outcome(cell=Cell(way=Way(kind="hang"), phase="forward"), detect_s=2.0),
+        Outcome(cell=Cell(way=Way(kind="hang", words="--for 0.5", loses=False), phase="forward"), detect_s=8.0),
+        Outcome(cell=cell(answer=Answer.ENDS, says="x"), standstill_s=7.0),
+    ]
+    found = figures(outcomes, usual_s=0.5, legal=100)
+    assert (found["cells"], found["passed"], found["failed"], found["digest_mismatches"]) == (5, 4, 1, 1)
+    assert found["slowest_recovery_s"] == 0.5, "of those that went on as they should"
+    assert (found["detect_crash_s"], found["detect_hang_s"], found["detect_hang_steps"]) == (0.01, 2.0, 4.0)
+    assert found["detect_blackhole_s"] is None
+    assert found["failed_cells"] == ["kill in commit: wrong"]

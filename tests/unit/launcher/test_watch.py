@@ -1,0 +1,277 @@
+"""Who is taken to hang: simulated workers, looked at four times a second, of which some stand still."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastrain.agent_messages import Progress
+from elastrain.base.places import Spot, Station
+from elastrain.launcher.core import events as ev
+from elastrain.launcher.notices import Hangs, SomebodyWaits
+from elastrain.launcher.values import Command, Kill, TakeStacks, TellNodes
+from tests.unit.launcher.test_core import NOW, Job, logged, of, running
+
+LOOK_S = 0.25
+IDLE = Station.WAITING
+
+
+@dataclass
+class Acted:
+    """What one worker's threads do: they move with each look unless they stand."""
+
+    place: Station = Station.COMPUTING
+    allowed_s: float = 0.0
+    stands: bool = False
+    engine_stands: bool = False
+    stopped: bool = False
+    starves: bool = False
+    count: int = 0
+    engine_count: int = 0
+    starved_s: float = 0.0
+
+    def look(self, member: str) -> ev.Seen:
+        self.count += not (self.stands or self.stopped)
+        self.engine_count += not (self.engine_stands or self.stopped)
+        self.starved_s += LOOK_S * self.starves
+        loop = Spot(count=self.count, place=self.place, allowed_s=self.allowed_s, step=7, name="saving")
+        engine = Spot(count=self.engine_count, place=Station.TURNING)
+        return ev.Seen(
+            member=member,
+            loop=ev.SeenThread(spot=loop, starved_s=self.starved_s),
+            engine=ev.SeenThread(spot=engine, starved_s=self.starved_s),
+            stopped=self.stopped,
+        )
+
+
+@dataclass
+class Played:
+    """A job whose members have committed steps of `step_s`, and the time that goes on."""
+
+    step_s: float = 0.1
+    steps: int = 5
+    job: Job = field(default_factory=lambda: running(3))
+    now: float = NOW
+
+    def __post_init__(self) -> None:
+        self.acted = {member: Acted() for member in self.job.ids}
+        for step in range(1, self.steps + 1):
+            self.now += self.step_s
+            self.commit(step)
+
+    def commit(self, step: int) -> None:
+        for member in self.job.ids:
+            self.job.say(member, Progress(step=step, loss=1.0, samples=1, holders=None), self.now)
+
+    def go(self, for_s: float) -> list[Command]:
+        """What follows in this time."""
+        done: list[Command] = []
+        until_s = self.now + for_s
+        while self.now < until_s:
+            self.now += LOOK_S
+            done += self.job.happen(ev.Looked(seen=tuple(a.look(m) for m, a in self.acted.items())), self.now)
+            done += self.job.do(self.job.core.on_tick(self.now))
+        return done
+
+    def all_but(self, member: str, **state: Any) -> None:
+        for other, acted in self.acted.items():
+            if other != member:
+                for name, value in state.items():
+                    setattr(acted, name, value)
+
+
+def killed(commands: list[Command]) -> list[str]:
+    return [kill.member for kill in of(Kill, commands)]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"stopped": True},
+        {"stands": True},
+        {"stands": True, "engine_stands": True},
+        {"place": Station.WAITING, "engine_stands": True},
+    ],
+    ids=["stopped", "a loop in a forward", "a held interpreter lock", "an engine at a stuck drive"],
+)
+@pytest.mark.parametrize("step_s", [0.05, 2.0])
+def test_a_member_that_stands_while_others_wait_is_ended_within_its_bound(how: dict[str, Any], step_s: float) -> None:
+    play = Played(step_s=step_s)
+    play.all_but("m1", place=IDLE, stands=True)
+    for name, value in how.items():
+        setattr(play.acted["m1"], name, value)
+    assert killed(play.go(3.0 if step_s < 1 else 3 * step_s)) == ["m1"] or killed(play.go(0.5)) == ["m1"]
+
+
+def test_before_a_member_is_ended_the_stacks_of_all_are_taken_on_all_nodes() -> None:
+    play = Played()
+    play.all_but("m1", place=IDLE, stands=True)
+    play.acted["m1"].stopped = True
+    commands = play.go(4.0)
+    kinds = [type(c) for c in commands if isinstance(c, TakeStacks | Kill | TellNodes)]
+    assert kinds.index(TakeStacks) < kinds.index(Kill)
+    assert [type(c.message) for c in of(TellNodes, commands)] == [Hangs]
+    assert of(TakeStacks, commands)[0].reason.startswith("m1 hangs: no sign of life for 2.")
+    assert killed(commands) == ["m1"]
+
+
+def test_a_member_that_goes_on_while_stacks_are_taken_is_not_ended() -> None:
+    play = Played()
+    play.all_but("m1", place=IDLE, stands=True)
+    play.acted["m1"].stands = True
+    while not logged(play.go(LOOK_S), "hang"):
+        assert play.now < NOW + 60
+    play.acted["m1"].stands = False
+    commands = play.go(5.0)
+    assert killed(commands) == []
+    assert len(logged(commands, "hang_over")) == 1
+
+
+def test_who_has_starved_or_was_not_looked_at_has_not_stood_still() -> None:
+    play = Played()
+    play.all_but("m1", place=IDLE, stands=True)
+    play.acted["m1"] = Acted(stands=True, starves=True)
+    assert killed(play.go(60.0)) == []
+    play.acted["m1"] = Acted(stands=True, count=99)
+    play.go(1.0)
+    play.now += 3600.0  # the machine slept
+    assert killed(play.go(0.5)) == []
+
+
+def test_where_all_stand_alike_nobody_is_ended_for_half_an_hour() -> None:
+    play = Played()
+    play.all_but("", place=Station.BETWEEN, stands=True)
+    assert killed(play.go(1790.0)) == []
+    assert killed(play.go(20.0))
+
+
+def test_a_declared_stretch_has_its_own_bound_and_a_stopped_process_none() -> None:
+    play = Played()
+    play.all_but("m1", place=IDLE, stands=True)
+    play.acted["m1"] = Acted(place=Station.DECLARED, allowed_s=60.0, stands=True, engine_stands=True)
+    assert killed(play.go(59.0)) == []
+    commands = play.go(3.0)
+    assert killed(commands) == ["m1"]
+    assert "in saving" in of(TakeStacks, commands)[0].reason
+    play = Played()
+    play.all_but("m1", place=IDLE, stands=True)
+    play.acted["m1"] = Acted(place=Station.DECLARED, allowed_s=60.0, stopped=True)
+    assert killed(play.go(4.0)) == ["m1"]
+
+
+def test_an_engine_that_a_declared_stretch_keeps_from_turning_is_not_blamed() -> None:
+    """A checkpoint may hold the interpreter for all of its time."""
+    play = Played()
+    play.all_but("m0", place=IDLE, stands=True)
+    play.acted["m0"] = Acted(place=Station.DECLARED, allowed_s=30.0, stands=True, engine_stands=True)
+    assert killed(play.go(29.0)) == []
+
+
+def test_first_steps_have_a_bound_of_their_own() -> None:
+    job = Job(3)
+    for n in range(3):
+        job.hello(f"m{n}")
+    play = Played(steps=0, job=job)
+    play.all_but("m1", place=IDLE, stands=True)
+    play.acted["m1"].stands = True
+    assert killed(play.go(595.0)) == []
+    assert killed(play.go(10.0)) == ["m1"]
+
+
+def test_the_only_holder_of_some_state_is_waited_for_and_that_is_said_once() -> None:
+    play = Played()
+    holders = {"0": ("m1",), "1": ("m0", "m2"), "2": ("m2", "m0")}
+    for member in play.job.ids:
+        play.job.commit(6, member, holders=holders)
+    play.all_but("m1", place=IDLE, stands=True)
+    play.acted["m1"].stopped = True
+    commands = play.go(100.0)
+    assert killed(commands) == []
+    assert len(logged(commands, "hang_spared")) == 1
+    assert killed(play.go(1800.0)) == ["m1"]
+
+
+def test_of_two_that_hang_and_hold_one_state_together_one_is_waited_for() -> None:
+    play = Played()
+    holders = {"0": ("m1", "m2"), "1": ("m0", "m1"), "2": ("m0", "m1")}
+    for member in play.job.ids:
+        play.job.commit(6, member, holders=holders)
+    play.acted["m0"] = Acted(place=IDLE, stands=True)
+    play.acted["m1"].stopped = play.acted["m2"].stopped = True
+    assert killed(play.go(20.0)) == ["m1"]
+
+
+def test_a_longer_micro_batch_that_was_healthy_is_learned_from() -> None:
+    play = Played()
+    play.acted["m1"].stands = True
+    play.go(4.0)  # the others computed, too: nobody waited
+    play.acted["m1"].stands = False
+    play.go(1.0)
+    play.all_but("m1", place=IDLE, stands=True)
+    play.acted["m1"].stands = True
+    assert killed(play.go(5.0)) == []
+    assert killed(play.go(3.0)) == ["m1"]
+
+
+def test_another_agents_word_that_somebody_waits_is_enough_and_grows_old() -> None:
+    play = Played()
+    play.acted["m1"].stands = True
+    assert killed(play.go(10.0)) == []
+    play.job.happen(ev.NoticeCame(node="node1", notice=SomebodyWaits()), play.now)
+    assert killed(play.go(1.0)) == ["m1"]
+    play.acted["m2"].stands = True
+    play.acted["m1"].stands = False
+    assert killed(play.go(10.0)) == []
+
+
+def test_a_hang_timeout_of_zero_judges_nobody() -> None:
+    play = Played(job=running(3, hang_timeout_s=0.0))
+    play.all_but("m1", place=IDLE, stands=True)
+    play.acted["m1"].stopped = True
+    assert killed(play.go(4000.0)) == []
+
+
+def test_what_sigkill_cannot_end_at_once_counts_as_dead_all_the_same() -> None:
+    play = Played()
+    play.all_but("m1", place=IDLE, stands=True)
+    play.acted["m1"].stopped = True
+    play.go(6.0)
+    assert "m1" not in play.job.ids
+
+
+# A healthy job, whatever its members do in turn: each stretch shorter than its own bound, or starved, or shared by all.
+_STRETCHES = st.lists(
+    st.tuples(
+        st.sampled_from(["m0", "m1", "m2", "all"]),
+        st.sampled_from(["short", "between", "declared", "starved", "moving"]),
+        st.floats(0.0, 1.0),
+    ),
+    max_size=12,
+)
+_BOUNDS_S = {"short": 2.0, "between": 29.0, "declared": 118.0, "starved": 300.0, "moving": 300.0}
+_DONE: dict[str, dict[str, Any]] = {
+    "short": {"place": Station.COMPUTING, "stands": True},
+    "between": {"place": Station.BETWEEN, "stands": True, "engine_stands": True},
+    "declared": {"place": Station.DECLARED, "allowed_s": 120.0, "stands": True, "engine_stands": True},
+    "starved": {"place": Station.COMPUTING, "stands": True, "engine_stands": True, "starves": True},
+    "moving": {"place": Station.COMPUTING},
+}
+
+
+@settings(max_examples=25, deadline=None)
+@given(stretches=_STRETCHES, step_s=st.floats(0.01, 5.0))
+def test_no_member_of_a_healthy_job_is_ever_ended(stretches: list[tuple[str, str, float]], step_s: float) -> None:
+    play = Played(step_s=step_s)
+    for number, (who, what, part) in enumerate(stretches, start=10):
+        for member, acted in play.acted.items():
+            does = _DONE[what] if who in (member, "all") else {"place": IDLE, "stands": True}
+            fresh = Acted(count=acted.count + 1, engine_count=acted.engine_count + 1, starved_s=acted.starved_s)
+            for name, value in does.items():
+                setattr(fresh, name, value)
+            play.acted[member] = fresh
+        assert killed(play.go(part * _BOUNDS_S[what])) == []
+        play.commit(number)
