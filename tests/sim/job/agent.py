@@ -12,6 +12,7 @@ from elastrain.agent_messages import FromWorker, ToWorker
 from elastrain.launcher.command_runner import CommandRunner, NodeParts
 from elastrain.launcher.core import Core
 from elastrain.launcher.core import events as ev
+from elastrain.launcher.lookout import _LOOK_EVERY_S
 from elastrain.launcher.node_end import NodeEnd
 from elastrain.launcher.peer_agents import AgentPort, ClusterAccess, PeerAgents
 from elastrain.launcher.presence import Presence
@@ -44,7 +45,7 @@ class AgentLog:
 
 
 _TOLD = {"view", "parked", "unparked", "death", "exit", "replace", "no_restart", "refused", "node_dead", "kill", "end"}
-_TOLD |= {"store_away", "store_back", "end_suspect", "lease_gone", "link"}
+_TOLD |= {"store_away", "store_back", "end_suspect", "lease_gone", "link", "hang", "hang_over", "hang_spared"}
 
 
 def config_of(world: World, name: str, incarnation: int) -> JobConfig:
@@ -91,9 +92,17 @@ class AgentProcess(Process):
         self.end = NodeEnd(processes, registry, log, incarnation=self.incarnation, stop_grace_s=STOP_GRACE_S)
         self.registry = registry
         # Parts that are no part of what is simulated (faults on request) are not there.
+        lookout = SimpleNamespace(take_stacks=lambda reason: "stacks")
         missing: dict[str, Any] = dict.fromkeys(NodeParts.__dataclass_fields__)
         parts = NodeParts(
-            **{**missing, "workers": processes, "peers": self.peers, "registry": registry, "end": self.end}
+            **{
+                **missing,
+                "workers": processes,
+                "peers": self.peers,
+                "registry": registry,
+                "end": self.end,
+                "lookout": lookout,
+            }
         )
         state: Any = SimpleNamespace(stale=False)
         self.runner = CommandRunner(self.core, parts, log, state, shares_screen=False)
@@ -104,6 +113,14 @@ class AgentProcess(Process):
             with building(self):
                 self.registry.put_record(record)
         self.happen(ev.NodeRegistered(record=record))
+        self.later(_LOOK_EVERY_S, self._look)
+
+    def _look(self) -> None:
+        """As its lookout does."""
+        seen = tuple(process.seen() for process in self.workers.living if process.has_said_hello)
+        if seen:
+            self.happen(ev.Looked(seen=seen))
+        self.later(_LOOK_EVERY_S, self._look)
 
     # ---- its loop
 

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from elastrain import agent_messages as am
 from elastrain import protocol as p
+from elastrain.base.places import Spot, Station
 from elastrain.comm.errors import MemberLost
 from elastrain.comm.wire.values import Frame, LossCause, Peer, PeerLost
 from elastrain.errors import ElastrainError
+from elastrain.launcher.core import events as ev
 from elastrain.messages import Message, decode
 from elastrain.runtime.agent_link import AgentLink
 from elastrain.runtime.engine import Engine, EngineParts
@@ -227,6 +229,7 @@ class MemberProcess(Process):
         self._engine = self._make_engine()
         self._is_turning = self._has_more = False
         self._works_behind = False
+        self._paused_since_s = 0.0
         self.vanished = False
         """With its machine: nobody says that it is gone."""
         world.processes[member] = self
@@ -256,9 +259,21 @@ class MemberProcess(Process):
         parts.handover, parts.faults, parts.journal = handover, faults, journal
         parts.report = LastWords(self.link, lambda: None).report
         parts.clock = self.clock.monotonic
+        parts.trail = SimpleNamespace(move=lambda *_: None, beat=lambda: None)
         return Engine(self.sim.core, parts)
 
     # ---- its life
+
+    def seen(self) -> ev.Seen:
+        """What its page says, and the kernel: its engine comes round twice a second as long as the process runs."""
+        turns = int(2 * (self.clock.now if self.runs else self._paused_since_s))
+        engine = ev.SeenThread(spot=Spot(count=turns, place=Station.TURNING), starved_s=0.0)
+        loop = ev.SeenThread(spot=self.loop.spot(), starved_s=0.0)
+        return ev.Seen(member=self.id, loop=loop, engine=engine, stopped=not self.runs)
+
+    def pause(self, for_s: float) -> None:
+        super().pause(for_s)
+        self._paused_since_s = self.clock.now
 
     def start(self) -> None:
         usual = self.clock.rng.choice((0.2, 0.3, 0.5, 3.0))
@@ -359,7 +374,16 @@ class TrainingLoop:
         self._has_entered = self._has_ended = False
         self.step = 0
         self.stalls_for_s = 0.0
+        self._done = 0
+        """Parts of its work; counts what it has come further by."""
         self._part_s = self._world.clock.rng.choice(_PART_S)
+
+    def spot(self) -> Spot:
+        """Where it is, as others care."""
+        place = Station.OUTSIDE
+        if self._has_entered and not self._is_over:
+            place = Station.COMPUTING if self._parts else Station.WAITING
+        return Spot(count=self._done, place=place, step=self.step)
 
     def take(self, outcome: Any) -> None:
         """An outcome of the hand-over."""
@@ -389,6 +413,7 @@ class TrainingLoop:
 
     def _do_part(self) -> None:
         self._is_busy = False
+        self._done += 1
         self._parts.popleft()()
         if self._process.alive:
             self._go_on()
