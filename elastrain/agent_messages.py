@@ -41,6 +41,8 @@ class Progress(Tagged, frozen=True, kw_only=True):
     """Weighted mean over the global batch; None where it is not a number."""
     # JSON has no NaN, and an operator's screen has a dash for it.
     samples: int | None = None
+    micro_batch_s: float | None = None
+    """How long a micro-batch took this worker, in the median; None if it computed none."""
     holders: dict[str, tuple[str, ...]] | None = None
     """Shard -> its primary, then its backups; sent only when they have changed."""
     # Large jobs have thousands of shards, and their holders stay the same for most steps.

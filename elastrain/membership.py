@@ -110,6 +110,17 @@ def propose(
     return _without(view, proven, newcomers, begun=begun)
 
 
+def with_quotas(view: View, quotas: Mapping[str, int]) -> View | None:
+    """Make the next view, of the same members, where some are to get another quota; None where all have theirs."""
+    # Like one that only adds members, it waits for the end of the step: nobody is lost, nothing is computed again.
+    changed = {m.id: quotas[m.id] for m in view.members if quotas.get(m.id, m.quota) != m.quota}
+    if not changed:
+        return None
+    members = tuple(replace(m, quota=changed.get(m.id, m.quota)) for m in view.members)
+    words = ", ".join(f"{member} gets {quota} quarters of a share" for member, quota in changed.items())
+    return replace(view, generation=view.generation + 1, members=members, reason=words)
+
+
 def missing_state(holders: HoldersByShard, members: Collection[str]) -> str:
     """Name the shards that no one of `members` holds, in a sentence; empty if every shard has a holder."""
     gone = {shard: held for shard, held in holders.items() if not any(m in members for m in held)}

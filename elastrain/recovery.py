@@ -44,8 +44,8 @@ def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery 
     fixed = {m: reports[m].fixed if reports[m].committed == committed else 0 for m in members}
     pending = _once({m: _pending(reports[m], committed) for m in members}, fixed)
     missing = _missing(reports, shape, folded, pending, committed)
-    extra = assign(missing, {m: len(pending[m]) for m in members})
-    runs = level({m: (*pending[m], *extra[m]) for m in members}, fixed)
+    extra = assign(missing, {m: len(pending[m]) for m in members}, view.quotas)
+    runs = level({m: (*pending[m], *extra[m]) for m in members}, fixed, view.quotas)
     source = _source(members, reports) if committed < 0 else None
     newcomers = tuple(m for m in members if committed >= 0 and reports[m].begun < 0)
     return Recovery(

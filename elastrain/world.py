@@ -27,6 +27,10 @@ PHASES = (
 """The places of a step that faults, logs and `status` can name."""
 
 
+FULL_QUOTA = 4
+"""In quarters: what a member gets that is as fast as the others."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Member:
     """One training process. `id` is never used twice in a job: a restarted worker is a new member."""
@@ -38,6 +42,9 @@ class Member:
     """Where its mesh listens, e.g. `unix:elastrain/job/m0` or `tcp:10.0.0.1:4711`."""
     incarnation: int = 0
     """Of its node: the start of the agent that started it."""
+    # Part of the view, so that all members plan with the same ones: who computes what shows in no bit.
+    quota: int = FULL_QUOTA
+    """How much of a full share of the runs it gets, 1 to 4 quarters: a straggler gets less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +71,11 @@ class View:
     def nodes(self) -> dict[str, str]:
         """Member id -> node name."""
         return {member.id: member.node for member in self.members}
+
+    @property
+    def quotas(self) -> dict[str, int]:
+        """Member id -> its quota, of those that have not a full one."""
+        return {member.id: member.quota for member in self.members if member.quota != FULL_QUOTA}
 
     def rank(self, member_id: str) -> int:
         """Find the member's position. Raises ValueError if it is not in the view."""

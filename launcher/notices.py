@@ -40,6 +40,12 @@ class Hangs(Tagged, frozen=True, kw_only=True):
     reason: str
 
 
+class Speeds(Tagged, frozen=True, kw_only=True):
+    """How long members of the sender's node take for a micro-batch, in seconds."""
+
+    micro_batch_s: dict[str, float]
+
+
 class Raised(Tagged, frozen=True, kw_only=True):
     """The script raised on `member`, a worker of the sender's node: `micro_batch` is -1 outside of any."""
 
@@ -87,6 +93,6 @@ class Ask(Tagged, frozen=True, kw_only=True):
 
 
 Notice: TypeAlias = (
-    Beat | Exited | Suspected | SomebodyWaits | Hangs | Raised | Stands | Ended | Digested | Left | Over | Ask
+    Beat | Exited | Suspected | SomebodyWaits | Hangs | Speeds | Raised | Stands | Ended | Digested | Left | Over | Ask
 )
 NOTICE: LineCodec[Notice] = LineCodec(Notice)

@@ -55,9 +55,9 @@ class HangTimes:
     between_steps_s: float = 30.0
     """In the script's own code between two steps, outside of any phase."""
     first_step_s: float = 600.0
-    """While nothing is known yet of the job's steps."""
+    """In the very first step of the job."""
     join_step_s: float = 60.0
-    """In the first step of a member that came later, or 20 median steps."""
+    """In the first step of a member that came later, or 20 median steps; for all until four steps are committed."""
     alike_s: float = 1800.0
     """Where nobody waits, because all stand alike; and whoever alone has some state."""
     stacks_s: float = 0.3

@@ -154,7 +154,7 @@ class Committing:
         """Hand out the next step, and publish what this member has updated."""
         m = self._machine
         # Nobody hands runs out: every member computes the whole plan, and takes its own.
-        runs = plan(m.views.view.ids, m.shape.runs)
+        runs = plan(m.views.view.ids, m.shape.runs, m.views.view.quotas)
         m.step.runs.hand(runs[m.me])
         m.step.check.plan(runs)
         self.publish(dict.fromkeys(m.views.others, tuple(mine)), record)

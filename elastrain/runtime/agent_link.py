@@ -47,7 +47,7 @@ class AgentLink:
         if self._channel is not None:
             self._channel.send(message, fd=fd)
 
-    def committed(self, record: Record, holders: Placement) -> None:
+    def committed(self, record: Record, holders: Placement, micro_batch_s: float | None) -> None:
         """A step was committed. Holders are told when they have changed: by them the agents judge a loss."""
         loss = mean_loss(record)
         news = None if holders == self._told_holders else {str(shard): h.all for shard, h in enumerate(holders)}
@@ -57,6 +57,7 @@ class AgentLink:
                 step=record.step,
                 loss=loss if loss is not None and math.isfinite(loss) else None,
                 samples=record.contribution.samples,
+                micro_batch_s=micro_batch_s,
                 holders=news,
             )
         )

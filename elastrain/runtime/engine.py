@@ -304,7 +304,8 @@ class Engine:
             skipped=record.skipped,
             loss_scale=record.scaler.scale,
         )
-        self._parts.agent.committed(record, self._core.holders)
+        took_s = self._parts.handover.whereabouts.take_computed_s()
+        self._parts.agent.committed(record, self._core.holders, took_s)
         if record.warning:
             self._warn(record)
         if self._parts.memory is not None:

@@ -73,7 +73,7 @@ class Handover:
 
     def __init__(self, wake: Callable[[], None], whereabouts: LoopWhereabouts | None = None) -> None:
         self._wake = wake
-        self._whereabouts = whereabouts or LoopWhereabouts()
+        self.whereabouts = whereabouts or LoopWhereabouts()
         self._told: deque[Told] = deque()
         self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
         """None: nothing more will come, see `_failure`."""
@@ -89,13 +89,13 @@ class Handover:
 
     def wait(self) -> Outcome:
         """Wait for the next outcome. Raises what ended the engine; StoppedError if it was closed."""
-        self._whereabouts.enter(Station.WAITING)
+        self.whereabouts.enter(Station.WAITING)
         try:
             outcome = self._wait()
         except Exception:
-            self._whereabouts.enter(Station.OUTSIDE)
+            self.whereabouts.enter(Station.OUTSIDE)
             raise
-        self._whereabouts.enter(_place_after(outcome))
+        self.whereabouts.enter(_place_after(outcome))
         return outcome
 
     def _wait(self) -> Outcome:

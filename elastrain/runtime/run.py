@@ -135,6 +135,7 @@ class Run:
                 )
             if self._unread is not None:
                 return
+            self._parts.whereabouts.computed(time.monotonic() - started_s)
             what, run = "cross_check" if self._is_check else "micro_batch", self._assignment.compute.run
             self._parts.log(what, step=self._step, micro_batch=micro_batch, run=run, started_s=started_s)
 

@@ -161,7 +161,7 @@ class TrainingLoop:
         if view is None or self._me not in view:
             return ()
         length, total = self._settings.run_length, self._parts.loader.micro_batches
-        runs = plan(view.ids, -(-total // length))
+        runs = plan(view.ids, -(-total // length), view.quotas)
         mine = [m for run in runs[self._me] for m in range(run * length, min(total, (run + 1) * length))]
         if is_due(step, self._settings.cross_check_every):
             firsts = probes(runs)

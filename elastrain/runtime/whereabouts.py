@@ -9,9 +9,11 @@ import faulthandler
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from statistics import median
 from typing import TextIO
 
 from elastrain.base.places import Station
@@ -24,6 +26,8 @@ LOADING_TIMEOUT_S = 300.0
 """Of the wait for one micro-batch."""
 COMPILE_TIMEOUT_S = 1800.0
 """Of torch.compile, whenever it compiles."""
+_MEASURED = 64
+"""So many micro-batches of a step are measured, at the most."""
 _OF_OTHERS = (Station.WAITING, Station.OUTSIDE)
 """What is declared does not change that nothing is owed here."""
 
@@ -37,6 +41,7 @@ class LoopWhereabouts:
         self._place, self._step = Station.OUTSIDE, -1
         self._declared: list[tuple[str, float]] = []
         self._hears_compiler = False
+        self._computed_s: deque[float] = deque(maxlen=_MEASURED)
         self._compiling = ExitStack()
 
     def enter(self, place: Station, step: int | None = None) -> None:
@@ -64,6 +69,15 @@ class LoopWhereabouts:
         finally:
             self._declared.pop()
             self._show()
+
+    def computed(self, took_s: float) -> None:
+        """The loop has computed a micro-batch."""
+        self._computed_s.append(took_s)
+
+    def take_computed_s(self) -> float | None:
+        """How long one took since the last call, in the median; None if there was none. For the engine's thread."""
+        took_s = [self._computed_s.popleft() for _ in range(len(self._computed_s))]
+        return median(took_s) if took_s else None
 
     def known_stretch(self, name: str, timeout_s: float) -> AbstractContextManager[None]:
         """A stretch that no script needs to declare; inside one that a script has declared, that one counts."""

@@ -5,7 +5,7 @@ State and questions about it; what follows from an event is decided by the parts
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from elastrain.launcher.core.job_progress import JobProgress
 from elastrain.launcher.core.peers import Peers
@@ -95,6 +95,13 @@ class Cluster:
         """This node's living members, in rank order."""
         found = [self.workers.by_id[m] for m in self.ids if m in self.workers.by_id]
         return [worker for worker in found if worker.alive]
+
+    def is_needed(self, member: str, besides: Collection[str] = ()) -> bool:
+        """It alone has the state of some shard, if those `besides` it do not count: the job would end with it."""
+        left = set(self.alive_in_view()) - {member, *besides}
+        if not self.progress.begun:
+            return not left
+        return not left or any(left.isdisjoint(having) for having in (self.holders or {}).values())
 
     def unfinished(self) -> list[Worker]:
         return [worker for worker in self.mine_in_view() if not worker.finished]

@@ -8,6 +8,7 @@ from elastrain.launcher.core.events import ChannelClosed, MutexBroke, WorkerDied
 from elastrain.launcher.core.script_failures import ScriptFailures
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.stages import Course, Stage
+from elastrain.launcher.core.stragglers import Stragglers
 from elastrain.launcher.core.suspicions import Suspicions
 from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.watch import HangWatch
@@ -34,6 +35,7 @@ class Failures:
         self._deadlines, self._shutdown, self._script = deadlines, shutdown, script
         self._suspicions, self._view_changes = suspicions, view_changes
         self.watch = HangWatch(cluster, deadlines, shutdown)
+        self.stragglers = Stragglers(cluster, shutdown, view_changes)
 
     def on_mutex(self, event: MutexBroke, now: float) -> list[Command]:
         if self._cluster.workers.by_id[event.member].finished:  # it lets it go in peace, and its process ends later

@@ -147,7 +147,8 @@ class Core:
                 return self.joins.on_hello(worker, message, now)
             case am.Progress():
                 self._failures.watch.pace.commit(message.step, now)
-                return self.joins.on_progress(worker, message, now)
+                commands = self.joins.on_progress(worker, message, now)
+                return commands + self._failures.stragglers.on_progress(worker, message, now)
             case am.Suspect():
                 # Its watcher sees deaths of members elsewhere on this machine; its own node's this agent sees itself.
                 proof = message.dead and message.member not in self.cluster.workers.by_id
@@ -179,6 +180,8 @@ class Core:
                 return self._views.on_told(notice, now)
             case notices.SomebodyWaits():
                 return self._failures.watch.on_waits(node, notice, now)
+            case notices.Speeds():
+                return self._failures.stragglers.on_speeds(node, notice, now)
             case notices.Hangs():
                 return self._failures.watch.on_hangs(node, notice, now)
             case notices.Ended():

@@ -82,7 +82,7 @@ def overdue(stand: Stand, *, pace: Pace, times: HangTimes, is_new: bool) -> Over
     loop, engine = stand.loop, stand.engine
     if stand.stopped:
         return _over("stopped by a signal or a debugger, in the middle", engine, short_s)
-    usual_s = _first_step_s(pace, times) if is_new or pace.step_s is None else short_s
+    usual_s = _early_s(pace, times, is_new=is_new) if is_new or pace.step_s is None else short_s
     learned_s = max(usual_s, _BEYOND_THE_LONGEST * pace.longest_s(loop.spot.place))
     by_place = {
         Station.COMPUTING: ("in a micro-batch", learned_s),
@@ -107,8 +107,8 @@ def _over(where: str, thread: Standstill, limit_s: float) -> Overdue | None:
     return Overdue(where=where, for_s=thread.for_s, limit_s=limit_s, thread=thread)
 
 
-def _first_step_s(pace: Pace, times: HangTimes) -> float:
+def _early_s(pace: Pace, times: HangTimes, *, is_new: bool) -> float:
     """Nothing is known of a first step, which compiles and warms up, but what the others' steps take."""
     if pace.step_s is None:
-        return times.first_step_s
+        return times.first_step_s if is_new else times.join_step_s
     return max(times.join_step_s, _STEPS_OF_A_JOINER * pace.step_s)

@@ -17,7 +17,7 @@ from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.stages import IN_A_VIEW, Course, Stage
 from elastrain.launcher.notices import Stands
 from elastrain.launcher.values import Command, FullPriority, Log, Propose, Tell, TellNodes
-from elastrain.membership import NOBODY_LEFT, Outcome, propose
+from elastrain.membership import NOBODY_LEFT, Outcome, propose, with_quotas
 from elastrain.world import Member, View
 
 
@@ -38,6 +38,8 @@ class ViewChanges:
         self._deadlines, self._shutdown, self._parking = deadlines, shutdown, parking
         self._rendezvous, self._faults = rendezvous, faults
         self.proposing = False
+        self._quotas: dict[str, int] = {}
+        """Of this node's members, where they are to have another than before."""
 
     def settle(self, now: float) -> list[Command]:
         """Whatever the job lacks by now: a roster, its first view, another view, its end."""
@@ -166,10 +168,17 @@ class ViewChanges:
         )
         if proposal.view is not None:
             return self.propose(proposal.view)
+        if proposal.outcome is Outcome.KEEP and (other := with_quotas(view, self._quotas)) is not None:
+            return self.propose(other)
         if proposal.outcome is Outcome.WAIT:
             reason = f"{proposal.reason}; it waits for an answer of theirs, or for the end of their leases"
             return self._parking.park(reason, now)
         return self._parking.unpark(now)
+
+    def wish_quota(self, member: str, quota: int, now: float) -> list[Command]:
+        """A member of this node is to get more or fewer runs, from the next view on."""
+        self._quotas[member] = quota
+        return self.settle(now)
 
     def _joiners(self) -> list[Member]:
         return [self._cluster.as_member(worker) for worker in self._cluster.workers.joiners]

@@ -92,7 +92,11 @@ class HangWatch:
             return self._judge(worker, found, now)
         if not self._somebody_waits(worker.id, now):
             return []
-        return self._spare(worker, found) if self._is_needed(worker.id) else self._judge(worker, found, now)
+        return (
+            self._spare(worker, found)
+            if self._cluster.is_needed(worker.id, besides=self._judged)
+            else self._judge(worker, found, now)
+        )
 
     def _somebody_waits(self, member: str, now: float) -> bool:
         here = [stand for other, stand in self._stands.items() if other != member and self._is_member(other)]
@@ -105,14 +109,6 @@ class HangWatch:
     def _is_member(self, member: str) -> bool:
         # A newcomer waits for the end of the others' step, however long that takes.
         return self._cluster.workers.by_id[member].stage is Stage.MEMBER
-
-    def _is_needed(self, member: str) -> bool:
-        """It alone has the state of some shard: the job would end with it."""
-        left = {m for m in self._cluster.alive_in_view() if m != member and m not in self._judged}
-        if not self._cluster.progress.begun:
-            return not left
-        holders = self._cluster.holders or {}
-        return not left or any(left.isdisjoint(having) for having in holders.values())
 
     def _judge(self, worker: Worker, found: Overdue, now: float) -> list[Command]:
         reason = self._sentence(worker, found)

@@ -49,3 +49,18 @@ def test_levelling_moves_only_what_is_not_under_way_and_evens_out(members: list[
         assert levelled[member][: fixed[member]] == runs[member][: fixed[member]]
         assert len(levelled[member]) <= max(shortest + 1, fixed[member])
     assert level(levelled, fixed) == levelled
+
+
+@given(members=names_st, runs=st.integers(1, 64), data=st.data())
+def test_with_quotas_each_run_goes_to_exactly_one_and_nobody_could_have_done_less(
+    members: list[str], runs: int, data: st.DataObject
+) -> None:
+    quotas = {member: data.draw(st.integers(1, 4)) for member in members}
+    handed = plan(members, runs, quotas)
+    assert [run for member in members for run in handed[member]] == list(range(runs))
+    cost = {member: len(handed[member]) / quotas[member] for member in members}
+    slowest = max(cost.values())
+    assert all((len(handed[member]) + 1) / quotas[member] >= slowest - 1e-9 for member in members)
+    levelled = level(handed, dict.fromkeys(members, 0), quotas)
+    assert level(levelled, dict.fromkeys(members, 0), quotas) == levelled
+    assert max(len(levelled[member]) / quotas[member] for member in members) <= slowest

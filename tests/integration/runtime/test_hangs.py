@@ -63,3 +63,35 @@ def test_declared_phases_are_waited_for_as_long_as_they_say_and_no_longer(tmp_pa
     assert hang(run, "m1")["where"] == "in checkpoint"
     assert hang(run, "m2")["where"] == "in data"
     assert "in main" in (run.folder / "stacks/m1.txt").read_text()
+
+
+@pytest.mark.on_demand
+def test_a_node_that_was_stopped_beyond_its_lease_comes_back_and_nothing_that_it_writes_is_read(tmp_path: Path) -> None:
+    arguments = ("--steps", "60", "--backups", "1")
+    with NodesJob(tmp_path, "--local-nodes", "3", "--inject", arguments=arguments) as job:
+        job.wait_step(3)
+        job.inject("stop --target node:node2 --for 8")
+        # Stopped in the middle of a step, its worker has sent a part of it; woken, it goes on where it was.
+        generation = job.wait_members("node0", "node1", after=1)
+        job.wait_members("node0", "node1", "node2", after=generation)
+        run = job.finish()
+        assert_equal_to_undisturbed(run, *arguments)
+        assert "m2" not in run.digests, "who comes back is another member"
+        assert len(run.digests) == 3
+        assert ended(run) == [], "the agent that slept blames nobody for the time that it missed"
+        job.assert_nothing_left()
+
+
+@pytest.mark.on_demand
+def test_a_straggler_gets_fewer_runs_then_another_takes_its_place(tmp_path: Path) -> None:
+    arguments = ("--steps", "500")
+    faults = ("slow --target member:m1 --at step=20,phase=forward --factor 4 --how sleep",)
+    run = run_job(tmp_path, workers=3, arguments=(*arguments, "--step-s", "0.05"), script=PHASES, faults=faults)
+    assert_equal_to_undisturbed(run, *arguments, script=PHASES)
+    quota = next(e for e in run.events if e["event"] == "quota")
+    assert quota["member"] == "m1" and quota["quarters"] < 4
+    ends = [e for e in run.events if e["event"] == "kill"]
+    assert [e["member"] for e in ends] == ["m1"] and "it is ended, and replaced" in ends[0]["reason"]
+    assert ends[0]["t"] > quota["t"] + 10
+    assert "quarters of a share of the runs" in run.output
+    assert "m3" in run.digests

@@ -182,6 +182,14 @@ def test_first_steps_have_a_bound_of_their_own() -> None:
     assert killed(play.go(10.0)) == ["m1"]
 
 
+def test_before_the_pace_is_known_a_member_that_has_committed_has_a_minute() -> None:
+    play = Played(steps=1)
+    play.all_but("m1", place=IDLE, stands=True)
+    play.acted["m1"].stands = True
+    assert killed(play.go(59.0)) == []
+    assert killed(play.go(3.0)) == ["m1"]
+
+
 def test_the_only_holder_of_some_state_is_waited_for_and_that_is_said_once() -> None:
     play = Played()
     holders = {"0": ("m1",), "1": ("m0", "m2"), "2": ("m2", "m0")}
