@@ -31,6 +31,7 @@ def _reached() -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_rooms_are_there_after_import_elastrain_alone(name: str) -> None:
     assert name.split(".")[1] in _reached()
