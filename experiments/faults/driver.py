@@ -22,6 +22,8 @@ from experiments.faults.cells import START, Aim, Cell, Way
 from experiments.journals import Follower, Run
 from experiments.storm.permission import spare
 
+LEARNED_STEPS = 6
+"""So many steps a job must have committed before anything is struck in it: its agents judge hangs by its own pace."""
 AHEAD = 2
 """How many steps after the present one a fault is aimed at."""
 LOOK_EVERY_S, ASK_EVERY_S = 0.01, 0.2
@@ -110,9 +112,13 @@ class Driver:
         self.wait("all members train", self.all_train, START_S)
         self.wait(
             f"every shard survives the loss of {spare_min}",
-            lambda: self._spare() >= spare_min and self.all_train(),
+            lambda: self.step >= LEARNED_STEPS and self._spare() >= spare_min and self.all_train(),
             START_S,
         )
+
+    def survives(self, losses: int) -> bool:
+        """All train, and every shard survives so many losses, as the agents tell."""
+        return self.all_train() and self._spare() >= losses
 
     def _spare(self) -> int:
         time.sleep(ASK_EVERY_S)
@@ -157,6 +163,10 @@ class Driver:
             return self._seen(cell, victims)
         return self._after_a_loss(cell, victims)
 
+    def inject(self, way: Way, rank: int, phase: str) -> str:
+        """Ask for a fault at the next such phase, or at once, and wait for nothing. Its line. Raises StrikeError."""
+        return self._inject(way, self._victims(way, rank), f"phase={phase}" if phase else "")
+
     def release(self) -> None:
         """Micro-batches take their own time from now on."""
         (self.folder / "brake").unlink(missing_ok=True)
@@ -172,7 +182,7 @@ class Driver:
 
     def _in_a_newcomer(self, cell: Cell, rank: int) -> Struck:
         """A member is killed, and what comes in its place meets the fault, or the job while it starts."""
-        first = self.members[rank]
+        first = self.members[rank % len(self.members)]
         self._kill(first)
         self.wait(f"{first} is started again", lambda: first in self.run.replaces.values(), STRIKE_S)
         newcomer = next((new for new, old in self.run.replaces.items() if old == first), None)
@@ -205,7 +215,7 @@ class Driver:
         node = self.run.nodes[member]
         return tuple(each for each in self.run.views[-1].members if self.run.nodes[each] == node) or (member,)
 
-    def _inject(self, way: Way, victims: Sequence[str], at: str) -> None:
+    def _inject(self, way: Way, victims: Sequence[str], at: str) -> str:
         targets = self._targets(way, victims)
         line = f"{way.kind} {targets} {f'--at {at} ' if at else ''}{way.words}"
         try:
@@ -214,6 +224,7 @@ class Driver:
             raise StrikeError(f"{line}: {error}") from None
         if not answer.ok:
             raise StrikeError(f"{line}: {answer.sentence}")
+        return line
 
     def _targets(self, way: Way, victims: Sequence[str]) -> str:
         nodes = [self.run.nodes[victim] for victim in victims]

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from experiments.faults import trials
+from experiments.faults import healthy, trials
 from experiments.faults.cells import QUICK, Cell, Ground, chosen, legal_cells
 from experiments.faults.driver import STOPPING
 from experiments.faults.figures import Outcome, figures
@@ -26,10 +26,14 @@ from tests.support import warm
 
 REACHES = {name: Reach(limit=0) for name in ("failed", "digest_mismatches", "lost_samples", "hangs", "leftovers")}
 REACHES |= {
+    "false_evictions": Reach(limit=0),
     "detect_crash_s": Reach(limit=0.02),
     "detect_hang_s": Reach(limit=3),
     "detect_blackhole_s": Reach(limit=3),
 }
+
+
+ONLY = "these classes, or ways such as 'hang --how lock'; or healthy: no fault at all"
 
 
 def run_cells(cells: Sequence[Cell], folder: Path, patience: float) -> tuple[list[Outcome], float | None]:
@@ -71,10 +75,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.faults.run", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one cell of every kind, in at most 90 s on quiet cores")
     parser.add_argument("--list", action="store_true", help="print the legal cells and end")
-    parser.add_argument("--only", nargs="+", metavar="CLASS", help="these classes, or ways such as 'hang --how lock'")
+    parser.add_argument("--only", nargs="+", metavar="CLASS", help=ONLY)
     parser.add_argument("--phase", nargs="+", help="these phases")
     parser.add_argument("--ground", nargs="+", choices=list(Ground), help="these kinds of jobs")
     parser.add_argument("--patience", type=float, default=1.0, help="multiplies all times; more on a busy machine")
+    parser.add_argument("--minutes", type=float, default=30.0, help="of '--only healthy': so long without any fault")
     parser.add_argument("--keep", type=Path, help="where folders of jobs stay; default: a temporary folder")
     add_record_flag(parser)
     args = parser.parse_args()
@@ -86,18 +91,22 @@ def main() -> int:
     signal.signal(signal.SIGINT, lambda *_: STOPPING.set())
     folder = args.keep or Path(tempfile.mkdtemp(prefix="elastrain-faults-"))
     begun_s = time.monotonic()
-    outcomes, usual_s = run_cells(cells, folder, args.patience)
-    values: dict[str, Any] = figures(outcomes, usual_s=usual_s, legal=len(legal_cells()))
+    values: dict[str, Any] = {}
+    if args.only == ["healthy"]:
+        values = healthy.measured(folder / "healthy", args.minutes)
+    else:
+        outcomes, usual_s = run_cells(cells, folder, args.patience)
+        values = figures(outcomes, usual_s=usual_s, legal=len(legal_cells()))
     values["seconds"] = round(time.monotonic() - begun_s, 1)
     if args.record:
         settings = {"quick": args.quick, "only": args.only, "phase": args.phase, "ground": args.ground}
         settings |= {"patience": args.patience, "steps": trials.STEPS}
         record("faults", values, quick=args.quick, settings=settings)
-    if values["failed"]:
+    if values.get("failed"):
         print(f"the folders of the jobs are in {folder}")
     elif args.keep is None:
         shutil.rmtree(folder, ignore_errors=True)
-    return 0 if report(values, {key: reach for key, reach in REACHES.items() if values[key] is not None}) else 1
+    return 0 if report(values, {key: reach for key, reach in REACHES.items() if values.get(key) is not None}) else 1
 
 
 if __name__ == "__main__":

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from elastrain.batch import DataOrder
 from experiments.faults import train
@@ -18,11 +22,12 @@ from experiments.faults.figures import Outcome, blamed, commits_s, detected_afte
 from experiments.jobs import Script, alone, elastic, finish
 from experiments.recovery.figures import samples_amiss
 from experiments.storm.oracle import difference, read_steps, unfinished
-from experiments.storm.processes import MARK, Processes, leftovers
+from experiments.storm.processes import MARK, Processes, leftovers, parent
 from tests.support import warm
 
 STEPS = 240
 CELLS_PER_JOB = 10
+START_TRIES = 5
 END_S = 60.0
 """So long a job that nobody strikes any more may take to its last step."""
 COMMITS_S = 5.0
@@ -44,9 +49,22 @@ def script() -> Script:
 
 def reference(folder: Path) -> list[str]:
     """The lines of the undisturbed job of one."""
-    with alone(folder, script(), start=warm.Popen) as process:
+    with alone(folder, script(), start=start) as process:
         finish(process, folder, timeout_s=600)
     return read_steps(folder)["alone"]
+
+
+def start(*args: Any, **how: Any) -> subprocess.Popen[bytes]:
+    """As `warm.Popen`, and surely a child of this process.
+
+    Where several threads start jobs at once, a forked process now and then stays a child of init, and waits for ever.
+    """
+    for _ in range(START_TRIES):
+        process = warm.Popen(*args, **how)
+        if parent(process.pid) == os.getpid():
+            return process
+        os.kill(process.pid, signal.SIGKILL)
+    raise RuntimeError(f"no process came to be a child of this one in {START_TRIES} tries")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +138,7 @@ class OneJob:
             options=options,
             temporary=temporary,
             environment={MARK: mark},
-            start=warm.Popen,
+            start=start,
         ) as process:
             driver = Driver(folder=run, process=process, size=size, steps=STEPS, patience=self._setting.patience)
             try:
@@ -166,7 +184,9 @@ class OneJob:
         if cell.phase != START:
             driver.wait_until_whole(train.BACKUPS)
             if not driver.alive:
-                raise StrikeError(f"the job had ended: {driver.last_words()[-500:]}")
+                raise StrikeError(
+                    f"the job had ended with code {driver.process.returncode}: {driver.last_words()[-500:]}"
+                )
         struck = driver.strike(cell, rank)
         outcome.struck_s, outcome.victim = struck.at_s, struck.victims[0]
         if cell.phase == "shutdown" or way.answer is Answer.ENDS:

@@ -1,0 +1,1 @@
+"""Mixed faults every few seconds for an hour: right to the end, and does nothing grow?"""
