@@ -16,6 +16,8 @@ from elastrain.launcher.events import EventLog
 from elastrain.launcher.values import Strike
 from elastrain.launcher.worker_processes import WorkerProcesses
 
+_LOOK_AGAIN_S = 0.005
+
 
 class Strikes:
     """Driven by the agent's loop. What is due later is a call, kept with its time (monotonic seconds)."""
@@ -55,6 +57,11 @@ class Strikes:
     # ---- what is done
 
     def _stop(self, command: Strike) -> None:
+        # Who has told that it is there stops itself, exactly there: a signal of ours would come before its own, and the
+        # one that lets it go on between the two.
+        if command.at and not self._workers.is_stopped(command.at):
+            self._later(_LOOK_AGAIN_S, lambda: self._stop(command))
+            return
         if not command.member:
             self._stop_node(command.for_s)
             return

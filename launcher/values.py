@@ -217,6 +217,8 @@ class Strike(Struct, frozen=True, kw_only=True):
     """Empty: the node."""
     for_s: float | None
     options: Mapping[str, Value]
+    at: str = ""
+    """The member that has come to its place and has said so."""
 
 
 class AskLauncher(Struct, frozen=True, kw_only=True):

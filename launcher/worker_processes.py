@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from elastrain.agent_messages import FROM_WORKER, TO_WORKER, Hello
 from elastrain.base.event_loop import READ, WRITE, EventLoop
@@ -122,6 +123,14 @@ class WorkerProcesses:
             for member, handle in self._handles.items()
             if handle.running and handle.watcher is not None
         }
+
+    def is_stopped(self, member: str) -> bool:
+        """Or has ended."""
+        try:
+            stat = Path(f"/proc/{self.pid(member)}/stat").read_text()
+        except ProcessLookupError:
+            return True
+        return stat.rpartition(")")[2].split()[0] in "TZX"
 
     def signal(self, member: str, number: int) -> None:
         handle = self._handles.get(member)

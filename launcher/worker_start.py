@@ -205,6 +205,7 @@ def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
         "ELASTRAIN_RUN_DIR": common.run_dir,
         # Said either way: an armed run must not arm the runs that its scripts start.
         "ELASTRAIN_INJECT": int(common.armed),
+        "ELASTRAIN_WRONG": worker.wrong,
         "ELASTRAIN_HOST": common.host or "",
         **common.memory.environment(),
         **common.mark,

@@ -24,6 +24,10 @@ class Environment:
     memory_limit_bytes: int | None
     """What this process may hold in memory, and the directories on SSDs for what does not fit."""
     offload_dirs: tuple[str, ...]
+    armed: bool = False
+    """Faults on request are taken."""
+    wrong: str = ""
+    """One of them: what of this process must not fit the job."""
 
 
 def run_folder() -> Path | None:
@@ -40,7 +44,12 @@ def member() -> str:
 def secret() -> bytes | None:
     """The job's secret; None without a launcher. Raises OSError if its file cannot be read."""
     named = os.environ.get("ELASTRAIN_SECRET_FILE")
-    return Path(named).read_bytes() if named else None
+    found = Path(named).read_bytes() if named else None
+    return found[::-1] if found and _wrong() == "secret" else found
+
+
+def _wrong() -> str:
+    return os.environ.get("ELASTRAIN_WRONG", "")
 
 
 def master_address() -> str:
@@ -61,4 +70,6 @@ def read_environment() -> Environment:
         host=os.environ.get("ELASTRAIN_HOST") or None,
         memory_limit_bytes=int(limit) if limit else None,
         offload_dirs=tuple(filter(None, os.environ.get("ELASTRAIN_OFFLOAD_DIRS", "").split(os.pathsep))),
+        armed=os.environ.get("ELASTRAIN_INJECT") == "1",
+        wrong=_wrong(),
     )

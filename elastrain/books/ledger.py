@@ -45,6 +45,10 @@ class Ledger:
         """Some work that nobody waits for at once, a few milliseconds at most; nothing when there is none."""
         return self._behind.work()
 
+    def kept_gradients(self) -> Iterable[Tensor]:
+        """What this member keeps as a backup until its updates are verified."""
+        return self._states.all_kept()
+
     def free_buffers(self) -> Iterable[Tensor]:
         """Those whose content nobody needs."""
         return self._buffers.free()

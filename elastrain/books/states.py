@@ -40,6 +40,10 @@ class StateBooks:
             kept = self._kept[command.shard, command.step] = self._buffers.take(source)
         self._arithmetic.copy(source, kept)
 
+    def all_kept(self) -> list[Tensor]:
+        """The gradients that are kept now, as they lie there; those of the newest step first."""
+        return [self._kept[key] for key in sorted(self._kept, key=lambda key: -key[1])]
+
     def kept(self, step: int, shard: int) -> Tensor:
         return self._kept[shard, step]
 

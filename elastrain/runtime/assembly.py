@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 import numpy as np
@@ -29,6 +29,8 @@ from elastrain.runtime.engine import Engine, EngineParts
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.facade import Facade
 from elastrain.runtime.faults.armed import ArmedFaults
+from elastrain.runtime.faults.flips import MemberMemory
+from elastrain.runtime.faults.replacement import altered
 from elastrain.runtime.handover import Handover
 from elastrain.runtime.journal import Journal
 from elastrain.runtime.layers import Layers
@@ -135,14 +137,19 @@ def assemble(
     facade = Facade(request.optimizer)
     executor.warm_up()
     device = compute_device(request.model)
+    me, wrong = chosen.environment.member, chosen.environment.wrong
+    core = Lifecycle(me=me, shape=shape)
+    connections.faults.tools.memory = MemberMemory(me=me, executor=executor, holders=lambda: core.holders)
     return Prepared(
-        engine=Engine(Lifecycle(me=chosen.environment.member, shape=shape), parts),
+        engine=Engine(core, parts),
         parts=_step_parts(request, layout, settings, state, parts, connections.whereabouts),
         optimizer=pieces,
         facade=facade,
         model=request.model,
         memory=parts.memory,
-        describe=lambda: settings.describe(layout, request.loader, request.optimizer, request.max_grad_norm, device),
+        describe=lambda: altered(
+            settings.describe(layout, request.loader, request.optimizer, request.max_grad_norm, device), wrong
+        ),
     )
 
 
@@ -150,10 +157,10 @@ def _engine_parts(
     chosen: Chosen, connections: Connections, mesh: Mesh, executor: Executor, report: Callable[[Exception], None]
 ) -> EngineParts:
     environment, journal = chosen.environment, connections.journal
-    memory = None
-    if chosen.limit is not None:
+    memory, limit = None, chosen.limit
+    if limit is not None:
         memory = MemoryKeeper(
-            chosen.limit,
+            replace(limit, calls=connections.faults.tools.drives.take_over()) if environment.armed else limit,
             me=environment.member,
             run_dir=environment.run_dir,
             executor=executor,

@@ -19,7 +19,8 @@ from elastrain.errors import ConfigError, NoRoomError
 from elastrain.fold import Node, leaves
 from elastrain.member.copies import COPY_BUDGET_BYTES
 from elastrain.offload.device import Device
-from elastrain.offload.engines.posix import PosixEngine
+from elastrain.offload.engines.port import IoEngine
+from elastrain.offload.engines.posix import Calls, PosixEngine
 from elastrain.offload.errors import LimitTooSmallError, OffloadConfigError
 from elastrain.offload.hooks import ActivationOffload, OffloadConfig
 from elastrain.offload.policy import IN_FLIGHT_STORAGES
@@ -49,6 +50,8 @@ class MemoryLimit:
 
     limit_bytes: int
     directories: tuple[str, ...] = ()
+    calls: Calls | None = None
+    """The kernel's calls on files there, where faults on request take their place."""
 
     @staticmethod
     def of(limit_bytes: int | None, directories: tuple[str, ...]) -> MemoryLimit | None:
@@ -92,11 +95,17 @@ class MemoryKeeper:
     def _open(self, directories: Sequence[str], run_dir: Path | None) -> None:
         try:
             config = OffloadConfig(dirs=tuple(directories), run_dir=run_dir, member=self._me)
-            offload = ActivationOffload(config, describe=self._described)
-            self._devices = tuple(Device(shared(PosixEngine(each), each, run_dir), threads=0) for each in directories)
+            opened = [self._engine(each, run_dir) for each in directories] if self._limit.calls else None
+            offload = ActivationOffload(config, engines=opened, describe=self._described)
+            self._devices = tuple(Device(self._engine(each, run_dir), threads=0) for each in directories)
         except OffloadConfigError as error:
             raise ConfigError(str(error)) from None
         self._offload = offload
+
+    def _engine(self, directory: str, run_dir: Path | None) -> IoEngine:
+        calls = self._limit.calls
+        engine = PosixEngine(directory) if calls is None else PosixEngine(directory, calls=calls)
+        return shared(engine, directory, run_dir)
 
     # ------------------------------------------------------------------------------------------- for the training loop
 

@@ -35,8 +35,11 @@ class Outgoing:
         message = command.message
         kind, body = encode(message)
         self._reach_before(message)
+        payload = self._payload(message)
+        if isinstance(message, Partial):
+            self._faults.tools.partial.strike(payload)
         try:
-            self._mesh.send(command.to, kind, body, self._payload(message))
+            self._mesh.send(command.to, kind, body, payload)
         except CommError as error:  # the view will say what became of the receiver
             self._journal.write("unsent", to=command.to, reason=str(error))
         self._reach_after(message)

@@ -67,6 +67,7 @@ def run(
     and PYTHONHASHSEED is 0 unless they are set.
     """
     options = flags.options(script, args or [])
+    flags.faults.check(has_launcher=flags.size.local_nodes is not None)
     if flags.size.local_nodes is not None:
         from elastrain.launcher.simulated import run_local_nodes
 

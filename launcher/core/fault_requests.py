@@ -45,7 +45,9 @@ class FaultRequests:
         self._last_number = 0
         for fault in faults:
             if fault.place.t_s is not None:
-                self._set_timer(fault, asked=False)
+                # Those around the nodes the launcher has read itself.
+                if CLASSES[fault.kind].by is not Carrier.LAUNCHER:
+                    self._set_timer(fault, asked=False)
             elif _is_for_first_view(fault):
                 self._waiting.append(fault)
             else:
@@ -107,7 +109,7 @@ class FaultRequests:
             return []
         if CLASSES[fault.kind].by is Carrier.LAUNCHER:
             return [AskLauncher(line=str(fault.struck_at_once()))]
-        return self._strike(fault, worker)
+        return self._strike(fault, at=worker.id)
 
     def take_wrong(self, member: str) -> str:
         """What is to be wrong with the worker that takes this one's place; empty: nothing."""
@@ -126,7 +128,7 @@ class FaultRequests:
             return f"{fault} is on its way", [TellNodes(message=Ask(line=str(fault)), node=node)]
         worker = self._cluster.workers.by_id[fault.member] if fault.member else None
         if fault.place.at_once and not _needs_worker(fault):
-            return f"{fault} is on its way", [_log(fault), *self._strike(fault, worker)]
+            return f"{fault} is on its way", [_log(fault), *self._strike(fault)]
         worker = worker or self._first_ready()
         if worker is None or worker.stage in _NOT_THERE_YET:
             self._waiting.append(fault)
@@ -143,8 +145,8 @@ class FaultRequests:
             return "there is no member yet that could come to that place", False, []
         return f"{fault} is on its way", True, [_log(fault), self._arm(fault, worker)]
 
-    def _strike(self, fault: Fault, worker: Worker | None) -> list[Command]:
-        """Here and now."""
+    def _strike(self, fault: Fault, at: str = "") -> list[Command]:
+        """Here and now. `at`: the member that has come to its place."""
         member, whom = fault.member, str(fault.target).replace(":", " ")
         if fault.kind == "kill" and fault.node:
             return [KillNode(reason=f"{whom} is killed on request")]
@@ -152,7 +154,7 @@ class FaultRequests:
             if fault.kind == "wrong-replacement":
                 self._wrong[member] = str(settings(fault)["what"])
             return [Kill(member=member, reason=f"{member} is killed on request")]
-        return [Strike(kind=fault.kind, member=member, for_s=lasts_s(fault), options=settings(fault))]
+        return [Strike(kind=fault.kind, member=member, for_s=lasts_s(fault), options=settings(fault), at=at)]
 
     def _arm(self, fault: Fault, worker: Worker) -> Tell:
         self._last_number += 1
@@ -190,7 +192,7 @@ def _is_for_first_view(fault: Fault) -> bool:
 
 def _needs_worker(fault: Fault) -> bool:
     """Only from inside, even at once: it strikes at the next place that the worker comes to."""
-    return CLASSES[fault.kind].by is Carrier.WORKER and fault.kind != "kill"
+    return (CLASSES[fault.kind].by is Carrier.WORKER and fault.kind != "kill") or fault.kind == "out-of-memory"
 
 
 def _log(fault: Fault) -> Log:

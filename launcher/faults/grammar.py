@@ -172,8 +172,7 @@ def _value(row: FaultClass, option: Option, text: str) -> Value:
 def _word(row: FaultClass, option: Option, text: str) -> str:
     if text in option.missing:
         raise ConfigError(
-            f"{row.name} --{option.name} {text} cannot be injected yet: what it would strike does not exist. "
-            f"There are {', '.join(option.choices)}"
+            f"{row.name} --{option.name} {text} cannot be injected yet: there are {', '.join(option.choices)}"
         )
     if len(option.choices) > 1 and text not in option.choices:
         raise ConfigError(f"--{option.name} {text!r} of {row.name}: write one of {', '.join(option.choices)}")

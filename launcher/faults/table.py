@@ -159,8 +159,9 @@ _ROWS = (
                 "gradient: a finished one that it keeps as a backup; partial: a sum on its way; spill: what a drive "
                 "gives back",
             ),
+            _number("bit", 20, 0, 63, "which bit of the number, counted from the lowest, round and round"),
         ),
-        help="One bit of the worker's memory changes behind its back.",
+        help="One bit of a number in the worker's memory changes behind its back.",
     ),
     FaultClass(
         name="memory-limit",

@@ -8,21 +8,34 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
 
 from elastrain.agent_messages import ArmFault
 from elastrain.runtime.faults.device import FailingDevice
+from elastrain.runtime.faults.drives import FailingDrives
+from elastrain.runtime.faults.flips import MemberMemory, PartialFlip
 from elastrain.runtime.faults.slowness import Slowness
 
+_LARGE_BYTES = 1 << 30
+_BEYOND_MIB, _TRIES = 64, 100
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(kw_only=True)
 class Tools:
     """What actions work with beside the process itself."""
 
     slowness: Slowness = field(default_factory=Slowness)
+    drives: FailingDrives = field(default_factory=FailingDrives)
+    partial: PartialFlip = field(default_factory=PartialFlip)
+    memory: MemberMemory | None = None
+    """None before the model is prepared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +97,42 @@ def _stop(fault: ArmFault, tools: Tools) -> str:
     return ""
 
 
+def _flip(fault: ArmFault, tools: Tools) -> str:
+    bit = int(fault.options["bit"])
+    match where := str(fault.options["where"]):
+        case "partial":
+            tools.partial.ask(bit)
+            return ""
+        case "spill":
+            return tools.drives.flip_next()
+        case _ if tools.memory is None:
+            return "nothing is held yet"
+        case _:
+            return tools.memory.flip(where, bit)
+
+
+def _fail_drive(fault: ArmFault, tools: Tools) -> str:
+    return tools.drives.begin(str(fault.options["how"]), 1e6 * float(fault.options["rate"]), fault.for_s)
+
+
+def _limit_memory(fault: ArmFault, tools: Tools) -> str:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(), hard))
+    torch.empty(_LARGE_BYTES, dtype=torch.uint8)  # raises, as any allocation does that needs new pages
+    return ""
+
+
+def _exhaust_memory(fault: ArmFault, tools: Tools) -> str:
+    """Take more than the limit that the agent, which was told, sets: then the kernel kills this process."""
+    held = []
+    for _ in range(_TRIES):
+        if "elastrain-out-of-memory" in Path("/proc/self/cgroup").read_text():
+            held.append(torch.ones(int((1 << 20) * (float(fault.options["room"]) + _BEYOND_MIB)), dtype=torch.uint8))
+        time.sleep(0.02)
+    return "the agent could set no limit, or the kernel does not kill for it"
+
+
 ACTIONS: Mapping[str, Action] = {
     "kill": Action(strike=_kill),
     "segfault": Action(strike=_segfault),
@@ -91,6 +140,10 @@ ACTIONS: Mapping[str, Action] = {
     "exception": Action(strike=_raise, in_loop=True),
     "device-error": Action(strike=_fail_device, in_loop=True),
     "hang": Action(strike=_hang, in_loop=True),
-    "slow": Action(strike=_slow),
+    "slow": Action(strike=_slow, in_loop=True),
+    "flip": Action(strike=_flip),
+    "drive": Action(strike=_fail_drive),
+    "memory-limit": Action(strike=_limit_memory, in_loop=True),
     "stop": Action(strike=_stop),
+    "out-of-memory": Action(strike=_exhaust_memory),
 }

@@ -13,6 +13,7 @@ import typer
 from elastrain.errors import ConfigError
 from elastrain.launcher.environment import inherited
 from elastrain.launcher.faults.fault import Fault
+from elastrain.launcher.faults.table import CLASSES, Carrier
 from elastrain.launcher.faults_file import read_faults
 from elastrain.launcher.run_options import KEY_TTL_S, Waits
 from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, WorkerMemory
@@ -135,6 +136,12 @@ class FaultFlags:
     @property
     def armed(self) -> bool:
         return self.inject or self.faults is not None
+
+    def check(self, *, has_launcher: bool) -> None:
+        """Raises ConfigError for faults that nobody could carry out."""
+        around = next((f for f in self.read() if CLASSES[f.kind].by is Carrier.LAUNCHER), None)
+        if around is not None and not has_launcher:
+            raise ConfigError(f"{self.faults}: {around.kind} needs simulated nodes: say --local-nodes N")
 
     def read(self) -> tuple[Fault, ...]:
         """Raises ConfigError."""

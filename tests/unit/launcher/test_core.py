@@ -27,6 +27,7 @@ from elastrain.launcher.faults import grammar
 from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.state import describe
 from elastrain.launcher.values import (
+    AskLauncher,
     Command,
     End,
     FullPriority,
@@ -36,6 +37,7 @@ from elastrain.launcher.values import (
     PutRoster,
     PutSpec,
     Start,
+    Strike,
     TakeNumber,
     Tell,
 )
@@ -667,6 +669,77 @@ def test_faults_of_the_file_are_handed_over_with_hello_and_first_view() -> None:
     job.hello("m2")
     job.die("m2")
     assert told(job.hello("m3"), am.ArmFault) == ["m3"]
+
+
+def test_fault_at_a_time_strikes_whoever_lives_then() -> None:
+    job = running(armed=True, began_s=NOW)
+    sentence, taken, commands = job.core.inject(grammar.parse("kill --target member:m1 --at t=5"))
+    assert (sentence, taken, commands) == ("kill --target member:m1 --at t=5 is due", True, [])
+    assert job.do(job.core.on_tick(NOW + 4.9)) == []
+    assert [c.member for c in of(Kill, job.do(job.core.on_tick(NOW + 5.0)))] == ["m1"]
+    job.core.inject(grammar.parse("kill --target member:m7 --at t=6"))
+    assert [log.event for log in of(Log, job.do(job.core.on_tick(NOW + 6.0)))] == ["fault_refused"]
+
+
+def test_several_targets_are_struck_together_or_none_of_them() -> None:
+    job = running(armed=True)
+    _, taken, commands = job.core.inject(grammar.parse("kill --target member:m0,member:random"))
+    assert taken
+    assert [c.member for c in of(Kill, commands)] == ["m0", "m2"]
+    sentence, taken, commands = job.core.inject(grammar.parse("kill --target member:m1,member:m9"))
+    assert (taken, commands) == (False, [])
+    assert "no living member m9" in sentence
+
+
+def test_two_random_targets_are_different_members() -> None:
+    job = running(armed=True)
+    random = grammar.parse("kill --target member:random,member:random")
+    assert sorted(c.member for c in of(Kill, job.core.inject(random)[2])) == ["m1", "m2"]
+
+
+def test_agents_faults_are_carried_out_at_once_or_where_a_worker_says_so() -> None:
+    job = running(armed=True)
+    strike = of(Strike, job.core.inject(grammar.parse("stop --target member:m1 --for 2"))[2])[0]
+    assert (strike.kind, strike.member, strike.for_s) == ("stop", "m1", 2.0)
+    tell = of(Tell, job.core.inject(grammar.parse("preempt --target member:m1 --at phase=commit --grace 3"))[2])[0]
+    assert isinstance(tell.message, am.ArmFault)
+    assert tell.message.number is not None
+    struck = am.Struck(number=tell.message.number)
+    strike = of(Strike, job.say("m1", struck))[0]
+    assert (strike.kind, strike.member, strike.options) == ("preempt", "m1", {"grace": 3.0})
+    assert of(Strike, job.say("m1", struck)) == []  # once
+
+
+def test_workers_faults_are_told_to_the_worker_even_at_once() -> None:
+    job = running(armed=True)
+    tell = of(Tell, job.core.inject(grammar.parse("slow --target member:m1 --factor 4 --for 9"))[2])[0]
+    wanted = {"factor": 4.0, "how": "busy"}
+    assert tell.message == am.ArmFault(kind="slow", step=None, phase=None, for_s=9.0, options=wanted)
+
+
+def test_a_wrong_replacement_takes_the_place_of_the_one_that_is_killed() -> None:
+    job = running(armed=True)
+    commands = job.core.inject(grammar.parse("wrong-replacement --target member:m1 --what torch"))[2]
+    assert [c.member for c in of(Kill, commands)] == ["m1"]
+    assert [start.wrong for start in of(Start, job.die("m0"))] == [""]
+    assert [start.wrong for start in of(Start, job.die("m1"))] == ["torch"]
+
+
+def test_faults_of_the_network_go_to_the_launcher_at_once_or_from_their_place() -> None:
+    job = running(armed=True)
+    line = "partition --target node:node2 --for 3"
+    tell = of(Tell, job.core.inject(grammar.parse(f"{line} --at step=4"))[2])[0]
+    assert isinstance(tell.message, am.ArmFault)
+    assert tell.message.number is not None
+    assert of(AskLauncher, job.say(tell.member, am.Struck(number=tell.message.number)))[0].line == line
+
+
+def test_faults_of_the_file_with_a_time_are_due_from_the_start() -> None:
+    faults = [grammar.parse("kill --target member:random --at t=3"), grammar.parse("etcd-kill --at t=3")]
+    job = running(faults=faults, armed=True, began_s=NOW)
+    commands = job.do(job.core.on_tick(NOW + 3))
+    assert [c.member for c in of(Kill, commands)] == ["m2"]
+    assert of(AskLauncher, commands) == []  # the launcher has read the file itself
 
 
 # ---- what status shows

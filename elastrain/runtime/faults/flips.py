@@ -1,0 +1,94 @@
+"""One bit that changes behind everybody's back, in what a worker holds.
+
+Written by address, so that no version counter of torch's can tell. On the CPU only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from elastrain.placement import Placement
+from elastrain.runtime.executor import Executor
+from elastrain.snapshot.state import ShardState
+
+
+def flip(tensor: Tensor, bit: int) -> str:
+    """This bit of the largest number, which no sum swallows; why not, where that cannot be done."""
+    if tensor.device.type != "cpu" or tensor.numel() == 0:
+        return f"there is no memory to change in {tensor.numel()} numbers on {tensor.device}"
+    flat = tensor.detach().reshape(-1)  # a view: states, flats and slots lie in one piece
+    struck = flat[int(flat.abs().argmax()) :]
+    byte, shift = divmod(bit % (8 * tensor.element_size()), 8)
+    ctypes.c_ubyte.from_address(struck.data_ptr() + byte).value ^= 1 << shift
+    return ""
+
+
+class PartialFlip:
+    """The next partial that leaves this member has a wrong bit. Asked for and used by one thread, the engine's."""
+
+    def __init__(self) -> None:
+        self._bit: int | None = None
+
+    def ask(self, bit: int) -> None:
+        self._bit = bit
+
+    def strike(self, payload: Sequence[Tensor]) -> None:
+        if self._bit is not None and payload:
+            flip(payload[0], self._bit)
+            self._bit = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberMemory:
+    """What a member holds of its trained shards; `holders` says who has which at present."""
+
+    me: str
+    executor: Executor
+    holders: Callable[[], Placement]
+
+    def flip(self, where: str, bit: int) -> str:
+        """One bit; why not, where there is nothing of the kind."""
+        found = next(iter(self._tensors(where)), None)
+        return f"{self.me} holds no {where} in memory just now" if found is None else flip(found, bit)
+
+    def _tensors(self, where: str) -> Iterable[Tensor]:
+        executor = self.executor
+        match where:
+            case "parameters":
+                return (executor.model.parameters_of(executor.layout.shards[shard]) for shard in self._mine())
+            case "taken":
+                others = [shard for shard in self._trained() if shard not in self._mine()]
+                return (executor.model.parameters_of(executor.layout.shards[shard]) for shard in others)
+            case "masters":
+                shards = [executor.layout.shards[shard] for shard in self._mine()]
+                halves = [shard.index for shard in shards if shard.master_dtype != shard.dtype]
+                return (state.parameters for state in self._states(halves))
+            case "moments":
+                return (moment for state in self._states(self._mine()) for moment in _moments(state))
+            case "backup":
+                backed = [shard for shard in self._trained() if self.me in self.holders()[shard].backups]
+                return (state.parameters for state in self._states(backed))
+            case _:
+                return executor.books.kept_gradients()
+
+    def _trained(self) -> list[int]:
+        return [shard.index for shard in self.executor.layout.shards if shard.lanes]
+
+    def _mine(self) -> list[int]:
+        holders = self.holders()
+        return [shard for shard in self._trained() if shard < len(holders) and holders[shard].primary == self.me]
+
+    def _states(self, shards: Iterable[int]) -> Iterable[ShardState]:
+        """Those in memory: of one on a drive, only a copy could be changed here."""
+        states = self.executor.states
+        return (states[shard] for shard in shards if shard in states and shard not in states.outside)
+
+
+def _moments(state: ShardState) -> Iterable[Tensor]:
+    """What the optimizer keeps beside the parameters, without its step counters."""
+    values = [value for piece in state.pieces for value in piece.values()]
+    return (value for value in values if isinstance(value, Tensor) and value.numel() > 1)

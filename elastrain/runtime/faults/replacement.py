@@ -1,0 +1,18 @@
+"""A replacement that does not fit the job: what it says of itself differs in one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_SETTINGS = {"config": "seed", "threads": "intra-op threads", "torch": "torch"}
+"""What is wrong -> the setting that shows it. A wrong secret shows before anything is said."""
+
+
+def altered(spec: Mapping[str, Any], wrong: str) -> dict[str, Any]:
+    """The spec with another value in the setting; as it is where nothing is to be wrong, or the job has no such one."""
+    name = _SETTINGS.get(wrong)
+    if name is None or name not in spec:
+        return dict(spec)
+    value = spec[name]
+    return {**spec, name: f"{value}+altered" if isinstance(value, str) else value + 1}

@@ -1,0 +1,222 @@
+"""Records one step of any model by a dispatch mode: every storage's birth, uses, changes and death, and all seconds.
+
+It sees operators below autograd, also those of the backward pass. What only gives another view of memory touches none,
+and is no use. Storages are told apart by their addresses as long as they live; nothing is kept alive. Seconds are those
+of the host: on a device that works on its own they say nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from elastrain.offload.lifetimes.recording import RecordedOperator, RecordedStorage, Recording
+from elastrain.offload.lifetimes.values import Kind
+
+# Arguments that these operators change and do not declare.
+UNDECLARED = {
+    "aten::native_batch_norm": ("running_mean", "running_var"),
+    "aten::cudnn_batch_norm": ("running_mean", "running_var"),
+    "aten::miopen_batch_norm": ("running_mean", "running_var"),
+}
+
+
+@dataclass(kw_only=True, eq=False)
+class _Life:
+    """What is known of one storage so far."""
+
+    size_bytes: int
+    born: int | None
+    watched: weakref.ref[torch.UntypedStorage]
+    name: str = ""
+    kind: Kind | None = None
+    died: int | None = None
+    uses: list[int] = field(default_factory=list)
+    changes: list[int] = field(default_factory=list)
+
+
+class StepRecorder(TorchDispatchMode):
+    """Enter it around one step. `scope` may be set at any time: operators are noted with it.
+
+    `model` and `optimizer` say what parameters, gradients and states are. One step per recorder, in one thread.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.scope = ""
+        self._model = model
+        self._optimizer = optimizer
+        self._clock = clock
+        self._operators: list[RecordedOperator] = []
+        self._living: dict[int, _Life] = {}
+        self._lives: list[_Life] = []
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+
+    def __enter__(self) -> StepRecorder:
+        for name, parameter in self._model.named_parameters():
+            self._declare(parameter, Kind.PARAMETER, name)
+            if parameter.requires_grad:
+                self._watch_gradient(name, parameter)
+        self._declare_states()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        for hook in self._hooks:
+            hook.remove()
+        self._declare_states()
+
+    def recording(self) -> Recording:
+        """What was seen, as values."""
+        return Recording(operators=tuple(self._operators), storages=tuple(self._as_value(life) for life in self._lives))
+
+    # What is what.
+
+    def _watch_gradient(self, name: str, parameter: torch.nn.Parameter) -> None:
+        if parameter.grad is not None:
+            self._declare(parameter.grad, Kind.GRADIENT, name)
+
+        def landed(leaf: torch.Tensor) -> None:
+            if leaf.grad is not None:
+                self._declare(leaf.grad, Kind.GRADIENT, name)
+
+        hook = parameter.register_post_accumulate_grad_hook(landed)  # type: ignore[no-untyped-call]
+        self._hooks.append(hook)
+
+    def _declare_states(self) -> None:
+        names: dict[torch.Tensor, str] = {each: name for name, each in self._model.named_parameters()}
+        for parameter, state in (self._optimizer.state if self._optimizer is not None else {}).items():
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    self._declare(value, Kind.STATE, f"{names.get(parameter, 'a parameter')}: {key}")
+
+    def _declare(self, tensor: torch.Tensor, kind: Kind, name: str) -> None:
+        """Give a storage a kind; the first one that it is given counts, so that tied weights have one name."""
+        if not _has_storage(tensor):
+            return
+        life = self._life(tensor.untyped_storage())
+        if life.kind is None:
+            life.kind, life.name = kind, name
+
+    def _as_value(self, life: _Life) -> RecordedStorage:
+        return RecordedStorage(
+            name=life.name,
+            kind=life.kind or self._unnamed_kind(life),
+            size_bytes=life.size_bytes,
+            born=life.born,
+            died=life.died,
+            uses=tuple(life.uses),
+            changes=tuple(life.changes),
+        )
+
+    def _unnamed_kind(self, life: _Life) -> Kind:
+        """An activation was there before a backward that uses it; all else is temporary."""
+        before = life.born is None or not self._operators[life.born].backward
+        return Kind.ACTIVATION if before and any(self._operators[use].backward for use in life.uses) else Kind.TEMPORARY
+
+    # What happens.
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        began_s = self._clock()
+        result = func(*args, **kwargs)
+        seconds = self._clock() - began_s
+        number = len(self._operators)
+        taken = {_key(each): each for each in _tensors((args, kwargs))}
+        made = {_key(each): each for each in _tensors(result)}
+        changed = {_key(each) for each in _changed(func, args, kwargs)}
+        fresh = made.keys() - taken.keys()
+        self._operators.append(
+            RecordedOperator(
+                name=_name(func), scope=self.scope, backward=torch._C._current_graph_task_id() != -1, seconds=seconds
+            )
+        )
+        if fresh or changed or not made:
+            for key, tensor in {**taken, **made}.items():
+                self._use(tensor, number, changes=key in changed or key in fresh, born=key in fresh)
+        return result
+
+    def _use(self, tensor: torch.Tensor, number: int, *, changes: bool, born: bool) -> None:
+        life = self._life(tensor.untyped_storage(), born=number if born else None)
+        life.uses.append(number)
+        if changes:
+            life.changes.append(number)
+
+    def _life(self, storage: torch.UntypedStorage, born: int | None = None) -> _Life:
+        key = storage._cdata
+        life = self._living.get(key)
+        if life is not None and life.watched() is not None:
+            life.size_bytes = max(life.size_bytes, storage.nbytes())
+            return life
+        found: list[_Life] = []
+
+        def gone(_: weakref.ref[torch.UntypedStorage]) -> None:
+            found[0].died = len(self._operators)
+
+        life = _Life(size_bytes=storage.nbytes(), born=born, watched=weakref.ref(storage, gone))
+        found.append(life)
+        self._living[key] = life
+        self._lives.append(life)
+        return life
+
+
+@functools.cache
+def _name(func: Any) -> str:
+    return str(func)
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _has_storage(value: Any) -> bool:
+    """Whether a value is a tensor with memory of its own kind: no sparse one, no wrapper."""
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in arguments or results: they lie in lists and tuples at most, or in keyword arguments."""
+    if isinstance(value, torch.Tensor):
+        if _has_storage(value):
+            yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors(each)
+
+
+def _changed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The arguments that an operator changes."""
+    for position, name in _written(func):
+        yield from _tensors(args[position] if position < len(args) else kwargs.get(name))
+
+
+@functools.cache
+def _written(func: Any) -> tuple[tuple[int, str], ...]:
+    """Place and name of each argument that an operator changes: by its schema, or by the list above."""
+    undeclared = UNDECLARED.get(func._schema.name, ())
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(func._schema.arguments)
+        if argument.name in undeclared or (argument.alias_info is not None and argument.alias_info.is_write)
+    )

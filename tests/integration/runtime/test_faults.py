@@ -1,0 +1,88 @@
+"""Faults of every class that a worker survives, in real jobs: they strike, and the bits are the undisturbed job's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.training import SCRIPTS, Run, assert_equal_to_undisturbed, run_job
+
+pytestmark = pytest.mark.slow
+
+DRIVES = SCRIPTS / "drive_training.py"
+
+
+def struck(run: Run) -> set[tuple[str, str]]:
+    """(member, class) of all faults that struck from inside; none was refused."""
+    events = [e for journal in run.journals.values() for e in journal] + run.events
+    assert [e for e in events if e["event"] == "fault_refused"] == []
+    return {(e["member"], e["kind"]) for e in events if e["event"] == "fault" and "kind" in e}
+
+
+def test_members_that_raise_or_crash_are_lost_one_after_the_other(tmp_path: Path) -> None:
+    arguments = ("--steps", "30", "--backups", "all")
+    faults = [
+        "slow --target member:m0 --at step=2 --for 0.5",
+        "stop --target member:m0 --at step=3,phase=commit --for 0.2",
+        "exception --target member:m1 --at step=5,phase=forward",
+        "device-error --target member:m2 --at step=9,phase=forward --after 5",
+        "segfault --target member:m3 --at step=13,phase=apply",
+    ]
+    run = run_job(tmp_path, workers=4, arguments=arguments, faults=faults)
+    assert_equal_to_undisturbed(run, *arguments)
+    m0 = {("m0", "slow"), ("m0", "stop")}
+    assert struck(run) == m0 | {("m1", "exception"), ("m2", "device-error"), ("m3", "segfault")}
+    assert "RuntimeError: an injected fault" in run.output
+    assert "device error" in run.output
+    assert [e["exit_code"] for e in run.events if e["event"] == "exit" and e["member"] == "m3"] == [-11]
+
+
+def test_a_member_without_memory_and_one_that_aborts_are_lost(tmp_path: Path) -> None:
+    arguments = ("--steps", "30", "--backups", "all")
+    faults = [
+        "memory-limit --target member:m1 --at step=4,phase=backward",
+        "abort --target member:m2 --at step=8,phase=reduce",
+    ]
+    kinds = {("m1", "memory-limit"), ("m2", "abort")}
+    exits = {"m1": 1, "m2": -6}
+    if os.access("/sys/fs/cgroup/memory/cgroup.procs", os.W_OK):
+        faults.append("out-of-memory --target member:m3 --at step=12,phase=forward")
+        kinds, exits = kinds | {("m3", "out-of-memory")}, exits | {"m3": -9}
+    run = run_job(tmp_path, workers=4, arguments=arguments, faults=faults)
+    assert_equal_to_undisturbed(run, *arguments)
+    assert struck(run) == kinds
+    ended = {e["member"]: e["exit_code"] for e in run.events if e["event"] == "exit"}
+    assert ended.items() >= exits.items()
+
+
+def test_a_replacement_that_does_not_fit_is_refused_with_a_sentence_and_the_job_goes_on(tmp_path: Path) -> None:
+    arguments = ("--steps", "30", "--backups", "all")
+    faults = [
+        "wrong-replacement --target member:m1 --at step=2,phase=backward --what config",
+        "wrong-replacement --target member:m2 --at step=2,phase=backward --what secret",
+    ]
+    run = run_job(tmp_path, workers=3, arguments=arguments, faults=faults, slow_until="m5")
+    assert_equal_to_undisturbed(run, *arguments)
+    refused = [e["reason"] for e in run.events if e["event"] == "refused"]
+    assert refused == ["its seed is 8, the job's is 7: start every worker with the same seed"]
+    assert [e for e in run.events if e["event"] == "connection_refused" and "secret" in e["reason"]]
+    assert "m5" in run.digests  # of a worker with the right secret, after the one with a wrong one
+
+
+def test_drives_that_fail_cost_work_and_no_bit(tmp_path: Path) -> None:
+    steps = ("--steps", "6")
+    (tmp_path / "disk").mkdir()
+    options = ["--memory-limit", "64G", "--offload-dir", str(tmp_path / "disk"), "--max-restarts", "0"]
+    faults = [
+        "flip --target member:m1 --at step=1 --where spill",
+        "drive --target member:m0 --at step=2 --how full --for 0.2",
+        "drive --target member:m1 --at step=3 --how slow --rate 30 --for 0.2",
+    ]
+    run = run_job(tmp_path, workers=2, arguments=steps, faults=faults, options=options, script=DRIVES)
+    assert_equal_to_undisturbed(run, *steps, script=DRIVES)
+    assert struck(run) == {("m1", "flip"), ("m0", "drive"), ("m1", "drive")}
+    again = [e["reason"] for e in run.journals["m1"] if e["event"] == "computed_again"]
+    assert len(again) == 1
+    assert "other bytes than were written" in again[0]

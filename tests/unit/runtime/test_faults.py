@@ -1,0 +1,328 @@
+"""What faults on request do inside a worker: when they strike, and that they really do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elastrain.agent_messages import ArmFault
+from elastrain.launcher.faults import grammar
+from elastrain.launcher.faults.table import CLASSES, MICRO_BATCH_PHASES, Carrier, lasts_s, settings
+from elastrain.offload.engines.posix import PosixEngine
+from elastrain.runtime.faults.actions import ACTIONS
+from elastrain.runtime.faults.armed import LOOP_PHASES, ArmedFaults
+from elastrain.runtime.faults.drives import FailingDrives
+from elastrain.runtime.faults.flips import PartialFlip, flip
+from elastrain.runtime.faults.replacement import altered
+from elastrain.runtime.faults.slowness import Slowness
+from elastrain.runtime.journal import Journal
+from elastrain.world import PHASES
+
+
+def message(line: str, *, number: int | None = None) -> ArmFault:
+    """What an agent tells a worker of a fault."""
+    fault = grammar.parse(line)
+    return ArmFault(
+        kind=fault.kind,
+        step=fault.place.step,
+        phase=fault.place.phase,
+        for_s=lasts_s(fault),
+        options=settings(fault),
+        number=number,
+    )
+
+
+def armed(line: str, **how: Any) -> ArmedFaults:
+    faults = ArmedFaults(Journal(None, "m1"), lambda number: None)
+    faults.arm(message(line, **how))
+    return faults
+
+
+def end_of(act: Callable[[], None]) -> int:
+    """The status of a process that does nothing else."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            act()
+        finally:
+            os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+
+def test_the_worker_has_an_action_for_each_class_that_it_carries_out() -> None:
+    mine = {row.name for row in CLASSES.values() if row.by is Carrier.WORKER}
+    # Beside its own, it stops itself exactly at the place of a fault that the agent undoes, and takes what it limits.
+    assert set(ACTIONS) == mine | {"stop", "out-of-memory"}
+    for name, action in ACTIONS.items():
+        assert action.in_loop <= (set(CLASSES[name].phases) <= LOOP_PHASES), name
+
+
+@pytest.mark.parametrize(
+    ("at", "there"),
+    [
+        ("--at step=3,phase=backward", (3, "backward")),
+        ("--at step=3", (3, "forward")),
+        ("--at phase=backward", (1, "backward")),
+        ("", (1, "forward")),
+    ],
+)
+def test_a_fault_strikes_once_at_its_place_or_the_first_that_comes(at: str, there: tuple[int, str]) -> None:
+    faults = armed(f"exception --target member:m1 {at}")
+    struck = []
+    for step in (1, 2, 3, 4):
+        for phase in ("commit", "forward", "backward"):  # a commit is in another thread: nobody would see it raise
+            try:
+                faults.reach(step, phase)
+            except RuntimeError as error:
+                struck.append((step, phase, str(error)))
+    assert struck == [(*there, "an injected fault")]
+
+
+def test_what_the_agent_carries_out_is_told_by_its_number() -> None:
+    told: list[int] = []
+    faults = ArmedFaults(Journal(None, "m1"), told.append)
+    faults.arm(message("preempt --target member:m1 --at phase=commit", number=7))
+    faults.reach(2, "forward")
+    assert told == []
+    faults.reach(2, "commit")
+    faults.reach(2, "commit")
+    assert told == [7]
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [("kill", signal.SIGKILL), ("segfault", signal.SIGSEGV), ("abort", signal.SIGABRT)],
+)
+def test_a_worker_ends_by_the_signal_of_its_fault(kind: str, number: int) -> None:
+    status = end_of(lambda: armed(f"{kind} --target member:m1").reach(0, "commit"))
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == number
+
+
+def test_stop_stops_the_whole_group_until_it_is_continued() -> None:
+    def act() -> None:
+        os.setpgid(0, 0)
+        armed("stop --target member:m1", number=1).reach(0, "commit")
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            act()
+        finally:
+            os._exit(3)
+    assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+    os.kill(pid, signal.SIGCONT)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+
+
+def test_a_device_fails_at_the_operation_that_was_named_and_raises_as_torch_does() -> None:
+    def act() -> None:
+        faults = armed("device-error --target member:m1 --after 2")
+        faults.reach(0, "forward")
+        ones = torch.ones(3) + 1.0
+        try:
+            ones * 2
+        except RuntimeError as error:
+            os._exit(7 if "device error" in str(error) else 8)
+
+    assert os.waitstatus_to_exitcode(end_of(act)) == 7
+
+
+@pytest.mark.parametrize("how", ["loop", "lock", "forward"])
+def test_a_hang_lasts_as_long_as_was_asked_for(how: str) -> None:
+    faults = armed(f"hang --target member:m1 --how {how} --for 0.05")
+    began_s = time.monotonic()
+    faults.reach(0, "backward")
+    assert time.monotonic() >= began_s + 0.05
+
+
+def test_a_held_interpreter_lock_stops_every_other_thread() -> None:
+    """In a process of its own, which another one watches."""
+    ticks, tick = os.pipe()
+
+    def act() -> None:
+        import threading
+
+        def beat() -> None:
+            while True:
+                os.write(tick, b".")
+                time.sleep(0.01)
+
+        threading.Thread(target=beat, daemon=True).start()
+        time.sleep(0.05)
+        os.write(tick, b"h")
+        armed("hang --target member:m1 --how lock --for 0.3").reach(0, "forward")
+        os.write(tick, b"e")
+
+    assert end_of(act) == 0
+    os.close(tick)
+    written = os.read(ticks, 1 << 16)
+    os.close(ticks)
+    assert len(written[written.index(b"h") : written.index(b"e")]) <= 2
+
+
+def test_a_slow_worker_takes_a_multiple_of_the_last_micro_batchs_time_and_recovers() -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    @contextmanager
+    def computing() -> Iterator[None]:
+        now[0] += 2.0
+        yield
+
+    slowness = Slowness(lambda: now[0], sleep)
+    around = slowness.around(computing)
+    took = []
+    for number in range(5):
+        if number == 1:
+            slowness.begin(3.0, "sleep", 15.0)
+        began_s = now[0]
+        with around():
+            pass
+        took.append(now[0] - began_s)
+    assert took == [2.0, 6.0, 6.0, 6.0, 2.0]
+
+
+def test_a_busy_straggler_computes_meanwhile() -> None:
+    slowness = Slowness()
+    around = slowness.around(lambda: _sleeping(0.02))
+    with around():
+        pass
+    slowness.begin(4.0, "busy", None)
+    began_s, used_s = time.monotonic(), time.process_time()
+    with around():
+        pass
+    assert time.monotonic() - began_s >= 0.08
+    assert time.process_time() - used_s >= 0.01
+
+
+@contextmanager
+def _sleeping(seconds: float) -> Iterator[None]:
+    time.sleep(seconds)
+    yield
+
+
+def test_a_flip_changes_one_bit_and_torch_does_not_know() -> None:
+    values = torch.arange(9, dtype=torch.float32)
+    before, version = values.clone(), values._version
+    assert flip(values, 6) == ""
+    changed = (values.view(torch.int32) ^ before.view(torch.int32)).tolist()
+    assert changed == [0] * 8 + [64]  # in the largest
+    assert values._version == version
+    assert "no memory to change" in flip(torch.empty(0), 6)
+
+
+def test_a_partial_is_flipped_once_when_it_leaves() -> None:
+    partial, values = PartialFlip(), torch.zeros(4)
+    partial.strike([values])
+    assert values.count_nonzero() == 0
+    partial.ask(6)
+    partial.strike([])
+    partial.strike([values])
+    partial.strike([values])
+    assert values.count_nonzero() == 1
+
+
+def test_what_cannot_be_struck_is_said(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "m1")
+    faults = ArmedFaults(journal, lambda number: None)
+    for line in ("flip --target member:m1 --where spill", "flip --target member:m1", "drive --target member:m1"):
+        faults.arm(message(line))
+    faults.reach(0, "commit")
+    text = next(tmp_path.rglob("*.jsonl")).read_text()
+    assert text.count('"fault_refused"') == 3
+    assert text.count("this worker has no drive") == 2
+
+
+# ---- drives
+
+
+@pytest.fixture
+def drives() -> FailingDrives:
+    return FailingDrives()
+
+
+@pytest.fixture
+def engine(tmp_path: Path, drives: FailingDrives) -> Iterator[PosixEngine]:
+    engine = PosixEngine(tmp_path, calls=drives.take_over())
+    engine.reserve(8192)
+    yield engine
+    engine.close()
+
+
+def page(value: int) -> memoryview:
+    """Aligned, as direct I/O wants it."""
+    import mmap
+
+    whole = memoryview(mmap.mmap(-1, 4096))
+    whole[:] = bytes([value]) * 4096
+    return whole
+
+
+def test_a_drive_that_nothing_was_asked_of_works(engine: PosixEngine) -> None:
+    engine.write(0, [page(5)])
+    got = page(0)
+    engine.read(0, [got])
+    assert bytes(got) == bytes(page(5))
+
+
+def test_a_full_drive_takes_nothing_and_still_gives_back(engine: PosixEngine, drives: FailingDrives) -> None:
+    engine.write(0, [page(5)])
+    assert drives.begin("full", 1.0, None) == ""
+    for write in (lambda: engine.write(0, [page(6)]), lambda: engine.reserve(1 << 20)):
+        with pytest.raises(OSError, match="No space left"):
+            write()
+    got = page(0)
+    engine.read(0, [got])
+    assert got[0] == 5
+
+
+def test_a_failing_drive_fails_until_its_time_is_over(engine: PosixEngine, drives: FailingDrives) -> None:
+    drives.begin("failing", 1.0, 0.05)
+    with pytest.raises(OSError, match="Input/output error"):
+        engine.write(0, [page(5)])
+    time.sleep(0.05)
+    engine.write(0, [page(5)])
+
+
+def test_a_slow_drive_takes_as_long_as_its_rate_says(engine: PosixEngine, drives: FailingDrives) -> None:
+    drives.begin("slow", 4096 / 0.05, None)
+    began_s = time.monotonic()
+    engine.write(0, [page(5)])
+    assert time.monotonic() - began_s >= 0.05
+
+
+def test_one_bit_of_what_is_read_next_is_another(engine: PosixEngine, drives: FailingDrives) -> None:
+    engine.write(0, [page(5)])
+    assert drives.flip_next() == ""
+    first, second = page(0), page(0)
+    engine.read(0, [first])
+    engine.read(0, [second])
+    assert sum(a != b for a, b in zip(first, page(5), strict=True)) == 1
+    assert bytes(second) == bytes(page(5))
+
+
+# ---- replacements
+
+
+def test_a_wrong_replacement_says_something_else_of_itself_in_one_setting() -> None:
+    spec = {"seed": 3, "torch": "2.9.0", "intra-op threads": 1, "model": "x"}
+    assert altered(spec, "") == spec
+    changed = {what: {k for k in spec if altered(spec, what)[k] != spec[k]} for what in ("config", "threads", "torch")}
+    assert changed == {"config": {"seed"}, "threads": {"intra-op threads"}, "torch": {"torch"}}
+    assert altered({"seed": 3}, "threads") == {"seed": 3}
+
+
+def test_phases_of_the_loop_are_phases() -> None:
+    assert set(PHASES) >= LOOP_PHASES
+    assert set(MICRO_BATCH_PHASES) <= LOOP_PHASES
