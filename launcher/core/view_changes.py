@@ -63,6 +63,8 @@ class ViewChanges:
         if not view.members:  # how the end of a job that has lost its state is agreed upon
             return self._shutdown.finish(1, view.reason, self._shutdown.last_traceback)
         cluster.view = view
+        if view.links_since > (before.links_since if before is not None else 0):
+            cluster.progress.note_new_links()
         self._cluster.progress.begun = self._cluster.progress.begun or view.begun
         # A node that was gone before this one came has no key that could end: nothing but a deadline tells of it.
         for name in {member.node for member in view.members} - {self._config.node, *cluster.peers.nodes}:
@@ -79,8 +81,10 @@ class ViewChanges:
 
     def on_told(self, notice: Stands, now: float) -> list[Command]:
         """Another agent has heard of this view: whoever does not reach the store would miss it, and be missed in it."""
-        # The roster says whether this node came late, and comes from the store alone.
-        return self.adopt(notice.view, now) if self._cluster.roster is not None else []
+        # The roster says whether this node came late, and comes from the store alone. And a job that the store does not
+        # know to have begun does not begin without it: if all died, others would take the initial state for the newest.
+        begun = self._cluster.progress.begun or notice.view.begun
+        return self.adopt(notice.view, now) if begun and self._cluster.roster is not None else []
 
     def _enter_mine(self) -> list[Command]:
         """This node's workers that the view has let in."""
