@@ -31,6 +31,10 @@ class Suspect(Tagged, frozen=True, kw_only=True):
     member: str
     reason: str
     dead: bool = False
+    generation: int = 0
+    """Of the view in which it could not."""
+    link_lost: bool = False
+    """Their connection broke, or never came about: it may come about again."""
 
 
 class Progress(Tagged, frozen=True, kw_only=True):

@@ -257,6 +257,18 @@ def without_a_suspect(
     return replace(proposal, reason=f"{member} lives, but {how}: {what}")
 
 
+def with_new_links(view: View, suspect: Proposal) -> Proposal:
+    """Propose the same members instead of one less: nobody is dead, so that their links may come about again.
+
+    To be tried first, and once; where links do not come about, a member has to go.
+    """
+    reason = f"{suspect.reason.partition(':')[0]}: all links between nodes are made anew"
+    generation = view.generation + 1
+    begun = suspect.view.begun if suspect.view is not None else view.begun
+    renewed = View(generation=generation, members=view.members, reason=reason, begun=begun, links_since=generation)
+    return Proposal(outcome=Outcome.CHANGE, reason=reason, view=renewed)
+
+
 def _parties(words: Mapping[str, Collection[str]]) -> set[str]:
     """The members that suspect another, or are suspected."""
     return {m for m, by in words.items() if by} | {m for by in words.values() for m in by}
@@ -273,7 +285,13 @@ def _without(view: View, gone: Sequence[str], newcomers: Sequence[Member], *, be
     return Proposal(
         outcome=Outcome.CHANGE,
         reason=reason,
-        view=View(generation=view.generation + 1, members=(*rest, *newcomers), reason=reason, begun=begun),
+        view=View(
+            generation=view.generation + 1,
+            members=(*rest, *newcomers),
+            reason=reason,
+            begun=begun,
+            links_since=view.links_since,
+        ),
     )
 
 

@@ -28,6 +28,8 @@ class Suspected(Tagged, frozen=True, kw_only=True):
     member: str
     by: str
     reason: str
+    generation: int = 0
+    link_lost: bool = False
 
 
 class SomebodyWaits(Tagged, frozen=True, kw_only=True):

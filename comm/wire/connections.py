@@ -56,16 +56,18 @@ class MeshConnections:
 
     # Views
 
-    def edit(self, generation: int, peers: Mapping[str, Peer], plan: LinkPlan) -> None:
-        """Take over a view of these other members: keep the links to members that stay, in place.
+    def edit(self, generation: int, peers: Mapping[str, Peer], plan: LinkPlan, *, renew: bool) -> None:
+        """Take over a view of these other members: keep the links to members that stay, in place, or make them anew.
 
         Raises ValueError for an address that is none, before anything has changed.
         """
         links = self._links.by_member
-        added = [peer for member, peer in peers.items() if member not in links]
-        for peer in added:
+        for peer in [peer for member, peer in peers.items() if member not in links]:
             if dials(self._links.me, peer.id):
                 choose_address(peer.address, same_node=peer.node == self._links.node)
+        if renew:
+            self._forget_links_between_hosts(peers)
+        added = [peer for member, peer in peers.items() if member not in links]
         gone = {member: link for member, link in links.items() if member not in peers}
         shrinks = plan == "ring" and bool(self._ring.order) and not added
         self._maintaining = True  # not before the view is whole
@@ -108,6 +110,16 @@ class MeshConnections:
         reported = self._reports.take(peer.id)
         if reported is not None:
             self._hear_loss(peer.id, *reported)
+
+    def _forget_links_between_hosts(self, peers: Collection[str]) -> None:
+        """And those that broke, to members that stay. Nobody is told: the other ends do the same, in the same view."""
+        for link in [link for link in self._links if link.peer.id in peers]:
+            broken = link.lost is not None and link.lost.cause in (LossCause.BROKEN, LossCause.UNREACHED)
+            if broken or (link.lost is None and not link.same_host):
+                del self._links.by_member[link.peer.id]
+                if link.lost is None:
+                    self._hang_up(link)
+                link.lending.take_all_back()
 
     def _remove(self, link: Link) -> None:
         if link.stream is not None and not link.outbox:

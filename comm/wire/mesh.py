@@ -82,11 +82,12 @@ class Mesh:
 
     # The view
 
-    def edit(self, generation: int, members: Sequence[Peer], *, links: LinkPlan = "ring") -> None:
+    def edit(self, generation: int, members: Sequence[Peer], *, links: LinkPlan = "ring", renew: bool = False) -> None:
         """Take over a newer view, in place: links of removed members close, those to new neighbours on the ring open.
 
         `links`: "all" opens those to all added members at once, where each will talk to each anyway; there is no ring
-        then. The same on all members.
+        then. `renew`: links to other hosts, and broken ones, are made anew, also to members that stay. Both are the
+        same on all members.
 
         Of two members the later one dials (see `dials`): a newcomer's links stand ready before the others take over the
         view that names it. Frames of older generations are discarded from now on; frames held for exactly this one come
@@ -101,7 +102,7 @@ class Mesh:
                 f" a view is newer than the last one and names every member once, {self.me!r} included"
             )
         del peers[self.me]
-        self._connections.edit(generation, peers, links)
+        self._connections.edit(generation, peers, links, renew=renew)
 
     # Messages
 

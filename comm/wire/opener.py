@@ -84,6 +84,8 @@ class Opener:
         link = self._links.get(member)
         if link is None:
             self._keep_early(member, generation, sock, dialled)
+        elif (link.stream is not None or link.lost is not None) and generation > self._links.generation:
+            self._keep_early(member, generation, sock, dialled)  # it has made its links anew, in a view ahead of ours
         elif link.stream is not None or link.lost is not None:
             sock.close()  # an id is never used twice: this is a duplicate, or one that was lost already
         elif dialled:
@@ -94,9 +96,11 @@ class Opener:
     def _keep_early(self, member: str, generation: int, sock: Connection, dialled: bool) -> None:
         if generation < self._links.generation:
             _turn_away(sock, self._links.generation)
-        elif dialled or member in self._early:
+        elif dialled or (member in self._early and self._early[member][1] >= generation):
             sock.close()
         else:
+            if member in self._early:  # it has made its links anew since
+                self._early.pop(member)[0].close()
             self._early[member] = (sock, generation)
 
     def admit_early(self, link: Link) -> None:

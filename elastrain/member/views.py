@@ -50,8 +50,9 @@ class Views:
 
     def must_switch_now(self, view: View) -> bool:
         """A view that only adds members waits for the commit whose record names it, for everyone alike."""
-        # A loss cannot wait: without the lost member's vote the step is never committed.
-        return self.current is None or bool(set(self.current.ids) - set(view.ids))
+        # A loss cannot wait: without the lost member's vote the step is never committed. Nor without links to it.
+        before = self.current
+        return before is None or bool(set(before.ids) - set(view.ids)) or view.links_since > before.generation
 
     def is_left_behind(self) -> bool:
         """One of this view has gone on to a view that this member knows: nothing can be committed here without it.

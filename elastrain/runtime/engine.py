@@ -147,8 +147,15 @@ class Engine:
                 self._handle(p.Arrived(source=source, generation=generation, message=message, payload=arrival.tensors))
             case PeerLost(member=member, reason=reason):
                 self._parts.journal.write("lost", at_s=arrival.at_s, peer=member, reason=reason)
-                is_dead = arrival.cause is LossCause.DEAD
-                self._parts.agent.say(am.Suspect(member=member, reason=reason, dead=is_dead))
+                self._parts.agent.say(
+                    am.Suspect(
+                        member=member,
+                        reason=reason,
+                        dead=arrival.cause is LossCause.DEAD,
+                        generation=self.view.generation if self.view is not None else 0,
+                        link_lost=arrival.cause in (LossCause.BROKEN, LossCause.UNREACHED),
+                    )
+                )
             case Newer():
                 pass  # the agent tells every view as soon as it stands: there is nothing to ask for
 
@@ -268,12 +275,13 @@ class Engine:
                 handover.give(LoopOver(overruled=command.overruled, last=self._core.record))
 
     def _edit(self, view: View) -> None:
-        self.view = view
+        before, self.view = self.view, view
         self._reach_recovery("quiesce")
         self._recovery.begin()
         self._journal_view("edit", view)
         peers = [Peer(id=m.id, node=m.node, address=m.address) for m in view.members]
-        self._parts.mesh.edit(view.generation, peers, links="all")
+        renew = before is not None and view.links_since > before.generation
+        self._parts.mesh.edit(view.generation, peers, links="all", renew=renew)
 
     def _resumed(self, command: p.Resumed) -> p.Event | None:
         self._reach_recovery("complete")
@@ -330,9 +338,10 @@ class Engine:
 
     def _suspect_the_silent(self) -> None:
         if self.view is not None:
-            reason = f"no report for generation {self.view.generation} in {RECOVERY_DEADLINE_S:.0f} s"
+            generation = self.view.generation
+            reason = f"no report for generation {generation} in {RECOVERY_DEADLINE_S:.0f} s"
             for member in self._core.unreported():
-                self._parts.agent.say(am.Suspect(member=member, reason=reason))
+                self._parts.agent.say(am.Suspect(member=member, reason=reason, generation=generation))
 
 
 def _show(sentence: str) -> None:

@@ -16,8 +16,18 @@ class JobProgress:
         self.step: int | None = None
         self.loss: float | None = None
         self.samples: int | None = None
+        self._step_at_new_links: int | None = None
         self.reasons: list[str] = []
         """The newest last."""
+
+    def note_new_links(self) -> None:
+        """Members make the links between their nodes anew."""
+        self._step_at_new_links = self.step
+
+    @property
+    def is_as_with_new_links(self) -> bool:
+        """No step has been committed since."""
+        return self.step == self._step_at_new_links
 
     def take(self, message: Progress) -> None:
         if self.step is None or message.step > self.step:

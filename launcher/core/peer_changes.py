@@ -22,6 +22,9 @@ from elastrain.launcher.core.worker_table import Worker
 from elastrain.launcher.notices import Digested, Ended, Exited, Stands
 from elastrain.launcher.values import Command, Log, TellNodes
 
+_REGROUP_S = 3.0
+"""From the first answer to a node that was cut off itself: the links to the others come again one by one, too."""
+
 
 class PeerChanges:
     """Keeps `Cluster.peers` up to date, and says what follows."""
@@ -121,7 +124,15 @@ class PeerChanges:
             return [log, *self._lose_node(peer, f"its lease is gone, and {event.reason}", now)]
         if not event.up and not event.closed:
             self._deadlines.set_first(SilenceDue(), now + self._config.times.silence_grace_s)
+        if event.up and self._parking.parked is not None:
+            self._regroup(now)
         return [log, *(self._news_for(event.node) if event.up else []), *self._view_changes.settle(now)]
+
+    def _regroup(self, now: float) -> None:
+        """The first that answers again makes no majority with which others are removed: they are on their way, too."""
+        for peer in self._peers.nodes.values():
+            peer.suspected = False
+        self._deadlines.set(SilenceDue(), now + _REGROUP_S)
 
     def _news_for(self, name: str) -> list[Command]:
         """What the agent there may have missed while it could not be reached."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from elastrain.agent_messages import Suspect
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, SuspicionDue
@@ -10,7 +12,7 @@ from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Worker
 from elastrain.launcher.notices import Suspected
 from elastrain.launcher.values import Command, Log, TellNodes
-from elastrain.membership import without_a_suspect
+from elastrain.membership import with_new_links, without_a_suspect
 
 
 class Suspicions:
@@ -26,58 +28,112 @@ class Suspicions:
     ) -> None:
         self._cluster, self._config = cluster, cluster.config
         self._deadlines, self._shutdown, self._view_changes = deadlines, shutdown, view_changes
-        self._by_member: dict[str, set[str]] = {}
+        self._by_member: dict[str, dict[str, Suspected]] = {}
 
     def on_suspect(self, by: Worker, message: Suspect, now: float) -> list[Command]:
         """A worker of this node says that it does not reach another member."""
-        commands = self._note(message.member, by.id, message.reason, now)
+        notice = Suspected(
+            member=message.member,
+            by=by.id,
+            reason=message.reason,
+            generation=message.generation,
+            link_lost=message.link_lost,
+        )
+        commands = self._note(notice, now)
         if commands and not self._config.alone:
-            notice = Suspected(member=message.member, by=by.id, reason=message.reason)
             commands.append(TellNodes(message=notice))
         return commands
 
     def on_suspected(self, node: str, notice: Suspected, now: float) -> list[Command]:
         """A worker of another node says so."""
-        return self._note(notice.member, notice.by, notice.reason, now)
+        return self._note(notice, now)
 
     def forget(self, member: str) -> None:
         """It is dead."""
-        self._by_member.pop(member, None)
+        self._keep({m for m in self._cluster.ids if m != member})
 
-    def _note(self, member: str, by: str, reason: str, now: float) -> list[Command]:
+    def _keep(self, members: Collection[str]) -> None:
+        """Words of others and of links that are made anew since count no more."""
+        rest = {
+            member: {b: word for b, word in by.items() if b in members and not self._is_of_old_links(word)}
+            for member, by in self._by_member.items()
+            if member in members
+        }
+        self._by_member = {member: by for member, by in rest.items() if by}
+
+    def _is_of_old_links(self, word: Suspected) -> bool:
+        """Both ends hang up on them, each at its own time."""
+        return self._cluster.view is not None and word.generation < self._cluster.view.links_since
+
+    def _note(self, notice: Suspected, now: float) -> list[Command]:
+        member, by = notice.member, notice.by
         cluster, worker = self._cluster, self._cluster.workers.by_id.get(member)
         if member not in cluster.ids or self._shutdown.finishing or not cluster.is_alive(member):
             return []
+        if self._is_of_old_links(notice):
+            return []
         if worker is not None and worker.finished:  # it closes its links because it leaves
             return []
-        self._by_member.setdefault(member, set()).add(by)
+        before = self._by_member.get(member, {}).get(by)
+        known = before is not None and not self._is_of_old_links(before)
+        self._by_member.setdefault(member, {})[by] = notice
         # A death is proven within milliseconds; what is still alive after this time has lost its links, not its life.
         self._deadlines.set_first(SuspicionDue(), now + self._config.times.suspicion_s)
-        return [Log(event="suspect", fields={"member": member, "by": by, "reason": reason})]
+        return [] if known else [Log(event="suspect", fields={"member": member, "by": by, "reason": notice.reason})]
 
     def on_due(self, due: SuspicionDue, now: float) -> list[Command]:
-        """One agent chooses, and the store takes one view of each generation: two members are never ended at once.
-
-        A member that still does not reach another says so again.
-        """
+        """One agent chooses, and the store takes one view of each generation: two members are never ended at once."""
         cluster = self._cluster
-        if self._view_changes.proposing:  # what stands next may already be without one of them
+        if cluster.view is None or self._shutdown.finishing:
+            self._by_member = {}
+            return []
+        self._keep([m for m in cluster.ids if cluster.is_alive(m)])
+        if self._by_member:
             self._deadlines.set(SuspicionDue(), now + self._config.times.suspicion_s)
-            return []
-        # Judged once: a suspicion that still holds is said again within seconds.
-        suspicions, self._by_member = self._by_member, {}
-        if cluster.view is None or self._shutdown.finishing or cluster.first_answering_node() != self._config.node:
-            return []
-        # Words from nodes that do not answer are out of date: silence has its own judgement.
-        unlinked = cluster.unlinked_nodes()
+        # What stands next may already be without one of them. And silence has its own judgement: what is said by and of
+        # nodes that do not answer is out of date, or as good when they do again.
+        if self._view_changes.proposing or cluster.unlinked_nodes():
+            return self._tell_again()
+        words, self._by_member = self._by_member, self._of_lost_links()
+        return self._judge(words) if cluster.first_answering_node() == self._config.node else self._tell_again()
+
+    def _of_lost_links(self) -> dict[str, dict[str, Suspected]]:
+        """Words that hold until links are made anew or one end goes. All others are said again if they still hold."""
+        return {
+            member: lost
+            for member, by in self._by_member.items()
+            if (lost := {b: word for b, word in by.items() if word.link_lost})
+        }
+
+    def _tell_again(self) -> list[Command]:
+        """What members of this node have said of lost links: who chooses may not have been reached."""
+        mine = self._cluster.workers.by_id
+        words = [word for by in self._of_lost_links().values() for b, word in by.items() if b in mine]
+        return [] if self._config.alone else [TellNodes(message=word) for word in words]
+
+    def _judge(self, words: Mapping[str, Mapping[str, Suspected]]) -> list[Command]:
+        cluster = self._cluster
+        assert cluster.view is not None
         proposal = without_a_suspect(
             cluster.view,
-            suspicions,
+            {member: set(by) for member, by in words.items()},
             holders=cluster.holders,
-            answering={m.id for m in cluster.members if cluster.is_alive(m.id) and m.node not in unlinked},
-            begun=self._cluster.progress.begun,
+            answering={m.id for m in cluster.members if cluster.is_alive(m.id)},
+            begun=cluster.progress.begun,
         )
         if proposal.view is None:  # deaths have been proven meanwhile
             return []
-        log = Log(event="end_suspect", fields={"reason": proposal.reason}, say=proposal.reason)
+        link_lost = any(word.link_lost for by in words.values() for word in by.values())
+        renews = link_lost and not self._tried_new_links()
+        if renews:
+            proposal = with_new_links(cluster.view, proposal)
+        log = Log(
+            event="new_links" if renews else "end_suspect", fields={"reason": proposal.reason}, say=proposal.reason
+        )
+        assert proposal.view is not None
         return [log, *self._view_changes.propose(proposal.view)]
+
+    def _tried_new_links(self) -> bool:
+        """Nothing has been committed since all links were made anew."""
+        cluster = self._cluster
+        return bool(cluster.view and cluster.view.links_since) and cluster.progress.is_as_with_new_links

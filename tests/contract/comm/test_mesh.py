@@ -289,6 +289,26 @@ def test_a_new_view_that_still_names_a_lost_member_tells_of_it_again(transport: 
         assert sum(isinstance(event, PeerLost) for event in made.events["b"]) == 1
 
 
+@pytest.mark.parametrize("first", ["a", "c"])
+def test_broken_links_to_members_that_stay_are_made_anew_where_a_view_asks_for_it(
+    transport: Transport, first: str
+) -> None:
+    """The two ends take the view over at different times, and one of them may not know yet that the link is broken."""
+    with cast(transport, "abc") as made:
+        between = {("a", "c"), ("c", "a")} if transport == "unix" else {("a", "c")}
+        for here, there in between:
+            made.meshes[here]._connections.lose(made.meshes[here].links.by_member[there], "it broke on request")
+        for name in sorted("abc", key=lambda name: name != first):
+            made.meshes[name].edit(2, made.peers("abc"), links="all", renew=True)
+            for _ in range(20):
+                for other in "abc":
+                    made.events[other] += made.meshes[other].poll(0.001)
+        for name in "abc":
+            for other in "abc":
+                made.meshes[name].send(other, 1, b"again")
+        made.until(lambda: all(made.count(name, body=b"again", generation=2) == 3 for name in "abc"))
+
+
 def test_a_loss_that_an_edit_has_dealt_with_is_not_told(transport: Transport) -> None:
     with cast(transport, "abc") as made:
         made.leave("c")

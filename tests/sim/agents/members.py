@@ -88,7 +88,7 @@ class SimMembers:
                 self.die(worker, code=1)
             return
         worker.newest = view
-        if worker.view is None or set(worker.view.ids) - set(view.ids):
+        if worker.view is None or set(worker.view.ids) - set(view.ids) or view.links_since > worker.view.generation:
             self.switch(worker)
 
     def switch(self, worker: SimWorker) -> None:

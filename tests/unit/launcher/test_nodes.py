@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -212,6 +213,14 @@ class Cluster:
                 self.cut.add(frozenset((name, other.name)))
                 self.happen(other, ev.LinkChanged(node=name, up=False, reason="silence"))
                 self.happen(self.agents[name], ev.LinkChanged(node=other.name, up=False, reason="s"), NOW)
+        self.answer()
+        self.tick(0.6)
+
+    def switch_off(self) -> None:
+        """No node hears any other; all of them live, and reach the store."""
+        for one, other in permutations(self.living, 2):
+            self.cut.add(frozenset((one.name, other.name)))
+            self.happen(one, ev.LinkChanged(node=other.name, up=False, reason="silence"))
         self.answer()
         self.tick(0.6)
 
@@ -700,6 +709,81 @@ def test_suspicion_of_a_member_elsewhere_leaves_it_out_of_the_view() -> None:
     cluster.tick(2.1)
     killed = {agent.name: [c.member for c in agent.done if isinstance(c, Kill)] for agent in cluster.living}
     assert killed == {"node0": [], "node1": ["m1"], "node2": []}
+
+
+def lost_link(by: str, member: str, generation: int = 1) -> tuple[str, Suspect]:
+    return by, Suspect(member=member, reason="reset", generation=generation, link_lost=True)
+
+
+def links_since(cluster: Cluster) -> set[int]:
+    return {agent.core.cluster.view.links_since for agent in cluster.living if agent.core.cluster.view}
+
+
+def test_members_that_have_lost_their_link_first_make_it_anew_and_then_one_goes() -> None:
+    cluster = running()
+    cluster.say(*lost_link("m1", "m2"))
+    cluster.tick(1.1)
+    assert (views_of(cluster), links_since(cluster)) == ({ALL}, {2})
+    # Both ends hang up on the old link, each at its own time: what is said of that is out of date.
+    cluster.say(*lost_link("m2", "m1"))
+    cluster.tick(1.1)
+    assert (views_of(cluster), links_since(cluster)) == ({ALL}, {2})
+    cluster.say(*lost_link("m2", "m1", generation=2))
+    cluster.tick(1.1)
+    assert views_of(cluster) == {("m0", "m2")}
+    assert links_since(cluster) == {2}
+
+
+def test_links_are_made_anew_again_where_a_step_was_committed_since() -> None:
+    cluster = running()
+    cluster.say(*lost_link("m1", "m2"))
+    cluster.tick(1.1)
+    cluster.commit(1, *ALL, holders=RING)
+    cluster.say(*lost_link("m1", "m2", generation=2))
+    cluster.tick(1.1)
+    assert (views_of(cluster), links_since(cluster)) == ({ALL}, {3})
+
+
+def test_lost_links_are_judged_when_all_nodes_answer_again_and_nobody_is_removed_for_a_switch_that_was_off() -> None:
+    cluster = running()
+    cluster.switch_off()
+    for by in ALL:
+        for member in set(ALL) - {by}:
+            cluster.say(*lost_link(by, member))
+    cluster.tick(60.0)
+    assert [len(agent.logged("parked")) for agent in cluster.living] == [1, 1, 1]
+    cluster.cut.clear()
+    cluster.link(cluster.agents["node1"], cluster.agents["node2"])
+    cluster.tick(1.0)  # node0 gets its links a moment later
+    assert views_of(cluster) == {ALL}
+    cluster.link(cluster.agents["node0"], cluster.agents["node1"])
+    cluster.link(cluster.agents["node0"], cluster.agents["node2"])
+    cluster.tick(1.1)
+    assert (views_of(cluster), links_since(cluster)) == ({ALL}, {2})
+    assert not any(isinstance(c, Kill) for agent in cluster.living for c in agent.done)
+
+
+def test_node_that_does_not_come_back_with_the_others_is_removed_a_little_later() -> None:
+    cluster = running()
+    cluster.switch_off()
+    cluster.tick(60.0)
+    cluster.cut.discard(frozenset(("node1", "node2")))
+    cluster.link(cluster.agents["node1"], cluster.agents["node2"])
+    cluster.tick(2.9)
+    assert cluster.agents["node1"].members == ALL
+    cluster.tick(0.2)
+    assert cluster.agents["node1"].members == ("m1", "m2")
+
+
+def test_lost_link_is_judged_again_where_the_store_did_not_answer() -> None:
+    cluster = running()
+    cluster.store_answers = False
+    cluster.say(*lost_link("m1", "m2"))
+    cluster.tick(1.1)
+    assert links_since(cluster) == {0}
+    cluster.store_answers = True
+    cluster.tick(1.1)
+    assert links_since(cluster) == {2}
 
 
 def test_newcomers_that_can_not_reach_the_only_holder_do_not_end_it_and_one_of_them_goes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,6 +49,7 @@ class FakeMesh:
         self.coming: deque[Frame | PeerLost] = deque()
         self.sent: list[tuple[str, list[Any]]] = []
         self.edited: list[int] = []
+        self.renewed: list[int] = []
         self.waited_s: list[float] = []
         self.lost: set[str] = set()
         self.closed = False
@@ -63,8 +64,9 @@ class FakeMesh:
             raise MemberLost(member, "it is gone")
         self.sent.append((member, tensors))
 
-    def edit(self, generation: int, members: list[Any], *, links: str) -> None:
+    def edit(self, generation: int, members: list[Any], *, links: str, renew: bool) -> None:
         self.edited.append(generation)
+        self.renewed += [generation] if renew else []
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None: ...
 
@@ -306,7 +308,7 @@ def test_a_lost_peer_is_told_to_the_agent_and_a_dead_one_as_proof() -> None:
     bench.turn()
     assert bench.channel.told == [
         am.Suspect(member="m1", reason="gone", dead=True),
-        am.Suspect(member="m1", reason="gone", dead=False),
+        am.Suspect(member="m1", reason="gone", link_lost=True),
     ]
 
 
@@ -342,7 +344,17 @@ def test_a_view_is_taken_over_by_the_mesh_and_a_silent_recovery_is_told_once_per
     bench.now_s += RECOVERY_DEADLINE_S
     bench.turn()
     bench.turn()
-    assert bench.channel.told == [am.Suspect(member="m1", reason="no report for generation 2 in 10 s")]
+    assert bench.channel.told == [am.Suspect(member="m1", reason="no report for generation 2 in 10 s", generation=2)]
+
+
+def test_links_are_made_anew_once_for_each_view_that_asks_for_it() -> None:
+    bench = Bench()
+    # The view that asked for it first, in generation 4, may never have been heard of here.
+    for generation, since in ((2, 0), (3, 0), (5, 4), (6, 4)):
+        view = replace(VIEW, generation=generation, links_since=since)
+        bench.core.answers[p.Viewed] = [p.EditMesh(view=view)]
+        bench.turn(am.NewView(view=view))
+    assert (bench.mesh.edited, bench.mesh.renewed) == ([2, 3, 5, 6], [5])
 
 
 def resumed() -> p.Resumed:
