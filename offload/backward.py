@@ -1,4 +1,4 @@
-"""Room in a backward: what it needs now comes back, what it needs soon is read ahead, what it needs last makes room.
+"""Reloads of a backward: what it needs now comes back, what it needs soon is read ahead, what it needs last makes room.
 
 Everything here runs with the manager's lock held; waiting lets go of it. Which storages are read or given up is decided
 by `policy.py`.
@@ -47,7 +47,7 @@ class ReadMemory:
         self._arena.trim()
 
 
-class BackwardRoom:
+class BackwardReloader:
     """Brings storages back within the limit. After `close` nothing is on a device any more."""
 
     def __init__(

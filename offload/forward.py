@@ -1,4 +1,4 @@
-"""Room in a forward: storages leave, and the forward waits for their writes, before the next one is saved.
+"""Spills of a forward: storages leave, and the forward waits for their writes, before the next one is saved.
 
 Everything here runs with the manager's lock held; waiting lets go of it. What leaves is decided by the plan and the
 limit, in the order of saving.
@@ -16,7 +16,7 @@ from elastrain.offload.passes import Pass, Passes
 from elastrain.offload.waits import BoundedWait
 
 
-class ForwardRoom:
+class ForwardSpiller:
     """Keeps a forward within the limit."""
 
     def __init__(
@@ -29,7 +29,7 @@ class ForwardRoom:
         self._account = account
         self._wait = wait
 
-    def make(self, current: Pass) -> None:
+    def make_room(self, current: Pass) -> None:
         """Wait until the next storage fits, too: it will be in memory before anybody can ask for room for it.
 
         Raises SpillWriteError where a device does not take what has to leave.

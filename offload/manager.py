@@ -1,6 +1,6 @@
 """The spill manager: owns saved storages from the forward that saves them to the last graph node that could ask.
 
-Its parts: `passes.py` (what was saved), `forward.py` and `backward.py` (room within `limit.py`), `mover.py` (between
+Its parts: `passes.py` (what was saved), `forward.py` and `backward.py` (within `limit.py`), `mover.py` (between
 memory and devices), `holds.py` (what is not final yet). One lock guards all records; finalizers leave notes with it
 (`deferred.py`). No I/O is done here.
 """
@@ -17,11 +17,11 @@ import torch
 
 from elastrain.offload import residency
 from elastrain.offload.account import Account
-from elastrain.offload.backward import BackwardRoom, ReadMemory
+from elastrain.offload.backward import BackwardReloader, ReadMemory
 from elastrain.offload.deferred import DeferredLock
 from elastrain.offload.device import Device
 from elastrain.offload.errors import OffloadError
-from elastrain.offload.forward import ForwardRoom
+from elastrain.offload.forward import ForwardSpiller
 from elastrain.offload.holds import Hold, Holds, Operator
 from elastrain.offload.limit import SpillLimit
 from elastrain.offload.mover import Mover
@@ -57,8 +57,8 @@ class SpillManager:
         self._memory = ReadMemory(lock, limit, passes)
         self._mover = mover = Mover(self.devices, lock, account, take=self._memory.take, dropped=self._dropped)
         self._holds = Holds(lock, mover)
-        self._forward = ForwardRoom(lock, limit, passes, mover, account, wait)
-        self._backward = BackwardRoom(lock, limit, passes, mover, account, wait)
+        self._forward = ForwardSpiller(lock, limit, passes, mover, account, wait)
+        self._backward = BackwardReloader(lock, limit, passes, mover, account, wait)
         # A forked child inherits the objects and their finalizers, but neither the threads nor the lock's owner.
         self._pid = os.getpid()
         self._end = weakref.finalize(self, _close_all, self.devices)
@@ -99,7 +99,7 @@ class SpillManager:
                 self._holds.add(Hold(record, storage, operator, is_shared=False))
             self._holds.let_leave(record)
             try:
-                self._forward.make(current)
+                self._forward.make_room(current)
                 self._mover.raise_write_fault()
             except OffloadError:
                 self._release(record)  # no graph node will hold it
