@@ -58,7 +58,7 @@ class PartMemory:
 
     def __init__(self, host: SharedHost, state: GroupState, rings: Rings) -> None:
         self._host, self._state, self._rings = host, state, rings
-        self._placed: tuple[torch.Tensor, Location] | None = None  # the last tensor: one is often offered twice
+        self.placed: tuple[torch.Tensor, Location] | None = None  # the last tensor: one is often offered twice
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """See operations.Memory."""
@@ -84,20 +84,16 @@ class PartMemory:
 
     def locate(self, offered: torch.Tensor) -> Location:
         """Where others find this tensor."""
-        if self._placed is not None and self._placed[0] is offered:
-            return self._placed[1]
+        if self.placed is not None and self.placed[0] is offered:
+            return self.placed[1]
         within = offered.data_ptr() - self._rings.mine.inline_area(self._rings.step).data_ptr()
         if 0 <= within < INLINE_BYTES:
             return Location(segment=0, offset_bytes=within)
         location = self._host.place(offered)
         if location is None:
             raise CommError("a tensor was offered that does not lie in shared memory")  # a bug of an operation
-        self._placed = (offered, location)
+        self.placed = (offered, location)
         return location
-
-    def forget(self) -> None:
-        """Drop the last tensor: it may be the caller's."""
-        self._placed = None
 
 
 class _Phase(enum.Enum):
@@ -134,10 +130,6 @@ class GroupGeneration:
         return Participant(rank=self.rings.rank, world=len(members), memory=memory, stage=memory.stage)
 
     # The beginning
-
-    @property
-    def is_open(self) -> bool:
-        return self._phase is _Phase.OPEN
 
     def open(self, ring: SlotRing, find: Callable[[str], DoubleBuffer | None], request: OperationRequest) -> None:
         """Wait until all others are in this generation, before anything else. Raises as `run`.
@@ -192,14 +184,16 @@ class GroupGeneration:
 
     # An operation
 
-    def begin(self, request: OperationRequest) -> None:
+    def begin(self, request: OperationRequest) -> bool:
         """Begin to execute a request: wait until the slot of its first step is free. Raises as `run`.
 
-        In a generation that is not open yet all slots are.
+        Returns False where the generation has to be opened first; all slots are free then.
         """
         self._waits.start(request, "a slot of the ring")
-        if self._phase is _Phase.OPEN:
-            self._await_slot()
+        if self._phase is not _Phase.OPEN:
+            return False
+        self._await_slot()
+        return True
 
     def run(self, operation: Operation) -> None:
         """Raises MemberLost, Aborted, Timeout, or a ProtocolError; this generation is of no use then.
@@ -212,7 +206,7 @@ class GroupGeneration:
             self.rings.mine.fail()
             raise
         finally:
-            self._memory.forget()
+            self._memory.placed = None  # it may be the caller's
 
     def _run(self, operation: Operation) -> None:
         rings = self.rings
@@ -257,8 +251,13 @@ class GroupGeneration:
             futex_wake_all(rings.mine.published_address)
 
     def _finish(self, read: Set[int]) -> None:
-        """Tell the others that I need nothing of them any more."""
-        self._check_there(read)  # before they are told: then they need keep nothing for this member
+        """Tell the others that I need nothing of them any more: from then on they keep nothing for this member.
+
+        Not where one of them was removed from the group meanwhile: it may have read what others had written over.
+        """
+        for rank in read:
+            if self.rings.by_rank[rank].generation != self.rings.generation:
+                raise self.error or Aborted(f"{self.rings.members[rank]!r} went on to a newer view")
         # Once an operation: in none more than SLOTS rounds show anything, so none waits for its own steps.
         self.rings.mine.count_finished(self.rings.step)
         futex_wake_all(self.rings.mine.finished_address)
@@ -296,12 +295,6 @@ class GroupGeneration:
             ring = self.rings.by_rank[rank]
             if ring.has_failed(self.rings.generation):
                 self._await(rank, ring.published_address, ring.has_published, self.rings.step + _NEVER)
-
-    def _check_there(self, read: Set[int]) -> None:
-        """A member that was removed from the group meanwhile may have read what others had written over."""
-        for rank in read:
-            if self.rings.by_rank[rank].generation != self.rings.generation:
-                raise self.error or Aborted(f"{self.rings.members[rank]!r} went on to a newer view")
 
     # Waits
 

@@ -203,8 +203,7 @@ class SharedMemoryExecutor:
         if generation.error is not None:
             return generation.error
         try:
-            generation.begin(request)
-            if not generation.is_open:
+            if not generation.begin(request):
                 self._open(track, generation, request)
             operation = _make(generation, request)
             if not isinstance(operation, ValueError):

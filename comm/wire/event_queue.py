@@ -48,6 +48,8 @@ class EventQueue:
     def begin(self, generation: int) -> None:
         """A generation begins: drop what belongs to former ones. Losses that still count are told anew."""
         self._newest = max(self._newest, generation)
+        if not self._events:
+            return
         kept = [
             event
             for event in self._events

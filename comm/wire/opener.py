@@ -111,8 +111,10 @@ class Opener:
 
     def forget_early(self, generation: int) -> None:
         """Hang up on those that came early, and that the newest view they had heard of leaves out."""
-        for member in [m for m, (_, newest) in self._early.items() if newest <= generation]:
-            self._early.pop(member)[0].close()
+        for member, (sock, newest) in list(self._early.items()):
+            if newest <= generation:
+                del self._early[member]
+                sock.close()
 
     def begin(self, generation: int) -> None:
         """Tell this generation to whoever comes from now on."""
