@@ -49,7 +49,7 @@ def pages(length_bytes: int) -> memoryview:
         return memoryview(_anonymous(length_bytes))
     # Address space costs nothing: enough of it to start at the boundary of a huge page.
     memory = _anonymous(length_bytes + HUGE_PAGE_BYTES)
-    start_bytes = -_address(memory) % HUGE_PAGE_BYTES
+    start_bytes = -address_of(memory) % HUGE_PAGE_BYTES
     memory.madvise(mmap.MADV_HUGEPAGE, start_bytes, huge_bytes)
     return memoryview(memory)[start_bytes : start_bytes + length_bytes]
 
@@ -58,7 +58,7 @@ def drop_pages(memory: memoryview, start_bytes: int, size_bytes: int) -> None:
     """Give whole pages of what `pages` returned to the kernel: they come back as zeros when they are touched."""
     mapped = memory.obj
     assert isinstance(mapped, mmap.mmap)
-    before_bytes = _address(memory) - _address(mapped)
+    before_bytes = address_of(memory) - address_of(mapped)
     mapped.madvise(mmap.MADV_DONTNEED, before_bytes + start_bytes, size_bytes)
 
 
@@ -71,7 +71,8 @@ def fault_in(image: memoryview) -> None:
     torch.frombuffer(image, dtype=torch.uint8)[::PAGE_BYTES].zero_()
 
 
-def _address(memory: memoryview | mmap.mmap) -> int:
+def address_of(memory: memoryview | mmap.mmap) -> int:
+    """Where writable memory begins."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 

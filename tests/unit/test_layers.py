@@ -139,7 +139,7 @@ def test_what_the_agent_decides_uses_only_values(path: Path) -> None:
     assert {name for name in beyond if not within(name, AGENT_VALUES)} == set()
 
 
-LIFETIMES_PURE = ("booking", "plan", "program", "recording", "replay", "tiers", "timeline", "values")
+LIFETIMES_PURE = ("booking", "orders", "plan", "program", "recording", "replay", "tiers", "timeline", "values")
 """Parts of `offload/lifetimes/` that only compute: on values and on arrays of numbers."""
 ARRAYS_AND_WORDS = frozenset({"numpy", "elastrain.offload.stats"})
 

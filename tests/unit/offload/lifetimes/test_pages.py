@@ -1,0 +1,116 @@
+"""Pages that move under addresses that stay: what arrives has memory, what is out is protected, children get none."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from elastrain.offload.lifetimes.pages import PagedRange, PagePool
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages move by mremap, which is Linux'")
+MIB = 1 << 20
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+
+def in_child(act: Callable[[], None]) -> int:
+    """The child's wait status."""
+    pid = os.fork()
+    if pid == 0:
+        act()
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+
+def test_pages_move_from_a_leaving_piece_to_an_arriving_one_and_no_memory_is_added() -> None:
+    pool = PagePool(64 * MIB)
+    first, second = PagedRange(16 * MIB), PagedRange(16 * MIB)
+    address = first.tensor.data_ptr()
+    pool.take_from(second)
+    first.tensor.fill_(7)
+    before = resident_bytes()
+    for _ in range(4):
+        pool.take_from(first)
+        pool.give_to(second)
+        second.tensor.fill_(9)
+        pool.take_from(second)
+        pool.give_to(first)
+        first.tensor.fill_(7)
+    assert first.tensor.data_ptr() == address
+    assert bool((first.tensor == 7).all())
+    assert resident_bytes() - before < 4 * MIB
+
+
+def test_pieces_of_other_sizes_share_pages() -> None:
+    pool = PagePool(64 * MIB)
+    large, small, other = PagedRange(10 * MIB + 5), PagedRange(3 * MIB + 4096), PagedRange(8 * MIB)
+    for each in (large, small, other):
+        each.tensor.fill_(1)
+        pool.take_from(each)
+    assert pool.parked_bytes == sum(each.size_bytes for each in (large, small, other))
+    for round_ in range(1, 4):
+        for each in (small, large, other):
+            pool.give_to(each)
+            each.tensor.fill_(round_)
+        for each in (other, small, large):
+            assert bool((each.tensor == round_).all())
+            pool.take_from(each)
+
+
+def test_a_touch_of_what_is_out_ends_the_process() -> None:
+    pool, piece = PagePool(4 * MIB), PagedRange(MIB)
+    pool.take_from(piece)
+
+    # A child has no such memory at all: its parent's protection is seen by a child that makes its own.
+    def touch() -> None:
+        faulthandler.disable()
+        own = PagedRange(MIB)
+        own.protect()
+        own.tensor.sum().item()
+
+    assert os.WTERMSIG(in_child(touch)) == signal.SIGSEGV
+    pool.give_to(piece)
+    piece.tensor.fill_(1)
+
+
+def test_parked_pages_go_back_to_the_kernel_when_they_are_trimmed() -> None:
+    pool, piece = PagePool(64 * MIB), PagedRange(32 * MIB)
+    piece.tensor.fill_(1)
+    before = resident_bytes()
+    pool.take_from(piece)
+    assert before - resident_bytes() < 4 * MIB
+    pool.trim(0)
+    assert pool.parked_bytes == 0 and before - resident_bytes() > 28 * MIB
+
+
+def test_what_the_pool_has_no_addresses_for_goes_to_the_kernel() -> None:
+    pool, piece = PagePool(8 * MIB), PagedRange(32 * MIB)
+    piece.tensor.fill_(1)
+    before = resident_bytes()
+    pool.take_from(piece)
+    assert pool.parked_bytes == 8 * MIB and before - resident_bytes() > 20 * MIB
+    pool.give_to(piece)
+    piece.tensor.fill_(2)
+    assert int(piece.tensor.sum(dtype=torch.int64)) == 2 * 32 * MIB
+
+
+def test_a_forked_child_gets_none_of_the_pages() -> None:
+    piece = PagedRange(64 * MIB)
+    piece.tensor.fill_(1)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(write, str(resident_bytes()).encode())
+        os._exit(0)
+    told = int(os.read(read, 32))
+    os.waitpid(pid, 0)
+    assert resident_bytes() - told > 60 * MIB
