@@ -164,12 +164,9 @@ def test_simulated_nodes_open_no_port_but_to_each_other_on_loopback(local: Nodes
 
 
 def _job_sockets(job: NodesJob) -> set[str]:
-    """Inodes of the sockets that the job's processes hold."""
-    folder, found = str(job.run.path).encode(), set[str]()
-    for process in Path("/proc").glob("[0-9]*"):
-        if folder in _bytes(process / "environ") or folder in _bytes(process / "cmdline"):
-            found |= {link.split("[")[1].rstrip("]") for link in _links(process / "fd") if link.startswith("socket:")}
-    return found
+    """Inodes of the sockets that the launcher, its etcd, agents and workers hold."""
+    links = [link for pid in {*job.sessions(), job.process.pid, job.etcd()} for link in _links(Path(f"/proc/{pid}/fd"))]
+    return {link.split("[")[1].rstrip("]") for link in links if link.startswith("socket:")}
 
 
 def _links(folder: Path) -> list[str]:
