@@ -138,7 +138,7 @@ class EmbeddedEtcd:
         client = f"unix://{_CLIENT_SOCKET}" if self._host is None else f"http://{self.endpoint}"
         peer = f"unix://{_PEER_SOCKET}"
         command = [
-            *("--name", "elastrain", "--data-dir", "data"),
+            *("--name", "elastrain", "--data-dir", str(self._folder.absolute() / "data")),
             *("--listen-client-urls", client, "--advertise-client-urls", client),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
             *("--initial-cluster", f"elastrain={peer}"),
