@@ -220,7 +220,7 @@ class Agent:
             fault = grammar.parse(request.line)
         except ConfigError as error:
             return Answer(ok=False, sentence=str(error))
-        sentence, taken, commands = self._core.inject(fault)
+        sentence, taken, commands = self._core.inject(fault, time.monotonic() if request.careful else None)
         self._runner.queue.add(commands)
         return Answer(ok=taken, sentence=sentence)
 

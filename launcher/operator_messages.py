@@ -16,6 +16,8 @@ class AskFault(Tagged, frozen=True, kw_only=True):
 
     line: str
     """As after `elastrain inject`; see `faults.grammar`."""
+    careful: bool = False
+    """Only if the job keeps its state."""
 
 
 class Answer(Tagged, frozen=True, kw_only=True):

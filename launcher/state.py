@@ -25,6 +25,7 @@ def describe(core: Core, job: str, now: float) -> dict[str, Any]:
         "job": job,
         "node": cluster.config.node,
         "state": _state(core),
+        "running_s": now - cluster.config.began_s,
         "roster": [record.name for record in cluster.roster.nodes] if cluster.roster is not None else None,
         "generation": view.generation if view else 0,
         "step": cluster.progress.step,

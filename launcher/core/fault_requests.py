@@ -8,6 +8,7 @@ from elastrain.agent_messages import ArmFault, Struck
 from elastrain.errors import ConfigError
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, FaultDue
+from elastrain.launcher.core.fault_care import FaultCare
 from elastrain.launcher.core.fault_targets import FaultTargets, Unknown
 from elastrain.launcher.core.stages import Stage
 from elastrain.launcher.core.worker_table import Worker
@@ -33,7 +34,7 @@ class FaultRequests:
         choose: Callable[[Sequence[str]], str],
     ) -> None:
         self._cluster, self._config, self._deadlines = cluster, cluster.config, deadlines
-        self._targets = FaultTargets(cluster, choose)
+        self._targets, self._care = FaultTargets(cluster, choose), FaultCare(cluster)
         self._waiting: list[Fault] = []
         """With one target each, but for those that wait for the first view."""
         self._timed: dict[int, tuple[Fault, bool]] = {}
@@ -45,9 +46,7 @@ class FaultRequests:
         self._last_number = 0
         for fault in faults:
             if fault.place.t_s is not None:
-                # Those around the nodes the launcher has read itself.
-                if CLASSES[fault.kind].by is not Carrier.LAUNCHER:
-                    self._set_timer(fault, asked=False)
+                self._set_timer(fault, asked=False)
             elif _is_for_first_view(fault):
                 self._waiting.append(fault)
             else:
@@ -55,18 +54,23 @@ class FaultRequests:
 
     # ---- from the operator
 
-    def inject(self, fault: Fault) -> FaultAnswer:
-        """The operator asks for a fault."""
+    def inject(self, fault: Fault, careful_at: float | None = None) -> FaultAnswer:
+        """The operator asks for a fault; with a time (now), only if the job keeps its state."""
         if not self._config.armed:
             return "this run is not armed: start it with --inject (or --faults FILE)", False, []
         if fault.place.t_s is not None:
             self._set_timer(fault, asked=True)
             return f"{fault} is due", True, []
-        if CLASSES[fault.kind].by is Carrier.LAUNCHER:
-            return self._inject_around(fault)
         named = self._targets.named(fault)
         if isinstance(named, Unknown):
             return named.sentence, False, []
+        if careful_at is not None:
+            problem = self._care.problem(named, careful_at)
+            if problem:
+                return problem, False, []
+            self._care.note(named, careful_at)
+        if CLASSES[fault.kind].by is Carrier.LAUNCHER:
+            return self._inject_around(named)
         answers = [self._inject_one(single) for single in named.singles()]
         return "; ".join(sentence for sentence, _ in answers), True, [c for _, commands in answers for c in commands]
 
@@ -83,7 +87,7 @@ class FaultRequests:
         fault, asked = self._timed.pop(due.number)
         if not asked and not self._targets.is_first():
             return []
-        return self._inject_or_log(fault.struck_at_once())
+        return self._inject_or_log(fault.when_due())
 
     # ---- from workers
 

@@ -54,15 +54,15 @@ class FaultTargets:
 
     def _problem(self, target: Target) -> str:
         cluster = self._cluster
-        if target.scheme is Scheme.NODE:
+        if target.scheme is not Scheme.MEMBER:
             there = {cluster.config.node, *cluster.peers.nodes}
-            missing = target.name not in there
-            return f"there is no node {target.name}: there are {', '.join(sorted(there))}" if missing else ""
+            missing = [node for node in target.nodes if node not in there]
+            return f"there is no node {missing[0]}: there are {', '.join(sorted(there))}" if missing else ""
         if self._elsewhere(target.name):
             return ""
         worker = cluster.workers.by_id.get(target.name)
-        missing = worker is None or not worker.alive
-        return f"there is no living member {target.name}: there are {self._living() or 'none'}" if missing else ""
+        is_gone = worker is None or not worker.alive
+        return f"there is no living member {target.name}: there are {self._living() or 'none'}" if is_gone else ""
 
     def _candidates(self, scheme: Scheme) -> list[str]:
         cluster = self._cluster

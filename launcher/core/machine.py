@@ -69,9 +69,9 @@ class Core:
         """Some deadline may have passed."""
         return [command for due in self.deadlines.take_passed(now) for command in self._on_due(due, now)]
 
-    def inject(self, fault: Fault) -> FaultAnswer:
-        """The operator asks for a fault, here or elsewhere."""
-        return self.faults.inject(fault)
+    def inject(self, fault: Fault, careful_at: float | None = None) -> FaultAnswer:
+        """The operator asks for a fault, here or elsewhere; with a time (now), only if the job keeps its state."""
+        return self.faults.inject(fault, careful_at)
 
     # ---- who decides
 

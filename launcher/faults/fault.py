@@ -32,6 +32,12 @@ class Target:
     def is_random(self) -> bool:
         return self.name == RANDOM
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Those that it names."""
+        ends = {Scheme.NODE: (self.name,), Scheme.LINK: tuple(self.name.split("-"))}
+        return ends.get(self.scheme, ())
+
     def __str__(self) -> str:
         return f"{self.scheme}:{self.name}" if self.name else str(self.scheme)
 
@@ -40,7 +46,7 @@ class Target:
 class Moment:
     """Where a fault strikes: at a step, at a phase (of that step, or the first that comes), or at a time; or at once.
 
-    `t_s` counts from the beginning of `elastrain run`.
+    `t_s` counts from the beginning of `elastrain run`; with a phase, the first that comes after that time.
     """
 
     step: int | None = None
@@ -84,6 +90,10 @@ class Fault:
 
     def aimed_at(self, targets: Sequence[Target]) -> Fault:
         return replace(self, targets=tuple(targets))
+
+    def when_due(self) -> Fault:
+        """The same when its time has come."""
+        return replace(self, place=replace(self.place, t_s=None))
 
     def struck_at_once(self) -> Fault:
         """The same without a place: it has come to it."""

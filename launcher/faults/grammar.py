@@ -120,11 +120,11 @@ def _place(row: FaultClass, text: str) -> Moment:
         if name not in ("step", "phase", "t") or name in found or not _fits(name, value):
             raise ConfigError(
                 f"--at {text!r} is not understood: write step=N, phase=P, or step=N,phase=P, N from 0 on; "
-                "or t=SECONDS since the start of the job"
+                "or t=SECONDS since the start of the job, also with phase=P"
             )
         found[name] = value
-    if "t" in found and len(found) > 1:
-        raise ConfigError(f"--at {text!r}: a time cannot be combined with a step or a phase")
+    if "t" in found and "step" in found:
+        raise ConfigError(f"--at {text!r}: a time cannot be combined with a step")
     return Moment(
         step=int(found["step"]) if "step" in found else None,
         phase=_phase(row, found["phase"]) if "phase" in found else None,

@@ -74,6 +74,8 @@ class FaultClass:
     lasting: Lasting = Lasting.NO
     for_s: float | None = None
     """How long it lasts unless `--for` says so."""
+    loses: bool = True
+    """It may cost the members that it strikes."""
     options: tuple[Option, ...] = ()
 
     def option(self, name: str) -> Option | None:
@@ -130,6 +132,7 @@ _ROWS = (
     ),
     FaultClass(
         name="slow",
+        loses=False,
         by=Carrier.WORKER,
         phases=MICRO_BATCH_PHASES,
         lasting=Lasting.MAY,
@@ -201,6 +204,7 @@ _ROWS = (
     ),
     FaultClass(
         name="throttle",
+        loses=False,
         by=Carrier.AGENT,
         lasting=Lasting.MAY,
         options=(_number("share", 0.25, 0.01, 1.0, meaning="of one core"),),
@@ -247,6 +251,7 @@ _ROWS = (
     ),
     FaultClass(
         name="slow-link",
+        loses=False,
         by=Carrier.LAUNCHER,
         targets=NODES_OR_LINKS,
         lasting=Lasting.MAY,
@@ -255,6 +260,7 @@ _ROWS = (
     ),
     FaultClass(
         name="etcd-kill",
+        loses=False,
         by=Carrier.LAUNCHER,
         targets=(Scheme.ETCD,),
         lasting=Lasting.MUST,
@@ -263,6 +269,7 @@ _ROWS = (
     ),
     FaultClass(
         name="etcd-stop",
+        loses=False,
         by=Carrier.LAUNCHER,
         targets=(Scheme.ETCD,),
         lasting=Lasting.MUST,
@@ -271,12 +278,14 @@ _ROWS = (
     ),
     FaultClass(
         name="etcd-compact",
+        loses=False,
         by=Carrier.LAUNCHER,
         targets=(Scheme.ETCD,),
         help="etcd forgets all older revisions: watches of them fail.",
     ),
     FaultClass(
         name="etcd-wipe",
+        loses=False,
         by=Carrier.LAUNCHER,
         targets=(Scheme.ETCD,),
         lasting=Lasting.MUST,

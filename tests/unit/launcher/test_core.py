@@ -727,7 +727,7 @@ def test_a_wrong_replacement_takes_the_place_of_the_one_that_is_killed() -> None
 
 def test_faults_of_the_network_go_to_the_launcher_at_once_or_from_their_place() -> None:
     job = running(armed=True)
-    line = "partition --target node:node2 --for 3"
+    line = "partition --target node:node0 --for 3"
     tell = of(Tell, job.core.inject(grammar.parse(f"{line} --at step=4"))[2])[0]
     assert isinstance(tell.message, am.ArmFault)
     assert tell.message.number is not None
@@ -739,7 +739,35 @@ def test_faults_of_the_file_with_a_time_are_due_from_the_start() -> None:
     job = running(faults=faults, armed=True, began_s=NOW)
     commands = job.do(job.core.on_tick(NOW + 3))
     assert [c.member for c in of(Kill, commands)] == ["m2"]
-    assert of(AskLauncher, commands) == []  # the launcher has read the file itself
+    assert [c.line for c in of(AskLauncher, commands)] == ["etcd-kill --target etcd"]
+
+
+def test_fault_with_a_time_and_a_phase_waits_for_both() -> None:
+    job = running(armed=True, began_s=NOW)
+    job.core.inject(grammar.parse("segfault --target member:m1 --at t=5,phase=commit"))
+    tell = of(Tell, job.do(job.core.on_tick(NOW + 5.0)))[0]
+    assert tell.message == am.ArmFault(kind="segfault", step=None, phase="commit")
+
+
+def test_with_care_a_fault_strikes_only_where_the_state_survives() -> None:
+    """Each shard of the ring has two holders: of three members, one may be lost at a time."""
+    job = running(armed=True)
+    kill = grammar.parse
+    assert not job.core.inject(kill("kill --target member:m0,member:m1"), NOW)[1]
+    assert job.core.inject(kill("stop --target member:m0 --for 2"), NOW)[1]
+    sentence, taken, commands = job.core.inject(kill("kill --target member:m1"), NOW + 3)
+    assert (taken, commands) == (False, [])
+    assert sentence == "kill --target member:m1 does not strike: all holders of shard 0 would be struck"
+    assert job.core.inject(kill("slow --target member:m1"), NOW + 3)[1]  # it costs nobody
+    assert job.core.inject(kill("kill --target member:m1"), NOW + 13)[1]  # m0 goes on by then
+    assert job.core.inject(kill("kill --target member:m0"), None)[1]  # nobody asked for care
+
+
+def test_with_care_nothing_strikes_before_the_holders_are_known() -> None:
+    job = Job(2, armed=True)
+    job.hello("m0")
+    job.hello("m1")
+    assert "not known yet" in job.core.inject(grammar.parse("kill --target member:m0"), NOW)[0]
 
 
 # ---- what status shows

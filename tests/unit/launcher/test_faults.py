@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ def test_fault_at_once_has_no_place() -> None:
         ("phase=join", Moment(phase="join")),
         ("t=0", Moment(t_s=0.0)),
         ("t=12.5", Moment(t_s=12.5)),
+        ("t=3,phase=commit", Moment(t_s=3.0, phase="commit")),
     ],
 )
 def test_place_is_a_step_or_a_phase_or_both_or_a_time(at: str, place: Moment) -> None:
@@ -122,8 +124,8 @@ def faults(draw: st.DrawFn) -> Fault:
     scheme = draw(st.sampled_from(row.targets))
     names = {Scheme.ETCD: st.just(""), Scheme.LINK: LINKS}.get(scheme, NAMES)
     place = draw(PLACES[0])
-    if place.t_s is None and draw(st.booleans()):
-        place = Moment(step=place.step, phase=draw(st.sampled_from(row.phases)))
+    if draw(st.booleans()):
+        place = replace(place, phase=draw(st.sampled_from(row.phases)))
     options = tuple((each.name, draw(_values(each))) for each in row.options if draw(st.booleans()))
     return Fault(
         kind=row.name,

@@ -1,0 +1,197 @@
+"""`elastrain chaos`: faults at random, from a seed, into a running job; prints them as a schedule that replays them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+import typer
+
+from elastrain.errors import ConfigError
+from elastrain.launcher import control, rundir
+from elastrain.launcher.commands.options.grouped import grouped
+from elastrain.launcher.faults.chaos import DEFAULT, ChaosPlan, Draw, Situation, aim, draws
+from elastrain.launcher.faults.fault import Fault
+from elastrain.launcher.operator_messages import Answer, AskFault
+from elastrain.launcher.rundir import RunDir
+
+_LOOK_EVERY_S = 0.5
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChaosFlags:
+    """What is drawn, and for how long."""
+
+    seed: Annotated[int, typer.Option("--seed", help="Of all that is drawn.")]
+    mtbf: Annotated[float, typer.Option("--mtbf", min=0.01, help="Mean seconds between two faults.")] = 10.0
+    duration: Annotated[str, typer.Option("--for", metavar="TIME", help="How long faults are drawn: 90, 10m, 1h.")] = (
+        "1h"
+    )
+    classes: Annotated[str, typer.Option("--classes", help="Classes to draw from, with commas.")] = ",".join(DEFAULT)
+    reckless: Annotated[
+        bool, typer.Option("--reckless", help="Also strike the last holders of state, and in phases of a recovery.")
+    ] = False
+
+    def plan(self) -> ChaosPlan:
+        """Raises ConfigError."""
+        classes = tuple(filter(None, self.classes.split(",")))
+        return ChaosPlan(seed=self.seed, mean_s=self.mtbf, classes=classes, reckless=self.reckless)
+
+    def for_s(self) -> float:
+        """Raises ConfigError."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", self.duration)
+        if found is None:
+            raise ConfigError(f"--for {self.duration!r}: write a number of seconds, or of m or h, such as 10m or 1h")
+        return float(found[1]) * _UNITS[found[2]]
+
+
+@grouped
+def chaos(
+    flags: ChaosFlags,
+    run: Annotated[str | None, typer.Option("--run", help="The run's folder or job id; default: the newest.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A JSON object per line: each fault, then a summary.")
+    ] = False,
+) -> int:
+    """Draw faults at random for a job that was started with --inject, until the time is over; wait for the job's end.
+
+    Prints a schedule that `elastrain run --faults` replays. The exit code is the job's.
+    """
+    folder = rundir.find(run)
+    show = _as_json if as_json else _as_lines
+    return Chaos(AskedJob(folder), flags.plan(), flags.for_s(), show).run()
+
+
+@dataclass(frozen=True)
+class AskedJob:
+    """The running job, as its operator sees it."""
+
+    folder: RunDir
+
+    def state(self) -> dict[str, Any]:
+        return control.state(self.folder)
+
+    def ask(self, fault: Fault, *, careful: bool) -> Answer:
+        """Whatever it says: a job that has just ended has nothing to say, and is no error here."""
+        try:
+            return control.ask(self.folder, AskFault(line=str(fault), careful=careful))
+        except (ConfigError, control.NoAnswerError) as error:
+            return Answer(ok=False, sentence=str(error))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnFault:
+    """One fault, struck or passed over. `fault` has the time since the job's start, unless there was nobody."""
+
+    draw: Draw
+    fault: Fault | None
+    struck: bool
+    sentence: str
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """What has come of the faults so far."""
+
+    drawn: int = 0
+    struck: Counter[str] = field(default_factory=Counter)
+
+    def add(self, outcome: DrawnFault) -> None:
+        self.drawn += 1
+        self.struck[outcome.draw.kind] += outcome.struck
+
+
+class Chaos:
+    """One run of the command. `show` takes each outcome, and at the end the summary."""
+
+    def __init__(
+        self,
+        job: AskedJob,
+        plan: ChaosPlan,
+        for_s: float,
+        show: Callable[[DrawnFault | dict[str, Any]], None],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._job, self._plan, self._for_s, self._show = job, plan, for_s, show
+        self._clock, self._sleep = clock, sleep
+        self._tally = Tally()
+
+    def run(self) -> int:
+        """Until the job has ended; its exit code."""
+        began_s = self._clock()
+        for draw in draws(self._plan):
+            if draw.at_s > self._for_s:
+                break
+            if self._ends_before(began_s + draw.at_s):
+                break
+            outcome = self._strike(draw)
+            self._tally.add(outcome)
+            self._show(outcome)
+        self._ends_before(float("inf"))
+        return self._sum_up()
+
+    def _ends_before(self, at_s: float) -> bool:
+        """Wait for the time; true if the job has ended before."""
+        while not _has_ended(self._job.state()):
+            left_s = at_s - self._clock()
+            if left_s <= 0:
+                return False
+            self._sleep(min(left_s, _LOOK_EVERY_S))
+        return True
+
+    def _strike(self, draw: Draw) -> DrawnFault:
+        state = self._job.state()
+        fault = aim(draw, Situation.of(state), self._plan)
+        if fault is None:
+            return DrawnFault(draw=draw, fault=None, struck=False, sentence=f"{draw.kind} finds nobody to strike")
+        answer = self._job.ask(fault, careful=not self._plan.reckless)
+        placed = replace(fault, place=replace(fault.place, t_s=round(state["running_s"], 3)))
+        return DrawnFault(draw=draw, fault=placed, struck=answer.ok, sentence=answer.sentence)
+
+    def _sum_up(self) -> int:
+        state, tally = self._job.state(), self._tally
+        code = 1 if state["exit_code"] is None else int(state["exit_code"])
+        self._show(
+            {
+                "seed": self._plan.seed,
+                "drawn": tally.drawn,
+                "struck": tally.struck.total(),
+                "classes": {kind: count for kind, count in sorted(tally.struck.items()) if count},
+                "step": state["step"],
+                "steps_lost": state["steps_lost"],
+                "exit_code": code,
+                "end": state["end"]["sentence"] if state["end"] else "its launcher has vanished",
+            }
+        )
+        return code
+
+
+def _has_ended(state: dict[str, Any]) -> bool:
+    return state["exit_code"] is not None or state["state"] == "vanished"
+
+
+def _as_lines(told: DrawnFault | dict[str, Any]) -> None:
+    """A schedule: what did not strike, and the summary, are comments."""
+    if isinstance(told, DrawnFault):
+        print(told.fault if told.struck else f"# {told.sentence}", flush=True)
+    else:
+        for name, value in told.items():
+            print(f"# {name}: {value}", flush=True)
+
+
+def _as_json(told: DrawnFault | dict[str, Any]) -> None:
+    if isinstance(told, DrawnFault):
+        line = str(told.fault) if told.fault is not None else None
+        shown = {"number": told.draw.number, "line": line, "struck": told.struck, "sentence": told.sentence}
+    else:
+        shown = told
+    sys.stdout.write(json.dumps(shown) + "\n")
+    sys.stdout.flush()

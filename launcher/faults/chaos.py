@@ -1,0 +1,187 @@
+"""Which fault strikes whom and when, drawn from a seed: exponential times, classes and their options at random.
+
+A draw depends on seed and number alone, so that a run is drawn again whatever its job does; whom it means depends on
+who lives when its time has come (`aim`). Pure.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elastrain.errors import ConfigError
+from elastrain.launcher.faults.fault import Fault, Moment, Scheme, Target, Value
+from elastrain.launcher.faults.table import CLASSES, Carrier, FaultClass, Lasting, Option
+
+DEFAULT = ("kill", "segfault", "abort", "exception", "device-error", "memory-limit", "stop", "slow", "hang")
+"""What every job survives while it keeps its state and its restarts last."""
+STEP_PHASES = frozenset({"forward", "backward", "reduce", "commit", "apply", "publish"})
+"""Those of every step: at those of a recovery a fault would wait for another loss, and double it."""
+NODE_CLASSES = frozenset({"kill", "stop"})
+"""Those after which a simulated node comes back: one that ends by itself stays away."""
+SEEN_FLIPS = ("backup", "gradient", "spill")
+"""Of the places of a flip, those that cost a member or work, and not the job."""
+_LASTING_S: Mapping[str, tuple[float, float]] = {
+    "stop": (0.2, 8.0),
+    "slow": (2.0, 15.0),
+    "throttle": (2.0, 15.0),
+    "drive": (0.2, 3.0),
+    "flap": (0.2, 0.9),
+    "partition": (1.0, 10.0),
+    "loss": (2.0, 10.0),
+    "slow-link": (2.0, 10.0),
+    "etcd-kill": (1.0, 6.0),
+    "etcd-stop": (1.0, 6.0),
+    "etcd-wipe": (1.0, 3.0),
+}
+_SPANS: Mapping[tuple[str, str], tuple[float, float]] = {
+    ("slow", "factor"): (1.5, 5.0),
+    ("throttle", "share"): (0.1, 0.5),
+    ("preempt", "grace"): (1.0, 10.0),
+    ("loss", "percent"): (1.0, 15.0),
+    ("slow-link", "rate"): (1.0, 50.0),
+    ("drive", "rate"): (10.0, 200.0),
+    ("device-error", "after"): (1.0, 200.0),
+}
+_AT_A_PHASE, _AT_A_NODE = 0.5, 0.2
+"""Shares of the faults."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChaosPlan:
+    """What is drawn. `mean_s`: between two faults. `reckless`: also what may cost the state or the job."""
+
+    seed: int
+    mean_s: float
+    classes: tuple[str, ...] = DEFAULT
+    reckless: bool = False
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.classes if name not in CLASSES]
+        if unknown:
+            raise ConfigError(f"--classes: unknown fault class {unknown[0]!r}: known are {', '.join(CLASSES)}")
+        if not self.classes:
+            raise ConfigError("--classes names no class")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """One fault before it is known who lives. `pick` and `pick_scheme`: from 0 to 1."""
+
+    number: int
+    at_s: float
+    """Since the beginning of the chaos."""
+    kind: str
+    pick_scheme: float
+    pick: float
+    phase: str | None
+    for_s: float | None
+    options: tuple[tuple[str, Value], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """Who lives: members of the view in order, and the nodes that have some."""
+
+    members: tuple[str, ...]
+    nodes: tuple[str, ...]
+
+    @staticmethod
+    def of(state: Mapping[str, Any]) -> Situation:
+        """From what `elastrain status --json` shows."""
+        inside = [each for each in state["members"] if each["rank"] is not None and each["state"] == "member"]
+        return Situation(
+            members=tuple(each["id"] for each in inside), nodes=tuple(sorted({each["node"] for each in inside}))
+        )
+
+
+def draws(plan: ChaosPlan) -> Iterator[Draw]:
+    """For ever, in order of time."""
+    at_s, number = 0.0, 0
+    while True:
+        number += 1
+        chance = random.Random(f"{plan.seed} {number}")  # of its own, so that what one takes moves no other
+        at_s += chance.expovariate(1.0 / plan.mean_s)
+        yield _draw(plan, chance, number, at_s)
+
+
+def aim(draw: Draw, situation: Situation, plan: ChaosPlan) -> Fault | None:
+    """The fault with its target; None where there is nobody whom it could strike."""
+    scheme = _scheme(draw, situation, plan)
+    names = _names(scheme, situation) if scheme is not None else []
+    if scheme is None or not names:
+        return None
+    target = Target(scheme=scheme, name=names[int(draw.pick * len(names))])
+    place = Moment(phase=draw.phase)
+    return Fault(kind=draw.kind, targets=(target,), place=place, for_s=draw.for_s, options=draw.options)
+
+
+# ---- one draw
+
+
+def _draw(plan: ChaosPlan, chance: random.Random, number: int, at_s: float) -> Draw:
+    row = CLASSES[chance.choice(plan.classes)]
+    return Draw(
+        number=number,
+        at_s=at_s,
+        kind=row.name,
+        pick_scheme=chance.random(),
+        pick=chance.random(),
+        phase=_phase(row, plan, chance),
+        for_s=_drawn(chance, *_LASTING_S[row.name]) if row.name in _LASTING_S else None,
+        options=tuple((each.name, _value(row, each, plan, chance, number)) for each in row.options),
+    )
+
+
+def _phase(row: FaultClass, plan: ChaosPlan, chance: random.Random) -> str | None:
+    # The launcher has no phases of its own, and what lasts seconds gains nothing by one.
+    phases = [phase for phase in row.phases if plan.reckless or phase in STEP_PHASES]
+    wanted = chance.random() < _AT_A_PHASE and row.by is not Carrier.LAUNCHER and row.lasting is not Lasting.MUST
+    return chance.choice(phases) if wanted and phases else None
+
+
+def _value(row: FaultClass, option: Option, plan: ChaosPlan, chance: random.Random, number: int) -> Value:
+    if isinstance(option.default, str):
+        if len(option.choices) == 1:
+            # Of its own: the same exception at the same place on a second member is the script's fault, and ends it.
+            return f"injected by chaos, number {number}"
+        return chance.choice(SEEN_FLIPS if row.name == "flip" and not plan.reckless else option.choices)
+    span = _SPANS.get((row.name, option.name))
+    if span is None:
+        return option.default
+    value = _drawn(chance, *span)
+    return round(value) if option.is_whole else value
+
+
+def _drawn(chance: random.Random, least: float, most: float) -> float:
+    """Short ones are as likely as long ones: uniform in its logarithm. Three digits are enough to read."""
+    return float(f"{math.exp(chance.uniform(math.log(least), math.log(most))):.3g}")
+
+
+# ---- one target
+
+
+def _scheme(draw: Draw, situation: Situation, plan: ChaosPlan) -> Scheme | None:
+    several = len(situation.nodes) > 1
+    row = CLASSES[draw.kind]
+    possible = [scheme for scheme in row.targets if scheme is Scheme.MEMBER or several]
+    if Scheme.MEMBER in possible and Scheme.NODE in possible:
+        to_node = draw.pick_scheme < _AT_A_NODE and (plan.reckless or draw.kind in NODE_CLASSES)
+        return Scheme.NODE if to_node else Scheme.MEMBER
+    return possible[int(draw.pick_scheme * len(possible))] if possible else None
+
+
+def _names(scheme: Scheme, situation: Situation) -> list[str]:
+    nodes = situation.nodes
+    match scheme:
+        case Scheme.MEMBER:
+            return list(situation.members)
+        case Scheme.NODE:
+            return list(nodes)
+        case Scheme.LINK:
+            return [f"{one}-{other}" for index, one in enumerate(nodes) for other in nodes[index + 1 :]]
+        case Scheme.ETCD:
+            return [""]
