@@ -14,7 +14,7 @@ NAME = "elastrain"
 
 
 def autoload() -> None:
-    """For the entry point group `torch.backends`."""
+    """Register the backend: torch calls this for the entry point group `torch.backends`."""
     try:
         register()
     except Exception:  # the edge towards torch: see above

@@ -1,1 +1,1 @@
-"""What a collective is: its rounds, its order of summation and its arithmetic. No threads, sockets or clocks."""
+"""Collectives: their rounds, its order of summation and its arithmetic. No threads, sockets or clocks."""

@@ -67,7 +67,7 @@ class TwoLevelReduce:
             self._tensor.copy_(self._result.view(self._tensor.shape))
 
     def _sum_here(self) -> None:
-        """Of my slice, over the ranks of this host."""
+        """Sum my slice over the ranks of this host."""
         if not len(self._whole):
             return
         summed = self._me.memory.scratch(len(self._whole), accumulate_dtype(self._given.dtype))
@@ -80,7 +80,7 @@ class TwoLevelReduce:
         self._offered, self._parts = summed, {self._me.rank: summed[start:stop]}
 
     def _sum_hosts(self) -> None:
-        """Of my piece of my slice, over the hosts."""
+        """Sum my piece of my slice over the hosts."""
         start, stop = self._plan.pieces.get(self._me.rank, (0, 0))
         if stop > start:
             parts = [self._parts[rank] for rank in self._plan.colleagues]

@@ -35,7 +35,7 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Participant:
-    """This member's rank, and what it may use, when an operation begins.
+    """A member as an operation sees it when it begins: its rank, and the memory that it may use.
 
     `hosts`: the host of every rank; none where all are on one. `stage`: gives `STAGE_BYTES` bytes that all members read
     in place, always the same; None where they do not read each other's memory.

@@ -29,7 +29,7 @@ class _Chunks:
         return start, algorithms.cut(stop - start, self.world)
 
     def place(self, index: int) -> int:
-        """Where the chunk lies in what has two places."""
+        """The half of a double-buffered area in which the chunk lies."""
         return index % 2 * self.length
 
 

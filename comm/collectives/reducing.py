@@ -24,7 +24,7 @@ _BLOCK_ELEMENTS, _CONVERTED_BLOCK_ELEMENTS = 128 << 10, 32 << 10
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums of it are made in: float32 for half precision."""
+    """The dtype in which sums of this one are made: float32 for half precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 

@@ -49,7 +49,7 @@ class PendingEdit:
 
 
 class Executors:
-    """What carries out the operations of one communicator, and its failures."""
+    """The parts that carry out the operations of one communicator, and fail them."""
 
     def __init__(self, mesh: Mesh, driver: Driver) -> None:
         self.placement = Placement(mesh.me, mesh.node, one_host=mesh.all_on_one_host)
@@ -90,7 +90,7 @@ class Communicator:
     """
 
     def __init__(self, mesh: Mesh, *, timeout_s: float = 60.0) -> None:
-        """`timeout_s`: for calls that name none."""
+        """`timeout_s` holds for calls that name none."""
         self.address = mesh.address
         self.newest_generation = 0
         self._mesh = mesh
@@ -108,7 +108,7 @@ class Communicator:
 
     @property
     def error(self) -> CommError | None:
-        """What made everything fail until the next edit; None when all is well."""
+        """The error with which everything fails until the next edit; None when all is well."""
         return self.failures.error
 
     @property
@@ -117,7 +117,7 @@ class Communicator:
         return self.failures.lost
 
     def group(self, name: str, members: Sequence[str], *, timeout_s: float | None = None) -> Group:
-        """A group under this name; `timeout_s` for its calls that name none.
+        """Make a group under this name; `timeout_s` holds for its calls that name none.
 
         Raises ValueError when the name is taken, or the list does not name me.
         """
@@ -142,7 +142,7 @@ class Communicator:
     def begin_edit(
         self, generation: int, members: Sequence[Peer], groups: Mapping[str, Sequence[str]] | None = None
     ) -> PendingEdit:
-        """As `edit`, without waiting for others: operations submitted from now on belong to the new view."""
+        """Begin an `edit` without waiting for others: operations submitted from now on belong to the new view."""
         call = self.dispatcher.in_order(partial(self._edit, generation, members, groups or {}))
         return PendingEdit(self._driver.call_later(call), self._executors.shared)
 

@@ -22,12 +22,12 @@ from elastrain.comm.wire.values import Event
 
 
 class Driven(Protocol):
-    """What stands on the mesh; called by one thread at a time."""
+    """The owner of a driver, which stands on the mesh. It is called by one thread at a time."""
 
     def hear(self, event: Event) -> None: ...
 
     def check(self) -> None:
-        """After whatever happened, and when something is due."""
+        """Look after everything: called after whatever happened, and when something is due."""
 
     def next_due_s(self) -> float:
         """When `check` has something to do, in time.monotonic(); inf: nothing is due."""
@@ -36,7 +36,7 @@ class Driven(Protocol):
         """End whatever is under way: this is over."""
 
     def linger(self) -> None:
-        """Before the mesh closes in good order."""
+        """Finish what others still need: called before the mesh closes in good order."""
 
 
 class Driver:
@@ -61,7 +61,7 @@ class Driver:
             raise CommError("this communicator is closed, or belongs to the process that forked this one")
 
     def post(self, call: Callable[[], None]) -> None:
-        """To be carried out by the thread, soon. Raises CommError when all is closed."""
+        """Let the thread carry this out soon. Raises CommError when all is closed."""
         with self._calls_lock:
             self.check_open()
             self._calls.append(call)
@@ -72,7 +72,7 @@ class Driver:
         self.call_later(call).wait()
 
     def call_later(self, call: Callable[[], None]) -> Work:
-        """As `call`, without waiting for others."""
+        """Carry it out as `call` does, without waiting for it where another thread has to do so."""
         work = Work()
 
         def run() -> None:

@@ -34,11 +34,11 @@ class Fences:
 
     @property
     def mine(self) -> int:
-        """To be sent with everything that is read in place."""
+        """The count of my fence, which is sent with everything that is read in place."""
         return self._count[0]
 
     def raise_mine(self) -> None:
-        """Before memory changes that others may still read."""
+        """Raise my fence: called before memory changes that others may still read."""
         self._count[0] += 1
 
     def show(self, member: str) -> None:

@@ -35,7 +35,7 @@ class Group:
     """
 
     def __init__(self, dispatcher: Dispatcher, members: MemberList, *, timeout_s: float) -> None:
-        """`timeout_s`: for calls that name none."""
+        """`timeout_s` holds for calls that name none."""
         self.list = members
         self.timeout_s = timeout_s
         self._dispatcher = dispatcher
@@ -159,7 +159,7 @@ class Group:
     def all_reduce(
         self, tensor: Tensor, reduction: Reduction = "sum", *, timeout_s: float | None = None, inline: bool = False
     ) -> Work:
-        """In place. `avg` divides the sum; the bitwise reductions need integers or booleans."""
+        """Reduce all ranks' tensors in place. `avg` divides the sum; bitwise reductions need integers or booleans."""
         return self._submit(
             lambda participant, host: calls.all_reduce(participant, host.changed(tensor), reduction),
             (tensor,),
@@ -176,7 +176,7 @@ class Group:
         timeout_s: float | None = None,
         inline: bool = False,
     ) -> Work:
-        """As all_reduce, but only `root`'s tensor changes."""
+        """Reduce all ranks' tensors into `root`'s; the others do not change."""
         self._check_rank(root)
         return self._submit(
             lambda participant, host: calls.reduce(

@@ -40,7 +40,7 @@ _NEVER = 1 << 30  # steps ahead: far from both ends of what `reached` can tell
 
 @dataclass(kw_only=True, eq=False)
 class GroupState:
-    """What a group keeps from one generation to the next. `lock`: for what begins and ends."""
+    """The state that a group keeps from one generation to the next. `lock` guards what begins and ends."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     buffer: DoubleBuffer | None = None  # my rings; none before the first operation
@@ -54,7 +54,7 @@ class GroupState:
 
 
 class PartMemory:
-    """Where the parts lie that are offered at the next step: in the ring if small, else in shared memory."""
+    """Memory for the parts that are offered at the next step: in the ring if small, else in shared memory."""
 
     def __init__(self, host: SharedHost, state: GroupState, rings: Rings) -> None:
         self._host, self._state, self._rings = host, state, rings
@@ -83,7 +83,7 @@ class PartMemory:
         return self._state.stage
 
     def locate(self, offered: torch.Tensor) -> Location:
-        """Where others find this tensor."""
+        """The location at which others find this tensor."""
         if self.placed is not None and self.placed[0] is offered:
             return self.placed[1]
         within = offered.data_ptr() - self._rings.mine.inline_area(self._rings.step).data_ptr()
@@ -116,7 +116,7 @@ class GroupGeneration:
 
     @property
     def error(self) -> CommError | None:
-        """What ended all waiting here; None while that goes on."""
+        """The error that has ended all waiting here; None while that goes on."""
         return self._waits.error
 
     def end(self, error: CommError) -> None:

@@ -24,7 +24,7 @@ _DROP_AFTER_S = 0.2  # unmapping the memory of the dead takes milliseconds or mo
 
 
 class HostMemory:
-    """What `rings.SharedHost` asks for, of the mesh, its driver and the failures of one communicator.
+    """Shared memory of one communicator: the `rings.SharedHost` over its mesh, driver and failures.
 
     `alarm`: rung after whatever happens, while anybody waits.
     """

@@ -1,4 +1,4 @@
-"""What the frames of a communicator say: their kinds, each named once, and the checks of what they carry."""
+"""Kinds of the frames of a communicator, each named once, and the checks of what they carry."""
 
 from __future__ import annotations
 

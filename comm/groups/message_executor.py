@@ -53,7 +53,7 @@ class _Running:
 
 @dataclass(kw_only=True)
 class _GroupQueue:
-    """What goes on in one group."""
+    """The operations of one group: one that is under way, and those that wait."""
 
     group: MemberList
     requests: collections.deque[OperationRequest] = field(default_factory=collections.deque)
@@ -62,7 +62,7 @@ class _GroupQueue:
 
 
 class _Staging:
-    """Where parts lie that travel as messages: small ones outside shared memory, where a stream takes them.
+    """Memory for parts that travel as messages: small ones lie outside shared memory, where a stream takes them.
 
     Written into a stream they cost less than a reference.
     """
@@ -115,10 +115,10 @@ class MessageExecutor:
         try:
             self._go_on(queue)
         except (OutOfMemory, RuntimeError) as error:  # torch raises RuntimeError where memory is at its end
-            self._failures.break_off(Aborted(f"{self._mesh.me!r} can not go on in {queue.group.name!r}: {error}"))
+            self._failures.break_off(Aborted(f"{self._mesh.me!r} cannot go on in {queue.group.name!r}: {error}"))
 
     def _go_on(self, queue: _GroupQueue) -> None:
-        """Until something is missing."""
+        """Carry out operations until something is missing."""
         while queue.running is not None or queue.requests:
             running = queue.running or self._start(queue)
             if running is None:

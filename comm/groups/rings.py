@@ -13,7 +13,7 @@ from elastrain.comm.shm.alarm import Alarm
 
 
 class SharedHost(Protocol):
-    """What operations in shared memory ask of their communicator, from any thread."""
+    """The port through which operations in shared memory reach their communicator, from any thread."""
 
     alarm: Alarm
 
@@ -27,16 +27,16 @@ class SharedHost(Protocol):
         """Whether it was heard of in a newer generation."""
 
     def place(self, tensor: torch.Tensor) -> Location | None:
-        """Where it lies in shared memory that the others were told of, or will be before they read it."""
+        """Its location in shared memory of which the others know, or will know before they read it."""
 
     def segment(self, member: str, number: int) -> torch.Tensor | None:
         """All bytes of a member's segment; None while it has not come here."""
 
     def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """As SharedMemory.empty."""
+        """See SharedMemory.empty."""
 
     def scratch(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """As SharedMemory.scratch."""
+        """See SharedMemory.scratch."""
 
     def fail(self, ended: Callable[[], CommError | None], error: MemberLost | Aborted | Timeout) -> CommError:
         """Fail everything, unless the caller's generation `ended` already; returns the error that it ended with."""

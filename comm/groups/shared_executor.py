@@ -27,7 +27,7 @@ from elastrain.comm.shm.memory import futex_wake_all
 
 @dataclass(kw_only=True, eq=False)
 class _Track:
-    """What goes on in one group."""
+    """The operations of one group: one that is under way, and those that wait."""
 
     group: MemberList
     state: GroupState = field(default_factory=GroupState)

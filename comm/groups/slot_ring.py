@@ -69,7 +69,7 @@ def reached(count: int, wanted: int) -> bool:
 
 
 class Location(NamedTuple):  # as Entry: made at every step, where a frozen dataclass takes four times as long
-    """Where an offered tensor lies: bytes of a segment, or (segment 0) of the inline area of this step."""
+    """The place of an offered tensor: bytes of a segment, or (segment 0) of the inline area of this step."""
 
     segment: int
     offset_bytes: int
@@ -79,7 +79,7 @@ _NOWHERE = Location(segment=0, offset_bytes=0)
 
 
 class Entry(NamedTuple):
-    """What one member offers to one other at a step: `size_bytes` at `location`, as elements of `dtype`.
+    """The offer of one member to one other at a step: `size_bytes` at `location`, as elements of `dtype`.
 
     `lent`: a tensor of its caller's, which may change after a failure.
     """
@@ -112,7 +112,7 @@ class SlotRing:
         return self._count(_PUBLISHED_BYTES // 4, generation)
 
     def finished(self, generation: int) -> int:
-        """After how many of its steps its owner needs nothing from others any more."""
+        """How many steps of this generation its owner has finished: it needs nothing more from others for them."""
         return self._count(_FINISHED_BYTES // 4, generation)
 
     def has_published(self, generation: int, steps: int) -> bool | None:
@@ -195,7 +195,7 @@ class SlotRing:
                 _SLICE.pack_into(self._bytes, at + _SLICES_AT_BYTES + send.to * _SLICE.size, send.start, send.stop)
 
     def read(self, sequence: int, rank: int) -> Entry:
-        """What its owner offers to `rank` at this step. Raises ProtocolError for what no correct member writes."""
+        """Read what its owner offers to `rank` at this step. Raises ProtocolError for what no correct member writes."""
         at = _SLOTS_AT_BYTES + sequence % SLOTS * _SLOT_BYTES
         offset, size, segment, length, slices, code, lent, start, stop = _HEADER.unpack_from(self._bytes, at)
         if slices and rank < slices:

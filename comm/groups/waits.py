@@ -34,7 +34,7 @@ class RingWaits:
         self._deadline_s = self._timeout_s = 0.0
 
     def start(self, request: OperationRequest, description: str) -> None:
-        """From now on these are waits of this request, which is not kept: it refers to its caller's tensors."""
+        """Begin the waits of this request, which is not kept: it refers to its caller's tensors."""
         self._deadline_s, self._timeout_s = request.deadline_s, request.timeout_s
         self.description = description
 

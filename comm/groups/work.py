@@ -1,4 +1,4 @@
-"""What a caller asks of another thread, and the handle by which it waits for it or learns how it failed."""
+"""Requests to other threads, and the handles by which a caller waits for them or learns how they failed."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Region:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorPlace:
-    """Where a tensor lies in my shared memory."""
+    """The place of a tensor in my shared memory."""
 
     region: Region
     offset_bytes: int  # in the segment
@@ -133,7 +133,7 @@ class SharedMemory:
         return tensor
 
     def scratch(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """As `empty`, with any content."""
+        """A tensor as of `empty`, with any content."""
         return self.empty(numel, dtype, zero=False)
 
     def _take(self, size_bytes: int, *, whole: bool) -> tuple[Region, bool]:
@@ -173,7 +173,7 @@ class SharedMemory:
         return region
 
     def find(self, tensor: torch.Tensor) -> TensorPlace | None:
-        """Where this contiguous tensor, or view of one, lies in my segments; None if it does not."""
+        """Find this contiguous tensor, or view of one, in my segments; None if it does not lie there."""
         address = tensor.data_ptr()
         with self._lock:
             index = bisect.bisect(self._index.addresses, address) - 1
@@ -250,7 +250,7 @@ class SharedMemory:
         return gone
 
     def resident_bytes(self) -> int:
-        """What the kernel holds in memory for my segments: pages that were touched once stay."""
+        """How much memory the kernel holds for my segments: pages that were touched once stay."""
         return sum(os.fstat(segment.fd).st_blocks * 512 for segment in self.segments())
 
     def segments(self) -> tuple[Segment, ...]:

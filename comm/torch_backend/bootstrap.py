@@ -29,7 +29,7 @@ from elastrain.comm.wire.values import LossCause, MeshConfig, Peer
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """For `init_process_group(pg_options=…)`.
+    """Options for `init_process_group(pg_options=…)`.
 
     `node`: members that name the same one share memory; default: the host. `secret`: the job's, for jobs that newcomers
     join later; by default the launcher's. Without a launcher rank 0 invents one, and torch's store tells it to whoever
@@ -43,7 +43,7 @@ class Options:
 
 @dataclass(kw_only=True)
 class Session:
-    """What the default group brought about. `steps`: made by `surviving`."""
+    """The communicator and the view of the default group. `steps`: made by `surviving`."""
 
     communicator: Communicator
     beacon: Beacon
@@ -129,7 +129,7 @@ def session() -> Session:
 
 
 def remember_proofs(current: Session) -> None:
-    """To be called before an edit, which forgets how members were lost."""
+    """Keep which members are proven gone: called before an edit, which forgets how members were lost."""
     lost = current.communicator.failures.lost
     current.proven |= {member for member, cause in lost.items() if cause in (LossCause.DEAD, LossCause.LEFT)}
 

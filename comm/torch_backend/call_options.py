@@ -1,4 +1,4 @@
-"""What torch's options of a call say: reduction, root, timeout, and whether torch waits at once."""
+"""Reads torch's options of a call: reduction, root, timeout, and whether torch waits at once."""
 
 from __future__ import annotations
 

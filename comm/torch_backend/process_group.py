@@ -23,7 +23,7 @@ _Base: Any = dist.ProcessGroup
 
 
 class ProcessGroup(_Base):  # type: ignore[misc] # the base is Any for the reason above
-    """What `init_process_group("elastrain")` and `new_group` give. Made by `bootstrap`."""
+    """A group as torch sees it: `init_process_group("elastrain")` and `new_group` give one. `bootstrap` makes it."""
 
     def __init__(self, group: Group, name: str, on_shutdown: Any = None) -> None:
         super().__init__(group.rank, group.size)

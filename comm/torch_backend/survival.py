@@ -48,7 +48,7 @@ class StepDecision(enum.Enum):
 
 
 def judge(steps: int, told: list[tuple[int, bool]]) -> tuple[StepDecision, str]:
-    """What to do after a failure, from what all survivors told: steps made, and whether the gradients are complete.
+    """Decide what to do after a failure: `told` has each survivor's steps, and whether its gradients are complete.
 
     `steps`: those made here. Same answer for all members with equally many steps.
     """

@@ -23,7 +23,7 @@ from elastrain.comm.wire.values import Peer
 
 @dataclass(frozen=True, kw_only=True)
 class _Counts:
-    """What newcomers have to continue: views, steps of `surviving`, groups, by whose number torch names new ones."""
+    """Counts that newcomers continue: views, steps of `surviving`, groups, by whose number torch names new ones."""
 
     generation: int
     steps: int
@@ -97,7 +97,7 @@ def reconfigure(group: dist.ProcessGroup | None, members: Sequence[int | str]) -
 
 
 def edit(members: Sequence[int | str]) -> None:
-    """As `reconfigure`, without waiting for the others: they may not have come so far."""
+    """Change the view as `reconfigure` does, without waiting for the others: they may not have come so far."""
     current = session()
     _finish(current, _begin(current, members))
 

@@ -1,4 +1,4 @@
-"""Where others come in: nobody is heard before the handshake has proven the job's secret.
+"""The door for others: nobody is heard before the handshake has proven the job's secret.
 
 Knows nothing of what is said afterwards. Torch may never come in: the launcher uses this, too.
 """
@@ -76,7 +76,7 @@ class Introduction:
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptorEvents:
-    """What an acceptor asks of its owner and tells it."""
+    """Callbacks by which an acceptor asks and tells its owner."""
 
     new_handshake: Callable[[], Handshake]
     admit: Callable[[Handshake, Connection], str | None]  # takes the connection over, or returns why not

@@ -54,7 +54,7 @@ class _Dialled:
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectorEvents:
-    """What a connector tells its owner; `on_open` takes the connection over."""
+    """Callbacks by which a connector tells its owner; `on_open` takes the connection over."""
 
     on_open: Callable[[str, int, Connection, bool], None]  # member, its generation, non-blocking, whether we dialled
     # The member that we dialled (None: a stranger came), why, and whether that proves that its mesh is closed.

@@ -1,4 +1,4 @@
-"""What has happened on a mesh and was not told yet: frames, losses and newer views. No sockets, no clock."""
+"""Events of a mesh that were not told yet: frames, losses and newer views. No sockets, no clock."""
 
 from __future__ import annotations
 

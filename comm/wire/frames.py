@@ -52,7 +52,7 @@ _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 @dataclass(frozen=True, kw_only=True)
 class Caps:
-    """What a frame may ask of its receiver."""
+    """Limits of what a frame may ask of its receiver."""
 
     max_body_bytes: int = 16 << 20
     max_tensor_bytes: int = 8 << 30  # all inline tensors of one frame together
@@ -186,7 +186,7 @@ class Parser:
         self._target, self._filled = target, 0
 
     def buffer(self) -> memoryview:
-        """Where the next bytes belong: straight into a large tensor or body, else into a staging buffer."""
+        """The buffer for the next bytes: a large tensor or body itself, else a staging buffer."""
         rest = self._target[self._filled :]
         self._direct = len(rest) >= _STAGE_BYTES
         return rest if self._direct else self._stage

@@ -1,4 +1,4 @@
-"""What one peer was given of my shared memory: segments that it can map, regions that it still reads."""
+"""Keeps what one peer was given of my shared memory: segments that it can map, regions that it still reads."""
 
 from __future__ import annotations
 

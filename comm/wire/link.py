@@ -58,7 +58,7 @@ class Opening:
 
 @dataclass(kw_only=True)
 class Heard:
-    """What a peer has said about views and about other members."""
+    """News that a peer has sent, about views and about other members."""
 
     newest: int = 0  # generation of a frame that came: nothing of older ones follows
     newer: int = 0  # a generation that it has heard of

@@ -40,7 +40,7 @@ class LinkTable:
 
     @property
     def unsent_bytes(self) -> int:
-        """What waits to be sent to members that are not lost."""
+        """How many bytes wait to be sent to members that are not lost."""
         waiting = [link for link in self if link.lost is None and (link.opening.used or link.stream is not None)]
         return sum(link.outbox.size_bytes for link in waiting)
 
@@ -55,5 +55,5 @@ class LinkTable:
         return link is not None and link.heard.newest > self.generation
 
     def imports(self) -> dict[str, Imports]:
-        """What each other member on this host has passed of its memory, now and later. They outlive the link."""
+        """The memory that each other member on this host has passed, now and later. It outlives the link."""
         return {member: link.imports for member, link in self.by_member.items() if link.same_host}

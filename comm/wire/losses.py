@@ -1,4 +1,4 @@
-"""What is known of the loss of a member, and which word about it counts. Plain values: no sockets, no clock."""
+"""Knowledge of the loss of a member, and which report of it counts. Plain values: no sockets, no clock."""
 
 from __future__ import annotations
 

@@ -29,7 +29,9 @@ from elastrain.comm.wire.values import Credentials, Event, Frame, MeshConfig, Pe
 
 
 class Mesh:
-    """Not thread-safe, except `wake` and `memory`. While one thread is in `sleep`, another may call anything.
+    """Links to all members of a view.
+
+    Not thread-safe, except `wake` and `memory`. While one thread is in `sleep`, another may call anything.
 
     `memory`: tensors that members on this host read in place (`memory.empty`); `links`: one for each other member, and
     what can be asked about all of them. `address`: where other members reach this one.

@@ -25,7 +25,7 @@ _REQUESTS_MAX = 3
 
 @dataclass(frozen=True, kw_only=True)
 class OpenerEvents:
-    """What an opener tells its owner."""
+    """Callbacks by which an opener tells its owner."""
 
     prepare: Callable[[Link], None]  # the link begins: queue what the other end has to know first
     connected: Callable[[Link, int, Connection], None]  # with the peer's generation; takes the connection over

@@ -46,7 +46,7 @@ class Outbox:
         self.size_bytes += len(data)
 
     def batch(self) -> tuple[list[memoryview], int | None]:
-        """What one call can send: a descriptor may only go with the first piece."""
+        """The pieces that one call can send: a descriptor may only go with the first piece."""
         views: list[memoryview] = []
         for piece in self._pieces:
             if len(views) == _BUFFERS_PER_CALL or (views and piece.fd is not None):

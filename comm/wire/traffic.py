@@ -1,4 +1,4 @@
-"""What goes over the links of a view: frames out and in, what is said to all, and memory that is given back."""
+"""Traffic over the links of a view: frames out and in, what is said to all, and memory that is given back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from elastrain.comm.wire.values import Frame, MeshConfig
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficEvents:
-    """What the traffic of a link tells its owner."""
+    """Callbacks by which the traffic of a link tells its owner."""
 
     newer: Callable[[int], None]  # a frame of this generation came
     served: Callable[[Link], None]  # frames were taken from it: what the peer has said is in `link.heard`
@@ -127,11 +127,11 @@ class Traffic:
 
     @contextmanager
     def losing_without_memory(self, link: Link) -> Iterator[None]:
-        """Where memory or descriptors are missing for what the peer needs, lose it: better than half a conversation."""
+        """Lose the peer where memory or descriptors are missing for what it needs: half a conversation is worse."""
         try:
             yield
         except OutOfMemory as error:
-            self._events.broken(link, f"what it needs can not be sent to it: {error}")
+            self._events.broken(link, f"what it needs cannot be sent to it: {error}")
 
     # In
 
@@ -149,7 +149,7 @@ class Traffic:
         except ProtocolError as error:
             stream.ended = f"it broke the protocol: {error}"
         except OutOfMemory as error:
-            stream.ended = f"what it passed can not be taken: {error}"
+            stream.ended = f"what it passed cannot be taken: {error}"
         self._events.served(link)
         if stream.ended is not None:
             self._events.broken(link, stream.ended)

@@ -23,7 +23,7 @@ class Peer:
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """What both ends of a link must have alike. `secret`: None where strangers cannot connect anyway."""
+    """Credentials that both ends of a link must have alike. `secret`: None where strangers cannot connect anyway."""
 
     job: str
     secret: bytes | None
@@ -41,7 +41,7 @@ class Frame:
 
 
 class LossCause(enum.Enum):
-    """What is known of a lost member."""
+    """How a member was lost, as far as it is known."""
 
     BROKEN = "broken"  # its link failed; it may be alive
     DEAD = "dead"  # its process has ended, that is proven
@@ -77,7 +77,9 @@ Event = Frame | PeerLost | Newer
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """`transport`: "unix" when all members are on this host; "tcp" between nodes (and UNIX sockets inside a node).
+    """Settings of a mesh.
+
+    `transport`: "unix" when all members are on this host; "tcp" between nodes (and UNIX sockets inside a node).
 
     `bind_host` is the interface's address, and what peers connect to. A TCP peer that does not acknowledge for
     `tcp_silence_s` is lost. `max_held_frames` counts per link; a link that has so many of a newer generation is not
