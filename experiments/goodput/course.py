@@ -53,10 +53,20 @@ class Course:
 
     @property
     def absences(self) -> list[Absence]:
+        """From each kill until the next process at that place is started."""
+        return self._absences(lambda process: process.started_s)
+
+    @property
+    def absences_until_they_train(self) -> list[Absence]:
+        """From each kill until the next process at that place computes."""
+        return self._absences(lambda process: process.trains_s)
+
+    def _absences(self, back_s: Callable[[Process], float | None]) -> list[Absence]:
         found = []
         for place, at_s in self.killed_s.values():
-            later = [each.started_s for each in self.processes if each.place == place and each.started_s > at_s]
-            found.append(Absence(place=place, from_s=at_s, until_s=min(later, default=float("inf"))))
+            moments = [back_s(each) for each in self.processes if each.place == place and each.started_s > at_s]
+            back = min((moment for moment in moments if moment is not None), default=float("inf"))
+            found.append(Absence(place=place, from_s=at_s, until_s=back))
         return found
 
     def _is_undisturbed(self) -> bool:

@@ -44,15 +44,17 @@ def course_figures(course: Course) -> dict[str, Any]:
     where = course.window
     if where is None:
         raise ValueError("expected a commit after the schedule")
-    absences, places = course.absences, course.members
+    absences, training, places = course.absences, course.absences_until_they_train, course.members
     return {
         "goodput": figures.goodput(course.commits, absences, where, places=places, step_s=course.step_s),
+        "goodput_of_trained": figures.goodput(course.commits, training, where, places=places, step_s=course.step_s),
         "kills": len(course.killed_s),
         "steps": figures.steps_inside(course.commits, where),
         "step_s": course.step_s,
         "window_s": where.length_s,
         "alive_s": figures.alive_s(absences, where, places=places),
         "absences_s": [round(min(each.until_s, where.until_s) - each.from_s, 3) for each in absences],
+        "until_they_train_s": [round(min(each.until_s, where.until_s) - each.from_s, 3) for each in training],
         "killed_after_s": sorted(round(at_s - where.from_s, 2) for _, at_s in course.killed_s.values()),
         "commits_after_s": [round(each.at_s - where.from_s, 2) for each in figures.progress(course.commits)],
     }
@@ -62,8 +64,10 @@ def named(found: Mapping[str, Mapping[str, Any]], every_s: int) -> dict[str, Any
     """The figures of all systems at one rate, in one flat table."""
     ours = found.get("elastrain", {})
     values: dict[str, Any] = {f"goodput_{every_s}": ours.get("goodput")}
+    values[f"goodput_of_trained_{every_s}"] = ours.get("goodput_of_trained")
     for peer in PEERS:
         values[f"goodput_{peer}_{every_s}"] = found.get(peer, {}).get("goodput")
+        values[f"goodput_of_trained_{peer}_{every_s}"] = found.get(peer, {}).get("goodput_of_trained")
     best = max([each["goodput"] for peer, each in found.items() if peer in PEERS and "goodput" in each], default=None)
     if best is not None and "goodput" in ours:
         values[f"times_better_{every_s}"] = ours["goodput"] / best

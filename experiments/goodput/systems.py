@@ -64,8 +64,12 @@ class Process:
     place: int
     pid: int
     started_s: float
-    trains: bool
-    """Whether it has computed anything yet."""
+    trains_s: float | None
+    """When it began to compute; None before."""
+
+    @property
+    def trains(self) -> bool:
+        return self.trains_s is not None
 
 
 class System(Protocol):
@@ -96,7 +100,7 @@ class Elastrain:
             raise RuntimeError(f"the job ended: {(self._folder / 'output.log').read_text()[-2000:]}")
         run = self._follower.look()
         found = [
-            Process(place=_place(run, name), pid=pid, started_s=run.started_s[name], trains=_trains(run, name))
+            Process(place=_place(run, name), pid=pid, started_s=run.started_s[name], trains_s=_trains_s(run, name))
             for name, pid in run.pids.items()
         ]
         commits = [
@@ -116,8 +120,8 @@ def _place(run: Run, member: str) -> int:
     return int(member.removeprefix("m"))
 
 
-def _trains(run: Run, member: str) -> bool:
-    return bool(run.members[member].micro_batches)
+def _trains_s(run: Run, member: str) -> float | None:
+    return next((work.started_s for work in run.members[member].micro_batches), None)
 
 
 @contextmanager
@@ -146,7 +150,7 @@ class Peer:
         self._folder, self._mend = folder, mend
         self._tails: dict[Path, Tail] = {}
         self._started_s: dict[Path, float] = {}
-        self._trains: set[Path] = set()
+        self._trains_s: dict[Path, float] = {}
         self._commits: list[Commit] = []
 
     def look(self) -> tuple[list[Process], list[Commit]]:
@@ -155,11 +159,13 @@ class Peer:
             if path not in self._tails:
                 self._tails[path], self._started_s[path] = Tail(path), started_s(_pid(path))
             for line in self._tails[path].read():
-                self._trains.add(path)
+                self._trains_s.setdefault(path, line["t"])
                 if line["event"] == "step":
                     self._commits.append(Commit(step=line["step"], at_s=line["t"], share=line["share"]))
         found = [
-            Process(place=int(path.stem.split("-")[0]), pid=_pid(path), started_s=at_s, trains=path in self._trains)
+            Process(
+                place=int(path.stem.split("-")[0]), pid=_pid(path), started_s=at_s, trains_s=self._trains_s.get(path)
+            )
             for path, at_s in self._started_s.items()
         ]
         return sorted(found, key=lambda each: each.started_s), list(self._commits)
