@@ -41,6 +41,7 @@ class Aim(StrEnum):
 
     MEMBER = "member"
     NODE = "node"
+    LINK = "link"
     ETCD = "etcd"
     TWO = "two members"
     ALL = "all members"
@@ -141,6 +142,7 @@ WAYS: tuple[Way, ...] = (
     Way(kind="partition", aim=Aim.NODE, words="--way out --for 8", ground=Ground.NETNS, within_s=40, loses=None),
     Way(kind="partition", aim=Aim.NODE, words="--only peers --for 8", ground=Ground.NETNS, within_s=40, loses=None),
     Way(kind="partition", aim=Aim.NODE, words="--only etcd --for 8", ground=Ground.NETNS, within_s=40, loses=None),
+    Way(kind="partition", aim=Aim.LINK, words="--for 8", ground=Ground.NETNS, within_s=40, loses=None),
     Way(kind="loss", aim=Aim.NODE, words="--percent 5 --for 4", ground=Ground.NETNS, loses=None),
     Way(kind="slow-link", aim=Aim.NODE, words="--rate 10 --for 4", ground=Ground.NETNS, loses=None),
 )

@@ -231,6 +231,9 @@ class Driver:
         match way.aim:
             case Aim.ETCD:
                 return ""
+            case Aim.LINK:
+                other = next(node for node in sorted(self.run.agents) if node != nodes[0])
+                return f"--target link:{nodes[0]}-{other}"
             case Aim.NODE:
                 return f"--target node:{nodes[0]}"
         return "--target " + ",".join(f"member:{victim}" for victim in victims)

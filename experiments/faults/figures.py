@@ -28,6 +28,8 @@ class Outcome:
     """The longest time without a commit, from the strike until all trained again."""
     detect_s: float | None = None
     reason: str = ""
+    cut_short: bool = False
+    """The experiment was ended meanwhile: no verdict."""
     hang: bool = False
     mismatch: bool = False
     lost_samples: int = 0

@@ -45,7 +45,7 @@ def run_cells(cells: Sequence[Cell], folder: Path, patience: float) -> tuple[lis
         grounds = {ground: [cell for cell in cells if cell.way.ground is ground] for ground in Ground}
         running = [threads.submit(trials.run_all, mine, ground, setting) for ground, mine in grounds.items() if mine]
         found = [each.result() for each in running]
-    outcomes = [outcome for some, _ in found for outcome in some]
+    outcomes = [outcome for some, _ in found for outcome in some if not outcome.cut_short]
     walls_s = [wall_s for _, some in found for wall_s in some]
     return outcomes, statistics.median(walls_s) if walls_s else None
 

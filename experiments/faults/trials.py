@@ -171,6 +171,7 @@ class OneJob:
                 outcome.reason = f"not struck: {error}"
             except StandstillError as error:
                 outcome.reason, outcome.hang = str(error), not self._still_commits(driver)
+            outcome.cut_short = STOPPING.is_set()
             if outcome.reason or not driver.alive:
                 return
 

@@ -21,6 +21,7 @@ TARGETS = {
     Aim.TWO: "--target member:m1,member:m2",
     Aim.ALL: "--target member:m0,member:m1,member:m2,member:m3",
     Aim.NODE: "--target node:node1",
+    Aim.LINK: "--target link:node0-node1",
     Aim.ETCD: "",
 }
 KILL = Way(kind="kill")
