@@ -38,7 +38,7 @@ from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
 from elastrain.launcher.starting import count, run_node, say_last
 from elastrain.launcher.stop_signals import StopSignals
-from elastrain.launcher.store import StoreError
+from elastrain.launcher.store import StoreError, StoreUnavailableError
 from elastrain.launcher.surroundings import Surroundings
 
 _STOP_AGAIN_S = 20.0
@@ -181,7 +181,9 @@ class _Nodes:
         etcd, host = EtcdConfig(endpoints=(self._around.endpoint,)), self._around.address(name)
         node = NodeOptions(name=name, etcd=etcd, secret_file=self._run.secret, host=host)
         namespace = self._around.namespace(name)
-        process = self._forks.Process(target=_node, args=(self._options, node, self._run, namespace), name=name)
+        args = (self._options, node, self._run, namespace)
+        again = {"again": name in self._restarts.names}
+        process = self._forks.Process(target=_node, args=args, kwargs=again, name=name)
         process.start()
         self._running[name] = process
         self._loop.register(process.sentinel, lambda _events: self._on_end(name))
@@ -253,8 +255,8 @@ def answer(options: RunOptions, around: Surroundings, request: Request) -> Answe
     return Answer(ok=True, sentence=f"{fault} is carried out")
 
 
-def _node(options: RunOptions, node: NodeOptions, whole: RunDir, namespace: str | None) -> None:
-    """The body of a node's process."""
+def _node(options: RunOptions, node: NodeOptions, whole: RunDir, namespace: str | None, *, again: bool) -> None:
+    """The body of a node's process. `again`: it has run before."""
     os.setsid()
     if namespace is not None:
         enter(namespace)
@@ -265,8 +267,19 @@ def _node(options: RunOptions, node: NodeOptions, whole: RunDir, namespace: str 
     for left in (run.control, run.state):  # by an earlier start of this node
         left.unlink(missing_ok=True)
     try:
-        code = run_node(options, node, run).code
+        code = _run(options, node, run, patient=again)
     except ElastrainError as error:
         say(f"{node.name}: {error}")
         code = 2 if isinstance(error, ConfigError) else 1
     sys.exit(code)
+
+
+def _run(options: RunOptions, node: NodeOptions, run: RunDir, *, patient: bool) -> int:
+    """`patient`: started again, it waits for a store that others have reached before. Raises as `run_node`."""
+    deadline_s = time.monotonic() + (options.waits.park_timeout_s if patient else 0.0)
+    while True:
+        try:
+            return run_node(options, node, run).code
+        except StoreUnavailableError:
+            if time.monotonic() >= deadline_s:
+                raise

@@ -164,6 +164,19 @@ def test_node_that_stood_still_beyond_its_lease_is_left_out_and_comes_back_as_an
 
 
 @pytest.mark.on_demand
+@pytest.mark.timeout(240)
+def test_node_that_is_started_again_while_etcd_is_away_waits_for_it(tmp_path: Path) -> None:
+    """It gave up after four seconds, and the whole command ended with 1 though the job was well."""
+    with netns_job(tmp_path, arguments=LONG) as job:
+        settle(job)
+        job.inject("partition --target node:node2 --only etcd --for 15")
+        job.kill_node("node2")
+        job.wait("mended")
+        job.wait_members(*NODES, after=2)
+        finish(job, *LONG)
+
+
+@pytest.mark.on_demand
 def test_node_that_is_cut_off_for_good_ends_alone_with_a_sentence(tmp_path: Path) -> None:
     with netns_job(tmp_path, "--park-timeout", "8", arguments=ARGUMENTS) as job:
         settle(job)
