@@ -16,7 +16,7 @@ from elastrain.launcher.followed import Followed
 from elastrain.launcher.notices import Over
 from elastrain.launcher.presence import Lapsed, Presence, Report, Unreachable
 from elastrain.launcher.standing_keys import News, StandingKeys, Trust
-from elastrain.launcher.store import Item, Store, StoreError
+from elastrain.launcher.store import Item, Store, StoreError, StoreUnavailableError
 from elastrain.launcher.store_calls import RepeatedCalls
 from elastrain.launcher.storethread import Inbox, StoreThread
 from elastrain.launcher.values import NodeRecord, Roster
@@ -155,7 +155,12 @@ class SharedRegistry:
             self._standing.member_used(number)
             then(number)
 
-        self._calls.until_answered(lambda: self._keys.take_number("members", at_least=at_least), taken)
+        def take() -> int:
+            if self._trust.lost_data:  # others may know of higher numbers, and have not put them again yet
+                raise StoreUnavailableError("what stood in the store is not all there again")
+            return self._keys.take_member(at_least=at_least)
+
+        self._calls.until_answered(take, taken)
 
     def put_begun(self) -> None:
         self._standing.begun = True

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from elastrain.launcher.store import Item, LeaseLostError, Store
+from elastrain.launcher.store import Item, LeaseLostError, Store, StoreUnavailableError
 from elastrain.launcher.values import NodeRecord, Roster
 from elastrain.world import View
 
@@ -142,6 +142,16 @@ class JobKeys:
             revision = there.revision if there is not None else 0
             if self._commit({key: revision}, {key: str(number + 1).encode()}) is not None:
                 return number
+
+    def take_member(self, *, at_least: int) -> int:
+        """The number of a new member. Raises StoreUnavailableError while there is no roster.
+
+        Without one the job is over, or its keys have to be put again first: a count from nothing would give numbers
+        twice.
+        """
+        if self._store.get(self.prefix + "roster") is None:
+            raise StoreUnavailableError("the job's roster is not in the store")
+        return self.take_number("members", at_least=at_least)
 
     def keep(self) -> None:
         """Start the time of the job's lease anew. If it is gone, whoever writes next takes another."""
