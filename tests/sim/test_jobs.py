@@ -61,6 +61,15 @@ FOUND = {
         '{"type":"KillNode","at_s":1.898,"node":6,"again_s":3.0},'
         '{"type":"Cut","at_s":2.0,"node":0,"other":-1,"for_s":7.0},{"type":"Wipe","at_s":5.0,"for_s":4.0}]}'
     ),
+    "a suspicion is judged once, while the store does not answer": (
+        '{"seed":2924,"nodes":2,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
+        '{"type":"Reset","at_s":1.375,"who":1,"other":0},{"type":"StoreAway","at_s":2.0,"for_s":1.0}]}'
+    ),
+    "a node that was away takes a member's number from a store without its job": (
+        '{"seed":4602,"nodes":1,"workers":2,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
+        '{"type":"Isolate","at_s":1.792,"node":0,"for_s":13.0,"store":true},{"type":"Join","at_s":2.736},'
+        '{"type":"Raise","at_s":2.918,"who":0}]}'
+    ),
 }
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 

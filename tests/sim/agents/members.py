@@ -127,7 +127,9 @@ class SimMembers:
                 self.say(worker, LostState(sentence=decision.reason))
                 self.die(worker, code=1)
             return
-        if decision.committed < self.highest - 1 and (decision.committed >= 0 or self.highest > 0):
+        # Where all who knew of the first commits died while the store was away, nobody can know that there were any.
+        nobody_knows = decision.committed < 0 and self.world.store.item("begun") is None
+        if decision.committed < self.highest - 1 and not nobody_knows:
             raise Violation(f"generation {view.generation} goes on from {decision.committed}, not {self.highest}")
         for worker in group:
             worker.committed = worker.parameters = decision.committed

@@ -200,11 +200,21 @@ class SimExecutor:
         return result
 
 
+class NoTools:
+    """What other faults are done with: whatever is asked of it, nothing happens."""
+
+    def __getattr__(self, name: str) -> NoTools:
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> None: ...
+
+
 class SimPoints:
     """`ArmedFaults`: the places of a step at which a schedule may kill."""
 
     def __init__(self) -> None:
         self.phase = ""
+        self.tools = NoTools()
 
     def arm(self, fault: am.ArmFault) -> None: ...
 
