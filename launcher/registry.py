@@ -133,7 +133,7 @@ class SharedRegistry:
         if self._trust.lost_data and self._trust.until_s is not None:
             self._thread.call(lambda _: None, answered)
         else:
-            self._thread.call(lambda _: self._keys.put_view(view), answered)
+            self._thread.call(lambda _: self._keys.put_next_view(view), answered)
 
     def put_spec(self, spec: Mapping[str, Any], then: Callable[[dict[str, Any]], None]) -> None:
         self._calls.until_answered(lambda: self._keys.put_spec(spec), self._learned(then))

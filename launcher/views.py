@@ -55,6 +55,10 @@ class JobKeys:
     def node(self, name: str) -> str:
         return f"{self.prefix}nodes/{name}"
 
+    def put_next_view(self, view: View) -> View | None:
+        """`put_view`, but None where not even the roster is in the store: the job is over, or has to be put again."""
+        return self.put_view(view) if self._store.get(self.prefix + "roster") is not None else None
+
     def put_view(self, view: View) -> View | None:
         """Put the view unless the store holds one as new. Returns the newest that it holds: this one, or another's.
 
