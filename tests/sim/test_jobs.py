@@ -70,6 +70,10 @@ FOUND = {
         '{"type":"Isolate","at_s":1.792,"node":0,"for_s":13.0,"store":true},{"type":"Join","at_s":2.736},'
         '{"type":"Raise","at_s":2.918,"who":0}]}'
     ),
+    "a node that slept through the whole job puts its first view": (
+        '{"seed":7763,"nodes":2,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
+        '{"type":"Pause","at_s":3.0,"who":5,"for_s":13.0,"is_node":true}]}'
+    ),
 }
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 

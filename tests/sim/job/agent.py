@@ -70,6 +70,8 @@ class AgentProcess(Process):
         self.workers = SimWorkers(self)
         self.peers: PeerAgents | None = None
         self._tick_s: float | None = None
+        self.vanished = False
+        """With its machine: nobody says that its port is closed."""
         log: Any = AgentLog(self)
         self._make_parts(log)
 

@@ -31,6 +31,7 @@ _LEGAL = (
     "before the first commit",
     "is refused",
     "has all its",
+    "see --local-addr",
 )
 """Ends that are right although the state is whole: nobody could mend what they name."""
 STEPS_MAX = 6

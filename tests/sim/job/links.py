@@ -102,11 +102,18 @@ class SimLinks:
             and self._world.network.reach_each_other(self._agent.node, name)
         )
         if not known:
+            if other is not None and other.incarnation == link.record.incarnation and self._is_refused(other):
+                self._down(link, "its agent's port is closed", closed=True)
             self._agent.later(_DIAL_AGAIN_S, lambda: self.dial(name))
             return
         assert other is not None and back is not None
         self._connect(link, other)
         other.links._connect(back, self._agent)
+
+    def _is_refused(self, other: AgentProcess) -> bool:
+        """Its machine says that nobody listens there any more."""
+        gone = not other.alive and not other.vanished
+        return gone and self._world.network.reach_each_other(self._agent.node, other.node)
 
     def _connect(self, link: SimLink, other: AgentProcess) -> None:
         link.to = other
@@ -177,7 +184,7 @@ class SimLinks:
     def end_silence(self, source: str) -> None:
         """Its next beat comes through."""
         link = self.links.get(source)
-        if link is None or link.to is None:
+        if link is None or link.to is None or not link.to.alive:  # who has died meanwhile stays silent
             return
         link.silent_since += 1
         turn, to = link.silent_since, link.to

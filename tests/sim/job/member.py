@@ -41,6 +41,15 @@ class Died(Exception):  # noqa: N818  no error: a fault has struck in the middle
     """The process is killed here."""
 
 
+class NoTools:
+    """What other faults are done with: whatever is asked of it, nothing happens."""
+
+    def __getattr__(self, name: str) -> NoTools:
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> None: ...
+
+
 class SimMesh:
     """`Mesh`: frames to the other members of the view, and what becomes of its links."""
 
@@ -75,14 +84,17 @@ class SimMesh:
             self._world.tell_send(self._process.id, member, decode(kind, body))
         self.stream(member).send(frame)
 
-    def edit(self, generation: int, peers: Sequence[Peer], links: str) -> None:
-        left_out, self._peers = (
-            self._peers - {peer.id for peer in peers},
-            {peer.id for peer in peers} - {self._process.id},
-        )
-        self.generation, self._lost = generation, set()
+    def edit(self, generation: int, peers: Sequence[Peer], links: str, renew: bool = False) -> None:
+        """Links that both views have stay as they are, the lost ones too, which are told again; or all are renewed."""
+        ids = {peer.id for peer in peers}
+        left_out, self._peers = self._peers - ids, ids - {self._process.id}
+        lost, self._lost = set[str]() if renew else self._lost & self._peers, set()
+        self.generation = generation
         for member in left_out:
             self._world.mesh.leave_out(self._process, member)
+        for member in sorted(lost):
+            again = lambda member=member: self.lose(member, "it was lost before", LossCause.BROKEN)  # noqa: E731
+            self._process.later(0.0, again)
         self._world.mesh.opened(self._process)
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None: ...
@@ -161,6 +173,7 @@ class SimHandover:
     def __init__(self, process: MemberProcess) -> None:
         self._process = process
         self._told: deque[Any] = deque()
+        self.whereabouts = NoTools()
 
     def tell(self, told: Any) -> None:
         self._told.append(told)
@@ -198,15 +211,6 @@ class SimExecutor:
         result = self._member.ledger.carry_out(command)
         self._process.world.checks.members.command(self._member, command)
         return result
-
-
-class NoTools:
-    """What other faults are done with: whatever is asked of it, nothing happens."""
-
-    def __getattr__(self, name: str) -> NoTools:
-        return self
-
-    def __call__(self, *_: Any, **__: Any) -> None: ...
 
 
 class SimPoints:

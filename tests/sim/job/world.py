@@ -131,7 +131,7 @@ class World:
 
     def kill_agent(self, agent: AgentProcess, *, silent: bool) -> None:
         """Its process is gone; what its workers do about that comes after."""
-        agent.alive = False
+        agent.alive, agent.vanished = False, silent
         for client in self.etcd.clients:
             if client is agent.client:
                 client.close()
