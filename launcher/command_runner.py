@@ -148,8 +148,8 @@ class CommandRunner:
             self._log.write("fault_refused", reason=reason)
 
     def _take_stacks(self, command: TakeStacks) -> None:
-        folder = self._parts.lookout.take_stacks(command.reason)
-        self._log.write("stacks", reason=command.reason, folder=folder)
+        folder, said = self._parts.lookout.folder, self._parts.lookout.take_stacks(command.reason)
+        self._log.write("stacks", reason=command.reason, folder=folder, members=said)
         if command.tell:
             say(f"{command.reason}; the stacks of all members are in {folder}")
 

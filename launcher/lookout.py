@@ -34,7 +34,7 @@ class Lookout:
         self, workers: Callable[[], Mapping[str, WatchedWorker]], happen: Callable[[ev.Event], None], folder: Path
     ) -> None:
         self._workers, self._happen = workers, happen
-        self._folder = folder
+        self.folder = folder
         """Where workers write their stacks, a file each."""
         self._due_s = time.monotonic() + _LOOK_EVERY_S
 
@@ -49,23 +49,23 @@ class Lookout:
         if seen:
             self._happen(ev.Looked(seen=seen))
 
-    def take_stacks(self, reason: str) -> Path:
-        """Each worker appends its threads' stacks to its file, below a line that says why and what the kernel says.
-
-        Returns the folder of these files.
+    def take_stacks(self, reason: str) -> dict[str, str]:
+        """Each worker appends its threads' stacks to its file in `folder`, below a line that says why, what it was at,
+        and what the kernel says. Returns these lines, by member.
         """
-        at = time.strftime("%H:%M:%S")
+        at, said = time.strftime("%H:%M:%S"), dict[str, str]()
         for member, worker in self._workers().items():
             seen = _look(member, worker)
-            head = f"\n---- {at} {reason}\n{member}: {_said(seen)}; {_kernel_says(worker.pid)}\n"
+            said[member] = f"{_said(seen)}; {_kernel_says(worker.pid)}"
+            head = f"\n---- {at} {reason}\n{member}: {said[member]}\n"
             try:
-                fd = os.open(self._folder / f"{member}.txt", os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+                fd = os.open(self.folder / f"{member}.txt", os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
             except OSError:  # whoever has no such file does not know the signal, and would end by it
                 continue
             os.write(fd, head.encode())
             os.close(fd)
             os.kill(worker.pid, STACKS_SIGNAL)
-        return self._folder
+        return said
 
 
 def _look(member: str, worker: WatchedWorker) -> ev.Seen:
@@ -107,8 +107,6 @@ def _kernel_says(pid: int) -> str:
 def _said(seen: ev.Seen) -> str:
     loop = seen.loop.spot
     name = f" ({loop.name})" if loop.name else ""
-    return f"its loop says {loop.place.name.lower()}{name} in step {loop.step}, its engine {_turns(seen)}"
-
-
-def _turns(seen: ev.Seen) -> str:
-    return f"{seen.engine.spot.place.name.lower()} (count {seen.engine.spot.count})"
+    engine = seen.engine.spot
+    last = engine.name + (f" of step {engine.step}" if engine.step >= 0 else "")
+    return f"its loop is {loop.place.name.lower()}{name} in step {loop.step}, its engine's last operation {last}"

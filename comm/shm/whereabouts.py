@@ -35,13 +35,15 @@ class Trail:
         self._page = page  # keeps the memory that is written to
         self._at = page.view(_FIRST_BYTES + lane * _EACH_BYTES, _SPOT.size)
         self._count = 0
+        self._thread = 0
 
     def move(self, place: Station, *, step: int = -1, allowed_s: float = 0.0, name: str = "") -> None:
         """It is there from now on. A longer name is cut."""
         self._count += 1
+        self._thread = self._thread or threading.get_native_id()
         # Read in the middle of a write it looks like a move; the next look has it whole.
         text = name.encode()[:_NAME_BYTES]
-        _SPOT.pack_into(self._at, 0, self._count, place, threading.get_native_id(), step, allowed_s, text)
+        _SPOT.pack_into(self._at, 0, self._count, place, self._thread, step, allowed_s, text)
 
     def beat(self) -> None:
         """It is still there, and goes on."""

@@ -35,4 +35,4 @@ class Spot:
     allowed_s: float = 0.0
     """How long it may stay there; 0: what is usual there."""
     name: str = ""
-    """Of a declared stretch."""
+    """Of a declared stretch; of what the engine did last."""

@@ -193,7 +193,8 @@ class Engine:
                 self._reach_recovery("decide")
             self._note(current)
             for command in commands:
-                self._parts.trail.beat()
+                done = command.message if isinstance(command, p.SendMessage) else command
+                self._parts.trail.move(Station.TURNING, step=getattr(done, "step", -1), name=type(done).__name__)
                 result = self._carry_out(command)
                 if result is not None:
                     self._events.append(result)

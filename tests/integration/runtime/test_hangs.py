@@ -33,6 +33,9 @@ def test_a_held_lock_a_loop_and_a_stopped_process_are_each_found_and_replaced(tm
     assert_equal_to_undisturbed(run, *arguments)
     assert ended(run) == ["m1", "m2", "m3"]
     assert "m1 hangs: no sign of life" in run.output
+    # Members' last operations are in the log; m0 has nothing left to do but to hear of the others.
+    told = next(e for e in run.events if e["event"] == "stacks")["members"]
+    assert "its engine's last operation" in told["m0"] and "its loop is waiting" in told["m0"]
     # What holds the interpreter still shows what it was at; who is stopped cannot, and the kernel's word stands there.
     assert "in _hang" in (run.folder / "stacks/m1.txt").read_text()
     assert "in _hang" in (run.folder / "stacks/m2.txt").read_text()
