@@ -130,6 +130,10 @@ class ArmFault(Tagged, frozen=True, kw_only=True):
     """Where the agent has to act: to be told by this number that the worker is there."""
 
 
+class HandOver(Tagged, frozen=True, kw_only=True):
+    """This node is to leave while others go on: the worker ends as soon as the step that it is in is committed."""
+
+
 class Refused(Tagged, frozen=True, kw_only=True):
     """This worker may not join; the reason names the setting that differs."""
 
@@ -142,5 +146,5 @@ class Stop(Tagged, frozen=True, kw_only=True):
     reason: str
 
 
-ToWorker: TypeAlias = NewView | EndReached | ArmFault | Refused | Stop
+ToWorker: TypeAlias = NewView | EndReached | ArmFault | HandOver | Refused | Stop
 TO_WORKER: LineCodec[ToWorker] = LineCodec(ToWorker)

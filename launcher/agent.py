@@ -202,8 +202,11 @@ class Agent:
 
     def _on_stop_signals(self, signals: StopSignals) -> None:
         for number in signals.take():
+            asked_before = self._core.shutdown.leaving is not None
             self._parts.end.hurry()
             self._happen(ev.StopAsked(code=128 + number, sentence=f"stopped by {number.name}"))
+            if asked_before:
+                self._parts.end.hurry()
 
     # ---- the operator
 

@@ -75,6 +75,10 @@ class Digested(Tagged, frozen=True, kw_only=True):
     digest: str
 
 
+class Leaving(Tagged, frozen=True, kw_only=True):
+    """The sender's node was told to go, and does so at the end of the step that its members are in."""
+
+
 class Left(Tagged, frozen=True, kw_only=True):
     """The sender's workers have ended well, and its agent goes: nothing is lost with it."""
 
@@ -95,6 +99,19 @@ class Ask(Tagged, frozen=True, kw_only=True):
 
 
 Notice: TypeAlias = (
-    Beat | Exited | Suspected | SomebodyWaits | Hangs | Speeds | Raised | Stands | Ended | Digested | Left | Over | Ask
+    Beat
+    | Exited
+    | Suspected
+    | SomebodyWaits
+    | Hangs
+    | Speeds
+    | Raised
+    | Stands
+    | Ended
+    | Digested
+    | Leaving
+    | Left
+    | Over
+    | Ask
 )
 NOTICE: LineCodec[Notice] = LineCodec(Notice)

@@ -93,6 +93,7 @@ class RunOptions:
             began_s=self.began_s,
             times=times,
             hangs=HangTimes(hang_timeout_s=waits.hang_timeout_s),
+            hand_over_s=waits.stop_grace_s,
         )
         if node is None:
             return alone

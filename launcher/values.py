@@ -82,6 +82,8 @@ class JobConfig:
     """When the job was started here, monotonic: the times of faults count from then."""
     times: JobTimes = JobTimes()
     hangs: HangTimes = HangTimes()
+    hand_over_s: float = 5.0
+    """How long a node that is told to go waits for the end of the step that its members are in."""
 
     @property
     def alone(self) -> bool:

@@ -77,6 +77,8 @@ class Engine:
         self._pace = LoopFirst(parts.clock)
         self._recovery = RecoveryDeadline(parts.clock)
         self._has_warned = False
+        self._is_leaving = False
+        """Its node goes at the end of the step."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="elastrain-engine", daemon=True)
 
@@ -164,6 +166,8 @@ class Engine:
             case am.NewView(view=view):
                 self._journal_view("view", view)
                 self._handle(p.Viewed(view=view))
+            case am.HandOver():
+                self._is_leaving = True
             case am.EndReached():
                 self._handle(p.JobEnded())
             case am.ArmFault():
@@ -265,7 +269,11 @@ class Engine:
         match command:
             case p.Advance():
                 self._parts.journal.write("advance", step=command.record.step)
-                handover.give(command)
+                # Nothing of the next step has begun here: what is lost with this member is no work.
+                if self._is_leaving:
+                    self._give_up(errors.StoppedError(f"{me} has handed over after step {command.record.step}"))
+                else:
+                    handover.give(command)
             case p.Enter():
                 self._parts.faults.reach(command.step, "join")
                 handover.give(command)

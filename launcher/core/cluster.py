@@ -113,6 +113,11 @@ class Cluster:
         nodes = self.peers.nodes
         return {name for name in names if name not in nodes or not nodes[name].linked}
 
+    def others_go_on(self) -> bool:
+        """Members on another node that answers, and does not leave."""
+        nodes, there = self.peers.nodes, {m.node for m in self.members if self.is_alive(m.id)} - self.unlinked_nodes()
+        return any(name in nodes and not nodes[name].leaving for name in there)
+
     def first_answering_node(self) -> str:
         """Of the nodes with members in the view; this one if there are none."""
         unlinked = self.unlinked_nodes()

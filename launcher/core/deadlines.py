@@ -74,6 +74,10 @@ class FaultDue(Struct, frozen=True):
     number: int
 
 
+class HandOverDue(Struct, frozen=True):
+    """The members of a node that leaves should have come to the end of their step."""
+
+
 class HangDue(Struct, frozen=True):
     """The stacks have been taken: a member that still hangs is ended."""
 
@@ -100,6 +104,7 @@ Due: TypeAlias = (
     | RestartDue
     | LeaveDue
     | FaultDue
+    | HandOverDue
     | HangDue
     | KilledDue
 )

@@ -66,6 +66,8 @@ class Failures:
 
     def _judge_exit(self, worker: Worker, exit_code: int, now: float) -> list[Command]:
         how = f"{worker.id} ended {describe_exit(exit_code)}"
+        if self._shutdown.leaving is not None:
+            return [] if self._cluster.unfinished() else self._shutdown.leave()
         if worker.stage in (Stage.LEFT, Stage.DROPPED):
             return self._shutdown.on_peaceful_exit(worker, how, now)
         # An error so early would repeat itself in each replacement: the user should read it at once. But a member

@@ -188,6 +188,8 @@ class Core:
                 return self.shutdown.on_ended(node, notice, now)
             case notices.Digested():
                 return self.shutdown.on_digested(node, notice, now)
+            case notices.Leaving():
+                return self.shutdown.on_leaving(node, now)
             case notices.Left():
                 return self._peers.on_left(node)
             case notices.Over():
@@ -223,6 +225,8 @@ class Core:
                 return self.shutdown.on_overdue(due, now)
             case dl.FaultDue():
                 return self.faults.on_due(due, now)
+            case dl.HandOverDue():
+                return self.shutdown.leave()
             case dl.HangDue():
                 return self._failures.watch.on_stacks_taken(due, now)
             case dl.KilledDue():

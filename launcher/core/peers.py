@@ -16,6 +16,8 @@ class PeerNode:
     """Its agent answers."""
     met: bool = False
     """It has answered at least once."""
+    leaving: bool = False
+    """It goes at the end of the step that its members are in."""
     suspected: bool = False
     """It has not answered for long enough: its members may be removed by a majority."""
     leased: bool = True

@@ -185,6 +185,8 @@ class ViewChanges:
         return self.settle(now)
 
     def _joiners(self) -> list[Member]:
+        if self._shutdown.leaving is not None:
+            return []
         return [self._cluster.as_member(worker) for worker in self._cluster.workers.joiners]
 
     # ---- where nobody of the view is left

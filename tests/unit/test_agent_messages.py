@@ -42,6 +42,7 @@ TO_WORKER: list[am.ToWorker] = [
     am.NewView(view=View(generation=2, members=MEMBERS, reason="m2 was lost", begun=True)),
     am.EndReached(),
     am.ArmFault(kind="slow", step=4, phase=None, for_s=2.5, options={"factor": 3.0, "how": "busy"}, number=3),
+    am.HandOver(),
     am.Refused(reason="seed"),
     am.Stop(reason="finished"),
 ]

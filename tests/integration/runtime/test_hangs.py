@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,22 @@ def test_a_straggler_gets_fewer_runs_then_another_takes_its_place(tmp_path: Path
     assert ends[0]["t"] > quota["t"] + 10
     assert "quarters of a share of the runs" in run.output
     assert "m3" in run.digests
+
+
+def test_a_preempted_node_hands_over_between_two_steps_and_leaves(tmp_path: Path) -> None:
+    arguments = ("--steps", "40", "--backups", "1")
+    with NodesJob(tmp_path, "--local-nodes", "3", "--inject", arguments=arguments) as job:
+        job.wait_step(3)
+        job.inject("preempt --target node:node1 --grace 30")
+        job.wait("leaving", source="agent:node1")
+        job.wait("end", source="agent:node1", exit_code=143)
+        job.wait("view", generation=2)
+        run = job.finish()
+        job.assert_nothing_left()
+    # Simulated nodes' launcher ends with the highest code of theirs.
+    assert run.exit_code == 143
+    assert_equal_to_undisturbed(replace(run, exit_code=0), *arguments)
+    assert "m1 hand over at the end of the step" in run.output
+    last = max(e["step"] for e in run.journals["m1"] if e["event"] == "advance")
+    begun = [e for e in run.journals["m1"] if e["event"] == "micro_batch" and e["step"] > last]
+    assert not begun, "it leaves before it has begun with the next step"

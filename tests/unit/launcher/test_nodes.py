@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elastrain import agent_messages as am
-from elastrain.agent_messages import Diverged, Failed, Finished, Hello, LostState, Progress, Struck, Suspect
+from elastrain.agent_messages import Diverged, Failed, Finished, HandOver, Hello, LostState, Progress, Struck, Suspect
 from elastrain.launcher.core import Core
 from elastrain.launcher.core import events as ev
 from elastrain.launcher.faults import grammar
@@ -1136,6 +1136,53 @@ def test_stopping_one_agent_leaves_the_others_running() -> None:
     cluster.answer()
     assert cluster.agents["node0"].end is None
     assert cluster.agents["node0"].members == ("m0", "m2")
+
+
+def preempt(cluster: Cluster, name: str) -> Agent:
+    agent = cluster.agents[name]
+    cluster.happen(agent, ev.StopAsked(code=143, sentence="stopped by SIGTERM"))
+    cluster.answer()
+    return agent
+
+
+def test_a_preempted_node_hands_over_at_the_end_of_the_step_then_leaves() -> None:
+    cluster = running()
+    agent = preempt(cluster, "node1")
+    assert [c.member for c in agent.done if isinstance(c, Tell) and isinstance(c.message, HandOver)] == ["m1"]
+    assert agent.end is None
+    cluster.die("m1", exit_code=1)
+    assert agent.end is not None and (agent.end.code, agent.end.everywhere) == (143, False)
+    assert cluster.agents["node0"].members == ("m0", "m2")
+    assert not [c for c in agent.done if isinstance(c, TakeNumber)], "it starts nobody in its place"
+
+
+def test_a_preempted_node_waits_for_the_end_of_a_step_for_some_seconds_only() -> None:
+    cluster = running()
+    agent = preempt(cluster, "node1")
+    cluster.tick(4.9)
+    assert agent.end is None
+    cluster.tick(0.2)
+    assert agent.end is not None and agent.end.code == 143
+
+
+def test_a_second_signal_is_waited_with_for_nothing() -> None:
+    cluster = running()
+    preempt(cluster, "node1")
+    assert preempt(cluster, "node1").end is not None
+
+
+def test_where_all_nodes_are_told_to_go_the_job_is_stopped_at_once() -> None:
+    cluster = running()
+    for name in ("node0", "node1", "node2"):
+        preempt(cluster, name)
+    assert [agent.end.code for agent in cluster.agents.values() if agent.end is not None] == [143, 143, 143]
+
+
+def test_an_interrupt_of_the_operator_is_no_notice() -> None:
+    cluster = running()
+    agent = cluster.agents["node1"]
+    cluster.happen(agent, ev.StopAsked(code=130, sentence="stopped by SIGINT"))
+    assert agent.end is not None
 
 
 # ---- faults

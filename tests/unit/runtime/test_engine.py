@@ -199,7 +199,7 @@ class Bench:
             journal=journal,
             memory=memory,  # type: ignore[arg-type]
             report=self._report,
-            trail=SimpleNamespace(move=lambda place: None, beat=lambda: None),  # type: ignore[arg-type]
+            trail=SimpleNamespace(move=lambda place, **more: None, beat=lambda: None),  # type: ignore[arg-type]
             clock=lambda: self.now_s,
         )
         self.engine = Engine(self.core, parts)  # type: ignore[arg-type]
@@ -288,6 +288,16 @@ def test_who_is_removed_is_stopped_and_the_reason_is_told() -> None:
     assert [str(error) for error in bench.reported] == [
         "member m0 was removed from the job: start it again to join anew"
     ]
+
+
+def test_whose_node_leaves_is_stopped_when_its_step_is_committed_and_not_before() -> None:
+    bench = Bench()
+    bench.turn(am.HandOver())
+    assert not bench.reported
+    record = SimpleNamespace(step=4)
+    bench.happens(p.Ready(), p.Advance(record=record))  # type: ignore[arg-type]
+    with pytest.raises(StoppedError, match="m0 has handed over after step 4"):
+        bench.handover.wait()
 
 
 def test_a_send_to_who_is_gone_is_no_error() -> None:
