@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from elastrain import agent_messages as am
 from elastrain.errors import StoppedError
@@ -67,3 +68,17 @@ def mean_loss(record: Record) -> float | None:
     """Weighted mean over the global batch; None where nothing was weighed."""
     counted = record.contribution
     return counted.loss / counted.weight if counted.weight else None
+
+
+def journalled(record: Record) -> dict[str, Any]:
+    """What the journal keeps of a commit."""
+    counted = record.contribution
+    return {
+        "step": record.step,
+        "generation": record.generation,
+        "loss": mean_loss(record),
+        "samples": counted.samples,
+        "fingerprint": counted.fingerprint,
+        "skipped": record.skipped,
+        "loss_scale": record.scaler.scale,
+    }

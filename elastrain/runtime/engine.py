@@ -25,7 +25,7 @@ from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.values import Frame, LossCause, Newer, Peer, PeerLost
 from elastrain.member.lifecycle import Lifecycle
 from elastrain.messages import decode
-from elastrain.runtime.agent_link import AgentLink, mean_loss
+from elastrain.runtime.agent_link import AgentLink, journalled
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.handover import Assignment, Handover, LoopOver, StepBegun, Told, TryAgain
@@ -310,17 +310,7 @@ class Engine:
 
     def _passed(self, record: Record) -> None:
         self._pace.let_loop_go_first(BETWEEN_STEPS_S)
-        counted = record.contribution
-        self._parts.journal.write(
-            "passed",
-            step=record.step,
-            generation=record.generation,
-            loss=mean_loss(record),
-            samples=counted.samples,
-            fingerprint=counted.fingerprint,
-            skipped=record.skipped,
-            loss_scale=record.scaler.scale,
-        )
+        self._parts.journal.write("passed", **journalled(record))
         took_s = self._parts.handover.whereabouts.take_computed_s()
         self._parts.agent.committed(record, self._core.holders, took_s)
         if record.warning:
