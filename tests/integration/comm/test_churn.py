@@ -17,12 +17,9 @@ import pytest
 import torch
 
 from elastrain.comm.errors import CommError, MemberLost
-from elastrain.comm.groups.communicator import Communicator
-from elastrain.comm.shm.liveness import Beacon
-from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import MeshConfig, Peer
+from tests.support import comm_member
 from tests.support.comm_processes import Child, Wire
-from tests.support.comm_tools import SECRET, Transport
+from tests.support.comm_tools import Transport
 
 GROUPS = ("left", "right", "cross")
 NUMELS = {"world": 50_000, "left": 10, "right": 20_000, "cross": 3_000}  # both algorithms, streams and shared memory
@@ -40,16 +37,11 @@ class _Member:
     """A process: reduces on all of its groups until it is told of another view, or somebody is lost."""
 
     def __init__(self, wire: Wire, name: str, transport: Transport) -> None:
-        torch.set_num_threads(1)
-        config = MeshConfig(transport=transport, segment_bytes=4 << 20, connect_timeout_s=5)
-        node = "here" if transport == "unix" else name
-        mesh = Mesh(me=name, node=node, job="churn", secret=SECRET, config=config, beacon=Beacon())
         self.name, self.wire = name, wire
-        self.comm = Communicator(mesh, timeout_s=20)
+        _, self.comm = comm_member.enter(wire, name, transport, segment_bytes=4 << 20, connect_timeout_s=5)
         self.groups = {"world": self.comm.world} | {group: self.comm.group(group, [name]) for group in GROUPS}
         self.tensors = {group: self.comm.empty(numel, torch.float32) for group, numel in NUMELS.items()}
         self.checked = self.generation = 0
-        wire.say({"id": name, "node": node, "address": mesh.address})
 
     def serve(self) -> None:
         going, count = False, 0
@@ -77,7 +69,7 @@ class _Member:
 
     def _edit(self, generation: int, peers: list[dict[str, str]], lists: dict[str, list[str]]) -> None:
         self.generation = generation
-        self.comm.edit(generation, [Peer(**peer) for peer in peers], lists)
+        comm_member.edit(self.comm, generation, peers, lists)
 
     def _round(self, count: int) -> None:
         mine = {name: group for name, group in self.groups.items() if self.name in group.members}

@@ -15,12 +15,9 @@ import pytest
 import torch
 
 from elastrain.comm.errors import CommError, MemberLost
-from elastrain.comm.groups.communicator import Communicator
-from elastrain.comm.shm.liveness import Beacon
-from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import MeshConfig, Peer
+from tests.support import comm_member
 from tests.support.comm_processes import Child, Wire
-from tests.support.comm_tools import SECRET, Transport
+from tests.support.comm_tools import Transport
 
 both = pytest.mark.parametrize("transport", ["unix", "tcp"])
 NUMEL = 200_000
@@ -35,22 +32,16 @@ class _Member:
     """A process's side: told by the test to reduce for ever, to edit, or to reduce once."""
 
     def __init__(self, wire: Wire, name: str, transport: Transport, timeout_s: float) -> None:
-        torch.set_num_threads(1)
-        node = "here" if transport == "unix" else name
-        config = MeshConfig(transport=transport, segment_bytes=8 << 20)
-        mesh = Mesh(me=name, node=node, job="job", secret=SECRET, config=config, beacon=Beacon())
         self.name, self.wire = name, wire
-        self.comm = Communicator(mesh, timeout_s=timeout_s)
+        _, self.comm = comm_member.enter(wire, name, transport, timeout_s=timeout_s, segment_bytes=8 << 20)
         self.shared = self.comm.empty(NUMEL, torch.float32)
         self.ordinary = torch.empty(NUMEL)
-        wire.say({"id": name, "node": node, "address": mesh.address})
 
     def serve(self) -> None:
         while True:
             order, value = self.wire.hear()
             if order == "edit":
-                generation, peers = value
-                self.comm.edit(generation, [Peer(**peer) for peer in peers])
+                comm_member.edit(self.comm, *value)
                 self.comm.world.barrier().wait()
                 self.wire.say(["edited", time.monotonic()])
             elif order == "reduce":

@@ -19,16 +19,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-import torch
 
-from elastrain.comm.groups.communicator import Communicator
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.shm.memory import libc
 from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import MeshConfig, Peer
+from tests.support import comm_member
 from tests.support.comm_points import COLLECTIVES, WRONG, Fuse, run
 from tests.support.comm_processes import Child, Wire
-from tests.support.comm_tools import SECRET, Transport
+from tests.support.comm_tools import Transport
 
 Fault = Literal["stop", "reset"]
 STOPPED_S = 0.15  # how long a collective may take while somebody is stopped
@@ -65,7 +63,6 @@ def _limit(name: str | None) -> None:
 
 class _Member:
     def __init__(self, wire: Wire, transport: Transport, fault: Fault) -> None:
-        torch.set_num_threads(1)
         self.wire, self.transport, self.fault = wire, transport, fault
         self.beacon = Beacon()
 
@@ -76,9 +73,8 @@ class _Member:
             if order == "begin":
                 self._begin(value)
             elif order == "edit":
-                generation, peers = value
                 self.comm.world.timeout_s = PATIENT_S
-                self.comm.edit(generation, [Peer(**peer) for peer in peers])
+                comm_member.edit(self.comm, *value)
                 self.comm.world.barrier().wait()
                 self.wire.say("edited")
             elif order == "limit":
@@ -97,11 +93,9 @@ class _Member:
     def _begin(self, name: str) -> None:
         if hasattr(self, "comm"):
             self.comm.close()
-        node = "here" if self.transport == "unix" else name
-        config = MeshConfig(transport=self.transport, segment_bytes=4 << 20)
-        self.mesh = Mesh(me=name, node=node, job="points", secret=SECRET, config=config, beacon=self.beacon)
-        self.comm = Communicator(self.mesh, timeout_s=PATIENT_S)
-        self.wire.say({"id": name, "node": node, "address": self.mesh.address})
+        self.mesh, self.comm = comm_member.enter(
+            self.wire, name, self.transport, timeout_s=PATIENT_S, beacon=self.beacon, segment_bytes=4 << 20
+        )
 
     def _fail(self) -> None:
         if self.fault == "stop":

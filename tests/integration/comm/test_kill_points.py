@@ -11,33 +11,24 @@ from contextlib import ExitStack
 from typing import Any, get_args
 
 import pytest
-import torch
 
-from elastrain.comm.groups.communicator import Communicator
-from elastrain.comm.shm.liveness import Beacon
-from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import MeshConfig, Peer
+from tests.support import comm_member
 from tests.support.comm_points import COLLECTIVES, Fuse, run
 from tests.support.comm_processes import Child, Wire
-from tests.support.comm_tools import SECRET, Transport
+from tests.support.comm_tools import Transport
 
 
 class _Member:
     def __init__(self, wire: Wire, name: str, transport: Transport, *, victim: bool) -> None:
-        torch.set_num_threads(1)
         self.fuse = Fuse(lambda: os.kill(os.getpid(), signal.SIGKILL)) if victim else None
-        node = "here" if transport == "unix" else name
-        config = MeshConfig(transport=transport, segment_bytes=4 << 20)
-        mesh = Mesh(me=name, node=node, job="points", secret=SECRET, config=config, beacon=Beacon())
-        self.wire, self.comm = wire, Communicator(mesh, timeout_s=20)
-        wire.say({"id": name, "node": node, "address": mesh.address})
+        self.wire = wire
+        _, self.comm = comm_member.enter(wire, name, transport, segment_bytes=4 << 20)
 
     def serve(self) -> None:
         while True:
             order, value = self.wire.hear()
             if order == "edit":
-                generation, peers = value
-                self.comm.edit(generation, [Peer(**peer) for peer in peers])
+                comm_member.edit(self.comm, *value)
                 self.comm.world.barrier().wait()
                 self.wire.say("edited")
             elif order == "light":

@@ -14,13 +14,11 @@ import pytest
 import torch
 
 from elastrain.comm.errors import CommError
-from elastrain.comm.groups.communicator import Communicator
 from elastrain.comm.groups.work import Work
-from elastrain.comm.shm.liveness import Beacon
-from elastrain.comm.wire.mesh import Mesh
-from elastrain.comm.wire.values import LossCause, MeshConfig, Peer
+from elastrain.comm.wire.values import LossCause
+from tests.support import comm_member
 from tests.support.comm_processes import Child, Wire
-from tests.support.comm_tools import SECRET, Transport
+from tests.support.comm_tools import Transport
 
 both = pytest.mark.parametrize("transport", get_args(Transport))
 EIGHT = "abcdefgh"
@@ -32,15 +30,9 @@ class _Member:
     """Does what it is told over its wire, one order at a time."""
 
     def __init__(self, wire: Wire, name: str, transport: Transport) -> None:
-        torch.set_num_threads(1)
         self.wire = wire
-        self.beacon = Beacon()
-        config = MeshConfig(transport=transport, segment_bytes=1 << 20)
-        node = "here" if transport == "unix" else name
-        self.mesh = Mesh(me=name, node=node, job="links", secret=SECRET, config=config, beacon=self.beacon)
-        self.comm = Communicator(self.mesh, timeout_s=PATIENT_S)
         self.waiting: list[tuple[Work, torch.Tensor]] = []
-        wire.say({"id": name, "node": node, "address": self.mesh.address})
+        self.mesh, self.comm = comm_member.enter(wire, name, transport, timeout_s=PATIENT_S, segment_bytes=1 << 20)
 
     def serve(self) -> None:
         while True:
@@ -48,7 +40,7 @@ class _Member:
             self.wire.say(getattr(self, order)(*given))
 
     def edit(self, generation: int, peers: list[dict[str, str]]) -> str:
-        self.comm.edit(generation, [Peer(**peer) for peer in peers])
+        comm_member.edit(self.comm, generation, peers)
         return "edited"
 
     def send(self, members: str) -> str:
