@@ -87,9 +87,7 @@ class LoaderProcesses:
         """Asked for and not come yet, in order; whether somebody waits for it."""
         self._came: deque[tuple[Request, Packed]] = deque()
         self._at_work = _AtWork(count)
-        self._deaths: dict[Request, Counter[int]] = {}
-        """By sample: of a micro-batch that is under way, the processes that have died of it."""
-        self._deaths_since_a_result = 0
+        self._deaths = _Deaths(_DEATHS_IN_A_ROW * count)
         at_work, theirs = self._at_work, [theirs for _, theirs in pairs]
         self._nursery = Nursery(lambda slot: _serve(load, slot, at_work, *theirs), count)
         self._poll = select.poll()
@@ -112,8 +110,7 @@ class LoaderProcesses:
         while (result := _result(self._results[0])) is not None:
             # Asked for twice, because it seemed lost: it is the same, bit for bit.
             if self._under_way.pop(result[0], None) is not None:
-                self._deaths.pop(result[0], None)
-                self._deaths_since_a_result = 0
+                self._deaths.note_loaded(result[0])
                 self._came.append(result)
         if self._nursery.fileno() in ready:
             self._came += filter(None, [self._replace(ended) for ended in self._nursery.ended()])
@@ -139,10 +136,7 @@ class LoaderProcesses:
         """Start it again, and ask again for what it may have taken; or a result, where two have died of that."""
         how, request, sample = how_it_ended(ended.exit_code), *self._at_work.of(ended.slot)
         self._at_work.put(ended.slot, _NOTHING)
-        self._deaths_since_a_result += 1
-        if self._deaths_since_a_result > _DEATHS_IN_A_ROW * self._count:
-            deaths = self._deaths_since_a_result
-            raise RuntimeError(f"{deaths} loader processes have died and loaded nothing in between; the last one {how}")
+        self._deaths.count(how)
         self._tell(f"loader process {ended.slot + 1} of {self._count} (pid {ended.pid}) {how}; it is started again")
         self._nursery.start(ended.slot)
         fatal = self._fatal(request, sample, how)
@@ -151,13 +145,9 @@ class LoaderProcesses:
 
     def _fatal(self, request: Request, sample: int, how: str) -> tuple[Request, Packed] | None:
         """Without numbers of processes: on another member, the same mistake of the data set has the same words."""
-        if request not in self._under_way:
+        if request not in self._under_way or not self._deaths.is_last_of(request, sample):
             return None
-        deaths = self._deaths.setdefault(request, Counter())
-        deaths[sample] += 1
-        if deaths[sample] < _DEATHS_MOST:
-            return None
-        del self._under_way[request], self._deaths[request]
+        del self._under_way[request]
         step, micro_batch = request
         return request, RuntimeError(
             f"{_DEATHS_MOST} loader processes died one after the other while they loaded "
@@ -174,6 +164,38 @@ class LoaderProcesses:
         for request, urgent in list(self._under_way.items()):
             if request not in busy:
                 self.send(request, urgent=urgent)
+
+
+class _Deaths:
+    """Counts deaths of loader processes: in a row, and by the sample that they were loading."""
+
+    def __init__(self, in_a_row_max: int) -> None:
+        self._in_a_row_max = in_a_row_max
+        self._since_a_result = 0
+        self._of: dict[Request, Counter[int]] = {}
+        """By sample, for micro-batches that are under way."""
+
+    def note_loaded(self, request: Request) -> None:
+        """A process has loaded something: the row ends, and what died of this request does not count any more."""
+        self._since_a_result = 0
+        self._of.pop(request, None)
+
+    def count(self, how: str) -> None:
+        """Count one more. Raises RuntimeError where too many have died and nothing was loaded in between."""
+        self._since_a_result += 1
+        if self._since_a_result > self._in_a_row_max:
+            raise RuntimeError(
+                f"{self._since_a_result} loader processes have died and loaded nothing in between; the last one {how}"
+            )
+
+    def is_last_of(self, request: Request, sample: int) -> bool:
+        """Count one more that died of this sample of a request; True where that is enough to give it up."""
+        deaths = self._of.setdefault(request, Counter())
+        deaths[sample] += 1
+        if deaths[sample] < _DEATHS_MOST:
+            return False
+        del self._of[request]
+        return True
 
 
 class _AtWork:
