@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from elastrain.runtime.faults.replacement import altered
 from elastrain.runtime.faults.slowness import Slowness
 from elastrain.runtime.journal import Journal
 from elastrain.world import PHASES
+from tests.support.waiting import until
 
 
 def message(line: str, *, number: int | None = None) -> ArmFault:
@@ -144,29 +146,26 @@ def test_a_hang_lasts_as_long_as_was_asked_for(how: str) -> None:
     assert time.monotonic() >= began_s + 0.05
 
 
-def test_a_held_interpreter_lock_stops_every_other_thread() -> None:
-    """In a process of its own, which another one watches."""
-    ticks, tick = os.pipe()
+@pytest.mark.parametrize(("how", "stops_all"), [("lock", True), ("forward", False)])
+def test_a_held_interpreter_lock_stops_every_other_thread(how: str, stops_all: bool) -> None:
+    beats: list[float] = []
+    over = threading.Event()
 
-    def act() -> None:
-        import threading
+    def beat() -> None:
+        while not over.wait(0.001):
+            beats.append(time.monotonic())
 
-        def beat() -> None:
-            while True:
-                os.write(tick, b".")
-                time.sleep(0.01)
-
-        threading.Thread(target=beat, daemon=True).start()
-        time.sleep(0.05)
-        os.write(tick, b"h")
-        armed("hang --target member:m1 --how lock --for 0.3").reach(0, "forward")
-        os.write(tick, b"e")
-
-    assert end_of(act) == 0
-    os.close(tick)
-    written = os.read(ticks, 1 << 16)
-    os.close(ticks)
-    assert len(written[written.index(b"h") : written.index(b"e")]) <= 2
+    thread = threading.Thread(target=beat)
+    thread.start()
+    until(lambda: len(beats) > 2, 10, "a thread that runs")
+    began_s = time.monotonic()
+    armed(f"hang --target member:m1 --how {how} --for 0.5").reach(0, "forward")
+    ended_s = time.monotonic()
+    over.set()
+    thread.join()
+    # The two may change places at the very edges.
+    inside = [at_s for at_s in beats if began_s + 0.05 < at_s < ended_s - 0.05]
+    assert (inside == []) is stops_all
 
 
 def test_a_slow_worker_takes_a_multiple_of_the_last_micro_batchs_time_and_recovers() -> None:
