@@ -31,6 +31,8 @@ class Answer(StrEnum):
 
     GOES_ON = "goes on"
     """All members are back, and every committed step is that of the undisturbed job."""
+    SHRINKS = "goes on without it"
+    """The place of the one struck stays empty, for a reason that is said; everything else as above."""
     ENDS = "ends"
     """It ends by itself with a sentence and a code other than 0."""
     EITHER = "goes on or ends"
@@ -85,6 +87,7 @@ class Cell:
 
 _STEP_PHASES = ("forward", "backward", "reduce", "commit", "apply", "publish")
 _COMPUTING = ("forward", "backward")
+_REFUSED = "is refused|not started again"
 _GONE = r"holder|state|gone|lost"
 
 WAYS: tuple[Way, ...] = (
@@ -114,10 +117,10 @@ WAYS: tuple[Way, ...] = (
     Way(kind="throttle", words="--share 0.25 --for 3", loses=False),
     # ---- it is told to go, or what comes in its place does not fit
     Way(kind="preempt", words="--grace 5"),
-    Way(kind="wrong-replacement", words="--what config"),
-    Way(kind="wrong-replacement", words="--what threads"),
-    Way(kind="wrong-replacement", words="--what torch"),
-    Way(kind="wrong-replacement", words="--what secret"),
+    Way(kind="wrong-replacement", words="--what config", answer=Answer.SHRINKS, says=_REFUSED),
+    Way(kind="wrong-replacement", words="--what threads", answer=Answer.SHRINKS, says=_REFUSED),
+    Way(kind="wrong-replacement", words="--what torch", answer=Answer.SHRINKS, says=_REFUSED),
+    Way(kind="wrong-replacement", words="--what secret", answer=Answer.SHRINKS, says=_REFUSED),
     # ---- a bit flips: right bits, or a sentence
     Way(kind="flip", words="--where taken"),
     Way(kind="flip", words="--where backup"),
@@ -129,7 +132,15 @@ WAYS: tuple[Way, ...] = (
     Way(kind="kill", aim=Aim.NODE, ground=Ground.NODES),
     Way(kind="kill", aim=Aim.NODE, ground=Ground.NODES, phases=(START,)),
     Way(kind="stop", aim=Aim.NODE, words="--for 8", ground=Ground.NODES, within_s=30),
-    Way(kind="preempt", aim=Aim.NODE, words="--grace 5", ground=Ground.NODES, within_s=30),
+    Way(
+        kind="preempt",
+        aim=Aim.NODE,
+        words="--grace 5",
+        ground=Ground.NODES,
+        answer=Answer.SHRINKS,
+        says="stopped by SIGTERM",
+        within_s=30,
+    ),
     # ---- etcd: no step waits for it
     Way(kind="etcd-kill", aim=Aim.ETCD, words="--for 3", ground=Ground.NODES, loses=False),
     Way(kind="etcd-stop", aim=Aim.ETCD, words="--for 3", ground=Ground.NODES, loses=False),
@@ -197,3 +208,28 @@ def chosen(cells: Sequence[Cell], names: Iterable[tuple[str, str]]) -> list[Cell
 def untried(classes: Mapping[str, FaultClass] = CLASSES) -> list[str]:
     """Classes of the product that neither have a way nor a reason."""
     return sorted(set(classes) - {way.kind for way in WAYS} - set(WITHOUT))
+
+
+# ------------------------------------------------------------------------------------------------- which share a job
+
+CELLS_PER_JOB = 10
+
+
+def ordered(cells: Sequence[Cell]) -> list[Cell]:
+    """Those that need a job from its start, then those that share one, then those after which it is not whole."""
+    kinds = {"start": 0, "shared": 1, "last": 2}
+    return sorted(cells, key=lambda cell: kinds[_kind(cell)])
+
+
+def next_job(left: Sequence[Cell]) -> int:
+    """How many of the ordered cells the next job takes: one from its start, some that share it, and a last one."""
+    count = 1 if _kind(left[0]) == "start" else 0
+    while count < min(len(left), CELLS_PER_JOB) and _kind(left[count]) == "shared":
+        count += 1
+    return count + (count < len(left) and _kind(left[count]) == "last")
+
+
+def _kind(cell: Cell) -> str:
+    if cell.phase == START:
+        return "start"
+    return "last" if cell.phase == "shutdown" or cell.way.answer is not Answer.GOES_ON else "shared"

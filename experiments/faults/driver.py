@@ -145,6 +145,10 @@ class Driver:
         lines = (self.folder / "output.log").read_text(errors="replace").splitlines()
         return " / ".join(line for line in lines if line.startswith("elastrain") or "Error" in line)[-3000:]
 
+    def has_said(self, pattern: str) -> bool:
+        """Whether the job's screen has such words."""
+        return re.search(pattern, (self.folder / "output.log").read_text(errors="replace")) is not None
+
     # ------------------------------------------------------------------------------------------------------ striking
 
     def strike(self, cell: Cell, rank: int) -> Struck:

@@ -16,7 +16,7 @@ from typing import Any
 
 from elastrain.batch import DataOrder
 from experiments.faults import train
-from experiments.faults.cells import START, Answer, Cell, Ground
+from experiments.faults.cells import START, Answer, Cell, Ground, next_job, ordered
 from experiments.faults.driver import STOPPING, Driver, StandstillError, StrikeError, Struck, first_line, lasts_s
 from experiments.faults.figures import Outcome, blamed, commits_s, detected_after_s, standstill_s
 from experiments.jobs import Script, alone, elastic, finish
@@ -26,7 +26,6 @@ from experiments.storm.processes import MARK, Processes, leftovers, parent
 from tests.support import warm
 
 STEPS = 240
-CELLS_PER_JOB = 10
 START_TRIES = 5
 END_S = 60.0
 """So long a job that nobody strikes any more may take to its last step."""
@@ -79,36 +78,16 @@ class Setting:
 
 def run_all(cells: Sequence[Cell], ground: Ground, setting: Setting) -> tuple[list[Outcome], list[float]]:
     """What became of the cells of one ground, and the times between two commits of its jobs."""
-    left, outcomes, walls_s = _ordered(cells), list[Outcome](), list[float]()
+    left, outcomes, walls_s = ordered(cells), list[Outcome](), list[float]()
     while left and not STOPPING.is_set():
         job = OneJob(ground, setting, setting.folder / f"{ground}-{len(outcomes)}-{len(left)}")
-        done = job.run(left[: _how_many(left)])
+        done = job.run(left[: next_job(left)])
         left = left[len(done) :]
         outcomes += done
         walls_s += job.walls_s
         for outcome in done:
             setting.tell(outcome)
     return outcomes, walls_s
-
-
-def _ordered(cells: Sequence[Cell]) -> list[Cell]:
-    """Those that need a job from its start, then those that share one, then those that may end it."""
-    kinds = {"start": 0, "shared": 1, "last": 2}
-    return sorted(cells, key=lambda cell: kinds[_kind(cell)])
-
-
-def _kind(cell: Cell) -> str:
-    if cell.phase == START:
-        return "start"
-    return "last" if cell.phase == "shutdown" or cell.way.answer is not Answer.GOES_ON else "shared"
-
-
-def _how_many(left: Sequence[Cell]) -> int:
-    """The next job's: after one from its start and some that share it, one that may end it."""
-    count = 1 if _kind(left[0]) == "start" else 0
-    while count < min(len(left), CELLS_PER_JOB) and _kind(left[count]) == "shared":
-        count += 1
-    return count + (count < len(left) and _kind(left[count]) == "last")
 
 
 class OneJob:
@@ -205,6 +184,10 @@ class OneJob:
         way, over_s = cell.way, struck.at_s + lasts_s(cell.way)
         lost = [*struck.others, *(struck.victims if way.loses else ())]
         driver.wait(f"{', '.join(lost)} is gone", lambda: all(map(driver.gone, lost)), way.within_s)
+        if way.answer is Answer.SHRINKS:
+            driver.wait(f"somebody says {way.says!r}", lambda: driver.has_said(way.says), way.within_s)
+            driver.size -= 1
+            over_s = time.monotonic()
         driver.wait(
             "all members train again",
             lambda: time.monotonic() > over_s and driver.all_train(over_s),

@@ -11,9 +11,23 @@ from elastrain.launcher.faults import grammar
 from elastrain.launcher.faults.table import CLASSES
 from elastrain.world import PHASES
 from experiments.faults import cells as table
-from experiments.faults.cells import QUICK, START, WAYS, Aim, Answer, Cell, Ground, Way, chosen, legal_cells, untried
+from experiments.faults.cells import (
+    CELLS_PER_JOB,
+    QUICK,
+    START,
+    WAYS,
+    Aim,
+    Answer,
+    Cell,
+    Ground,
+    Way,
+    chosen,
+    legal_cells,
+    next_job,
+    ordered,
+    untried,
+)
 from experiments.faults.figures import Outcome, blamed, detected_after_s, figures, standstill_s
-from experiments.faults.trials import CELLS_PER_JOB, _how_many, _ordered
 from experiments.journals import member_of, run_of
 
 TARGETS = {
@@ -24,7 +38,6 @@ TARGETS = {
     Aim.LINK: "--target link:node0-node1",
     Aim.ETCD: "",
 }
-KILL = Way(kind="kill")
 
 
 def cell(phase: str = "backward", **fields: object) -> Cell:
@@ -67,10 +80,10 @@ def test_the_quick_set_has_a_cell_of_every_kind_and_at_least_twenty() -> None:
 def test_jobs_take_a_cell_that_needs_their_start_first_and_one_that_may_end_them_last() -> None:
     ends = [cell(phase="shutdown"), cell(answer=Answer.ENDS, says="x")]
     shared = [cell(phase=f"phase {number}") for number in range(CELLS_PER_JOB + 2)]
-    left = _ordered([*ends, cell(phase=START), *shared])
+    left = ordered([*ends, cell(phase=START), *shared])
     jobs = []
     while left:
-        count = _how_many(left)
+        count = next_job(left)
         jobs.append([each.phase for each in left[:count]])
         left = left[count:]
     assert jobs[0] == [START, *(f"phase {number}" for number in range(CELLS_PER_JOB - 1))]
