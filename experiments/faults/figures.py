@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -38,6 +38,21 @@ class Outcome:
     @property
     def passed(self) -> bool:
         return not self.reason
+
+
+def without_flipped(
+    members: Mapping[str, Sequence[str]], run: Run, flipped_s: Mapping[str, float | None]
+) -> dict[str, list[str]]:
+    """The lines of steps, less those of members that were lost by a flipped bit, from that bit on.
+
+    Such a member may tell a wrong digest of its own memory until it is found, which is before it votes again.
+    """
+    found = {name: list(lines) for name, lines in members.items()}
+    for name, at_s in flipped_s.items():
+        if name in found and at_s is not None and run.view_without(name) is not None:
+            passed = [p.step for p in run.members[name].passed if p.at_s < at_s]
+            found[name] = [line for line in found[name] if int(line.split()[0]) < max(passed, default=0)]
+    return found
 
 
 def commits_s(run: Run) -> list[float]:

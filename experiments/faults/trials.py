@@ -18,7 +18,7 @@ from elastrain.batch import DataOrder
 from experiments.faults import train
 from experiments.faults.cells import START, Answer, Cell, Ground, next_job, ordered
 from experiments.faults.driver import STOPPING, Driver, StandstillError, StrikeError, Struck, first_line, lasts_s
-from experiments.faults.figures import Outcome, blamed, commits_s, detected_after_s, standstill_s
+from experiments.faults.figures import Outcome, blamed, commits_s, detected_after_s, standstill_s, without_flipped
 from experiments.jobs import Script, alone, elastic, finish
 from experiments.recovery.figures import samples_amiss
 from experiments.storm.oracle import difference, read_steps, unfinished
@@ -198,7 +198,7 @@ class OneJob:
         """Empty if the job has answered as it should, as far as can be seen by now."""
         way, code = outcome.cell.way, driver.process.poll()
         if outcome.cell.phase == "shutdown":
-            return "" if code == 0 else f"ended with code {code}: {driver.last_words()[-500:]}"
+            return "" if code == way.code else f"ended with code {code}: {driver.last_words()[-500:]}"
         if code is None:
             if way.answer is Answer.ENDS:
                 return "the job went on"
@@ -228,13 +228,16 @@ class OneJob:
     def _judge(self, driver: Driver, processes: Processes, temporary: Path) -> None:
         """Every committed step of every member against the undisturbed job, and what is left of the job."""
         members, alone_lines = read_steps(driver.folder), self._setting.reference()
+        flipped = {each.victim: each.struck_s for each in self._outcomes if each.cell.way.kind == "flip"}
+        members = without_flipped(members, driver.run, flipped)
         commits = commits_s(driver.run)
         self.walls_s = [later - earlier for earlier, later in pairwise(commits)]
         wrong = difference(members, alone_lines)
         if wrong:
             self._blame(driver, wrong)
             return
-        last, ended_well = self._outcomes[-1], driver.process.returncode == 0
+        last = self._outcomes[-1]
+        ended_well = driver.process.returncode == last.cell.way.code
         if not last.reason and not self._known_to_end and not ended_well:
             last.reason = f"ended with code {driver.process.returncode}: {driver.last_words()[-500:]}"
         if not last.reason and ended_well:

@@ -80,10 +80,18 @@ class Course:
         return newest if newest is not None and newest.trains and newest.pid not in self.killed_s else None
 
     def _strike(self, place: int) -> None:
-        self._wait_for(f"somebody trains at place {place}", lambda: self._victim(place) is not None)
-        if (victim := self._victim(place)) is not None:
-            self.killed_s[victim.pid] = place, time.monotonic()
+        self._wait_for(f"somebody who trains at place {place} was struck", lambda: self._has_struck(place))
+
+    def _has_struck(self, place: int) -> bool:
+        victim = self._victim(place)
+        if victim is None:
+            return False
+        try:
             os.kill(victim.pid, signal.SIGKILL)
+        except ProcessLookupError:  # its own system has ended it meanwhile: the next one there is waited for
+            return False
+        self.killed_s[victim.pid] = place, time.monotonic()
+        return True
 
     def _look(self) -> None:
         self.processes, self.commits = self.system.look()

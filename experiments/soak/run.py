@@ -19,7 +19,7 @@ from typing import Any
 
 from experiments.faults import train
 from experiments.faults.driver import Driver, StrikeError
-from experiments.faults.figures import commits_s, standstill_s
+from experiments.faults.figures import commits_s, standstill_s, without_flipped
 from experiments.faults.trials import ORDER
 from experiments.harness import Reach, add_record_flag, record, report
 from experiments.jobs import Script, alone, elastic, finish, unwind_on_sigterm
@@ -87,7 +87,7 @@ def soak(folder: Path, *, minutes: float, mtbf_s: float, seed: int) -> Soak:
     if not found.hang:
         found.leftovers = leftovers(processes, run, temporary, "")
     processes.end()
-    found.mismatch = _compare(folder, script)
+    found.mismatch = _compare(found, folder, script)
     return found
 
 
@@ -100,6 +100,8 @@ class Chaos:
     until_s: float
     struck: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    flipped_s: dict[str, float | None] = field(default_factory=dict)
+    """Member -> when one of its bits was to flip."""
     _next: Drawn | None = None
     _due_s: float = 0.0
     _asked_s: float = 0.0
@@ -123,6 +125,8 @@ class Chaos:
         rank = int(drawn.pick * len(self.driver.members))
         try:
             self.struck.append(self.driver.inject(drawn.way, rank, drawn.phase))
+            if drawn.way.kind == "flip":
+                self.flipped_s[self.driver.members[rank]] = now_s
         except StrikeError as error:
             self.refused.append(str(error))
 
@@ -161,10 +165,10 @@ def _sample(driver: Driver, processes: Processes, at_s: float) -> Sample:
     return look(at_s, processes.all(), workers, (driver.folder, driver.folder.parent / "tmp"))
 
 
-def _compare(folder: Path, script: Script) -> str:
+def _compare(found: Soak, folder: Path, script: Script) -> str:
     """Every line of every member against the job of one, up to the same step."""
     enough = folder / "run" / "enough"
-    members = read_steps(folder / "run")
+    members = without_flipped(read_steps(folder / "run"), found.run, found.chaos.flipped_s)
     (folder / "alone").mkdir(exist_ok=True)
     last = max((int(lines[-1].split()[0]) for lines in members.values() if lines), default=-1)
     (folder / "alone" / "enough").write_text(str(last + 1))

@@ -27,7 +27,7 @@ from experiments.faults.cells import (
     ordered,
     untried,
 )
-from experiments.faults.figures import Outcome, blamed, detected_after_s, figures, standstill_s
+from experiments.faults.figures import Outcome, blamed, detected_after_s, figures, standstill_s, without_flipped
 from experiments.journals import member_of, run_of
 
 TARGETS = {
@@ -127,3 +127,17 @@ def test_figures_count_what_failed_and_how() -> None:
     assert (found["detect_crash_s"], found["detect_hang_s"], found["detect_hang_steps"]) == (0.01, 2.0, 4.0)
     assert found["detect_blackhole_s"] is None
     assert found["failed_cells"] == ["kill in commit: wrong"]
+
+
+def test_a_member_lost_by_a_flipped_bit_may_tell_wrong_lines_from_that_bit_on_and_nobody_else() -> None:
+    def view(generation: int, *members: str) -> dict[str, object]:
+        return {"event": "view", "generation": generation, "t": 0.0, "members": list(members), "reason": ""}
+
+    def passed(step: int, at_s: float) -> dict[str, object]:
+        told = {"loss": 1.0, "samples": 1, "fingerprint": 1, "generation": 1}
+        return {"event": "passed", "step": step, "t": at_s, **told}
+
+    run = run_of([view(1, "m0", "m1"), view(2, "m0")], {"m1": [passed(0, 1.0), passed(1, 2.0), passed(2, 3.0)]})
+    lines = {"m0": ["0 a", "1 b", "2 c"], "m1": ["0 a", "1 x", "2 y"]}
+    found = without_flipped(lines, run, {"m1": 2.5, "m0": 2.5})
+    assert found == {"m0": ["0 a", "1 b", "2 c"], "m1": ["0 a"]}, "m0 was not lost: all of its lines count"
