@@ -6,6 +6,7 @@ OffloadError
 ├── SpillWriteError        a device refused to take activations: free space, raise the quota, or use another directory
 ├── SpillReadError         saved activations did not come back: compute the micro-batch again
 │   └── CorruptSpillError     they came back changed: compute the micro-batch again, and look at the drive
+├── PieceLostError         parameters, gradients or optimizer state did not come back: start from a checkpoint
 └── ModifiedInPlaceError   the model changed a tensor that backward needs: replace the in-place operation
 """
 
@@ -42,6 +43,10 @@ class SpillReadError(OffloadError):
 
 class CorruptSpillError(SpillReadError):
     """Activations were read back with other bytes than were written."""
+
+
+class PieceLostError(OffloadError):
+    """Parameters, gradients or optimizer state did not come back from a drive: no step can be right any more."""
 
 
 class ModifiedInPlaceError(OffloadError, RuntimeError):

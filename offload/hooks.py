@@ -200,6 +200,11 @@ class ActivationOffload:
         """What happened so far."""
         return self._open().stats()
 
+    @property
+    def live_bytes(self) -> int:
+        """The memory that saved storages take now."""
+        return 0 if self._manager is None else self._manager.live_bytes
+
     def set_memory_limit(self, limit_bytes: int) -> None:
         """From now on another limit: what is saved next makes room for itself. Safe from any thread."""
         if limit_bytes <= 0:

@@ -63,6 +63,11 @@ class SpillManager:
         self._pid = os.getpid()
         self._end = weakref.finalize(self, _close_all, self.devices)
 
+    @property
+    def live_bytes(self) -> int:
+        """What is counted as in memory now."""
+        return self._account.live_bytes
+
     def begin_pass(self) -> None:
         """A new forward begins. Raises what earlier passes left to say: `LimitTooSmallError`, `SpillWriteError`."""
         with self._lock:

@@ -16,7 +16,7 @@ class State(Enum):
     RESIDENT = "resident"  # in memory only
     PINNED = "pinned"  # in memory only, to the end: parts of it change on their own, so no copy would be good
     WRITING = "writing"  # in memory, on its way to disk
-    FORWARDED = "forwarded"  # wanted back while being written: in memory; the cancelled write is still ending
+    FORWARDED = "forwarded"  # wanted while being written: in memory; the write (a cancelled one, it may be) is ending
     SPILLED = "spilled"  # on disk only
     READING = "reading"  # on disk, on its way back
     RELOADED = "reloaded"  # in memory and on disk: memory can be given up at no cost
@@ -47,6 +47,11 @@ class Command:
 @dataclass(frozen=True, kw_only=True)
 class Spill(Event):
     """The policy wants the memory for something else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyOut(Event):
+    """A copy is wanted while the memory stays: it can then be given up at any moment, at no cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +170,7 @@ _BOTH = (FreeMemory(), FreeSlot())
 
 TABLE: dict[tuple[State, type[Event]], Step] = {
     (_S.RESIDENT, Spill): (_S.WRITING, (StartWrite(),)),
+    (_S.RESIDENT, CopyOut): (_S.FORWARDED, (StartWrite(),)),
     (_S.RESIDENT, Need): (_S.RESIDENT, (HAND_BACK,)),
     (_S.RESIDENT, Release): (_S.DROPPED, (FreeMemory(),)),
     (_S.PINNED, Need): (_S.PINNED, (HAND_BACK,)),

@@ -23,6 +23,14 @@ def test_a_storage_that_is_never_disturbed_goes_round_once() -> None:
     ]
 
 
+def test_a_copy_can_be_made_while_the_memory_stays_and_leaving_then_costs_nothing() -> None:
+    state, commands = r.advance(State.RESIDENT, r.CopyOut())
+    assert (state, commands) == (State.FORWARDED, (r.StartWrite(),))
+    state, commands = r.advance(state, r.WriteDone())
+    assert (state, commands) == (State.RELOADED, ())
+    assert r.advance(state, r.Spill()) == (State.SPILLED, (r.FreeMemory(),))
+
+
 def test_what_is_pinned_never_leaves_its_memory() -> None:
     for wish in (r.Spill(), r.Prefetch(), r.Found()):
         assert r.advance(State.PINNED, wish) == (State.PINNED, ())

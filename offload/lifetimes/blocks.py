@@ -1,0 +1,116 @@
+"""How a model is cut into blocks, without being edited: the modules that leave and come back as one.
+
+What lies in a list of modules (`ModuleList`, `Sequential`) is a block each; outside of lists, the largest modules that
+hold no such list. What belongs to neither (a parameter of the model itself) is the rest, which stays for the forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from elastrain.offload.errors import OffloadConfigError
+
+ELEMENTWISE = frozenset(
+    {"Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"}
+)
+"""Optimizers of torch that update each element from its own values alone: they can update block by block."""
+ALIGNED_BYTES = 64
+"""Where torch itself begins tensors: kernels that treat edges differently compute the same bits."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModelBlock:
+    """One block. `module` None is the rest. `touches` are the blocks whose parameters it uses, itself among them."""
+
+    name: str
+    module: nn.Module | None
+    parameters: tuple[nn.Parameter, ...]
+    touches: tuple[int, ...]
+
+
+def blocks_of(model: nn.Module) -> tuple[ModelBlock, ...]:
+    """The blocks in the order of the model's modules, the rest last. Raises OffloadConfigError where there is one."""
+    owners: dict[nn.Parameter, int] = {}
+    found: list[tuple[str, nn.Module | None, list[nn.Parameter]]] = []
+    for name, module in _cut(model, ""):
+        own = [each for each in module.parameters() if each not in owners]
+        owners.update(dict.fromkeys(own, len(found)))
+        found.append((name, module, own))
+    rest = [each for each in model.parameters() if each not in owners]
+    owners.update(dict.fromkeys(rest, len(found)))
+    found.append(("the rest of the model", None, rest))
+    if len(found) < 3:
+        raise OffloadConfigError(
+            f"{type(model).__name__} cannot be cut into blocks: put its layers into a ModuleList or a Sequential"
+        )
+    return tuple(
+        ModelBlock(
+            name=name,
+            module=module,
+            parameters=tuple(own),
+            touches=tuple(sorted({number, *(owners[each] for each in (module.parameters() if module else ()))})),
+        )
+        for number, (name, module, own) in enumerate(found)
+    )
+
+
+def _cut(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module.named_children():
+        path = f"{prefix}{name}"
+        if not any(True for _ in child.parameters()):
+            continue
+        if isinstance(module, nn.ModuleList | nn.Sequential) or not any(map(_is_list, child.modules())):
+            yield path, child
+        else:
+            yield from _cut(child, f"{path}.")
+
+
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
+
+
+def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raises OffloadConfigError where it needs whole tensors, or has parameters of another model."""
+    name = type(optimizer).__name__
+    if name not in ELEMENTWISE or type(optimizer).__module__.split(".")[0] != "torch":
+        raise OffloadConfigError(
+            f"{name} is not known to update each element by itself: use one of {sorted(ELEMENTWISE)}"
+        )
+    own = set(model.parameters())
+    for group in optimizer.param_groups:
+        if any(each not in own for each in group["params"]):
+            raise OffloadConfigError(
+                "the optimizer has parameters that are not the model's: make it of model.parameters()"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PieceView:
+    """Where one tensor lies in a piece's bytes, and how."""
+
+    offset_bytes: int
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    def of(self, memory: torch.Tensor) -> torch.Tensor:
+        """The tensor over a piece's bytes."""
+        offset = (memory.storage_offset() + self.offset_bytes) // self.dtype.itemsize
+        return torch.empty(0, dtype=self.dtype).set_(memory.untyped_storage(), offset, self.shape, self.stride)
+
+
+def places_of(tensors: Sequence[torch.Tensor]) -> tuple[tuple[PieceView, ...], int]:
+    """Tensors one after the other, each at an aligned place; and what they take. Raises OffloadConfigError."""
+    end_bytes, found = 0, []
+    for tensor in tensors:
+        if tensor.device.type != "cpu" or not torch._debug_has_internal_overlap(tensor) == 0:
+            raise OffloadConfigError("parameters must be dense tensors in the CPU's memory")
+        found.append(
+            PieceView(offset_bytes=end_bytes, dtype=tensor.dtype, shape=tensor.shape, stride=tuple(tensor.stride()))
+        )
+        end_bytes += -(-tensor.nbytes // ALIGNED_BYTES) * ALIGNED_BYTES
+    return tuple(found), end_bytes

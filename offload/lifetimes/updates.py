@@ -1,0 +1,79 @@
+"""Clipping and the optimizer's step, block by block: at once after the backward, or each before its next forward."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from elastrain.offload.lifetimes.conductor import Conductor
+from elastrain.offload.lifetimes.custody import PieceCustody
+from elastrain.offload.lifetimes.orders import StepStage
+from elastrain.offload.lifetimes.states import BlockStates
+from elastrain.offload.lifetimes.values import Kind
+
+
+class Updates:
+    """`due` blocks have gradients that wait for their update. Norms are taken as gradients land."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, states: BlockStates, custody: PieceCustody, conductor: Conductor
+    ) -> None:
+        self.due: dict[int, torch.Tensor | None] = {}
+        self._optimizer = optimizer
+        self._states = states
+        self._custody = custody
+        self._conductor = conductor
+        self._norms: dict[nn.Parameter, torch.Tensor] = {}
+
+    def landed(self, parameter: nn.Parameter) -> None:
+        """A gradient is complete, or as far as this backward goes."""
+        assert parameter.grad is not None
+        self._norms[parameter] = torch.linalg.vector_norm(parameter.grad)
+
+    def close_step(self, order: list[nn.Parameter], max_grad_norm: float | None) -> torch.Tensor | None:
+        """Let all blocks with gradients be due, clipped by the norm of all; returns that norm.
+
+        It is computed as `torch.nn.utils.clip_grad_norm_` does.
+        """
+        norms = [self._norms[each] for each in order if each in self._norms]
+        total = torch.linalg.vector_norm(torch.stack(norms)) if norms else None
+        scale = None
+        if max_grad_norm is not None and total is not None:
+            scale = torch.clamp(max_grad_norm / (total + 1e-6), max=1.0)
+        self.due = {self._states.block_of[each]: scale for each in order if each in self._norms}
+        for parameter in self._norms:
+            parameter.grad = None
+        return total
+
+    def update(self, block: int) -> None:
+        """One block's update, if it is due."""
+        if block not in self.due:
+            return
+        scale, kinds = self.due.pop(block), (Kind.PARAMETER, Kind.GRADIENT, Kind.STATE)
+        held = [piece for kind in kinds for piece in self._states.of(kind, [block])]
+        self._conductor.arrive(StepStage.UPDATE, block, held)
+        self._custody.change(held)
+        parameters = [each for each in self._states.trained(block) if each in self._norms]
+        for parameter in parameters:
+            parameter.grad = self._states.gradient(parameter)
+            if scale is not None:
+                parameter.grad.mul_(scale)
+        self._step(parameters)
+        for parameter in parameters:
+            parameter.grad = None
+            del self._norms[parameter]
+        self._states.adopt_optimizer_states(block)
+        for piece in self._states.of(Kind.GRADIENT, [block]):
+            self._custody.drop(piece)
+
+    def _step(self, parameters: list[nn.Parameter]) -> None:
+        """Let the optimizer see one block's parameters alone."""
+        wanted, groups = set(parameters), self._optimizer.param_groups
+        whole = [group["params"] for group in groups]
+        try:
+            for group in groups:
+                group["params"] = [each for each in group["params"] if each in wanted]
+            self._optimizer.step()
+        finally:
+            for group, each in zip(groups, whole, strict=True):
+                group["params"] = each

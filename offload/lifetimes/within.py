@@ -1,0 +1,207 @@
+"""`within`: a model and its optimizer train within a memory limit, whatever they hold; what is idle lies on drives.
+
+Block by block: hooks name the points, custody has what each point uses, the optimizer updates one block at a time.
+Autograd makes gradients, which move into their block's piece as they land, so that no bit depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from elastrain.offload.device import Device
+from elastrain.offload.engines.port import IoEngine
+from elastrain.offload.engines.posix import PosixEngine
+from elastrain.offload.hooks import ActivationOffload, OffloadConfig
+from elastrain.offload.identity import SpillHandle, StayingTensor
+from elastrain.offload.lifetimes.blocks import blocks_of, check_optimizer
+from elastrain.offload.lifetimes.conductor import Conductor
+from elastrain.offload.lifetimes.custody import HeldPiece, PieceCustody, RoomAccount
+from elastrain.offload.lifetimes.orders import StepStage, UpdateOrder
+from elastrain.offload.lifetimes.planning import Planning
+from elastrain.offload.lifetimes.states import BlockStates
+from elastrain.offload.lifetimes.updates import Updates
+from elastrain.offload.lifetimes.values import Kind
+
+UNLIMITED_BYTES = 1 << 62
+
+
+def within(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    dirs: Sequence[str],
+    memory_limit: int,
+    engines: Sequence[IoEngine] | None = None,
+) -> TrainingWithin:
+    """Train within `memory_limit` bytes. Call `step` in place of clipping and `optimizer.step()`.
+
+    `engines` replaces the files in `dirs`. Raises OffloadConfigError where the model cannot be cut into blocks, or the
+    optimizer needs whole tensors.
+    """
+    check_optimizer(model, optimizer)
+    config = OffloadConfig(dirs=tuple(dirs), memory_limit=max(1, memory_limit // 4))
+    found = [PosixEngine(each) for each in dirs] if engines is None else engines
+    return TrainingWithin(model, optimizer, memory_limit, ActivationOffload(config), [Device(each) for each in found])
+
+
+class TrainingWithin:
+    """Holds a model's parameters, gradients and optimizer states within a limit, together with its activations."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        limit_bytes: int,
+        offload: ActivationOffload,
+        devices: Sequence[Device],
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._offload = offload
+        self._devices = devices
+        self._blocks = blocks_of(model)
+        self._custody = PieceCustody(devices, RoomAccount(limit_bytes, others=lambda: offload.live_bytes))
+        self._states = BlockStates(self._blocks, optimizer, self._custody)
+        self._conductor = Conductor(self._custody, self._states.pieces)
+        self._custody.next_use = self._conductor.next_use
+        self._updates = Updates(optimizer, self._states, self._custody, self._conductor)
+        self._planning = Planning(limit_bytes, self._states, self._conductor, offload, devices)
+        self._saving: list[torch.autograd.graph.saved_tensors_hooks] = []
+        self._handles = list(self._hook_up())
+
+    @property
+    def reason(self) -> str:
+        """The present plan, in words."""
+        return self._planning.reason
+
+    def step(self, max_grad_norm: float | None = None) -> torch.Tensor | None:
+        """Clip, update, and forget the gradients. Returns the norm of all gradients before clipping.
+
+        Where the plan says so, blocks are updated before they are used next.
+        """
+        total = self._updates.close_step(list(self._model.parameters()), max_grad_norm)
+        if self._planning.order is UpdateOrder.AFTER_BACKWARD:
+            self._settle()
+        self._conductor.end_point()
+        self._planning.step_ended()
+        return total
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Parameters and optimizer states in memory, up to date, to be read or written. The limit is off."""
+        limit_bytes = self._custody.account.limit_bytes
+        try:
+            self._bring_all()
+            yield
+        finally:
+            self._custody.account.limit_bytes = limit_bytes
+            self._custody.release()
+            self._custody.shrink()
+
+    def close(self) -> None:
+        """Bring all parameters and states back for good, and give the drives' space back."""
+        self._bring_all()
+        for handle in self._handles:
+            handle.remove()
+        self._offload.close()
+        for device in self._devices:
+            device.close()
+
+    # Hooks.
+
+    def _hook_up(self) -> Iterator[Any]:
+        yield self._model.register_forward_pre_hook(self._model_begins)
+        yield self._model.register_forward_hook(self._model_ends, always_call=True)
+        for number, block in enumerate(self._blocks):
+            if block.module is not None:
+                yield block.module.register_forward_pre_hook(lambda _m, _i, number=number: self._forward(number))
+                yield block.module.register_forward_hook(lambda _m, _i, out, number=number: self._watch(number, out))
+            for parameter in block.parameters:
+                if parameter.requires_grad:
+                    yield parameter.register_hook(lambda grad, p=parameter: self._lands(p, grad))  # type: ignore[no-untyped-call]
+                    yield parameter.register_post_accumulate_grad_hook(self._landed)  # type: ignore[no-untyped-call]
+
+    def _model_begins(self, _module: nn.Module, _args: Any) -> None:
+        self._updates.update(len(self._blocks) - 1)
+        self._custody.acquire(self._rest())
+        if torch.is_grad_enabled() and not self._saving:
+            self._planning.forward_begins()
+            self._offload.__enter__()
+            self._saving.append(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
+            self._saving[-1].__enter__()
+
+    def _model_ends(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        if self._saving:
+            self._saving.pop().__exit__(None, None, None)
+            self._offload.__exit__(None, None, None)
+
+    def _forward(self, number: int) -> None:
+        touched = self._blocks[number].touches
+        wanted = [*self._states.of(Kind.PARAMETER, touched), *self._rest()]
+        if torch._C._current_graph_task_id() != -1:
+            self._custody.acquire(wanted)  # it is computed again, inside its backward
+            return
+        for block in touched:
+            self._updates.update(block)
+        self._planning.before_point(StepStage.FORWARD, number)
+        self._conductor.arrive(StepStage.FORWARD, number, wanted)
+
+    def _watch(self, number: int, output: Any) -> None:
+        """Hear of the block's backward: it begins when a gradient of what the block returned is there."""
+        for each in tree_leaves(output):
+            if isinstance(each, torch.Tensor) and each.requires_grad and each.grad_fn is not None:
+                each.register_hook(lambda _grad: self._backward(number))  # type: ignore[no-untyped-call]
+
+    def _backward(self, number: int) -> None:
+        if self._conductor.is_at(StepStage.BACKWARD, number):
+            return
+        touched = self._blocks[number].touches
+        self._planning.before_point(StepStage.BACKWARD, number)
+        self._conductor.arrive(StepStage.BACKWARD, number, [*self._states.of(Kind.PARAMETER, touched), *self._rest()])
+
+    def _lands(self, parameter: nn.Parameter, _grad: torch.Tensor) -> None:
+        """Before autograd adds to a gradient that is there."""
+        if self._states.is_ours(parameter):
+            held = self._states.of(Kind.GRADIENT, [self._states.block_of[parameter]])
+            self._custody.acquire(held)
+            self._custody.change(held)
+
+    def _landed(self, parameter: nn.Parameter) -> None:
+        if not self._states.is_ours(parameter):
+            self._states.keep_gradient(parameter)
+        self._updates.landed(parameter)
+
+    def _pack(self, tensor: torch.Tensor) -> StayingTensor | SpillHandle:
+        saved = self._offload._pack(tensor)
+        if isinstance(saved, SpillHandle) and self._planning.is_new(saved.record):
+            self._conductor.saved(saved.record.size_bytes)
+        return saved
+
+    def _unpack(self, saved: StayingTensor | SpillHandle) -> torch.Tensor:
+        tensor = self._offload._unpack(saved)
+        if isinstance(saved, StayingTensor):
+            self._custody.acquire(self._states.holding(tensor))
+        return tensor
+
+    # Small things.
+
+    def _rest(self) -> list[HeldPiece]:
+        return self._states.of(Kind.PARAMETER, [len(self._blocks) - 1])
+
+    def _bring_all(self) -> None:
+        self._settle()
+        self._conductor.end_point()
+        self._custody.account.limit_bytes = UNLIMITED_BYTES
+        held = [piece for (kind, _), piece in self._states.pieces.items() if kind is not Kind.GRADIENT]
+        self._custody.acquire(held)
+        self._custody.change(held)
+
+    def _settle(self) -> None:
+        for block in range(len(self._blocks)):
+            self._updates.update(block)

@@ -1,0 +1,292 @@
+"""Training within a limit: parameters and optimizer states after five steps are bit for bit those of plain training."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from elastrain.offload.errors import LimitTooSmallError, OffloadConfigError, PieceLostError, SpillWriteError
+from elastrain.offload.faults import EngineFaults, FaultyEngine
+from elastrain.offload.lifetimes.orders import UpdateOrder
+from elastrain.offload.lifetimes.within import TrainingWithin, within
+from experiments.offload.models import KINDS, Shape, build
+from tests.support.memory_engine import MemoryEngine
+
+SHAPE = Shape(width=64, layers=4, tokens=32, batch=2, vocabulary=256)
+STEPS = 5
+Loss = Callable[[nn.Module, int], Tensor]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def tokens(step: int) -> Tensor:
+    return torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(step))
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    found: Tensor = model(tokens(step))
+    return found
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Copies of all parameters and all states of the optimizer."""
+    states = [optimizer.state[each] for each in model.parameters() if each in optimizer.state]
+    values = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+    return [each.detach().clone() for each in itertools.chain(model.parameters(), values)]
+
+
+def plain(model: nn.Module, loss: Loss = loss_of, *, backwards: int = 1, norm: float | None = 1.0) -> list[Tensor]:
+    optimizer = adamw(model)
+    torch.manual_seed(7)
+    for step in range(STEPS):
+        for part in range(backwards):
+            loss(model, step * backwards + part).backward()
+        if norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    return snapshot(model, optimizer)
+
+
+def limit_of(model: nn.Module, part: float) -> int:
+    """A part of what the model, its gradients and AdamW's states take, and a little for whole pages."""
+    return int(part * 4 * sum(each.nbytes for each in model.parameters())) + (256 << 10)
+
+
+def limited(
+    model: nn.Module,
+    folder: Path,
+    loss: Loss = loss_of,
+    *,
+    part: float = 0.25,
+    backwards: int = 1,
+    norm: float | None = 1.0,
+    order: UpdateOrder | None = None,
+) -> list[Tensor]:
+    optimizer = adamw(model)
+    training = within(model, optimizer, dirs=[str(folder)], memory_limit=limit_of(model, part))
+    torch.manual_seed(7)
+    for step in range(STEPS):
+        for part_ in range(backwards):
+            loss(model, step * backwards + part_).backward()
+        if order is not None:
+            training._planning.order = order
+        training.step(max_grad_norm=norm)
+    with training.whole():
+        found = snapshot(model, optimizer)
+    training.close()
+    return found
+
+
+def assert_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    assert len(ours) == len(theirs)
+    assert all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("part", [0.75, 0.5, 0.25])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_bits_are_those_of_plain_training(kind: str, part: float, tmp_path: Path) -> None:
+    assert_same(limited(build(kind, SHAPE)[0], tmp_path, part=part), plain(build(kind, SHAPE)[0]))
+
+
+@pytest.mark.parametrize("order", UpdateOrder)
+def test_neither_order_of_updates_shows_in_a_bit(order: UpdateOrder, tmp_path: Path) -> None:
+    assert_same(limited(build("gpt", SHAPE)[0], tmp_path, order=order), plain(build("gpt", SHAPE)[0]))
+
+
+def test_gradients_of_several_backwards_are_added(tmp_path: Path) -> None:
+    ours = limited(build("gpt", SHAPE)[0], tmp_path, backwards=3)
+    assert_same(ours, plain(build("gpt", SHAPE)[0], backwards=3))
+
+
+def test_without_clipping(tmp_path: Path) -> None:
+    assert_same(limited(build("t5", SHAPE)[0], tmp_path, norm=None), plain(build("t5", SHAPE)[0], norm=None))
+
+
+def test_half_precision_under_autocast(tmp_path: Path) -> None:
+    def loss(model: nn.Module, step: int) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss_of(model, step)
+
+    assert_same(limited(build("gpt", SHAPE)[0], tmp_path, loss), plain(build("gpt", SHAPE)[0], loss))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_blocks_that_are_computed_again(reentrant: bool, tmp_path: Path) -> None:
+    def loss(model: nn.Module, step: int) -> Tensor:
+        def run(block: nn.Module, *inputs: Tensor) -> Tensor:
+            found: Tensor = checkpoint(block, *inputs, use_reentrant=reentrant)
+            return found
+
+        found: Tensor = model(tokens(step), run)
+        return found
+
+    assert_same(limited(build("gpt", SHAPE)[0], tmp_path, loss), plain(build("gpt", SHAPE)[0], loss))
+
+
+class Tied(nn.Module):
+    """The head has the embedding's weights; it uses them by the function, not by a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(256, 64)
+        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU()) for _ in range(4))
+        self.head = nn.Linear(64, 256, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
+
+
+def test_tied_weights(tmp_path: Path) -> None:
+    assert_same(limited(Tied(), tmp_path, part=0.6), plain(Tied()))
+
+
+def test_frozen_parameters(tmp_path: Path) -> None:
+    def frozen() -> nn.Module:
+        model, _ = build("gpt", SHAPE)
+        model.decoder[1].requires_grad_(False)
+        return model
+
+    assert_same(limited(frozen(), tmp_path), plain(frozen()))
+
+
+def test_two_forwards_before_two_backwards(tmp_path: Path) -> None:
+    def loss(model: nn.Module, step: int) -> Tensor:
+        return loss_of(model, step) + loss_of(model, step + 100)
+
+    assert_same(limited(build("gpt", SHAPE)[0], tmp_path, loss), plain(build("gpt", SHAPE)[0], loss))
+
+
+def test_an_evaluation_between_steps_changes_nothing(tmp_path: Path) -> None:
+    def loss(model: nn.Module, step: int) -> Tensor:
+        with torch.no_grad():
+            loss_of(model, 1000 + step)
+        return loss_of(model, step)
+
+    assert_same(limited(build("gpt", SHAPE)[0], tmp_path, loss), plain(build("gpt", SHAPE)[0]))
+
+
+def test_a_plan_is_made_and_followed_within_the_limit(tmp_path: Path) -> None:
+    model, _ = build("gpt", SHAPE)
+    optimizer = adamw(model)
+    training = within(model, optimizer, dirs=[str(tmp_path)], memory_limit=limit_of(model, 0.25))
+    most = 0
+    for step in range(STEPS):
+        loss_of(model, step).backward()
+        training.step(max_grad_norm=1.0)
+        most = max(most, training._custody.account.most_bytes)
+    assert "gaps are used" in training.reason
+    assert most <= limit_of(model, 0.25)
+    training.close()
+
+
+def test_parameters_can_be_read_and_written_while_they_are_whole(tmp_path: Path) -> None:
+    model, _ = build("gpt", SHAPE)
+    optimizer = adamw(model)
+    training = within(model, optimizer, dirs=[str(tmp_path)], memory_limit=limit_of(model, 0.25))
+    loss_of(model, 0).backward()
+    training.step()
+    with training.whole():
+        saved = copy.deepcopy(model.state_dict())
+        for parameter in model.parameters():
+            parameter.data.fill_(0.5)
+    loss_of(model, 1).backward()
+    training.step()
+    with training.whole():
+        model.load_state_dict(saved)
+    with training.whole():
+        assert all(torch.equal(saved[name], value) for name, value in model.state_dict().items())
+    training.close()
+    loss_of(model, 2).backward()
+
+
+# What cannot work is refused; what is lost is said.
+
+
+def train(model: nn.Module, training: TrainingWithin) -> None:
+    for step in range(STEPS):
+        loss_of(model, step).backward()
+        training.step()
+
+
+def test_what_cannot_be_cut_or_updated_in_parts_is_refused_by_name(tmp_path: Path) -> None:
+    single = nn.Linear(4, 4)
+    with pytest.raises(OffloadConfigError, match="Linear cannot be cut into blocks"):
+        within(single, adamw(single), dirs=[str(tmp_path)], memory_limit=1 << 30)
+    model, _ = build("gpt", SHAPE)
+    with pytest.raises(OffloadConfigError, match="LBFGS is not known"):
+        within(model, torch.optim.LBFGS(model.parameters()), dirs=[str(tmp_path)], memory_limit=1 << 30)
+    with pytest.raises(OffloadConfigError, match="not the model's"):
+        within(model, adamw(single), dirs=[str(tmp_path)], memory_limit=1 << 30)
+
+
+def test_a_limit_below_one_block_is_refused(tmp_path: Path) -> None:
+    model, _ = build("gpt", SHAPE)
+    with pytest.raises(LimitTooSmallError, match="smallest that works"):
+        within(model, adamw(model), dirs=[str(tmp_path)], memory_limit=100 << 10)
+
+
+@pytest.mark.parametrize("faults", [EngineFaults(read_fails_after=6), EngineFaults(flips_after=6)])
+def test_state_that_does_not_come_back_ends_training_with_one_sentence(faults: EngineFaults, tmp_path: Path) -> None:
+    model, _ = build("gpt", SHAPE)
+    engine = FaultyEngine(MemoryEngine(), faults)
+    training = within(model, adamw(model), dirs=[str(tmp_path)], memory_limit=limit_of(model, 0.25), engines=[engine])
+    with pytest.raises(PieceLostError, match=r"did not come back .* start from a checkpoint"):
+        train(model, training)
+
+
+def test_a_full_drive_is_said(tmp_path: Path) -> None:
+    model, _ = build("gpt", SHAPE)
+    engine = FaultyEngine(MemoryEngine(), EngineFaults(full_after=6))
+    training = within(model, adamw(model), dirs=[str(tmp_path)], memory_limit=limit_of(model, 0.25), engines=[engine])
+    with pytest.raises(SpillWriteError, match="full"):
+        train(model, training)
+
+
+TOUCH = """
+import sys, torch
+from elastrain.offload.lifetimes.within import within
+from tests.integration.offload.lifetimes.test_within import *
+model, _ = build("gpt", SHAPE)
+training = within(model, adamw(model), dirs=[sys.argv[1]], memory_limit=limit_of(model, 0.25))
+for step in range(3):
+    loss_of(model, step).backward()
+    training.step()
+print("steps", flush=True)
+print(sum(float(each.sum()) for each in model.parameters()), flush=True)
+"""
+
+
+def test_a_touch_from_outside_ends_the_process_instead_of_reading_zeros(tmp_path: Path) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", TOUCH, str(tmp_path)], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.split() == ["steps"] and done.returncode == -signal.SIGSEGV, done.stderr
