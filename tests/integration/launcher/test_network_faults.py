@@ -118,7 +118,7 @@ def test_loss_and_slow_links_cost_time_alone(tmp_path: Path, line: str) -> None:
 
 @pytest.mark.on_demand
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("line", ["etcd-kill --for 6", "etcd-stop --for 6", "etcd-wipe --for 3", "etcd-compact"])
+@pytest.mark.parametrize("line", ["etcd-kill --for 6", "etcd-stop --for 6", "etcd-wipe --for 6", "etcd-compact"])
 def test_etcd_that_fails_stops_no_step_and_a_loss_and_a_join_afterwards_are_as_ever(tmp_path: Path, line: str) -> None:
     with netns_job(tmp_path, arguments=LONG) as job:
         settle(job)
