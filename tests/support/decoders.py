@@ -6,6 +6,7 @@ A decoder either returns a value or raises one of its stated errors, within a bo
 from __future__ import annotations
 
 import json
+import os
 import random
 import struct
 import zlib
@@ -41,7 +42,7 @@ from elastrain.offload import profile
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.stats import OffloadStats
 from elastrain.placement import Holders
-from elastrain.runtime import carried
+from elastrain.runtime import carried, packing
 from elastrain.snapshot.state import ShardState
 from elastrain.values import Contribution, Record, Report, Vote
 from elastrain.world import Member, View
@@ -281,13 +282,17 @@ def _line_codecs() -> list[Decoder]:
         am.Failed(step=3, micro_batch=None, signature="E", traceback="TB"),
         am.Note(fields={"noticed": [1, {"x": 2.5}]}),
     ]
-    to_worker = [am.NewView(view=_VIEW), am.ArmFault(kind="kill", step=4, phase=None, node=True), am.Stop(reason="x")]
+    to_worker = [
+        am.NewView(view=_VIEW),
+        am.ArmFault(kind="kill", step=4, phase=None, options={"for": 1.5}),
+        am.Stop(reason="x"),
+    ]
     told = [
         notices.Beat(),
         notices.Raised(member="m0", step=1, micro_batch=-1, signature="E", traceback="TB"),
         notices.Over(code=1, sentence="over"),
     ]
-    asked = [operator_messages.AskState(), operator_messages.AskFault(kind="kill", target="member:m0", at="step=1")]
+    asked = [operator_messages.AskState(), operator_messages.AskFault(line="kill --target member:m0 --at step=1")]
     return [
         _codec("a worker's line", am.FROM_WORKER, from_worker),
         _codec("an agent's line to its worker", am.TO_WORKER, to_worker),
@@ -402,6 +407,20 @@ def _states() -> list[Decoder]:
     ]
 
 
+def _micro_batch() -> bytes:
+    thing = {
+        "x": torch.arange(6).reshape(2, 3),
+        "y": [np.arange(4.0), 1.5, None, "text"],
+        "view": _VIEW,
+        3: (1 << 70, 2j),
+    }
+    fd = packing.pack(thing)
+    try:
+        return bytes(packing.take(fd))
+    finally:
+        os.close(fd)
+
+
 def decoders(folder: Path) -> list[Decoder]:
     """`folder`: for those that read files."""
     link, ring = _OneLink(), _ring()
@@ -454,6 +473,12 @@ def decoders(folder: Path) -> list[Decoder]:
             name="lines",
             samples=[b"one\ntwo\nthree"],
             decode=lambda data: LineBuffer(100).feed(data),
+            errors=(ValueError,),
+        ),
+        Decoder(
+            name="a loader's micro-batch",
+            samples=[_micro_batch()],
+            decode=lambda data: packing.unpack(memoryview(bytearray(data))),
             errors=(ValueError,),
         ),
         numbered,

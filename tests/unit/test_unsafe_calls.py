@@ -47,8 +47,6 @@ PICKLING_PARTS = {
 ONLY_FALSE = {"shell", "allow_pickle"}
 
 EXCEPTIONS = {
-    ("elastrain.runtime.packing", "pickle"): "micro-batches of a worker's own loader processes, which are forks of it:"
-    " in memory without a name, passed over a socket pair that only they have",
     ("elastrain.runtime.nursery", "Process"): "the `fork` context: nothing is pickled",
     ("elastrain.launcher.simulated", "Process"): "the launcher tells its own fork server which node to start, over a"
     " socket in a folder of mode 0700",
