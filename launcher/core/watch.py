@@ -112,6 +112,7 @@ class HangWatch:
 
     def _judge(self, worker: Worker, found: Overdue, now: float) -> list[Command]:
         reason = self._sentence(worker, found)
+        self._cluster.progress.explain(reason)
         self._judged[worker.id] = found.thread, found.thread.spot.count
         self._deadlines.set(HangDue(worker.id), now + self._times.stacks_s)
         fields = {"member": worker.id, "where": found.where, "for_s": found.for_s, "limit_s": found.limit_s}

@@ -59,7 +59,7 @@ def _snippet(start: str) -> str:
 
 
 def test_every_snippet_is_run_by_a_test() -> None:
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
 
 
 def test_the_loop_runs_beside_the_plain_one(tmp_path: Path) -> None:
@@ -77,6 +77,15 @@ def test_the_mean_teacher_moves(tmp_path: Path) -> None:
     snippet = _snippet("job.register").replace("job.register", "start = teacher[0].weight.clone()\njob.register", 1)
     done = _run(f"{GIVEN}{before}{loader}{snippet}{after}", tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_evaluation_in_a_phase_runs(tmp_path: Path) -> None:
+    before = (
+        "import elastrain\njob = elastrain.init(seed=0)\nmodel = Model()\nevaluate = lambda model: print('evaluated')\n"
+    )
+    done = _run(f"{GIVEN}{before}{_snippet('job.phase')}", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "evaluated\n"
 
 
 def test_a_ddp_script_runs_on_the_communicator(tmp_path: Path) -> None:

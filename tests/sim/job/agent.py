@@ -94,7 +94,7 @@ class AgentProcess(Process):
         self.end = NodeEnd(processes, registry, log, incarnation=self.incarnation, stop_grace_s=STOP_GRACE_S)
         self.registry = registry
         # Parts that are no part of what is simulated (faults on request) are not there.
-        lookout = SimpleNamespace(take_stacks=lambda reason: "stacks")
+        lookout = SimpleNamespace(folder="stacks", take_stacks=lambda reason: {})
         missing: dict[str, Any] = dict.fromkeys(NodeParts.__dataclass_fields__)
         parts = NodeParts(
             **{

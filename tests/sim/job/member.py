@@ -273,7 +273,7 @@ class MemberProcess(Process):
         parts.handover, parts.faults, parts.journal = handover, faults, journal
         parts.report = LastWords(self.link, lambda: None).report
         parts.clock = self.clock.monotonic
-        parts.trail = SimpleNamespace(move=lambda *_: None, beat=lambda: None)
+        parts.trail = SimpleNamespace(move=lambda *_, **__: None, beat=lambda: None)
         return Engine(self.sim.core, parts)
 
     # ---- its life
