@@ -9,9 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim.stories import STORIES, tell
+from tests.sim import stories
+from tests.sim.job import stories as of_jobs
 
 FOLDER = Path(__file__).parent / "transcripts"
+
+
+STORIES = {
+    **dict.fromkeys(stories.STORIES, stories.tell),
+    **dict.fromkeys(of_jobs.STORIES, of_jobs.tell),
+}
 
 
 def _protocol(transcript: str) -> list[str]:
@@ -22,7 +29,7 @@ def _protocol(transcript: str) -> list[str]:
 @pytest.mark.parametrize("name", STORIES)
 def test_the_transcript_is_what_happens(name: str, request: pytest.FixtureRequest) -> None:
     path = FOLDER / f"{name}.txt"
-    told = tell(name)
+    told = STORIES[name](name)
     if request.config.getoption("--record-transcripts"):
         path.write_text(told)
     assert _protocol(told) == _protocol(path.read_text()), "read the difference; if it is meant: --record-transcripts"

@@ -34,7 +34,7 @@ _LEGAL = (
     "see --local-addr",
 )
 """Ends that are right although the state is whole: nobody could mend what they name."""
-STEPS_MAX = 6
+STEPS_MAX = 8
 
 
 @cache
@@ -71,6 +71,8 @@ class JobChecks:
         self.groups: dict[int, dict[int, tuple[str, ...]]] = {}
         """Step -> generation -> members of the view in which it was committed."""
         self._judged: set[tuple[str, int]] = set()
+        self._begun_in: int | None = None
+        """The generation in which the store was told of the first commit."""
         self._was_lost = False
         """At some moment no living member could have made some shard."""
         world.etcd.on_write = self._written
@@ -82,6 +84,8 @@ class JobChecks:
 
     def _written(self, put: object) -> None:
         assert isinstance(put, dict)
+        if "/elastrain/job/begun" in put and self._begun_in is None:
+            self._begun_in = self.newest.generation if self.newest is not None else 0
         value = put.get("/elastrain/job/view")
         if value is not None:
             self._stands(decode_view(value), "the store")
@@ -184,7 +188,11 @@ class JobChecks:
         """No two groups without a common member commit the same step."""
         groups = self.groups.setdefault(step, {})
         for generation, ids in groups.items():
-            if generation != view.generation and not set(ids) & set(view.ids):
+            if generation == view.generation or set(ids) & set(view.ids):
+                continue
+            # Where all who knew of the first commits died before the store was told, nobody can know of any.
+            was_told = self._begun_in is not None and self._begun_in < view.generation
+            if was_told or any(self._world.processes[m].alive for m in ids):
                 raise Violation(f"step {step} is committed by {ids} and by {view.ids}")
         groups[view.generation] = view.ids
 

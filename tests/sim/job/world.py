@@ -126,6 +126,7 @@ class World:
             self.past.append(self.agents[name])
         agent = AgentProcess(self, name, incarnation)
         self.agents[name] = agent
+        self.made(agent)
         self.say(f"{name} starts, incarnation {incarnation}")
         agent.begin()
 
@@ -188,6 +189,9 @@ class World:
     def say(self, line: str) -> None:
         if self.tell is not None:
             self.tell(f"{self.clock.now:9.4f}  {line.rstrip()}")
+
+    def made(self, agent: AgentProcess) -> None:
+        """For stories."""
 
     def tell_event(self, member: str, event: p.Event) -> None:
         """For stories."""
