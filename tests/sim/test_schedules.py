@@ -17,7 +17,7 @@ from tests.sim.member import Violation
 from tests.sim.scenarios import cluster_of, draw
 
 CHUNK = 250
-CHUNKS = 8
+CHUNKS = 2
 LOST_AT_MOST = 0.2
 """Half of the schedules kill members without regard to backups (one in five has none). The cluster sees to it that only
 those end as lost where every holder of a shard is really gone."""

@@ -1,0 +1,80 @@
+"""Simulate whole jobs (members and agents together) under seeded faults, and look for the bugs planted into them.
+
+A schedule that breaks something is shrunk and printed as a value, with its transcript: replay it with
+`python -m tests.sim.job.replay VALUE`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing as mp
+import sys
+import time
+from collections import Counter
+
+from experiments.harness import Reach, record, report
+from tests.sim.job.batch import PIECE, simulate
+from tests.sim.job.plants import PLANTS
+from tests.sim.job.replay import shrunk
+from tests.sim.job.schedule import draw, to_text
+
+
+def find(plant: str) -> tuple[str, int | None]:
+    """The seed that shows the planted bug; None where none of those that it may take does."""
+    found = PLANTS[plant].first_finding()
+    return plant, None if found is None else found[0]
+
+
+def tell(seed: int, sentence: str) -> None:
+    """A failure, its seed, and the smallest schedule found that fails alike."""
+    print(f"seed {seed}: {sentence}", flush=True)
+    print(f"  again: python -m tests.sim.job.replay '{to_text(shrunk(draw(seed)))}'", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m experiments.simulation.jobs", description=__doc__)
+    parser.add_argument("--schedules", type=int, default=2000, help=f"a multiple of {PIECE}")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first one")
+    parser.add_argument("--minutes", type=float, default=60.0, help="no new schedules when they are over")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--no-plants", action="store_true", help="leave the planted bugs out")
+    parser.add_argument("--record", action="store_true", help="append the figures to the results")
+    args = parser.parse_args()
+    begun_s = time.monotonic()
+    ended: Counter[str] = Counter()
+    broken: list[tuple[int, str]] = []
+    with mp.get_context("spawn").Pool(args.processes) as pool:
+        for some, found in pool.imap_unordered(simulate, range(args.first, args.first + args.schedules, PIECE)):
+            ended += some
+            broken += found
+            if time.monotonic() > begun_s + 60 * args.minutes:
+                break
+        wall_s = time.monotonic() - begun_s
+        plants = [] if args.no_plants else sorted(PLANTS)
+        seeds = dict(pool.imap_unordered(find, plants)) if plants else {}
+        pool.terminate()
+    for seed, sentence in broken[:5]:
+        tell(seed, sentence)
+    missed = [plant for plant, seed in seeds.items() if seed is None]
+    figures = {
+        "schedules": ended["schedules"],
+        "faults": ended["faults"],
+        "violations": sum("stands still" not in sentence for _, sentence in broken),
+        "stuck": sum("stands still" in sentence for _, sentence in broken),
+        "ended_finished": ended["finished"],
+        "ended_with_a_sentence": ended["ended"],
+        "ended_with_nobody_left": ended["lost"],
+        "planted": len(plants),
+        "planted_found": len(plants) - len(missed),
+        "planted_missed": len(missed),
+        "wall_s": round(wall_s, 1),
+    }
+    if args.record:
+        settings = {"what": "whole jobs", "first": args.first, "processes": args.processes, "missed": missed}
+        record("simulation", figures, quick=ended["schedules"] < 20_000, settings=settings)
+    none = Reach(limit=0)
+    return 0 if report(figures, {"violations": none, "stuck": none, "planted_missed": none}) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
