@@ -71,6 +71,18 @@ def test_a_replacement_that_does_not_fit_is_refused_with_a_sentence_and_the_job_
     assert "m5" in run.digests  # of a worker with the right secret, after the one with a wrong one
 
 
+@pytest.mark.on_demand
+@pytest.mark.parametrize("phase", ["quiesce", "report", "decide", "complete", "publish", "copy"])
+def test_a_second_member_is_lost_in_each_phase_of_the_first_ones_recovery(tmp_path: Path, phase: str) -> None:
+    arguments = ("--steps", "30", "--backups", "2")
+    faults = ["kill --target member:m1 --at step=6,phase=backward", f"kill --target member:m2 --at phase={phase}"]
+    if phase == "publish":  # of every step, too
+        faults[1] = "kill --target member:m2 --at step=6,phase=publish"
+    run = run_job(tmp_path, workers=4, arguments=arguments, faults=faults)
+    assert_equal_to_undisturbed(run, *arguments)
+    assert struck(run) == {("m1", "kill"), ("m2", "kill")}
+
+
 def test_drives_that_fail_cost_work_and_no_bit(tmp_path: Path) -> None:
     steps = ("--steps", "6")
     (tmp_path / "disk").mkdir()
