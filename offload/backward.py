@@ -76,7 +76,6 @@ class BackwardReloader:
         current = self._passes.of(record)
         if not current.in_backward:
             current.begin_backward(self._passes.plan.turns(len(current.records)))
-            self._limit.foresee(current.measured.largest_bytes)  # the forward is over, though it may not be left yet
         began_s = self._wait.clock()
         memory = self._bring(record, self._wait.until_s(began_s))
         self._passes.needed(record, current, began_s)

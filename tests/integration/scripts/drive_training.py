@@ -27,6 +27,7 @@ from elastrain.runtime import memory_keeper
 ME = os.environ.get("ELASTRAIN_MEMBER", "m0")
 KEPT_BYTES = 3 << 20
 """Of six times a little more than half a MiB: most of it has to leave, however slow the drive is."""
+LARGEST_BYTES = 512 * 256 * 4
 SLOW_BYTES_PER_S = 30e6
 NUMBERS = {"eio": errno.EIO, "full": errno.ENOSPC, "quota": errno.EDQUOT, "gone": errno.ENODEV}
 LASTING = frozenset({"full", "quota", "gone", "slow"})
@@ -81,8 +82,16 @@ class Failing:
 
 
 class SmallOffload(hooks.ActivationOffload):
+    """`overlaps`: a forward that knows the largest storage waits for no more writes than the limit asks for."""
+
+    # A runtime's backward begins before the forward is left, so that each of its forwards counts as the first one, in
+    # which everything has to be on the drive before the next storage is saved: no write would be under way any more.
+    overlaps = False
+
     def set_memory_limit(self, limit_bytes: int) -> None:
         super().set_memory_limit(min(limit_bytes, KEPT_BYTES))
+        if self.overlaps:
+            self._open()._limit.foresee(LARGEST_BYTES)
 
 
 def arm(place: ModuleType, name: str, told: Sequence[str]) -> None:
@@ -108,6 +117,7 @@ def die_in(told: Sequence[str]) -> None:
 
     if mine:
         mover.Mover.apply = apply_or_die  # type: ignore[method-assign]
+    SmallOffload.overlaps = any(state is residency.State.FORWARDED for state, _ in mine)
 
 
 def main() -> None:

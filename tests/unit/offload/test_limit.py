@@ -43,19 +43,6 @@ class Interrupted(MemoryEngine):
         super().write(offset_bytes, views)
 
 
-class GatedEngine(MemoryEngine):
-    """Writes while its gate is open, as it is at first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def write(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
-        self.gate.wait()
-        super().write(offset_bytes, views)
-
-
 def saved(manager: SpillManager, tensor: torch.Tensor) -> SpillRecord:
     """As a hook does, without a graph node."""
     storage = tensor.untyped_storage()
@@ -77,23 +64,6 @@ def test_a_limit_lowered_while_a_forward_waits_for_room_is_kept_not_refused() ->
         assert torch.equal(bytes_back, torch.full((SIZE_BYTES,), number, dtype=torch.uint8))
         manager.release(record)
     manager.begin_pass()
-    manager.close()
-
-
-def test_a_forward_whose_backward_runs_before_it_is_left_tells_how_large_the_next_storage_is() -> None:
-    """As a runtime enters it, around whole micro-batches: else each forward would wait for all of its writes."""
-    engine = GatedEngine()
-    device = Device(engine, threads=1)
-    manager = SpillManager([device], limit_bytes=4 * SIZE_BYTES, plan=Planner(4 * SIZE_BYTES), deadline_s=5.0)
-    for _ in range(2):
-        manager.begin_pass()
-        records = [saved(manager, torch.empty(SIZE_BYTES, dtype=torch.uint8)) for _ in range(3)]
-        engine.gate.set()
-        for record in reversed(records):
-            manager.need(record)
-            manager.release(record)
-        manager.end_forward(quietly=False)
-        engine.gate.clear()  # the next forward gets no byte written, and all that it saves fits
     manager.close()
 
 
