@@ -17,6 +17,7 @@ from tests.sim.job.world import World
 SCHEDULES = 2000
 
 
+@pytest.mark.timeout(1200)  # half a minute on two quiet cores; a loaded machine takes its time
 def test_each_job_commits_parks_or_ends_with_a_sentence() -> None:
     """Two thousand schedules, in two processes."""
     ended: Counter[str] = Counter()
