@@ -86,6 +86,7 @@ class Conductor:
             self._follow(self.carried, stage, block)
         self._custody.account.reserved_bytes = self.reserve(stage, block)
         self._custody.acquire(wanted)
+        self._custody.shrink()  # what the point itself takes needs room, too
         self._bring()
         self._custody.trim()
         if self.carried is None:

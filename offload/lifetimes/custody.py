@@ -182,7 +182,7 @@ class PieceCustody:
             return True
 
     def shrink(self) -> None:
-        """Come back within the limit after more was held."""
+        """Come back within the limit after more was held, or more is reserved: who is used last leaves."""
         with self._changed:
             self._make_room(0)
 
