@@ -148,3 +148,14 @@ def test_many_lost_shards_are_not_all_listed() -> None:
     lost = decide(view("n"), {"n": report(base=BASE * 5, parameters=(1,) * 10, held=())}, shape)
     assert isinstance(lost, Unrecoverable)
     assert "shard 0, 1, 2, 3, 4, 5, 6, 7 …" in lost.reason
+
+
+def test_a_straggler_gets_fewer_of_the_runs_by_the_quota_that_the_view_names() -> None:
+    slow = View(generation=2, members=(Member(id="a", node="a", quota=1), Member(id="b", node="b")))
+    fresh = decide(slow, {"a": report(), "b": report()}, SHAPE)
+    assert isinstance(fresh, Recovery)
+    assert fresh.runs == {"a": (), "b": (0, 1, 2)}
+    # What it had been given before is taken from it again.
+    moved = decide(slow, {"a": report(pending=(0, 1), fixed=1), "b": report(pending=(2,))}, SHAPE)
+    assert isinstance(moved, Recovery)
+    assert moved.runs == {"a": (0,), "b": (2, 1)}

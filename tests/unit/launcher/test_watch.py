@@ -139,7 +139,7 @@ def test_who_has_starved_or_was_not_looked_at_has_not_stood_still() -> None:
     play.acted["m1"] = Acted(stands=True, count=99)
     play.go(1.0)
     play.now += 3600.0  # the machine slept
-    assert killed(play.go(0.5)) == []
+    assert logged(play.go(0.5), "hang") == []
 
 
 def test_where_all_stand_alike_nobody_is_ended_for_half_an_hour() -> None:
