@@ -89,6 +89,7 @@ class Cell:
 
 _STEP_PHASES = ("forward", "backward", "reduce", "commit", "apply", "publish")
 _COMPUTING = ("forward", "backward")
+_FLIPPED = "wrong|differ|diverge|other parameters"
 _REFUSED = "is refused|not started again"
 _GONE = r"holder|state|gone|lost"
 
@@ -124,12 +125,12 @@ WAYS: tuple[Way, ...] = (
     Way(kind="wrong-replacement", words="--what torch", answer=Answer.SHRINKS, says=_REFUSED),
     Way(kind="wrong-replacement", words="--what secret", answer=Answer.SHRINKS, says=_REFUSED),
     # ---- a bit flips: right bits, or a sentence
-    Way(kind="flip", words="--where taken"),
+    Way(kind="flip", words="--where taken", answer=Answer.EITHER, loses=None, says=_FLIPPED),
     Way(kind="flip", words="--where backup"),
-    Way(kind="flip", words="--where parameters", answer=Answer.EITHER, loses=None, says="wrong|differ|diverge"),
-    Way(kind="flip", words="--where moments", answer=Answer.EITHER, loses=None, says="wrong|differ|diverge"),
-    Way(kind="flip", words="--where gradient", answer=Answer.EITHER, loses=None, says="wrong|differ|diverge"),
-    Way(kind="flip", words="--where partial", answer=Answer.EITHER, loses=None, says="wrong|differ|diverge"),
+    Way(kind="flip", words="--where parameters", answer=Answer.EITHER, loses=None, says=_FLIPPED),
+    Way(kind="flip", words="--where moments", answer=Answer.EITHER, loses=None, says=_FLIPPED),
+    Way(kind="flip", words="--where gradient", answer=Answer.EITHER, loses=None, says=_FLIPPED),
+    Way(kind="flip", words="--where partial", answer=Answer.EITHER, loses=None, says=_FLIPPED),
     # ---- whole nodes
     Way(kind="kill", aim=Aim.NODE, ground=Ground.NODES),
     Way(kind="kill", aim=Aim.NODE, ground=Ground.NODES, phases=(START,)),

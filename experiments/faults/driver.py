@@ -16,6 +16,7 @@ from elastrain.errors import ElastrainError
 from elastrain.launcher import control, rundir
 from elastrain.launcher.commands.inject import ask
 from elastrain.launcher.faults import grammar
+from elastrain.launcher.faults.table import CLASSES, Carrier
 from elastrain.launcher.operator_messages import AskState
 from elastrain.launcher.rundir import RunDir
 from experiments.faults.cells import START, Aim, Cell, Way
@@ -201,7 +202,12 @@ class Driver:
 
     def _after_a_loss(self, cell: Cell, victims: tuple[str, ...]) -> Struck:
         """Phases that only the loss of somebody else brings about."""
-        other = next(member for member in self.members if member not in victims)
+        others = [member for member in self.members if member not in victims]
+        if CLASSES[cell.way.kind].by is Carrier.LAUNCHER:
+            # A worker of the node that is asked tells the launcher when the place is reached: it has to live.
+            asked = rundir.nodes_of(RunDir(path=self.folder))[0].path.name
+            others = [member for member in others if self.run.nodes[member] != asked] or others
+        other = others[0]
         self._inject(cell.way, victims, f"phase={cell.phase}")
         self._kill(other)
         return self._seen(cell, victims, others=(other,))
