@@ -25,6 +25,7 @@ from elastrain.comm.shm.memory import Mapping, create_sealed, futex_wait, futex_
 _PAGE_BYTES = 4096
 _PTHREAD_PROCESS_SHARED = 1
 _PTHREAD_MUTEX_ROBUST = 1
+_GENERATION_BYTES = 256  # where its word lies in the page: behind the mutex, before the whereabouts
 _FUTEX_WAITERS = 0x80000000
 _FUTEX_TID_MASK = 0x3FFFFFFF
 _LOOK_AGAIN_S = 1.0  # backstop, should the one waiter that the kernel woke be killed before it woke the others
@@ -57,6 +58,10 @@ class Beacon:
         word.value |= _FUTEX_WAITERS
         self._open = True
         _beacons.add(self)
+
+    def tell_generation(self, generation: int) -> None:
+        """Let whoever reads along know which view this process is in, before it does anything in that view."""
+        ctypes.c_int64.from_address(self.page.address + _GENERATION_BYTES).value = generation
 
     def close(self) -> None:
         """Unlock, which tells every watcher that this process has left. Only from the thread that made the beacon."""
@@ -99,6 +104,11 @@ class Watcher:
     def owner_ended(self) -> bool:
         """Whether the owner is gone already, although `on_death` may not have been called so far."""
         return ctypes.c_uint32.from_address(self.page.address).value & _FUTEX_TID_MASK == 0
+
+    @property
+    def generation(self) -> int:
+        """The newest view that the owner was in, also after it has ended or the watching has; 0 before the first."""
+        return ctypes.c_int64.from_address(self.page.address + _GENERATION_BYTES).value
 
     def cancel(self) -> None:
         """Stop watching; `on_death` is not called any more once this returns. Not from within `on_death`."""

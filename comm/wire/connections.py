@@ -65,6 +65,9 @@ class MeshConnections:
         for peer in [peer for member, peer in peers.items() if member not in links]:
             if dials(self._links.me, peer.id):
                 choose_address(peer.address, same_node=peer.node == self._links.node)
+        if self._beacon is not None:
+            # First of all: whoever is left out must see it before anything that it may be reading is used again.
+            self._beacon.tell_generation(generation)
         if renew:
             self._forget_links_between_hosts(peers)
         added = [peer for member, peer in peers.items() if member not in links]

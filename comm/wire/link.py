@@ -212,11 +212,14 @@ class Link:
         """
         return self._watcher is not None and self._watcher.owner_ended
 
+    def has_gone_on(self, generation: int) -> bool:
+        """Whether the peer, on this host, is in a newer view than this one: read in its memory, not heard from it."""
+        return self._watcher is not None and self._watcher.generation > generation
+
     def hang_up(self) -> None:
         """Close the stream and forget what waits to be sent. What the peer may still be reading stays lent."""
         if self._watcher is not None:
-            self._watcher.cancel()
-            self._watcher = None
+            self._watcher.cancel()  # its page stays: whether the peer went on without us can still be read
         if self.stream is not None:
             self.stream.close()
             self.stream = None

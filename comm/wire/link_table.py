@@ -54,6 +54,14 @@ class LinkTable:
         link = self.get(member)
         return link is not None and link.heard.newest > self.generation
 
+    def may_be_torn(self) -> bool:
+        """Whether what was read in other members' memory by now may have been changed meanwhile.
+
+        Members use again what they lent to somebody whom a newer view leaves out, and whoever was stopped has not heard
+        of that view. While all are in this view, everything that was copied before the call is whole.
+        """
+        return any(link.has_gone_on(self.generation) for link in self)
+
     def imports(self) -> dict[str, Imports]:
         """The memory that each other member on this host has passed, now and later. It outlives the link."""
         return {member: link.imports for member, link in self.by_member.items() if link.same_host}

@@ -7,7 +7,6 @@ gradients, and the main thread never sends: forward and backward go on while the
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import deque
@@ -31,6 +30,7 @@ from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.handover import Assignment, Handover, LoopOver, StepBegun, Told, TryAgain
 from elastrain.runtime.journal import Journal
 from elastrain.runtime.memory_keeper import MemoryKeeper
+from elastrain.runtime.notes import Notes
 from elastrain.runtime.outgoing import Outgoing
 from elastrain.runtime.pacing import (
     BETWEEN_STEPS_S,
@@ -76,7 +76,9 @@ class Engine:
         self._events: deque[p.Event] = deque()
         self._pace = LoopFirst(parts.clock)
         self._recovery = RecoveryDeadline(parts.clock)
-        self._has_warned = False
+        self._notes = Notes(parts.journal, parts.agent)
+        self._unreleased: p.Advance | p.Enter | None = None
+        """Waits until it is sure that the loop gets what was committed, and no memory that others use again."""
         self._is_leaving = False
         """Its node goes at the end of the step."""
         self._stopped = threading.Event()
@@ -136,6 +138,7 @@ class Engine:
             self._on_message(message)
         for told in handover.take():
             self._on_told(told)
+        self._release_held()
         if executor.books.has_work_behind and not handover.has_news and self._pace.may_work_behind():
             for result in executor.books.work_behind():
                 self._handle(result)
@@ -220,7 +223,9 @@ class Engine:
                 self._outgoing.send(command)
             case p.Compute() | p.Recompute():
                 self._assign(command)
-            case p.Advance() | p.Enter() | p.Leave():
+            case p.Advance() | p.Enter():
+                self._hold(command)
+            case p.Leave():
                 self._release(command)
             case p.EditMesh():
                 self._edit(command.view)
@@ -229,7 +234,7 @@ class Engine:
             case p.Resumed():
                 return self._resumed(command)
             case p.Noticed():
-                self._noticed(command.reason)
+                self._notes.notice(command.reason)
             case p.Fail():
                 self._parts.journal.write("failed", kind=command.kind, reason=command.reason)
                 raise getattr(errors, command.kind)(command.reason)
@@ -263,6 +268,20 @@ class Engine:
         else:
             slot = executor.check_slot()
         self._parts.handover.give(Assignment(command, slot))
+
+    def _hold(self, command: p.Advance | p.Enter) -> None:
+        """Let the loop see the parameters only once they are known to be whole.
+
+        A member that was stopped and left out copies them from memory which others have used again since.
+        """
+        self._unreleased = command
+        self._release_held()
+
+    def _release_held(self) -> None:
+        """Members that are ahead in a view with this one wait for its report before they change anything."""
+        if self._unreleased is not None and not self._parts.mesh.links.may_be_torn():
+            command, self._unreleased = self._unreleased, None
+            self._release(command)
 
     def _release(self, command: p.Advance | p.Enter | p.Leave) -> None:
         handover, me = self._parts.handover, self._parts.agent.me
@@ -314,23 +333,10 @@ class Engine:
         took_s = self._parts.handover.whereabouts.take_computed_s()
         self._parts.agent.committed(record, self._core.holders, took_s)
         if record.warning:
-            self._warn(record)
+            self._notes.warn(record, self.view)
         if self._parts.memory is not None:
             self._parts.memory.passed()
         self._parts.executor.check_is_over()
-
-    def _warn(self, record: Record) -> None:
-        """On the screen once, by one member."""
-        self._parts.journal.write("warning", step=record.step, reason=record.warning)
-        if not self._has_warned and self.view is not None and self.view.ids[0] == self._parts.agent.me:
-            _show(f"warning: {record.warning}")
-        self._has_warned = True
-
-    def _noticed(self, reason: str) -> None:
-        """It was put right; whoever looks after the machine should know."""
-        self._parts.journal.write("noticed", reason=reason)
-        self._parts.agent.say(am.Note(fields={"noticed": reason}))
-        _show(reason)
 
     def _journal_view(self, event: str, view: View) -> None:
         self._parts.journal.write(event, generation=view.generation, members=list(view.ids), reason=view.reason)
@@ -341,8 +347,3 @@ class Engine:
             reason = f"no report for generation {generation} in {RECOVERY_DEADLINE_S:.0f} s"
             for member in self._core.unreported():
                 self._parts.agent.say(am.Suspect(member=member, reason=reason, generation=generation))
-
-
-def _show(sentence: str) -> None:
-    sys.stderr.write(f"elastrain: {sentence}\n")
-    sys.stderr.flush()

@@ -259,3 +259,26 @@ def test_nobody_else_can_write_shrink_or_grow_a_segment() -> None:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
     assert bytes(mmap.mmap(fd, 8192, prot=mmap.PROT_READ)[:4]) == b"mine"
     os.close(fd)
+
+
+def test_a_member_that_is_left_out_sees_that_what_it_copied_may_be_torn() -> None:
+    """It has heard nothing yet: it was stopped. All are in one process here, and each has a page of its own."""
+    made = Cast("unix")
+    beacons = {name: Beacon() for name in "abc"}
+    try:
+        for name, beacon in beacons.items():
+            made.add(name, beacon=beacon)
+        made.together(1, "abc")
+        made.until(lambda: all(link.proven_dead is False and link._watcher for link in made.meshes["c"].links))
+        assert not made.meshes["c"].links.may_be_torn()
+        made.meshes["a"].edit(2, made.peers("ab"))
+        assert made.meshes["c"].links.may_be_torn(), "before it polls"
+        made.until(lambda: "a" in made.lost("c"))
+        assert made.meshes["c"].links.may_be_torn(), "after the link has gone, too"
+        assert made.meshes["b"].links.may_be_torn(), "until it is in that view itself"
+        made.meshes["b"].edit(2, made.peers("ab"))
+        assert not made.meshes["b"].links.may_be_torn()
+    finally:
+        made.close()
+        for beacon in beacons.values():
+            beacon.close()

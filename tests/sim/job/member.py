@@ -57,6 +57,7 @@ class SimMesh:
         self.address, self.generation = process.id, 0
         self._process, self._world = process, process.world
         self._peers: set[str] = set()
+        self.links = self
         self._lost: set[str] = set()
         self._arrived: deque[Frame | PeerLost] = deque()
         self._streams: dict[str, Stream] = {}
@@ -83,6 +84,10 @@ class SimMesh:
         if self._world.tell is not None:
             self._world.tell_send(self._process.id, member, decode(kind, body))
         self.stream(member).send(frame)
+
+    def may_be_torn(self) -> bool:
+        processes = self._process.world.processes
+        return any(m in processes and processes[m].mesh.generation > self.generation for m in self._peers)
 
     def edit(self, generation: int, peers: Sequence[Peer], links: str, renew: bool = False) -> None:
         """Links that both views have stay as they are, the lost ones too, which are told again; or all are renewed."""

@@ -53,6 +53,8 @@ class FakeMesh:
         self.waited_s: list[float] = []
         self.lost: set[str] = set()
         self.closed = False
+        self.others_went_on = False
+        self.links = SimpleNamespace(may_be_torn=lambda: self.others_went_on)
 
     def poll(self, wait_s: float) -> Iterator[Frame | PeerLost]:
         self.waited_s.append(wait_s)
@@ -468,3 +470,21 @@ def test_what_ends_the_thread_is_reported_there_and_raised_in_the_main_thread() 
         bench.handover.next_work()
     assert bench.reported_by == ["elastrain-engine"]
     bench.engine.close()
+
+
+def test_the_loop_does_not_go_on_with_parameters_that_others_may_have_changed_meanwhile() -> None:
+    bench = Bench()
+    bench.mesh.others_went_on = True
+    bench.happens(p.Ready(), p.Advance(record=RECORD))
+    bench.handover.end()  # else this would wait
+    with pytest.raises(StoppedError):
+        bench.handover.next_work()
+
+
+def test_the_loop_goes_on_when_this_member_is_in_the_others_view() -> None:
+    bench = Bench()
+    bench.mesh.others_went_on = True
+    bench.happens(p.Ready(), p.Advance(record=RECORD))
+    bench.mesh.others_went_on = False
+    bench.turn(am.NewView(view=VIEW))
+    assert bench.handover.next_work() == p.Advance(record=RECORD)

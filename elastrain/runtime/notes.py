@@ -1,0 +1,37 @@
+"""What a worker tells people: warnings of the whole job, and what it has put right itself."""
+
+from __future__ import annotations
+
+import sys
+
+from elastrain import agent_messages as am
+from elastrain.runtime.agent_link import AgentLink
+from elastrain.runtime.journal import Journal
+from elastrain.values import Record
+from elastrain.world import View
+
+
+class Notes:
+    """Writes them into the journal and onto the screen."""
+
+    def __init__(self, journal: Journal, agent: AgentLink) -> None:
+        self._journal, self._agent = journal, agent
+        self._has_warned = False
+
+    def warn(self, record: Record, view: View | None) -> None:
+        """Every record of the job may carry a warning; the screen shows the first, by one member."""
+        self._journal.write("warning", step=record.step, reason=record.warning)
+        if not self._has_warned and view is not None and view.ids[0] == self._agent.me:
+            _show(f"warning: {record.warning}")
+        self._has_warned = True
+
+    def notice(self, reason: str) -> None:
+        """It was put right; whoever looks after the machine should know."""
+        self._journal.write("noticed", reason=reason)
+        self._agent.say(am.Note(fields={"noticed": reason}))
+        _show(reason)
+
+
+def _show(sentence: str) -> None:
+    sys.stderr.write(f"elastrain: {sentence}\n")
+    sys.stderr.flush()
