@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastrain.base.places import Spot
+from elastrain.base.processes import state_of
 from elastrain.comm.shm.liveness import Watcher
 from elastrain.comm.shm.whereabouts import STACKS_SIGNAL, Lane, read
 from elastrain.launcher.core import events as ev
@@ -74,7 +75,7 @@ def _look(member: str, worker: WatchedWorker) -> ev.Seen:
         member=member,
         loop=ev.SeenThread(spot=loop, starved_s=_starved_s(worker.pid, loop)),
         engine=ev.SeenThread(spot=engine, starved_s=_starved_s(worker.pid, engine)),
-        stopped=_state(worker.pid) in "Tt",
+        stopped=state_of(worker.pid) in "Tt",
     )
 
 
@@ -86,20 +87,12 @@ def _starved_s(pid: int, spot: Spot) -> float:
         return 0.0
 
 
-def _state(pid: int) -> str:
-    """One letter: see proc(5)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
-    except (OSError, IndexError):
-        return "?"
-
-
 def _kernel_says(pid: int) -> str:
     try:
         where = Path(f"/proc/{pid}/wchan").read_text()
     except OSError:
         where = ""
-    state = _state(pid)
+    state = state_of(pid) or "?"
     cannot = "; a stopped process cannot write down its stacks" if state in "Tt" else ""
     return f"state {state}, in the kernel's {where if where not in ('', '0') else '(nowhere)'}{cannot}"
 

@@ -103,6 +103,10 @@ class RunOptions:
         """Those whose time has not passed: a node that is started again must not be struck by the old ones at once."""
         return tuple(f for f in self.faults if f.place.t_s is None or self.began_s + f.place.t_s > now)
 
+    def started_again(self) -> RunOptions:
+        """For a node that was lost: what strikes a whole node in any step would strike each new start of it."""
+        return replace(self, faults=tuple(f for f in self.faults if not f.strikes_any_step_of_a_node))
+
     def with_own_log_dir(self) -> RunOptions:
         """Raises ConfigError."""
         return replace(self, output=self.output.with_own_log_dir(self.job))

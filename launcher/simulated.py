@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from elastrain.base.event_loop import EventLoop
-from elastrain.base.processes import die_with_parent
+from elastrain.base.processes import die_with_parent, is_stopped
 from elastrain.errors import ConfigError, ElastrainError
 from elastrain.launcher import environment, rundir
 from elastrain.launcher.control_server import ControlServer
@@ -42,6 +42,8 @@ from elastrain.launcher.store import StoreError, StoreUnavailableError
 from elastrain.launcher.surroundings import Surroundings
 
 _STOP_AGAIN_S = 20.0
+_TOLD_TO_GO = 128 + signal.SIGTERM
+"""The exit code of a node that was asked to leave."""
 RESTART_COUNTS_S = 3600.0
 """How long a node's restart counts."""
 
@@ -96,6 +98,7 @@ class _Ends:
     def __init__(self) -> None:
         self.codes: list[int] = []
         self.job_is_over = False
+        self._told_to_go = 0
         self._told: set[tuple[str, str]] = set()
 
     def add(self, code: int, name: str, run: RunDir) -> None:
@@ -107,10 +110,19 @@ class _Ends:
         if end is None:
             return
         self.job_is_over = self.job_is_over or end["job_is_over"]
+        self._told_to_go += code == _TOLD_TO_GO and not end["job_is_over"]
         words = (end["sentence"] if end["job_is_over"] else f"{name}: {end['sentence']}", end["detail"])
         if words not in self._told:
             self._told.add(words)
             say_last(*words)
+
+    def code(self) -> int:
+        """The highest; a node that was told to go says nothing about a job that others have brought to its end."""
+        codes = sorted(self.codes)
+        if self.job_is_over and self._told_to_go < len(codes):
+            for _ in range(self._told_to_go):
+                codes.remove(_TOLD_TO_GO)
+        return codes[-1] if codes else 1
 
 
 class _Restarts:
@@ -165,7 +177,7 @@ class _Nodes:
         finally:
             control.close()
             self._run.control.unlink(missing_ok=True)
-        return 128 + self._stopped_by if self._stopped_by else max(self._ends.codes, default=1)
+        return 128 + self._stopped_by if self._stopped_by else self._ends.code()
 
     def close(self) -> None:
         """Only if something failed here is there anything left to end."""
@@ -198,6 +210,7 @@ class _Nodes:
         if code >= 0:
             self._ends.add(code, name, self._run)
             self._dismiss_those_who_come_back()
+            self._end_the_stopped()
             return
         rundir.of_node(self._run, name).control.unlink(missing_ok=True)
         if self._ends.codes:
@@ -219,6 +232,12 @@ class _Nodes:
         for name in coming if max(self._ends.codes) else filter(self._is_outside, coming):
             self._dismissed.add(name)
             self._running[name].terminate()
+
+    def _end_the_stopped(self) -> None:
+        """When the job is over: a node that a fault has stopped for ever hears nothing of that."""
+        for process in self._running.values() if self._ends.job_is_over else ():
+            if process.pid is not None and is_stopped(process.pid):
+                process.kill()  # its guardian ends its workers
 
     def _is_outside(self, name: str) -> bool:
         """Whether the node has not been let into a view since it was started again."""
@@ -266,6 +285,7 @@ def _node(options: RunOptions, node: NodeOptions, whole: RunDir, namespace: str 
     run = rundir.of_node(whole, node.name)
     for left in (run.control, run.state):  # by an earlier start of this node
         left.unlink(missing_ok=True)
+    options = options.started_again() if again else options
     try:
         code = _run(options, node, run, patient=again)
     except ElastrainError as error:

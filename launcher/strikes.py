@@ -17,6 +17,8 @@ from elastrain.launcher.values import Strike
 from elastrain.launcher.worker_processes import WorkerProcesses
 
 _LOOK_AGAIN_S = 0.005
+_ANSWERED_S = 0.1
+"""Within it an answer is sent."""
 
 
 class Strikes:
@@ -63,7 +65,8 @@ class Strikes:
             self._later(_LOOK_AGAIN_S, lambda: self._stop(command))
             return
         if not command.member:
-            self._stop_node(command.for_s)
+            # The operator who has asked this very node is answered first.
+            self._later(0.0 if command.at else _ANSWERED_S, lambda: self._stop_node(command.for_s))
             return
         self._workers.signal(command.member, signal.SIGSTOP)
         if command.for_s is not None:

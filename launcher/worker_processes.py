@@ -8,10 +8,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from elastrain.agent_messages import FROM_WORKER, TO_WORKER, Hello
 from elastrain.base.event_loop import READ, WRITE, EventLoop
+from elastrain.base.processes import state_of
 from elastrain.codec import BadMessageError
 from elastrain.comm.shm.liveness import Watcher, watch_beacon
 from elastrain.comm.wire.secure import Connection
@@ -127,10 +127,9 @@ class WorkerProcesses:
     def is_stopped(self, member: str) -> bool:
         """Or has ended."""
         try:
-            stat = Path(f"/proc/{self.pid(member)}/stat").read_text()
+            return state_of(self.pid(member)) in ("T", "Z", "X", "")
         except ProcessLookupError:
             return True
-        return stat.rpartition(")")[2].split()[0] in "TZX"
 
     def signal(self, member: str, number: int) -> None:
         handle = self._handles.get(member)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -18,3 +19,16 @@ def die_with_parent(number: signal.Signals, parent: int | None = None) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os._exit(0)
+
+
+def state_of(pid: int) -> str:
+    """The letter that the kernel gives a process: R, S, D, T for a stopped one, …; empty where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return ""
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether it has got SIGSTOP and does not run."""
+    return state_of(pid) == "T"

@@ -88,6 +88,12 @@ class Fault:
         """The name, where a node is its one target."""
         return self.target.name if self.target.scheme is Scheme.NODE else ""
 
+    @property
+    def strikes_any_step_of_a_node(self) -> bool:
+        """Whether it waits for nothing but a node that comes to its phase."""
+        whole_nodes = any(target.scheme is Scheme.NODE for target in self.targets)
+        return whole_nodes and self.place.step is None and self.place.t_s is None
+
     def aimed_at(self, targets: Sequence[Target]) -> Fault:
         return replace(self, targets=tuple(targets))
 

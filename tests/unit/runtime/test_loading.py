@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import re
@@ -75,6 +76,7 @@ def _pair(step: int, micro_batch: int) -> dict[str, Any]:
 
 
 def test_no_descriptor_is_left_behind_by_any_number_of_micro_batches() -> None:
+    gc.collect()  # what earlier tests have left would be let go of in the middle
     with _processes(_pair) as processes:
         processes.send((0, 0))
         held = [_next(processes)]
@@ -82,7 +84,8 @@ def test_no_descriptor_is_left_behind_by_any_number_of_micro_batches() -> None:
         for number in range(1, 1001):
             processes.send((number, number))
             held.append(_next(processes))
-            assert (_descriptors(), held[-1][1]["open"]) == (here, held[0][1]["open"])
+            assert _descriptors() <= here
+            assert held[-1][1]["open"] <= held[0][1]["open"]
             del held[1:-50]
         assert [float(thing["x"][-1]) for _, thing in held] == [float(request[1]) for request, _ in held]
     assert _descriptors() < here, "the sockets are still open"
