@@ -28,7 +28,7 @@ from elastrain.launcher.followed import _PAUSE_S, Followed
 from elastrain.launcher.presence import Presence
 from elastrain.launcher.registry import LEASE_S
 from elastrain.launcher.store import StoreError
-from elastrain.runtime import engine, last_words
+from elastrain.runtime import engine, last_words, notes
 from tests.sim.job.clock import LaterError
 from tests.sim.job.links import SimLinks
 
@@ -220,6 +220,6 @@ def virtual(world: World) -> Iterator[None]:
         stack.enter_context(patch.object(followed, "threading", threads))
         stack.enter_context(patch.object(presence, "threading", waking))
         stack.enter_context(patch.object(engine, "threading", threads))
-        stack.enter_context(patch.object(engine, "sys", quiet))
+        stack.enter_context(patch.object(notes, "sys", quiet))
         stack.enter_context(patch.object(last_words, "sys", quiet))
         yield
