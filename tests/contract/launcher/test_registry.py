@@ -14,7 +14,7 @@ from elastrain.launcher.registry import RegistryEvents, SharedRegistry
 from elastrain.launcher.standing_keys import News
 from elastrain.launcher.store import Store
 from elastrain.launcher.storethread import Inbox
-from elastrain.launcher.values import NodeRecord
+from elastrain.launcher.values import NodeRecord, Roster
 from tests.contract.launcher.test_store import IMPLEMENTATIONS
 
 WAIT_S = 10.0
@@ -95,6 +95,7 @@ def test_how_a_node_ended_is_known_when_its_key_goes(
 
 def test_number_is_not_given_twice_by_a_store_that_has_forgotten(store: Store, watcher: Agent) -> None:
     taken: list[int] = []
+    watcher.registry.put_roster(Roster(nodes=(NodeRecord(name="watcher", incarnation=1, workers=1),)), lambda _: None)
     watcher.registry.take_number(5, taken.append)
     watcher.until(lambda news: taken == [5])
     store.commit(expect={}, delete=[PREFIX + "members"])
