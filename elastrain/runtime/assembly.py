@@ -189,7 +189,7 @@ def _step_parts(
     engine: EngineParts,
     whereabouts: LoopWhereabouts,
 ) -> StepParts:
-    model, memory = request.model, engine.memory
+    model, memory, tools = request.model, engine.memory, engine.faults.tools
     frozen = [spec.name for spec in layout.parameters if not spec.trained]
     return StepParts(
         handover=engine.handover,
@@ -202,8 +202,8 @@ def _step_parts(
         reach=engine.faults.reach,
         log=engine.journal.write,
         whereabouts=whereabouts,
-        computing=engine.faults.tools.slowness.around(nullcontext if memory is None else memory.computing),
-        backward=nullcontext if memory is None else memory.named_errors,
+        computing=tools.slowness.around(nullcontext if memory is None else memory.computing),
+        backward=tools.device.around(nullcontext if memory is None else memory.named_errors),
     )
 
 

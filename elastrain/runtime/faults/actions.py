@@ -32,6 +32,7 @@ class Tools:
     """What actions work with beside the process itself."""
 
     slowness: Slowness = field(default_factory=Slowness)
+    device: FailingDevice = field(default_factory=FailingDevice)
     drives: FailingDrives = field(default_factory=FailingDrives)
     partial: PartialFlip = field(default_factory=PartialFlip)
     memory: MemberMemory | None = None
@@ -43,6 +44,8 @@ class Action:
     strike: Callable[[ArmFault, Tools], str]
     in_loop: bool = False
     """Only in the training loop's thread."""
+    prepare: Callable[[Tools], None] | None = None
+    """Called when the fault is armed, by the engine's thread."""
 
 
 def _kill(fault: ArmFault, tools: Tools) -> str:
@@ -71,7 +74,7 @@ def _raise(fault: ArmFault, tools: Tools) -> str:
 
 
 def _fail_device(fault: ArmFault, tools: Tools) -> str:
-    FailingDevice(int(fault.options["after"])).begin()
+    tools.device.begin(int(fault.options["after"]))
     return ""
 
 
@@ -138,7 +141,7 @@ ACTIONS: Mapping[str, Action] = {
     "segfault": Action(strike=_segfault),
     "abort": Action(strike=_abort),
     "exception": Action(strike=_raise, in_loop=True),
-    "device-error": Action(strike=_fail_device, in_loop=True),
+    "device-error": Action(strike=_fail_device, in_loop=True, prepare=lambda tools: tools.device.expect()),
     "hang": Action(strike=_hang, in_loop=True),
     "slow": Action(strike=_slow, in_loop=True),
     "flip": Action(strike=_flip),

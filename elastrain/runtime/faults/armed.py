@@ -26,6 +26,9 @@ class ArmedFaults:
         self._armed: list[ArmFault] = []
 
     def arm(self, fault: ArmFault) -> None:
+        action = ACTIONS.get(fault.kind)
+        if action is not None and action.prepare is not None:
+            action.prepare(self.tools)
         self._armed.append(fault)
 
     def reach(self, step: int, phase: str) -> None:

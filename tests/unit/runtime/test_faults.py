@@ -7,12 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from elastrain.agent_messages import ArmFault
 from elastrain.launcher.faults import grammar
@@ -20,6 +21,7 @@ from elastrain.launcher.faults.table import CLASSES, MICRO_BATCH_PHASES, Carrier
 from elastrain.offload.engines.posix import PosixEngine
 from elastrain.runtime.faults.actions import ACTIONS
 from elastrain.runtime.faults.armed import LOOP_PHASES, ArmedFaults
+from elastrain.runtime.faults.device import FailingDevice
 from elastrain.runtime.faults.drives import FailingDrives
 from elastrain.runtime.faults.flips import PartialFlip, flip
 from elastrain.runtime.faults.replacement import altered
@@ -42,8 +44,12 @@ def message(line: str, *, number: int | None = None) -> ArmFault:
     )
 
 
+def empty() -> ArmedFaults:
+    return ArmedFaults(Journal(None, "m1"), lambda number: None)
+
+
 def armed(line: str, **how: Any) -> ArmedFaults:
-    faults = ArmedFaults(Journal(None, "m1"), lambda number: None)
+    faults = empty()
     faults.arm(message(line, **how))
     return faults
 
@@ -136,6 +142,47 @@ def test_a_device_fails_at_the_operation_that_was_named_and_raises_as_torch_does
             os._exit(7 if "device error" in str(error) else 8)
 
     assert os.waitstatus_to_exitcode(end_of(act)) == 7
+
+
+@pytest.mark.parametrize("armed_before", [True, False])
+@pytest.mark.parametrize("after", [0, 1, 100])
+def test_a_device_that_fails_from_a_hook_of_a_backward_on_fails_operations_after_it(
+    after: int, armed_before: bool
+) -> None:
+    """Autograd gives a thread its state back when a hook returns; a mode entered there would be gone."""
+
+    def act() -> None:
+        fault, faults = f"device-error --target member:m1 --at phase=backward --after {after}", empty()
+        first, last = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+
+        def reach(parameter: torch.Tensor) -> None:
+            if not armed_before:
+                faults.arm(message(fault))
+            faults.reach(0, "backward")
+
+        last.bias.register_post_accumulate_grad_hook(reach)
+        if armed_before:
+            faults.arm(message(fault))
+        loss = last(first(torch.ones(2, 3))).sum()
+        try:
+            with faults.tools.device.around(nullcontext)():
+                loss.backward()
+            for _ in range(120):
+                torch.ones(1)
+            os._exit(9)
+        except RuntimeError as error:
+            os._exit((7 if first.weight.grad is None else 6) if "device error" in str(error) else 8)
+
+    # A hundred operations are more than this backward has left, and what comes into force late strikes after it.
+    assert os.waitstatus_to_exitcode(end_of(act)) == (7 if armed_before and after < 100 else 6)
+
+
+def test_a_device_error_that_was_not_begun_leaves_no_mode_behind() -> None:
+    device = FailingDevice()
+    device.expect()
+    with device.around(nullcontext)():
+        torch.ones(1)
+    assert _get_current_dispatch_mode() is None
 
 
 @pytest.mark.parametrize("how", ["loop", "lock", "forward"])
