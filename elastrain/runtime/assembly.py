@@ -148,7 +148,9 @@ def assemble(
         model=request.model,
         memory=parts.memory,
         describe=lambda: altered(
-            settings.describe(layout, request.loader, request.optimizer, request.max_grad_norm, device), wrong
+            settings.describe(layout, request.loader, request.optimizer, request.max_grad_norm, device),
+            wrong,
+            connections.journal,
         ),
     )
 

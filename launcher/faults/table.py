@@ -219,7 +219,9 @@ _ROWS = (
     FaultClass(
         name="wrong-replacement",
         by=Carrier.AGENT,
-        options=(_word("what", *WRONG, meaning=f"what differs: {', '.join(WRONG)}"),),
+        options=(
+            _word("what", *WRONG, meaning=f"what differs: {', '.join(WRONG)} (threads: none with deterministic=False)"),
+        ),
         help="The worker is killed, and what is started in its place does not fit the job.",
     ),
     FaultClass(

@@ -362,11 +362,21 @@ def test_one_bit_of_what_is_read_next_is_another(engine: PosixEngine, drives: Fa
 
 
 def test_a_wrong_replacement_says_something_else_of_itself_in_one_setting() -> None:
+    journal = Journal(None, "m1")
     spec = {"seed": 3, "torch": "2.9.0", "intra-op threads": 1, "model": "x"}
-    assert altered(spec, "") == spec
-    changed = {what: {k for k in spec if altered(spec, what)[k] != spec[k]} for what in ("config", "threads", "torch")}
+    assert altered(spec, "", journal) == spec
+    whats = ("config", "threads", "torch")
+    changed = {what: {k for k in spec if altered(spec, what, journal)[k] != spec[k]} for what in whats}
     assert changed == {"config": {"seed"}, "threads": {"intra-op threads"}, "torch": {"torch"}}
-    assert altered({"seed": 3}, "threads") == {"seed": 3}
+
+
+@pytest.mark.parametrize(("wrong", "refused"), [("", 0), ("config", 0), ("secret", 0), ("threads", 1)])
+def test_a_job_that_compares_no_such_setting_says_that_the_replacement_fits(
+    tmp_path: Path, wrong: str, refused: int
+) -> None:
+    altered({"seed": 3}, wrong, Journal(tmp_path, "m1"))
+    text = "".join(path.read_text() for path in tmp_path.rglob("*.jsonl"))
+    assert text.count('"fault_refused"') == text.count("this job does not compare intra-op threads") == refused
 
 
 def test_phases_of_the_loop_are_phases() -> None:
