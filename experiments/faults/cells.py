@@ -162,7 +162,7 @@ WAYS: tuple[Way, ...] = (
     Way(kind="slow-link", aim=Aim.NODE, words="--rate 10 --for 4", ground=Ground.NETNS, loses=None),
 )
 WITHOUT = {
-    "drive": "needs a job that offloads; tests/integration/offload/test_faults.py",
+    "drive": "needs a job that offloads; tests/integration/runtime/test_faults.py",
 }
 """Classes of the product for which there is no way here, and where they are tried instead."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.training import SCRIPTS, Run, assert_equal_to_undisturbed, run_job
+from tests.support.training import PRECISION, SCRIPTS, Run, assert_equal_to_undisturbed, run_job
 
 pytestmark = pytest.mark.slow
 
@@ -98,3 +98,26 @@ def test_drives_that_fail_cost_work_and_no_bit(tmp_path: Path) -> None:
     again = [e["reason"] for e in run.journals["m1"] if e["event"] == "computed_again"]
     assert len(again) == 1
     assert "other bytes than were written" in again[0]
+
+
+def test_a_member_whose_drives_fail_for_good_is_lost_with_a_sentence_and_no_bit(tmp_path: Path) -> None:
+    steps = ("--steps", "6")
+    (tmp_path / "disk").mkdir()
+    options = ["--memory-limit", "64G", "--offload-dir", str(tmp_path / "disk"), "--max-restarts", "0"]
+    faults = ["drive --target member:m1 --at step=2 --how failing"]
+    run = run_job(tmp_path, workers=2, arguments=steps, faults=faults, options=options, script=DRIVES)
+    assert_equal_to_undisturbed(run, *steps, script=DRIVES)
+    assert struck(run) == {("m1", "drive")}
+    assert set(run.digests) == {"m0"}
+    assert "Input/output error (injected)" in run.output
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_a_flipped_master_of_half_precision_parameters_ends_the_job_with_a_sentence(tmp_path: Path) -> None:
+    arguments = ("--steps", "20", "--precision", "mixed")
+    faults = ["flip --target member:m1 --at step=8 --where masters --bit 5"]
+    run = run_job(tmp_path, workers=3, script=PRECISION, arguments=arguments, faults=faults)
+    assert struck(run) == {("m1", "flip")}
+    assert run.exit_code == 1
+    assert "differs between its primary m1 and its backup" in run.output
+    assert run.digests == {}
