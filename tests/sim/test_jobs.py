@@ -78,6 +78,29 @@ FOUND = {
 }
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 
+MISTAKEN = {
+    "a lease from before the store's loss is another's afterwards": (
+        '{"seed":12811,"nodes":2,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
+        '{"type":"Wipe","at_s":0.523,"for_s":1.0},{"type":"KillAll","at_s":4.0,"spread_s":2.0},'
+        '{"type":"Join","at_s":4.0}]}'
+    ),
+    "the only holder is on a node without a lease that nobody reaches": (
+        '{"seed":13322,"nodes":2,"backups":1,"steps":2,"runs":3,"faults":['
+        '{"type":"Isolate","at_s":2.0,"node":1,"for_s":3.0,"store":true},'
+        '{"type":"Raise","at_s":3.0,"who":2},{"type":"Compact","at_s":4.347}]}'
+    ),
+    "a node that comes after the job's end begins another job": (
+        '{"seed":0,"nodes":2,"backups":1,"steps":2,"runs":1,"faults":['
+        '{"type":"Join","at_s":9.0},{"type":"Join","at_s":12.0}]}'
+    ),
+}
+"""What the simulator once took for a defect of the product, and was its own."""
+
+
+@pytest.mark.parametrize("name", MISTAKEN)
+def test_what_is_right_is_not_found_wrong(name: str) -> None:
+    assert failure_of(from_text(MISTAKEN[name])) == ""
+
 
 @pytest.mark.parametrize("name", FOUND)
 def test_what_was_found_stays_mended(name: str) -> None:

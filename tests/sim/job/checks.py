@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -99,7 +100,7 @@ class JobChecks:
             before, self.newest = self.newest, view
             self._world.say(f"view {view.generation}: {' '.join(view.ids)} ({view.reason})")
             if not view.members:
-                self._false_end(view.reason, before)
+                self._end_is_agreed(view.reason, before)
 
     def agent(self, agent: AgentProcess) -> None:
         """After each event of an agent."""
@@ -130,6 +131,26 @@ class JobChecks:
         if end.code and end.everywhere:
             self._false_end(end.sentence, self.newest)
 
+    def _end_is_agreed(self, why: str, before: View | None) -> None:
+        """Nobody of the view is left, as far as anybody can know."""
+        # No lease and no answer is a node's death, by definition (docs/nodes.md): what it alone held is lost with it,
+        # though its processes may still run where nobody reaches them.
+        if before is not None and self.able(before, besides=self._given_up(before)) is None:
+            self._was_lost = True
+            return
+        self._false_end(why, before)
+
+    def _given_up(self, view: View) -> set[str]:
+        """Nodes of the view that have no key in the store, and that no other living agent reaches."""
+        world, names = self._world, {member.node for member in view.members}
+        reached = {
+            name
+            for name in names
+            for other in world.living_agents()
+            if other.node != name and world.network.reach_each_other(other.node, name)
+        }
+        return {name for name in names - reached if world.etcd.item(f"nodes/{name}") is None}
+
     def _false_end(self, why: str, view: View | None) -> None:
         """Nobody ends a job while living members of the newest view hold everything."""
         if any(words in why for words in _LEGAL) or view is None:
@@ -140,9 +161,13 @@ class JobChecks:
         if able is not None:
             raise Violation(f"a job whose state is whole (held by {', '.join(able)}) is ended: {why}")
 
-    def able(self, view: View) -> list[str] | None:
-        """Living members of the view that hold every shard of the newest committed step; None if a shard is gone."""
-        members = [p for p in self._world.living() if p.id in view and p.sim.roles.committed is not None]
+    def able(self, view: View, besides: Collection[str] = ()) -> list[str] | None:
+        """Living members of the view that hold every shard of the newest committed step; None if a shard is gone.
+
+        Members on the nodes `besides` do not count.
+        """
+        living = [p for p in self._world.living() if p.id in view and p.node not in besides]
+        members = [p for p in living if p.sim.roles.committed is not None]
         top = max((process.sim.committed for process in members), default=-1)
         if top < 0:
             return None

@@ -39,7 +39,10 @@ class Etcd:
     def go_away(self, for_s: float, *, restarts: bool, wiped: bool = False) -> None:
         self.is_away = True
         if wiped:
-            self.memory = MemoryStore(self.clock.monotonic)
+            # Revisions begin anew, leases do not: etcd makes their numbers of the time. Else a lease from before it
+            # could be that of another key now, and what lies under it would outlive its owner by hours.
+            used, self.memory = self.memory._next_lease, MemoryStore(self.clock.monotonic)
+            self.memory._next_lease = used
         self._break_watches("the connection is lost")
         self.clock.at(for_s, lambda: self._come_back(restarts=restarts, went_s=for_s))
 

@@ -110,6 +110,10 @@ class World:
         if is_dead_job:
             self.over = "all nodes were dead, and another job begins under the same name"
             return
+        if self.newest_view() is not None and self.etcd.item("roster") is None and not self.living_agents():
+            # The last node has taken the job's keys along, or the store has lost them after all nodes were killed.
+            self.over = "the job is gone, and another begins under the same name"
+            return
         keys = JobKeys(memory, "job")
         self._begin(name, keys.take_number("incarnations", at_least=self._latest() + 1))
 
