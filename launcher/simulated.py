@@ -11,6 +11,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -76,7 +77,10 @@ def run_local_nodes(options: RunOptions, *, netns: bool) -> int:
         say(f"job {options.job}, {here} here, {each} each; run folder {run.path}")
         signals = StopSignals()
         stack.callback(signals.close)
-        return nodes.run(Surroundings(etcd, switch, log), signals)
+        listener = rundir.listen(run)
+        stack.callback(run.control.unlink, missing_ok=True)
+        guardian.remove(run.control)  # the guardian knows a file by what is there now
+        return nodes.run(Surroundings(etcd, switch, log), signals, listener)
 
 
 @contextmanager
@@ -164,10 +168,11 @@ class _Nodes:
 
         forkserver.ensure_running()
 
-    def run(self, around: Surroundings, signals: StopSignals) -> int:
+    def run(self, around: Surroundings, signals: StopSignals, listener: socket.socket) -> int:
+        """`listener`: where the operator's requests come in."""
         self._around = around
         self._loop.register(signals, lambda _events: self._stop(signals.take()[-1:]))
-        control = ControlServer(self._loop, rundir.listen(self._run), partial(answer, self._options, around))
+        control = ControlServer(self._loop, listener, partial(answer, self._options, around))
         try:
             for index in range(self._options.size.nodes_max):
                 self._start(_name(index))
@@ -176,7 +181,6 @@ class _Nodes:
                 around.on_tick(time.monotonic())
         finally:
             control.close()
-            self._run.control.unlink(missing_ok=True)
         return 128 + self._stopped_by if self._stopped_by else self._ends.code()
 
     def close(self) -> None:
