@@ -128,6 +128,11 @@ class SharedRegistry:
             self._standing.learn(view)
             then(view)
 
+        if self._standing.view is not None and view.generation == self._standing.view.generation:
+            # No new view: most nodes of this one are here, and its keys are gone.
+            self._standing.put_again()
+            self._thread.call(lambda _: self._keys.put_view_again(view), answered)
+            return
         # A store that has lost its data holds whatever came back first: until all have put again what they know, an
         # older view could be followed by another one than the newest was.
         if self._trust.lost_data and self._trust.until_s is not None:

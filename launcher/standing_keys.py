@@ -34,6 +34,20 @@ class News:
     absence_counts: bool
 
 
+_NOTHING = News(
+    nodes={},
+    terms=None,
+    roster=None,
+    spec=None,
+    view=None,
+    end=None,
+    begun=False,
+    left=frozenset(),
+    removed=True,
+    absence_counts=False,
+)
+
+
 class Trust:
     """What the absence of a key proves: nothing for a while after this node's lease has lapsed, or data were lost."""
 
@@ -83,6 +97,10 @@ class StandingKeys:
         # Asked of what no call of ours puts again by itself: a roster may be one that was on its way in an outage.
         has_counted = self._keys.prefix + "incarnations" in items
         return (view is None and self.view is not None) or (not has_counted and self._used.get("incarnations", 0) > 0)
+
+    def put_again(self) -> None:
+        """All that stood: it has been taken away, with the job's lease or by a node that took itself for the last."""
+        self.compare(_NOTHING, {})
 
     def compare(self, news: News, items: Mapping[str, Item]) -> None:
         """A store that has lost its data is told again what stood."""

@@ -82,14 +82,14 @@ class JobKeys:
             if self._commit(expect, {self._view_key: encode_view(view)}) is not None:
                 return view
 
-    def put_view_again(self, view: View) -> None:
-        """Put the view that stood into a store that has lost it, unless it holds one as new."""
+    def put_view_again(self, view: View) -> View:
+        """Put the view that stood into a store that has lost it. Returns the newest that it holds, as `put_view`."""
         while True:
             there, newest = self._view()
             if newest is not None and newest.generation >= view.generation:
-                return
+                return newest
             if self._commit({self._view_key: there}, {self._view_key: encode_view(view)}) is not None:
-                return
+                return view
 
     @property
     def _view_key(self) -> str:
