@@ -6,17 +6,19 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import pytest
 
 from elastrain.errors import ConfigError
-from elastrain.launcher.commands.chaos import Chaos, ChaosFlags
+from elastrain.launcher.commands.chaos import Chaos, ChaosFlags, DrawnFault, _as_lines
 from elastrain.launcher.faults import grammar
 from elastrain.launcher.faults.chaos import DEFAULT, STEP_PHASES, ChaosPlan, Draw, Situation, aim, draws
 from elastrain.launcher.faults.fault import Fault, Scheme
 from elastrain.launcher.faults.table import CLASSES
+from elastrain.launcher.faults_file import read_faults
 from elastrain.launcher.operator_messages import Answer
 
 SITUATION = Situation(members=("m0", "m3", "m7"), nodes=("node0", "node1", "node2"))
@@ -175,3 +177,15 @@ def test_a_job_that_ends_is_struck_no_more() -> None:
     assert code == 3
     assert job.asked
     assert all(at_s < 30.0 and not careful for at_s, _, careful in job.asked)
+
+
+def test_what_is_printed_is_a_file_that_has_the_faults_that_struck(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, shown = played(PlayedJob(ends_s=200.0), 100.0)
+    for told in shown:
+        _as_lines(told)
+    schedule = tmp_path / "schedule.txt"
+    schedule.write_text(capsys.readouterr().out)
+    struck = [told.fault for told in shown if isinstance(told, DrawnFault) and told.struck]
+    assert list(read_faults(schedule)) == struck != []
