@@ -61,7 +61,7 @@ class SecureSocket:
         self._unsent = memoryview(b"")  # sealed bytes that the kernel has not taken
         self._unsent_plain_bytes = 0  # what they hold
         self._shaken = False
-        self._ended = False
+        self._end: EOFError | OSError | None = None  # why nothing more comes; what came before it is heard first
         self.holds_more = False
         """Whether bytes have arrived that the kernel knows nothing of any more: it will not say that they are here."""
 
@@ -113,7 +113,7 @@ class SecureSocket:
         """What the kernel has now; False when that is nothing. Raises ConnectionResetError at the end."""
         if self._pull():
             return True
-        if self._ended:
+        if self._end is not None:
             raise ConnectionResetError(errno.ECONNRESET, "the other end closed the connection")
         return False
 
@@ -163,7 +163,9 @@ class SecureSocket:
                 if not size_bytes and not self._pull():
                     break
             self.holds_more = filled == len(view)
-            if not filled and not self._ended:
+            if not filled and isinstance(self._end, OSError):
+                raise self._end
+            if not filled and self._end is None:
                 raise BlockingIOError(errno.EAGAIN, "nothing has arrived")
             return filled
 
@@ -174,19 +176,22 @@ class SecureSocket:
         except ssl.SSLWantReadError:
             return 0
         except ssl.SSLZeroReturnError:
-            self._ended = True
+            self._end = EOFError()
             return 0
         except ssl.SSLError:
             raise ConnectionAbortedError(errno.EBADMSG, "bytes were altered on the way") from None
 
     def _pull(self) -> bool:
-        if self._ended:
+        if self._end is not None:
             return False
         try:
             data = self._sock.recv(_CHUNK_BYTES)
         except BlockingIOError:
             return False
-        self._ended = not data
+        except OSError as error:
+            self._end = error
+            return False
+        self._end = None if data else EOFError()
         self._arrived.write(data)
         return bool(data)
 

@@ -109,9 +109,14 @@ def test_the_one_line_of_offload_works_after_import_elastrain_alone(tmp_path: Pa
 
 
 def _flags_of(command: str) -> set[str]:
-    """As its help shows them."""
+    """As its help shows them; those of the classes of faults as their list does."""
+    more = _flags_shown("inject", "--list") if command == "inject" else set()
+    return more | _flags_shown(*command.split(), "--help")
+
+
+def _flags_shown(*words: str) -> set[str]:
     shown = warm.run(
-        [sys.executable, "-m", "elastrain.launcher", *command.split(), "--help"],
+        [sys.executable, "-m", "elastrain.launcher", *words],
         env={**environment(), "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
         capture_output=True,
         text=True,

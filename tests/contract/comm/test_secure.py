@@ -255,3 +255,25 @@ def test_a_dialler_that_waits_hears_that_the_other_end_went() -> None:
         with pytest.raises(HandshakeRefused):
             dial(left, hands[0], WAIT_S)
         answers.join()
+
+
+def test_what_came_before_a_connection_broke_is_heard_first() -> None:
+    with _secured() as (a, b, left, _):
+        b.send(b"never read")  # so that the kernel resets the connection
+        a.send(b"farewell")
+        time.sleep(0.05)
+        left.close()
+        assert _receive(b, 8) == b"farewell"
+        with pytest.raises(ConnectionResetError):
+            _receive(b, 1)
+
+
+def test_the_rest_of_a_long_read_does_not_lose_what_came_before_the_break() -> None:
+    with _secured() as (a, b, left, _):
+        b.send(b"never read")
+        a.send(b"farewell")
+        time.sleep(0.05)
+        left.close()
+        assert b.recv(1000) == b"farewell"
+        with pytest.raises(ConnectionResetError):
+            b.recv(1000)
