@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,9 +110,9 @@ def test_a_preempted_node_hands_over_between_two_steps_and_leaves(tmp_path: Path
         job.wait("view", generation=2)
         run = job.finish()
         job.assert_nothing_left()
-    # Simulated nodes' launcher ends with the highest code of theirs.
-    assert run.exit_code == 143
-    assert_equal_to_undisturbed(replace(run, exit_code=0), *arguments)
+    # The others have ended the job well: that a node was told to go does not count.
+    assert run.exit_code == 0
+    assert_equal_to_undisturbed(run, *arguments)
     assert "m1 hand over at the end of the step" in run.output
     last = max(e["step"] for e in run.journals["m1"] if e["event"] == "advance")
     begun = [e for e in run.journals["m1"] if e["event"] == "micro_batch" and e["step"] > last]
