@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -42,6 +43,9 @@ class EventLoop:
         self._round = 0
         self._open = True
         self._epoll.register(self._wake_fd, READ)
+        # Not with `close`: a thread that is about to wake the loop just then would write into whatever is opened under
+        # the same number next, a socket of somebody else's for one.
+        weakref.finalize(self, os.close, self._wake_fd).atexit = False
 
     def register(self, source: Source, callback: Callable[[int], None], events: int = READ) -> None:
         fd = _fd(source)
@@ -92,11 +96,10 @@ class EventLoop:
                 watched.callback(events)
 
     def close(self) -> None:
-        """Close its own two descriptors. In a forked child this leaves the parent's loop as it is."""
+        """Nothing is waited for any more. In a forked child this leaves the parent's loop as it is."""
         if self._open:
             self._open = False
             self._epoll.close()
-            os.close(self._wake_fd)
 
 
 def _fd(source: Source) -> int:
