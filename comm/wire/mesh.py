@@ -234,6 +234,7 @@ class Mesh:
                 link.opening.request.close()
         if not self._closed:
             self._close_descriptors()
+        self._loop.close_in_child()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -45,7 +45,8 @@ class EventLoop:
         self._epoll.register(self._wake_fd, READ)
         # Not with `close`: a thread that is about to wake the loop just then would write into whatever is opened under
         # the same number next, a socket of somebody else's for one.
-        weakref.finalize(self, os.close, self._wake_fd).atexit = False
+        self._close_wake_fd = weakref.finalize(self, os.close, self._wake_fd)
+        self._close_wake_fd.atexit = False
 
     def register(self, source: Source, callback: Callable[[int], None], events: int = READ) -> None:
         fd = _fd(source)
@@ -100,6 +101,11 @@ class EventLoop:
         if self._open:
             self._open = False
             self._epoll.close()
+
+    def close_in_child(self) -> None:
+        """`close`, and the wake-up descriptor at once: in a forked child no other thread can be about to wake the loop."""
+        self.close()
+        self._close_wake_fd()
 
 
 def _fd(source: Source) -> int:
