@@ -103,7 +103,7 @@ class EventLoop:
             self._epoll.close()
 
     def close_in_child(self) -> None:
-        """`close`, and the wake-up descriptor at once: in a forked child no other thread can be about to wake the loop."""
+        """`close`, and the wake-up descriptor at once: a forked child has no other thread that could wake the loop."""
         self.close()
         self._close_wake_fd()
 
