@@ -100,7 +100,9 @@ class PieceView:
     def of(self, memory: torch.Tensor) -> torch.Tensor:
         """The tensor over a piece's bytes."""
         offset = (memory.storage_offset() + self.offset_bytes) // self.dtype.itemsize
-        return torch.empty(0, dtype=self.dtype).set_(memory.untyped_storage(), offset, self.shape, self.stride)
+        return torch.empty(0, dtype=self.dtype, device=memory.device).set_(
+            memory.untyped_storage(), offset, self.shape, self.stride
+        )
 
 
 def places_of(tensors: Sequence[torch.Tensor]) -> tuple[tuple[PieceView, ...], int]:

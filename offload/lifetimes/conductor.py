@@ -5,12 +5,11 @@ A point ends where the next one begins. What comes in another order than planned
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from elastrain.offload.lifetimes.custody import HeldPiece, PieceCustody
-from elastrain.offload.lifetimes.meter import forget_peak, own_bytes
+from elastrain.offload.lifetimes.measuring import PointMeter
 from elastrain.offload.lifetimes.orders import Arranged, Arrival, StepStage
 from elastrain.offload.lifetimes.states import PieceKey
 from elastrain.offload.lifetimes.values import Kind, Move, Plan
@@ -60,18 +59,15 @@ class Carried:
 class Conductor:
     """Where the step is. `pieces` and `extra_bytes` may grow while it runs."""
 
-    def __init__(self, custody: PieceCustody, pieces: Mapping[PieceKey, HeldPiece]) -> None:
+    def __init__(self, custody: PieceCustody, pieces: Mapping[PieceKey, HeldPiece], meter: PointMeter) -> None:
         self.carried: Carried | None = None
         self.seen: list[Arrival] = []
         self._custody = custody
         self._pieces = pieces
+        self._meter = meter
         self._place = -1
         self._now: tuple[StepStage, int] | None = None
-        self._since_s = self._waited_s = 0.0
-        self._saved_bytes = 0
-        self._extra: tuple[int, int] | None = None
         self._asked: list[PieceKey] = []
-        self._clock: Callable[[], float] = time.perf_counter
 
     def is_at(self, stage: StepStage, block: int) -> bool:
         """Whether the step is at this point already."""
@@ -89,47 +85,33 @@ class Conductor:
         self._custody.shrink()  # what the point itself takes needs room, too
         self._bring()
         self._custody.trim()
-        if self.carried is None:
-            # The kernel's peak over what is accounted for is what computing itself takes.
-            forget_peak()
-            self._extra = self._custody.accounted_bytes(), own_bytes()[0]
-        self._since_s, self._waited_s = self._clock(), self._custody.waited_s
+        self._meter.begin(with_memory=self.carried is None)
 
     def saved(self, size_bytes: int) -> None:
         """The point saved so much for its backward."""
-        self._saved_bytes += size_bytes
+        self._meter.saved_bytes += size_bytes
 
     def end_point(self) -> None:
         """The point is over: note what was seen, and let go of what the plan says."""
         if self._now is None:
             return
-        waited_s = self._custody.waited_s - self._waited_s
-        seconds = max(0.0, self._clock() - self._since_s - waited_s)
         stage, block = self._now
         self.seen.append(
             Arrival(
                 stage=stage,
                 block=block,
-                seconds=seconds,
-                extra_bytes=self._extra_bytes(),
-                saved_bytes=self._saved_bytes,
+                seconds=self._meter.seconds(),
+                extra_bytes=self._meter.extra_bytes(),
+                saved_bytes=self._meter.saved_bytes,
             )
         )
-        self._now, self._saved_bytes, self._extra = None, 0, None
+        self._now = None
         self._custody.release()
         if self.carried is not None and self._place >= 0:
             for key in self.carried.copies[self._place]:
                 self._custody.copy_out(self._pieces[key])
             for key in self.carried.leaves[self._place]:
                 self._custody.let_leave(self._pieces[key])
-
-    def _extra_bytes(self) -> int:
-        if self._extra is None:
-            return 0
-        (accounted, own), (_, most) = self._extra, own_bytes()
-        # What pieces and saved tensors took meanwhile is theirs.
-        more = max(0, self._custody.accounted_bytes() - accounted)
-        return max(0, most - own - more)
 
     def reserve(self, stage: StepStage, block: int) -> int:
         """What a point takes besides pieces: by the plan, or an estimate."""

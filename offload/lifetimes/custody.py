@@ -14,7 +14,7 @@ from functools import partial
 from elastrain.offload import residency
 from elastrain.offload.device import Copy, Device
 from elastrain.offload.errors import LimitTooSmallError, OffloadError, PieceLostError, SpillWriteError
-from elastrain.offload.lifetimes.pages import PagedRange, PagePool
+from elastrain.offload.lifetimes.memory import MemoryPool, PieceMemory, Span
 from elastrain.offload.lifetimes.values import Kind
 from elastrain.offload.queue import IoRequest, Urgency
 from elastrain.offload.residency import State
@@ -28,8 +28,8 @@ class HeldPiece:
     `state` DROPPED: it holds nothing that anybody needs, and has no memory.
     """
 
-    def __init__(self, name: str, kind: Kind, size_bytes: int) -> None:
-        self.name, self.kind, self.memory = name, kind, PagedRange(size_bytes)
+    def __init__(self, name: str, kind: Kind, memory: PieceMemory) -> None:
+        self.name, self.kind, self.memory = name, kind, memory
         self.state = State.RESIDENT
         self.leaving = False
         self.device: Device | None = None
@@ -41,6 +41,11 @@ class HeldPiece:
     def size_bytes(self) -> int:
         """What it takes in memory: whole pages."""
         return self.memory.size_bytes
+
+    @property
+    def whole(self) -> Span:
+        """All of it."""
+        return Span(begin_bytes=0, size_bytes=self.size_bytes)
 
 
 class RoomAccount:
@@ -76,6 +81,7 @@ class PieceCustody:
         self,
         devices: Sequence[Device],
         account: RoomAccount,
+        pool: MemoryPool,
         *,
         deadline_s: float = 60.0,
     ) -> None:
@@ -84,7 +90,7 @@ class PieceCustody:
         self.waited_s = 0.0
         self._devices = devices
         self._deadline_s = deadline_s
-        self._pool = PagePool(account.limit_bytes)
+        self._pool = pool
         self._changed = threading.Condition()  # of a lock that its holder may take again
         self._pieces: list[HeldPiece] = []
         self._pinned: set[HeldPiece] = set()
@@ -95,7 +101,7 @@ class PieceCustody:
         """A new piece, with memory, pinned: the caller fills it."""
         with self._changed:
             self._make_room(size_bytes)
-            piece = HeldPiece(name, kind, size_bytes)
+            piece = HeldPiece(name, kind, self._pool.make(size_bytes))
             self._pieces.append(piece)
             self._pinned.add(piece)
             self.account.add(piece.size_bytes)
@@ -267,6 +273,7 @@ class PieceCustody:
                     device = min(self._devices, key=lambda each: each.queued_bytes / each.writes.recent_bytes_per_s)
                     device.queued_bytes += piece.size_bytes
                     piece.device = device
+                    self._pool.mark(piece.memory)
                     piece.request = device.queue.submit(Urgency.WRITE, partial(self._write, piece))
                 case residency.FreeMemory():
                     self._pool.take_from(piece.memory)
@@ -307,7 +314,7 @@ class PieceCustody:
         event: residency.Event = residency.WriteDone()
         fault: OffloadError | None = None
         try:
-            copy = device.write(piece.memory.image, 0, lambda: request.cancelled)
+            copy = piece.memory.write(device, piece.whole, lambda: request.cancelled)
         except SpillWriteError as known:
             event, fault = residency.WriteFailed(), known
         except Exception as unknown:  # noqa: BLE001 - edge of a thread: an unknown fault must reach the trainer
@@ -327,7 +334,7 @@ class PieceCustody:
         event: residency.Event = residency.ReadDone()
         fault: OffloadError | None = None
         try:
-            device.read(copy, piece.memory.image, lambda: request.cancelled)
+            piece.memory.read(device, piece.whole, copy, lambda: request.cancelled)
         except OffloadError as known:
             event, fault = residency.ReadFailed(), known
         except Exception as unknown:  # noqa: BLE001 - edge of a thread: an unknown fault must reach the trainer

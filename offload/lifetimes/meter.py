@@ -9,20 +9,22 @@ _CLEAR = Path("/proc/self/clear_refs")
 _FORGET_THE_PEAK = "5"
 
 
-def own_bytes() -> tuple[int, int]:
-    """Memory that is no file's: now, and at most since `forget_peak`."""
-    found = {}
-    for line in _STATUS.read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name in ("VmHWM", "VmRSS", "RssAnon"):
-            found[name] = int(value.split()[0]) << 10
-    of_files = found["VmRSS"] - found["RssAnon"]
-    return found["RssAnon"], found["VmHWM"] - of_files
+class KernelMeter:
+    """`MemoryMeter` by the kernel's counts."""
 
+    def own_bytes(self) -> tuple[int, int]:
+        """Memory that is no file's: now, and at most since `forget_peak`."""
+        found = {}
+        for line in _STATUS.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name in ("VmHWM", "VmRSS", "RssAnon"):
+                found[name] = int(value.split()[0]) << 10
+        of_files = found["VmRSS"] - found["RssAnon"]
+        return found["RssAnon"], found["VmHWM"] - of_files
 
-def forget_peak() -> None:
-    """Let the peak begin anew from what is held now; without the right to, it stays the highest ever."""
-    try:
-        _CLEAR.write_text(_FORGET_THE_PEAK)
-    except OSError:
-        return
+    def forget_peak(self) -> None:
+        """Let the peak begin anew from what is held now; without the right to, it stays the highest ever."""
+        try:
+            _CLEAR.write_text(_FORGET_THE_PEAK)
+        except OSError:
+            return

@@ -11,11 +11,14 @@ import ctypes
 import errno
 import mmap
 import os
+from collections.abc import Callable
 
 import torch
 
 from elastrain.offload.buffers import address_of, drop_pages, pages
+from elastrain.offload.device import Copy, Device
 from elastrain.offload.engines.port import round_up
+from elastrain.offload.lifetimes.memory import PieceMemory, Span
 
 _MREMAP = 1 | 2 | 4  # MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP
 _PROT_NONE, _PROT_READ_WRITE = 0, 3
@@ -38,6 +41,17 @@ class PagedRange:
         _keep_from_children(self.image)
         self.tensor = torch.frombuffer(self.image, dtype=torch.uint8)
 
+    def write(self, device: Device, span: Span, cancelled: Callable[[], bool]) -> Copy:
+        """As `PieceMemory.write`: memory is what it is when this is called."""
+        return device.write(self._part(span), 0, cancelled)
+
+    def read(self, device: Device, span: Span, copy: Copy, cancelled: Callable[[], bool]) -> None:
+        """As `PieceMemory.read`."""
+        device.read(copy, self._part(span), cancelled)
+
+    def _part(self, span: Span) -> memoryview:
+        return self.image[span.begin_bytes : span.begin_bytes + span.size_bytes]
+
     def protect(self) -> None:
         """From now on, whoever touches it ends the process by SIGSEGV."""
         _protect(self.address, self.size_bytes, _PROT_NONE)
@@ -58,9 +72,16 @@ class PagePool:
         self._parked: list[tuple[int, int]] = []
         _keep_from_children(self._memory)
 
-    def take_from(self, left: PagedRange) -> None:
+    def make(self, size_bytes: int) -> PagedRange:
+        """Memory for a new piece, with fresh pages."""
+        return PagedRange(size_bytes)
+
+    def mark(self, memory: PieceMemory) -> None:
+        """Nothing: what computes on the CPU has ended when it returns."""
+
+    def take_from(self, memory: PieceMemory) -> None:
         """Park the pages of a piece that is out, and protect it. What there are no addresses for goes to the kernel."""
-        at_bytes = 0
+        left, at_bytes = _paged(memory), 0
         while at_bytes < left.size_bytes and self._free:
             offset_bytes, room_bytes = self._free.pop()
             part_bytes = min(room_bytes, left.size_bytes - at_bytes)
@@ -74,10 +95,10 @@ class PagePool:
             drop_pages(left.image, at_bytes, left.size_bytes - at_bytes)
         left.protect()
 
-    def give_to(self, arriving: PagedRange) -> None:
+    def give_to(self, memory: PieceMemory) -> None:
         """Put parked pages under a piece's addresses; what is missing comes fresh. What was in them is undefined."""
+        arriving, at_bytes = _paged(memory), 0
         arriving.open()
-        at_bytes = 0
         while at_bytes < arriving.size_bytes and self._parked:
             offset_bytes, had_bytes = self._parked.pop()
             part_bytes = min(had_bytes, arriving.size_bytes - at_bytes)
@@ -102,6 +123,11 @@ class PagePool:
         """Forget how addresses were cut once all of them are free: each cut is a call of the kernel more."""
         if not self._parked:
             self._free = [(0, self._memory.nbytes)]
+
+
+def _paged(memory: PieceMemory) -> PagedRange:
+    assert isinstance(memory, PagedRange)
+    return memory
 
 
 def _keep_from_children(memory: memoryview) -> None:

@@ -25,7 +25,7 @@ class BlockStates:
         self._optimizer = optimizer
         self._custody = custody
         self._gradients: dict[nn.Parameter, PieceView] = {}
-        self._by_address: dict[int, HeldPiece] = {}
+        self._by_storage: dict[int, HeldPiece] = {}
         for number, block in enumerate(blocks):
             if block.parameters:
                 self._adopt_parameters(number, block)
@@ -60,7 +60,7 @@ class BlockStates:
 
     def holding(self, tensor: torch.Tensor) -> list[HeldPiece]:
         """The piece whose memory a tensor lies in, if it is one of parameters."""
-        piece = self._by_address.get(tensor.untyped_storage().data_ptr())
+        piece = self._by_storage.get(tensor.untyped_storage()._cdata)
         return [] if piece is None else [piece]
 
     # Gradients.
@@ -70,7 +70,7 @@ class BlockStates:
         grad, piece = parameter.grad, self.pieces.get((Kind.GRADIENT, self.block_of[parameter]))
         if grad is None or piece is None:
             return False
-        return grad.untyped_storage().data_ptr() == piece.memory.tensor.untyped_storage().data_ptr()
+        return bool(grad.untyped_storage()._cdata == piece.memory.tensor.untyped_storage()._cdata)
 
     def keep_gradient(self, parameter: nn.Parameter) -> None:
         """Move a gradient that autograd has made into its block's piece."""
@@ -101,7 +101,7 @@ class BlockStates:
         places, size_bytes = places_of([each.data for each in block.parameters])
         piece = self._custody.adopt(f"the parameters of {block.name}", Kind.PARAMETER, size_bytes)
         self.pieces[Kind.PARAMETER, number] = piece
-        self._by_address[piece.memory.tensor.untyped_storage().data_ptr()] = piece
+        self._by_storage[piece.memory.tensor.untyped_storage()._cdata] = piece
         for parameter, place in zip(block.parameters, places, strict=True):
             view = place.of(piece.memory.tensor)
             view.copy_(parameter.data)

@@ -22,7 +22,11 @@ from elastrain.offload.identity import SpillHandle, StayingTensor
 from elastrain.offload.lifetimes.blocks import blocks_of, check_optimizer
 from elastrain.offload.lifetimes.conductor import Conductor
 from elastrain.offload.lifetimes.custody import HeldPiece, PieceCustody, RoomAccount
+from elastrain.offload.lifetimes.measuring import PointMeter
+from elastrain.offload.lifetimes.memory import MemoryMeter, MemoryPool
+from elastrain.offload.lifetimes.meter import KernelMeter
 from elastrain.offload.lifetimes.orders import StepStage, UpdateOrder
+from elastrain.offload.lifetimes.pages import PagePool
 from elastrain.offload.lifetimes.planning import Planning
 from elastrain.offload.lifetimes.states import BlockStates
 from elastrain.offload.lifetimes.updates import Updates
@@ -50,6 +54,11 @@ def within(
     return TrainingWithin(model, optimizer, memory_limit, ActivationOffload(config), [Device(each) for each in found])
 
 
+def memory_for(model: nn.Module, limit_bytes: int) -> tuple[MemoryPool, MemoryMeter]:
+    """The memory that a model's pieces lie in, and who tells how much of it is held."""
+    return PagePool(limit_bytes), KernelMeter()
+
+
 class TrainingWithin:
     """Holds a model's parameters, gradients and optimizer states within a limit, together with its activations."""
 
@@ -66,9 +75,10 @@ class TrainingWithin:
         self._offload = offload
         self._devices = devices
         self._blocks = blocks_of(model)
-        self._custody = PieceCustody(devices, RoomAccount(limit_bytes, others=lambda: offload.live_bytes))
+        pool, meter = memory_for(model, limit_bytes)
+        self._custody = PieceCustody(devices, RoomAccount(limit_bytes, others=lambda: offload.live_bytes), pool)
         self._states = BlockStates(self._blocks, optimizer, self._custody)
-        self._conductor = Conductor(self._custody, self._states.pieces)
+        self._conductor = Conductor(self._custody, self._states.pieces, PointMeter(self._custody, meter))
         self._custody.next_use = self._conductor.next_use
         self._updates = Updates(optimizer, self._states, self._custody, self._conductor)
         self._planning = Planning(limit_bytes, self._states, self._conductor, offload, devices)

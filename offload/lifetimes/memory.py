@@ -1,0 +1,82 @@
+"""The port to the memory of pieces: what custody asks of it, the same for the CPU and for CUDA. No I/O is decided here.
+
+A piece's tensor stays one object for ever: parameters, gradients and states are views of it, and are good whenever the
+piece is in. Under it bytes come and go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from elastrain.offload.device import Copy, Device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A part of a piece: what one drive gets of it. Whole pages, but for the last one's end."""
+
+    begin_bytes: int
+    size_bytes: int
+
+
+class PieceMemory(Protocol):
+    """One piece's memory. `tensor` is all of its bytes, `size_bytes` of them, a multiple of the page."""
+
+    tensor: torch.Tensor
+    size_bytes: int
+
+    def write(self, device: Device, span: Span, cancelled: Callable[[], bool]) -> Copy:
+        """Copy a part to a drive as it was at `MemoryPool.mark`. In a drive's thread.
+
+        Raises what `Device.write` raises.
+        """
+        ...
+
+    def read(self, device: Device, span: Span, copy: Copy, cancelled: Callable[[], bool]) -> None:
+        """Fill a part; when this returns, every stream may use it. In a drive's thread. Raises as `Device.read`."""
+        ...
+
+
+class MemoryPool(Protocol):
+    """Gives memory to pieces that arrive and takes it from those that are out. Custody's lock is held in each call.
+
+    `parked_bytes` is held for nobody, and counts as used until `trim`.
+    """
+
+    parked_bytes: int
+
+    def make(self, size_bytes: int) -> PieceMemory:
+        """Memory for a new piece, which is in. By the training thread."""
+        ...
+
+    def mark(self, memory: PieceMemory) -> None:
+        """What was asked of the piece until now comes before the write that follows. By the training thread."""
+        ...
+
+    def take_from(self, memory: PieceMemory) -> None:
+        """The piece is out: its bytes may go to others; who touches it is told. By any thread."""
+        ...
+
+    def give_to(self, memory: PieceMemory) -> None:
+        """The piece is in again, with undefined bytes. By the training thread."""
+        ...
+
+    def trim(self, keep_bytes: int) -> None:
+        """Give parked memory back, down to so many bytes."""
+        ...
+
+
+class MemoryMeter(Protocol):
+    """What really is held, told by who hands memory out: the kernel, or CUDA's allocator."""
+
+    def own_bytes(self) -> tuple[int, int]:
+        """Memory in use now, and at most since `forget_peak`."""
+        ...
+
+    def forget_peak(self) -> None:
+        """Let the peak begin anew from what is held now."""
+        ...
