@@ -1,0 +1,63 @@
+"""Which checkpoint a job begins from: the newest good one, and in words why newer ones are passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from elastrain.snapshot.durable.errors import CheckpointError
+from elastrain.snapshot.durable.manifest import place_in_time
+from elastrain.snapshot.durable.places.port import CheckpointPlace
+from elastrain.snapshot.durable.reading import Checkpoint
+from elastrain.snapshot.durable.writing import visible
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """`checkpoint` is None where no good one is there; `reasons` has a sentence per newer one that was passed over."""
+
+    checkpoint: Checkpoint | None
+    reasons: tuple[str, ...]
+
+
+def quick(checkpoint: Checkpoint) -> list[str]:
+    """Manifest, files, sizes, descriptions; the bytes are checked by whoever reads them."""
+    return checkpoint.look()
+
+
+def thorough(checkpoint: Checkpoint) -> list[str]:
+    """Everything is read. A damaged copy of a shard does not count where another one is good."""
+    return checkpoint.verify(every_copy=False)
+
+
+def choose(
+    places: Sequence[CheckpointPlace],
+    problems_of: Callable[[Checkpoint], list[str]] = quick,
+    passed_over: Sequence[str] = (),
+) -> Choice:
+    """The newest checkpoint without problems, looked for in all places together (each node's disk, say).
+
+    `passed_over` are names that are known to be bad (a shard was found damaged while it was read): not looked at again.
+    Raises CheckpointError where a place cannot be looked into.
+    """
+    reasons: list[str] = []
+    for name in candidates(places):
+        if name in passed_over:
+            continue
+        try:
+            checkpoint = Checkpoint.open(places, name)
+            problems = problems_of(checkpoint)
+        except CheckpointError as error:
+            problems = [str(error)]
+        else:
+            if not problems:
+                return Choice(checkpoint=checkpoint, reasons=tuple(reasons))
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        reasons.append(f"{name} is passed over: {problems[0]}{more}")
+    return Choice(checkpoint=None, reasons=tuple(reasons))
+
+
+def candidates(places: Sequence[CheckpointPlace]) -> list[str]:
+    """Checkpoints that have a manifest anywhere, the newest first: by life, then by step."""
+    names = {name for place in places for name in visible(place)}
+    return sorted(names, key=lambda name: place_in_time(name) or (-1, -1), reverse=True)

@@ -1,0 +1,46 @@
+"""The errors of the durable tier, each one sentence for a user: what happened, to which file, what to do.
+
+CheckpointError         the reason to give up this checkpoint, or to take another one
+├── DamagedError        bytes came back other than they were written: file, frame and shard are named
+└── TakenError          the place belongs to another job, or the name is taken: nothing was changed
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be written or read. Nothing that was complete before is touched."""
+
+
+class DamagedError(CheckpointError):
+    """What was read differs from what was written."""
+
+
+class TakenError(CheckpointError):
+    """Somebody else's: nothing was changed."""
+
+
+_ADVICE = {
+    errno.ENOSPC: "there is no room: free some, or keep fewer checkpoints",
+    errno.EDQUOT: "the quota is used up: free some room, or keep fewer checkpoints",
+    errno.EACCES: "there is no permission: change the rights, or name another directory",
+    errno.EPERM: "there is no permission: change the rights, or name another directory",
+    errno.EROFS: "the file system is read-only: name another directory",
+    errno.ENOENT: "it does not exist",
+    errno.EIO: "the device reports an error: look at that drive",
+}
+
+
+@contextmanager
+def told(doing: str) -> Iterator[None]:
+    """Turns an OSError into a CheckpointError. `doing` is a sentence's begin, such as `writing /x/y`."""
+    try:
+        yield
+    except FileExistsError as error:
+        raise TakenError(f"{doing} failed: it is there already, and nothing is overwritten") from error
+    except OSError as error:
+        raise CheckpointError(f"{doing} failed: {_ADVICE.get(error.errno or 0, error.strerror or error)}") from error

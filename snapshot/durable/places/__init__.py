@@ -1,0 +1,1 @@
+"""Where checkpoints lie: a port (`port`) and its implementations."""

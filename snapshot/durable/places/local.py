@@ -1,0 +1,215 @@
+"""A folder of a local or shared file system: temporary names, sync of file and folder, then the real name.
+
+All system calls go through `Files`, so that tests can cut them short.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from pathlib import Path
+from typing import Protocol
+
+from elastrain.snapshot.durable.errors import DamagedError, told
+
+TEMPORARY = ".writing-"
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_WRITE_BYTES = 8 << 20
+
+
+class Files(Protocol):
+    """The system calls that a place makes. All raise OSError."""
+
+    def create(self, path: str) -> int: ...
+    def open(self, path: str) -> int: ...
+    def write(self, fd: int, data: memoryview) -> int: ...
+    def read_into(self, fd: int, view: memoryview, offset: int) -> int: ...
+    def size(self, fd: int) -> int: ...
+    def sync(self, fd: int) -> None: ...
+    def close(self, fd: int) -> None: ...
+    def name_new(self, old: str, new: str) -> None: ...
+    def remove(self, path: str) -> None: ...
+    def remove_folder(self, path: str) -> None: ...
+    def make_folder(self, path: str) -> None: ...
+    def names(self, path: str) -> list[str]: ...
+    def sync_folder(self, path: str) -> None: ...
+
+
+class SystemFiles:
+    """The kernel's."""
+
+    def create(self, path: str) -> int:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+
+    def open(self, path: str) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        return os.write(fd, data)
+
+    def read_into(self, fd: int, view: memoryview, offset: int) -> int:
+        return os.preadv(fd, [view], offset)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def sync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def name_new(self, old: str, new: str) -> None:
+        """Rename, and never onto what is there."""
+        try:
+            os.link(old, new)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            if os.path.lexists(new):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new) from None
+            os.rename(old, new)
+            return
+        os.unlink(old)
+
+    def remove(self, path: str) -> None:
+        os.unlink(path)
+
+    def remove_folder(self, path: str) -> None:
+        os.rmdir(path)
+
+    def make_folder(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def names(self, path: str) -> list[str]:
+        return os.listdir(path)
+
+    def sync_folder(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+class LocalPlace:
+    """See `port.CheckpointPlace`. The folder is made when the first file is."""
+
+    def __init__(self, path: str | os.PathLike[str], files: Files | None = None) -> None:
+        self._root = str(path) if files else str(Path(path).absolute())
+        self._files: Files = files or SystemFiles()
+
+    @property
+    def location(self) -> str:
+        return self._root
+
+    def create(self, name: str) -> _LocalSink:
+        path = self._path(name)
+        folder, _, _ = path.rpartition("/")
+        with told(f"writing {path}"):
+            if folder != self._root:
+                self._files.make_folder(self._root)
+            self._files.make_folder(folder)
+            # The folder's own entry has to outlast a power cut, or what is synced inside it is nowhere.
+            self._files.sync_folder(folder.rpartition("/")[0] or "/")
+            return _LocalSink(self._files, path)
+
+    def open(self, name: str) -> _LocalSource:
+        return _LocalSource(self._files, self._path(name))
+
+    def names(self, folder: str = "") -> list[str]:
+        path = self._path(folder)
+        with told(f"looking into {path}"):
+            try:
+                return sorted(self._files.names(path))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def remove(self, name: str) -> None:
+        path = self._path(name)
+        with told(f"removing {path}"):
+            try:
+                self._remove(path)
+                self._files.sync_folder(path.rpartition("/")[0])
+            except FileNotFoundError:
+                pass
+
+    def _remove(self, path: str) -> None:
+        try:
+            self._files.remove(path)
+        except (IsADirectoryError, PermissionError):  # POSIX lets unlink() of a folder fail with either
+            self._files.remove_folder(path)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+
+class _LocalSink:
+    """A temporary file beside its name."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        folder, _, name = path.rpartition("/")
+        self._files, self._path, self._folder = files, path, folder
+        self._temporary = f"{folder}/{TEMPORARY}{name}-{secrets.token_hex(4)}"
+        self._fd: int | None = files.create(self._temporary)
+        self._size_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    def write(self, data: memoryview) -> None:
+        assert self._fd is not None
+        rest = data.cast("B") if data.nbytes else data
+        with told(f"writing {self._path}"):
+            while rest.nbytes:
+                done = self._files.write(self._fd, rest[:_WRITE_BYTES])
+                rest = rest[done:]
+                self._size_bytes += done
+
+    def commit(self) -> None:
+        assert self._fd is not None
+        with told(f"writing {self._path}"):
+            self._files.sync(self._fd)
+            self._close()
+            self._files.name_new(self._temporary, self._path)
+            self._files.sync_folder(self._folder)
+
+    def discard(self) -> None:
+        self._close()
+        try:
+            self._files.remove(self._temporary)
+        except OSError:  # the disk is full or gone; what is left has a temporary name
+            pass
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            self._files.close(fd)
+
+
+class _LocalSource:
+    def __init__(self, files: Files, path: str) -> None:
+        self._files, self._path = files, path
+        with told(f"reading {path}"):
+            self._fd = files.open(path)
+            self._size_bytes = files.size(self._fd)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    def read_into(self, view: memoryview, offset_bytes: int) -> None:
+        done = 0
+        with told(f"reading {self._path}"):
+            while done < view.nbytes:
+                got = self._files.read_into(self._fd, view[done:], offset_bytes + done)
+                if not got:
+                    raise DamagedError(
+                        f"{self._path} is cut short: it has {self._size_bytes:,} bytes, and more belong to it"
+                    )
+                done += got
+
+    def close(self) -> None:
+        self._files.close(self._fd)

@@ -1,0 +1,59 @@
+"""The port of places. Names are `FOLDER/FILE` or, for a file of the place itself, `FILE`; nothing lies deeper.
+
+Everything raises CheckpointError with one sentence; what reads and lists is safe for several threads.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Sink(Protocol):
+    """A file that is being written, for one thread. Nobody sees it before `commit`."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes written so far."""
+
+    def write(self, data: memoryview) -> None:
+        """Append all of it. `data` may be changed afterwards."""
+
+    def commit(self) -> None:
+        """Let it be seen under its name, after all bytes are on the medium. Raises TakenError if the name is taken."""
+
+    def discard(self) -> None:
+        """Leave nothing of it behind. Nothing happens after `commit`."""
+
+
+class Source(Protocol):
+    """A file that is read, by any thread."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole file."""
+
+    def read_into(self, view: memoryview, offset_bytes: int) -> None:
+        """Fill `view`. Raises DamagedError where the file is too short."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+class CheckpointPlace(Protocol):
+    """A folder of folders of files, on whatever medium."""
+
+    @property
+    def location(self) -> str:
+        """As users name it: a path or a URL."""
+
+    def create(self, name: str) -> Sink:
+        """Begin a new file; its folder is made."""
+
+    def open(self, name: str) -> Source:
+        """Raises CheckpointError where it is missing."""
+
+    def names(self, folder: str = "") -> list[str]:
+        """Files and folders in it, sorted; empty for one that is not there. Unfinished files have a leading dot."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file for good, or an empty folder. Nothing happens where it is missing."""

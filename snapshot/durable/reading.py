@@ -1,0 +1,239 @@
+"""Reading a checkpoint from one place or several, each byte checked; the copies of a part stand in for each other."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import islice
+from typing import TypeVar
+
+from torch import Tensor
+
+from elastrain.snapshot.durable import sections
+from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
+from elastrain.snapshot.durable.manifest import LOOP, MANIFEST, Manifest, Part, ShardEntry, decode
+from elastrain.snapshot.durable.places.port import CheckpointPlace, Source
+from elastrain.snapshot.state import ShardState
+
+OnBytes = Callable[[int], None]
+"""Called with the number of further bytes (in memory) that are done, in the caller's thread."""
+Content = tuple[bytes, list[Tensor]]
+T = TypeVar("T")
+Look = Callable[["_Item", Part, Source], T]
+"""Raises CheckpointError for a copy that is not as it should be."""
+THREADS = min(8, 2 * (os.cpu_count() or 1))
+_MANIFEST_BYTES_MAX = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Item:
+    """A shard or an attachment: how sentences call it, its copies."""
+
+    what: str
+    parts: tuple[Part, ...]
+    shard: ShardEntry | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint that can be seen. Safe for several threads."""
+
+    manifest: Manifest
+    places: tuple[CheckpointPlace, ...]
+
+    @staticmethod
+    def open(places: Sequence[CheckpointPlace], name: str) -> Checkpoint:
+        """The checkpoint of this name, whose parts may be spread over the places.
+
+        Raises CheckpointError if none has its manifest, DamagedError where all are damaged or two differ.
+        """
+        found: list[Manifest] = []
+        problems: list[CheckpointError] = []
+        for place in places:
+            try:
+                found.append(_read_manifest(place, name))
+            except CheckpointError as error:
+                problems.append(error)
+        if not found:
+            raise problems[0] if problems else CheckpointError("no place was named in which to look for a checkpoint")
+        if any(other != found[0] for other in found):
+            raise DamagedError(f"the manifests of {name} in {_named(places)} differ: they are not of one checkpoint")
+        return Checkpoint(manifest=found[0], places=tuple(places))
+
+    def read_shard(self, index: int) -> ShardState:
+        """The state of one shard, in memory of its own: its checksums and its digest are right.
+
+        Raises DamagedError where every copy is damaged, CheckpointError where none is here; the sentence names each.
+        """
+        return ShardState.unpack(*self._first_good(_shard(self.manifest.shards[index])))
+
+    def read_shards(self, indices: Iterable[int], on_bytes: OnBytes | None = None) -> Iterator[ShardState]:
+        """Several shards in their order, read by several threads, a few ahead. Raises as `read_shard`."""
+        for state in _in_threads(partial(self.read_shard, index) for index in indices):
+            if on_bytes is not None:
+                on_bytes(state.nbytes)
+            yield state
+
+    def read_attachment(self, name: str) -> tuple[str, list[Tensor]]:
+        """Text and tensors of an attachment. Raises as `read_shard`."""
+        if name not in self.manifest.attachments:
+            raise CheckpointError(f"{self.manifest.name} in {_named(self.places)} has no {name!r}")
+        text, tensors = self._first_good(_Item(what=repr(name), parts=self.manifest.attachments[name]))
+        return text.decode(errors="replace"), tensors
+
+    def read_loop(self) -> tuple[str, list[Tensor]]:
+        """The training loop's state, as `LoopState.load` takes it. Raises as `read_shard`."""
+        return self.read_attachment(LOOP)
+
+    def here(self) -> frozenset[int]:
+        """Shards of which these places have a copy's file: on local disks one node may have some only."""
+        return frozenset(s.index for s in self.manifest.shards if any(part.file in self._where for part in s.parts))
+
+    def look(self, shards: Iterable[int] | None = None) -> list[str]:
+        """What stands against it at a quick look, as sentences: files, sizes, descriptions; no frame is read.
+
+        With `shards` only these. A bad copy counts only where no good one is.
+        """
+        return [problem for item in self._items(shards) for problem in self._against(item, _glance)]
+
+    def verify(
+        self, on_bytes: OnBytes | None = None, shards: Iterable[int] | None = None, *, every_copy: bool = True
+    ) -> list[str]:
+        """Reads everything back, or these shards alone; what is damaged or missing, as sentences.
+
+        With `every_copy` a damaged copy counts even where another one is good; a copy that lies in no place given here
+        never does.
+        """
+        wanted = self._items(shards)
+        problems: list[str] = []
+        looks = (partial(self._problems if every_copy else self._against, item, _content) for item in wanted)
+        for item, found in zip(wanted, _in_threads(looks), strict=True):
+            problems += found
+            if on_bytes is not None and item.parts:
+                on_bytes(item.parts[0].plain_bytes)
+        return problems
+
+    @cached_property
+    def _where(self) -> dict[str, list[CheckpointPlace]]:
+        """File -> places that have it."""
+        found: dict[str, list[CheckpointPlace]] = {}
+        for place in self.places:
+            for file in place.names(self.manifest.name):
+                found.setdefault(file, []).append(place)
+        return found
+
+    def _items(self, shards: Iterable[int] | None) -> list[_Item]:
+        if shards is not None:
+            return [_shard(self.manifest.shards[index]) for index in shards]
+        others = [_Item(what=repr(name), parts=parts) for name, parts in self.manifest.attachments.items()]
+        return [*map(_shard, self.manifest.shards), *others]
+
+    def _copies(self, item: _Item) -> list[tuple[Part, CheckpointPlace]]:
+        """Raises CheckpointError where there is none."""
+        found = [(part, place) for part in item.parts for place in self._where.get(part.file, ())]
+        if not found:
+            files = ", ".join(part.file for part in item.parts) or "no file"
+            raise CheckpointError(f"{item.what} of {self.manifest.name} is missing: {files} in {_named(self.places)}")
+        return found
+
+    def _first_good(self, item: _Item) -> Content:
+        problems: list[CheckpointError] = []
+        for part, place in self._copies(item):
+            try:
+                return self._at(item, part, place, _content)
+            except CheckpointError as error:
+                problems.append(error)
+        told = "; ".join(str(problem) for problem in problems)
+        raise DamagedError(f"{self.manifest.name}: {told}")
+
+    def _at(self, item: _Item, part: Part, place: CheckpointPlace, look: Look[T]) -> T:
+        source = place.open(f"{self.manifest.name}/{part.file}")
+        try:
+            return look(item, part, source)
+        finally:
+            source.close()
+
+    def _against(self, item: _Item, look: Look[object]) -> list[str]:
+        problems = self._problems(item, look)
+        copies = sum(len(self._where.get(part.file, ())) for part in item.parts)
+        return problems if len(problems) >= copies else []
+
+    def _problems(self, item: _Item, look: Look[object]) -> list[str]:
+        try:
+            copies = self._copies(item)
+        except CheckpointError as error:
+            return [str(error)]
+        problems = []
+        for part, place in copies:
+            try:
+                self._at(item, part, place, look)
+            except CheckpointError as error:
+                problems.append(f"{self.manifest.name} in {place.location}: {error}")
+        return problems
+
+
+def _shard(entry: ShardEntry) -> _Item:
+    return _Item(what=f"shard {entry.index}", parts=entry.parts, shard=entry)
+
+
+def _glance(item: _Item, part: Part, source: Source) -> None:
+    sections.check(source, part, item.what)
+
+
+def _content(item: _Item, part: Part, source: Source) -> Content:
+    meta, tensors = sections.read(source, part, item.what)
+    if item.shard is not None:
+        _check_state(item.shard, part, meta, tensors)
+    return meta, tensors
+
+
+def _check_state(entry: ShardEntry, part: Part, meta: bytes, tensors: list[Tensor]) -> None:
+    """Raises DamagedError unless it is the state whose digest the manifest has."""
+    try:
+        state = ShardState.unpack(meta, tensors)
+    except ValueError as error:
+        raise DamagedError(f"shard {entry.index} in {part.file} is none: {error}") from None
+    if state.digest() != entry.digest:
+        raise DamagedError(
+            f"shard {entry.index} in {part.file} has another digest than the manifest says: it is the state of another "
+            "shard or step, or it was damaged before it was written"
+        )
+
+
+def _read_manifest(place: CheckpointPlace, name: str) -> Manifest:
+    path = f"{name}/{MANIFEST}"
+    source = place.open(path)
+    try:
+        if source.size_bytes > _MANIFEST_BYTES_MAX:
+            raise DamagedError(f"{place.location}/{path} has {source.size_bytes:,} bytes: that is no manifest")
+        text = bytearray(source.size_bytes)
+        source.read_into(memoryview(text), 0)
+    finally:
+        source.close()
+    manifest = decode(bytes(text), f"{place.location}/{path}")
+    if manifest.name != name:
+        raise DamagedError(f"{place.location}/{path} is the manifest of {manifest.name}: it was moved")
+    return manifest
+
+
+def _named(places: Sequence[CheckpointPlace]) -> str:
+    return " and ".join(place.location for place in places)
+
+
+def _in_threads(tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
+    """Results in the tasks' order; a few tasks are begun ahead of who takes the results, so that memory is bounded."""
+    rest = iter(tasks)
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint") as pool:
+        begun: deque[Future[T]] = deque(pool.submit(task) for task in islice(rest, THREADS + 2))
+        try:
+            while begun:
+                result = begun.popleft().result()
+                begun.extend(pool.submit(task) for task in islice(rest, 1))
+                yield result
+        finally:
+            for future in begun:
+                future.cancel()

@@ -1,0 +1,89 @@
+"""Small checkpoints for tests: states, a manifest about them, and a whole checkpoint in a place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from elastrain.snapshot.durable.manifest import (
+    LOOP,
+    GroupEntry,
+    Manifest,
+    ParameterEntry,
+    Part,
+    PieceEntry,
+    ShardEntry,
+)
+from elastrain.snapshot.durable.places.port import CheckpointPlace
+from elastrain.snapshot.durable.writing import PartWriter, Written, publish
+from elastrain.snapshot.state import ShardState
+
+NUMEL = 192
+"""Elements of a shard: a weight of 10 x 13 in 130 + 62 of padding. Two shards hold `w0` and `w1`."""
+SHAPE = (10, 13)
+
+
+def state(shard: int, step: int) -> ShardState:
+    """The same for equal arguments."""
+    generator = torch.Generator().manual_seed(1000 * step + shard)
+    piece = {
+        "step": torch.tensor(float(step + 1)),
+        "exp_avg": torch.randn(NUMEL, generator=generator),
+        "exp_avg_sq": torch.zeros(NUMEL),
+    }
+    return ShardState(
+        shard=shard,
+        version=step,
+        parameters=torch.randn(NUMEL, generator=generator),
+        pieces=[piece if step >= 0 else {}],
+    )
+
+
+def manifest(
+    step: int, written: Sequence[Sequence[Written]], loop: Sequence[Part] = (), *, life: int = 0, job: str = "job"
+) -> Manifest:
+    """`written`: the copies of each shard."""
+    shards = tuple(
+        ShardEntry(
+            index=index,
+            block="body",
+            dtype="float32",
+            numel=NUMEL,
+            pieces=(PieceEntry(parameter=index, start=0, numel=NUMEL, valid_numel=130, offset=0),),
+            digest=copies[0].digest,
+            parts=tuple(copy.part for copy in copies),
+        )
+        for index, copies in enumerate(written)
+    )
+    names = [f"w{index}" for index in range(len(shards))]
+    return Manifest(
+        job=job,
+        life=life,
+        step=step,
+        time_s=1000.0 + step,
+        spec={"seed": 0},
+        counters={"samples": 64 * (step + 1)},
+        optimizer="AdamW",
+        parameters=tuple(ParameterEntry(name=n, shape=SHAPE, dtype="float32", group=0) for n in names),
+        groups=(GroupEntry(parameters=tuple(names), hyper={"lr": 0.1, "betas": [0.9, 0.99]}),),
+        shards=shards,
+        attachments={LOOP: tuple(loop)} if loop else {},
+    )
+
+
+def save(place: CheckpointPlace, step: int, *, life: int = 0, shards: int = 2) -> Manifest:
+    """Write a whole checkpoint: two writers for the shards, the first one also for the loop's state."""
+    name = manifest(step, (), life=life).name
+    writers = [PartWriter(place, name, writer=f"m{number}") for number in range(2)]
+    try:
+        written = [[writers[index % 2].write(state(index, step))] for index in range(shards)]
+        loop = writers[0].attach('{"hyper": []}', [torch.arange(5, dtype=torch.uint8)])
+        for writer in writers:
+            writer.finish()
+    finally:
+        for writer in writers:
+            writer.give_up()
+    made = manifest(step, written, [loop], life=life)
+    publish(place, made)
+    return made

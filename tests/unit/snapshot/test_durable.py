@@ -1,0 +1,151 @@
+"""A checkpoint in a folder: what is written is read back, and every damage is noticed and named."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from elastrain.snapshot.durable.choosing import choose, thorough
+from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, TakenError
+from elastrain.snapshot.durable.manifest import MANIFEST, decode, encode, name_of, place_in_time
+from elastrain.snapshot.durable.places.local import LocalPlace
+from elastrain.snapshot.durable.reading import Checkpoint
+from elastrain.snapshot.durable.writing import PartWriter, publish, visible
+from tests.support.checkpoints import manifest, save, state
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> LocalPlace:
+    return LocalPlace(tmp_path / "checkpoints")
+
+
+def test_what_is_written_is_read_back(place: LocalPlace) -> None:
+    made = save(place, 10)
+    found = Checkpoint.open([place], made.name)
+    assert found.manifest == made
+    assert [s.digest() for s in found.read_shards(range(2))] == [state(index, 10).digest() for index in range(2)]
+    text, tensors = found.read_loop()
+    assert (text, tensors[0].tolist()) == ('{"hyper": []}', [0, 1, 2, 3, 4])
+    assert found.look() == found.verify() == []
+
+
+def test_what_has_no_manifest_is_not_seen(place: LocalPlace) -> None:
+    save(place, 10)
+    writer = PartWriter(place, name_of(0, 20), writer="m0")
+    writer.write(state(0, 20))
+    writer.finish()
+    assert visible(place) == [name_of(0, 10)]
+    assert choose([place]).checkpoint is not None
+
+
+def test_nothing_is_overwritten_and_checkpoints_become_visible_in_rising_order(place: LocalPlace) -> None:
+    made = save(place, 10)
+    with pytest.raises(TakenError, match="nothing is overwritten"):
+        publish(place, made)
+    with pytest.raises(TakenError, match="older than"):
+        save(place, 5)
+
+
+def test_a_later_life_is_newer_whatever_its_step() -> None:
+    names = [name_of(0, -1), name_of(0, 900), name_of(1, 20), name_of(10000, 3)]
+    assert sorted(names, key=lambda n: place_in_time(n) or ()) == names
+    assert [place_in_time(name) for name in ("life-0-step-1", "notes", f"{names[1]}~")] == [None] * 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_flipped_byte_is_noticed_and_the_older_checkpoint_is_chosen(place: LocalPlace, seed: int) -> None:
+    save(place, 10)
+    newest = save(place, 20)
+    chance = random.Random(seed)
+    for file in place.names(newest.name):
+        path = Path(place.location) / newest.name / file
+        whole = path.read_bytes()
+        for position in chance.sample(range(len(whole)), min(len(whole), 60)):
+            damaged = bytearray(whole)
+            damaged[position] ^= 1 << chance.randrange(8)
+            path.write_bytes(damaged)
+            choice = choose([place], thorough)
+            assert choice.checkpoint is not None, (file, position)
+            assert choice.checkpoint.manifest.step == 10, (file, position)
+            assert newest.name in choice.reasons[0]
+        path.write_bytes(whole)
+    assert choose([place], thorough).reasons == ()
+
+
+def test_a_damaged_frame_is_named_with_file_and_shard(place: LocalPlace) -> None:
+    made = save(place, 10)
+    part = made.shards[1].parts[0]
+    path = Path(place.location) / made.name / part.file
+    data = bytearray(path.read_bytes())
+    data[part.offset_bytes + 7] ^= 1
+    path.write_bytes(data)
+    found = Checkpoint.open([place], made.name)
+    assert found.look() == []
+    with pytest.raises(DamagedError, match=rf"frame 0 of shard 1 in {part.file} is damaged"):
+        found.read_shard(1)
+    assert len(found.verify()) == 1
+    assert found.read_shard(0).version == 10
+
+
+def test_truncated_and_removed_files_are_noticed_at_a_quick_look(place: LocalPlace) -> None:
+    save(place, 10)
+    made = save(place, 20)
+    path = Path(place.location) / made.name / made.shards[0].parts[0].file
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert "cut short" in choose([place]).reasons[0]
+    path.unlink()
+    choice = choose([place])
+    assert "shard 0" in choice.reasons[0]
+    assert "missing" in choice.reasons[0]
+    assert choice.checkpoint is not None
+    assert choice.checkpoint.manifest.step == 10
+
+
+def test_swapped_files_are_noticed(place: LocalPlace) -> None:
+    made = save(place, 10)
+    one, other = (Path(place.location) / made.name / shard.parts[0].file for shard in made.shards)
+    moved = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(moved)
+    assert Checkpoint.open([place], made.name).look()
+
+
+def test_a_state_of_another_step_is_noticed_by_its_digest(place: LocalPlace) -> None:
+    made = save(place, 10)
+    writer = PartWriter(place, made.name, writer="other")
+    wrong = writer.write(state(0, 9))
+    writer.finish()
+    shards = (msgspec.structs.replace(made.shards[0], parts=(wrong.part,)), made.shards[1])
+    lying = Checkpoint(manifest=msgspec.structs.replace(made, shards=shards), places=(place,))
+    with pytest.raises(DamagedError, match="another digest"):
+        lying.read_shard(0)
+
+
+def test_a_good_copy_stands_in_for_a_damaged_one(tmp_path: Path) -> None:
+    places = [LocalPlace(tmp_path / "n0"), LocalPlace(tmp_path / "n1")]
+    writers = [PartWriter(place, name_of(0, 10), writer=f"m{i}") for i, place in enumerate(places)]
+    written = [[writer.write(state(shard, 10)) for writer in writers] for shard in range(2)]
+    for writer in writers:
+        writer.finish()
+    made = manifest(10, written)
+    for place in places:
+        publish(place, made)
+    assert Checkpoint.open(places[:1], made.name).here() == {0, 1}
+    path = tmp_path / "n0" / made.name / made.shards[0].parts[0].file
+    path.write_bytes(b"\0" * path.stat().st_size)
+    found = Checkpoint.open(places, made.name)
+    assert found.read_shard(0).digest() == state(0, 10).digest()
+    assert len(found.verify()) == 2
+    assert found.verify(every_copy=False) == []
+    assert choose(places, thorough).reasons == ()
+    assert choose(places[:1], thorough).checkpoint is None
+
+
+def test_another_format_version_is_refused_with_both_versions(place: LocalPlace) -> None:
+    text = encode(save(place, 10)).replace(b'"format":1', b'"format":7', 1)
+    with pytest.raises(CheckpointError, match="format 7, and this elastrain reads format 1"):
+        decode(text, MANIFEST)
