@@ -29,11 +29,11 @@ _HEAD_BYTES_MAX = 256
 _NAME = re.compile(r"life-(\d{4,})-step-(-1|\d{10,})\Z")
 
 
-class _Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PlainValue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the values: has no fields; an unknown field is an error."""
 
 
-class Part(_Value, frozen=True):
+class Part(PlainValue, frozen=True):
     """Where a section lies: `size_bytes` from `offset_bytes` on, the last `tail_bytes` of which describe it."""
 
     file: str
@@ -47,7 +47,7 @@ class Part(_Value, frozen=True):
     """Bytes of its tensors in memory."""
 
 
-class ParameterEntry(_Value, frozen=True):
+class ParameterEntry(PlainValue, frozen=True):
     """A parameter or running statistic of the model; `group` as in `elastrain.layout` (-1 frozen, -2 statistics)."""
 
     name: str
@@ -57,7 +57,7 @@ class ParameterEntry(_Value, frozen=True):
     group: int
 
 
-class PieceEntry(_Value, frozen=True):
+class PieceEntry(PlainValue, frozen=True):
     """Elements `start..start + valid_numel` of a shard are those of a parameter from its element `offset` on.
 
     `numel` counts the padding after them too.
@@ -71,7 +71,7 @@ class PieceEntry(_Value, frozen=True):
     offset: int
 
 
-class ShardEntry(_Value, frozen=True):
+class ShardEntry(PlainValue, frozen=True):
     """One shard: what lies in it, the digest of its state (`ShardState.digest`), and where copies of it lie.
 
     `pieces` covers everything in it, also of frozen parameters and running statistics, which have no optimizer state.
@@ -88,14 +88,14 @@ class ShardEntry(_Value, frozen=True):
     """Each one a whole copy: one in a shared directory, one per holder on local disks."""
 
 
-class GroupEntry(_Value, frozen=True):
+class GroupEntry(PlainValue, frozen=True):
     """A parameter group of the optimizer: names in its own order, hyperparameters after the step."""
 
     parameters: tuple[str, ...]
     hyper: dict[str, Any]
 
 
-class Manifest(_Value, frozen=True):
+class Manifest(PlainValue, frozen=True):
     """All that a checkpoint is. Plain values, so that it can be shown, compared and read by any program."""
 
     job: str
@@ -116,6 +116,8 @@ class Manifest(_Value, frozen=True):
     shards: tuple[ShardEntry, ...]
     attachments: dict[str, tuple[Part, ...]]
     """Name -> copies of texts with tensors: LOOP, BUFFERS, or MODEL and OPTIMIZER."""
+    changes: tuple[str, ...] = ()
+    """What was changed on purpose on the way here, a sentence each: see `--accept-changes`."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,7 @@
-"""Reading a checkpoint from one place or several, each byte checked; the copies of a part stand in for each other."""
+"""Reading a checkpoint from one place or several, each byte checked; the copies of a part stand in for each other.
+
+Torch is imported where tensors are read, and not before.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from torch import Tensor
-
-from elastrain.snapshot.durable import sections
+from elastrain.snapshot.durable import frames
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
 from elastrain.snapshot.durable.manifest import LOOP, MANIFEST, Manifest, Part, ShardEntry, decode
 from elastrain.snapshot.durable.places.port import CheckpointPlace, Source
-from elastrain.snapshot.state import ShardState
+from elastrain.snapshot.durable.publishing import get
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from elastrain.snapshot.durable.sections import Content
+    from elastrain.snapshot.state import ShardState
 
 OnBytes = Callable[[int], None]
 """Called with the number of further bytes (in memory) that are done, in the caller's thread."""
-Content = tuple[bytes, list[Tensor]]
 T = TypeVar("T")
 Look = Callable[["_Item", Part, Source], T]
 """Raises CheckpointError for a copy that is not as it should be."""
@@ -69,6 +75,8 @@ class Checkpoint:
 
         Raises DamagedError where every copy is damaged, CheckpointError where none is here; the sentence names each.
         """
+        from elastrain.snapshot.state import ShardState
+
         return ShardState.unpack(*self._first_good(_shard(self.manifest.shards[index])))
 
     def read_shards(self, indices: Iterable[int], on_bytes: OnBytes | None = None) -> Iterator[ShardState]:
@@ -101,16 +109,22 @@ class Checkpoint:
         return [problem for item in self._items(shards) for problem in self._against(item, _glance)]
 
     def verify(
-        self, on_bytes: OnBytes | None = None, shards: Iterable[int] | None = None, *, every_copy: bool = True
+        self,
+        on_bytes: OnBytes | None = None,
+        shards: Iterable[int] | None = None,
+        *,
+        every_copy: bool = True,
+        digests: bool = True,
     ) -> list[str]:
         """Reads everything back, or these shards alone; what is damaged or missing, as sentences.
 
         With `every_copy` a damaged copy counts even where another one is good; a copy that lies in no place given here
-        never does.
+        never does. Without `digests` only what was written is compared with what is read, which needs no torch.
         """
         wanted = self._items(shards)
         problems: list[str] = []
-        looks = (partial(self._problems if every_copy else self._against, item, _content) for item in wanted)
+        look: Look[object] = _content if digests else _sums
+        looks = (partial(self._problems if every_copy else self._against, item, look) for item in wanted)
         for item, found in zip(wanted, _in_threads(looks), strict=True):
             problems += found
             if on_bytes is not None and item.parts:
@@ -181,40 +195,26 @@ def _shard(entry: ShardEntry) -> _Item:
 
 
 def _glance(item: _Item, part: Part, source: Source) -> None:
-    sections.check(source, part, item.what)
+    frames.read_tail(source, part, item.what)
+
+
+def _sums(item: _Item, part: Part, source: Source) -> None:
+    frames.check(source, part, item.what)
 
 
 def _content(item: _Item, part: Part, source: Source) -> Content:
-    meta, tensors = sections.read(source, part, item.what)
+    # Late, because the launcher looks at checkpoints without torch.
+    from elastrain.snapshot.durable import sections
+
+    content = sections.read(source, part, item.what)
     if item.shard is not None:
-        _check_state(item.shard, part, meta, tensors)
-    return meta, tensors
-
-
-def _check_state(entry: ShardEntry, part: Part, meta: bytes, tensors: list[Tensor]) -> None:
-    """Raises DamagedError unless it is the state whose digest the manifest has."""
-    try:
-        state = ShardState.unpack(meta, tensors)
-    except ValueError as error:
-        raise DamagedError(f"shard {entry.index} in {part.file} is none: {error}") from None
-    if state.digest() != entry.digest:
-        raise DamagedError(
-            f"shard {entry.index} in {part.file} has another digest than the manifest says: it is the state of another "
-            "shard or step, or it was damaged before it was written"
-        )
+        sections.check_state(item.shard, part, content)
+    return content
 
 
 def _read_manifest(place: CheckpointPlace, name: str) -> Manifest:
     path = f"{name}/{MANIFEST}"
-    source = place.open(path)
-    try:
-        if source.size_bytes > _MANIFEST_BYTES_MAX:
-            raise DamagedError(f"{place.location}/{path} has {source.size_bytes:,} bytes: that is no manifest")
-        text = bytearray(source.size_bytes)
-        source.read_into(memoryview(text), 0)
-    finally:
-        source.close()
-    manifest = decode(bytes(text), f"{place.location}/{path}")
+    manifest = decode(get(place, path, at_most_bytes=_MANIFEST_BYTES_MAX), f"{place.location}/{path}")
     if manifest.name != name:
         raise DamagedError(f"{place.location}/{path} is the manifest of {manifest.name}: it was moved")
     return manifest

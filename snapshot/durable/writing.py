@@ -1,24 +1,21 @@
-"""Writing a checkpoint: parts by many writers, then one manifest that lets it be seen."""
+"""Writing the parts of a checkpoint, by many writers."""
 
 from __future__ import annotations
 
 import secrets
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from elastrain.snapshot.durable import sections
-from elastrain.snapshot.durable.errors import CheckpointError, TakenError
-from elastrain.snapshot.durable.manifest import MANIFEST, VERIFIED, Manifest, Part, encode, place_in_time
+from elastrain.snapshot.durable.manifest import Part, PlainValue
 from elastrain.snapshot.durable.places.port import CheckpointPlace, Sink
 from elastrain.snapshot.state import ShardState
 
 
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """One shard's state in a file. It counts after `PartWriter.finish`."""
+class Written(PlainValue, frozen=True):
+    """One shard's state in a file: plain values, which travel as JSON. It counts after `PartWriter.finish`."""
 
     shard: int
     version: int
@@ -68,46 +65,3 @@ class PartWriter:
             if self._sink is None:
                 self._sink = self._place.create(f"{self._checkpoint}/{self._file}")
             return sections.write(self._sink, self._file, meta, tensors)
-
-
-def publish(place: CheckpointPlace, manifest: Manifest) -> None:
-    """Let the checkpoint be seen in this place. Every part in it must be finished, here or in another place.
-
-    Checkpoints become visible in rising order only, so that an older folder without a manifest is certainly nobody's.
-    Raises TakenError for one that is there already or older than one that is; CheckpointError.
-    """
-    now = place_in_time(manifest.name)
-    newer = [name for name in visible(place) if now is None or (place_in_time(name) or now) > now]
-    if newer:
-        raise TakenError(f"{manifest.name} is older than {newer[-1]}, which is in {place.location} already: given up")
-    lacking = [shard.index for shard in manifest.shards if not shard.parts]
-    if lacking:
-        raise CheckpointError(f"{manifest.name} lacks shards {lacking}: given up")
-    put(place, f"{manifest.name}/{MANIFEST}", encode(manifest))
-
-
-def put(place: CheckpointPlace, name: str, data: bytes) -> None:
-    """A whole small file, or none. Raises TakenError if the name is taken; CheckpointError."""
-    sink = place.create(name)
-    try:
-        sink.write(memoryview(data))
-        sink.commit()
-    except CheckpointError:
-        sink.discard()
-        raise
-
-
-def visible(place: CheckpointPlace) -> list[str]:
-    """Names of the checkpoints that have a manifest, the newest last."""
-    folders = [name for name in place.names() if place_in_time(name)]
-    return sorted(
-        (name for name in folders if MANIFEST in place.names(name)), key=lambda name: place_in_time(name) or ()
-    )
-
-
-def mark_verified(place: CheckpointPlace, checkpoint: str) -> None:
-    """Note that it was read back whole. Raises CheckpointError."""
-    try:
-        put(place, f"{checkpoint}/{VERIFIED}", b"read back whole\n")
-    except TakenError:
-        pass

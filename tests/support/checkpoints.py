@@ -16,7 +16,8 @@ from elastrain.snapshot.durable.manifest import (
     ShardEntry,
 )
 from elastrain.snapshot.durable.places.port import CheckpointPlace
-from elastrain.snapshot.durable.writing import PartWriter, Written, publish
+from elastrain.snapshot.durable.publishing import publish
+from elastrain.snapshot.durable.writing import PartWriter, Written
 from elastrain.snapshot.state import ShardState
 
 NUMEL = 192

@@ -41,7 +41,8 @@ PURE_LIBRARIES = frozenset({"msgspec"})
 BASE = frozenset({"elastrain.base"})
 PURE_BASE = frozenset(f"elastrain.base.{name}" for name in ("free_ranges", "places", "splitmix", "tree"))
 # Torch-free: comm.errors, comm.shm.liveness, whereabouts, comm.wire.acceptor, handshake and secure, one of each; of
-# offload, what `elastrain offload show` reads and prints, and what --offload-dir must be.
+# offload, what `elastrain offload show` reads and prints, and what --offload-dir must be. The durable tier imports
+# torch only where tensors are read.
 LAUNCHER_MAY_IMPORT = frozenset(
     {
         "elastrain.launcher",
@@ -63,6 +64,7 @@ LAUNCHER_MAY_IMPORT = frozenset(
         "elastrain.offload.plot",
         "elastrain.offload.directories",
         "elastrain.offload.errors",
+        "elastrain.snapshot.durable",
     }
 )
 # The wings of the communicator: what each may import besides itself and `comm.errors`.

@@ -6,12 +6,13 @@ All system calls go through `Files`, so that tests can cut them short.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
 from pathlib import Path
 from typing import Protocol
 
-from elastrain.snapshot.durable.errors import DamagedError, told
+from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, TakenError, told
 
 TEMPORARY = ".writing-"
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -34,6 +35,7 @@ class Files(Protocol):
     def make_folder(self, path: str) -> None: ...
     def names(self, path: str) -> list[str]: ...
     def sync_folder(self, path: str) -> None: ...
+    def lock(self, fd: int, *, alone: bool) -> None: ...
 
 
 class SystemFiles:
@@ -92,6 +94,9 @@ class SystemFiles:
         finally:
             os.close(fd)
 
+    def lock(self, fd: int, *, alone: bool) -> None:
+        fcntl.flock(fd, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+
 
 class LocalPlace:
     """See `port.CheckpointPlace`. The folder is made when the first file is."""
@@ -135,6 +140,20 @@ class LocalPlace:
             except FileNotFoundError:
                 pass
 
+    def hold(self, name: str, *, alone: bool) -> LocalHold:
+        path = self._path(name)
+        with told(f"opening {path}"):
+            fd = self._files.open(path)
+        try:
+            with told(f"locking {path}"):
+                self._files.lock(fd, alone=alone)
+        except CheckpointError as error:
+            self._files.close(fd)
+            if isinstance(error.__cause__, BlockingIOError):
+                raise TakenError(f"{path} is held by another process") from error
+            raise
+        return LocalHold(self._files, fd)
+
     def _remove(self, path: str) -> None:
         try:
             self._files.remove(path)
@@ -143,6 +162,16 @@ class LocalPlace:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
+
+
+class LocalHold:
+    """An open descriptor with a lock on it."""
+
+    def __init__(self, files: Files, fd: int) -> None:
+        self._files, self._fd = files, fd
+
+    def release(self) -> None:
+        self._files.close(self._fd)
 
 
 class _LocalSink:
@@ -168,10 +197,14 @@ class _LocalSink:
                 rest = rest[done:]
                 self._size_bytes += done
 
-    def commit(self) -> None:
+    def sync(self) -> None:
         assert self._fd is not None
         with told(f"writing {self._path}"):
             self._files.sync(self._fd)
+
+    def commit(self) -> None:
+        self.sync()
+        with told(f"writing {self._path}"):
             self._close()
             self._files.name_new(self._temporary, self._path)
             self._files.sync_folder(self._folder)

@@ -18,8 +18,11 @@ class Sink(Protocol):
     def write(self, data: memoryview) -> None:
         """Append all of it. `data` may be changed afterwards."""
 
+    def sync(self) -> None:
+        """All bytes are on the medium, as far as it can say so before `commit`."""
+
     def commit(self) -> None:
-        """Let it be seen under its name, after all bytes are on the medium. Raises TakenError if the name is taken."""
+        """Let it be seen under its name, once all bytes are on the medium. Raises TakenError if the name is taken."""
 
     def discard(self) -> None:
         """Leave nothing of it behind. Nothing happens after `commit`."""
@@ -37,6 +40,13 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Give back what it holds."""
+
+
+class FileHold(Protocol):
+    """A file that this process holds; the kernel lets it go when the process ends."""
+
+    def release(self) -> None:
+        """Let it go."""
 
 
 class CheckpointPlace(Protocol):
@@ -57,3 +67,9 @@ class CheckpointPlace(Protocol):
 
     def remove(self, name: str) -> None:
         """Remove a file for good, or an empty folder. Nothing happens where it is missing."""
+
+    def hold(self, name: str, *, alone: bool) -> FileHold:
+        """FileHold a file, shared or alone, until released. Raises TakenError while others' holds exclude it.
+
+        A medium without locks, such as a remote store, always grants it.
+        """

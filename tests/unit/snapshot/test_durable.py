@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -12,8 +14,9 @@ from elastrain.snapshot.durable.choosing import choose, thorough
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, TakenError
 from elastrain.snapshot.durable.manifest import MANIFEST, decode, encode, name_of, place_in_time
 from elastrain.snapshot.durable.places.local import LocalPlace
+from elastrain.snapshot.durable.publishing import publish, visible
 from elastrain.snapshot.durable.reading import Checkpoint
-from elastrain.snapshot.durable.writing import PartWriter, publish, visible
+from elastrain.snapshot.durable.writing import PartWriter
 from tests.support.checkpoints import manifest, save, state
 
 
@@ -149,3 +152,14 @@ def test_another_format_version_is_refused_with_both_versions(place: LocalPlace)
     text = encode(save(place, 10)).replace(b'"format":1', b'"format":7', 1)
     with pytest.raises(CheckpointError, match="format 7, and this elastrain reads format 1"):
         decode(text, MANIFEST)
+
+
+def test_a_checkpoint_is_chosen_without_torch(place: LocalPlace) -> None:
+    save(place, 10)
+    code = (
+        "import sys\nfrom elastrain.snapshot.durable import owner, pruning\n"
+        "from elastrain.snapshot.durable.choosing import choose, thorough\n"
+        "from elastrain.snapshot.durable.places.local import LocalPlace\n"
+        "assert choose([LocalPlace(sys.argv[1])], thorough).checkpoint\nsys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, place.location], timeout=60).returncode == 0

@@ -1,0 +1,182 @@
+"""One state as bytes of a file: frames of its arrays, then a tail that describes them. No torch.
+
+A frame has at most FRAME_BYTES of one array; it is packed with zstd where a quick look says that this pays, else raw.
+What the quick look rests on was measured: docs/checkpoints.md, "What packs".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+import xxhash
+import zstandard
+
+from elastrain.snapshot.durable.errors import DamagedError
+from elastrain.snapshot.durable.manifest import Part
+from elastrain.snapshot.durable.places.port import Sink, Source
+
+FRAME_BYTES = 4 << 20
+LEVEL = 1
+PAYS_BELOW = 0.75
+"""Packed bytes over plain bytes. Trained fp32 numbers pack to 0.9 at 1 GB/s: slower than a drive takes them raw."""
+ITEM_BYTES = {
+    "float64": 8,
+    "int64": 8,
+    "uint64": 8,
+    "complex64": 8,
+    "complex128": 16,
+    "complex32": 4,
+    "float32": 4,
+    "int32": 4,
+    "uint32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int16": 2,
+    "uint16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+"""dtype, as torch names it without `torch.` -> bytes of an element."""
+_SLICES, _SLICE_BYTES = 4, 8 << 10
+_TAIL_BYTES_MAX = 256 << 20
+
+
+class FrameEntry(msgspec.Struct, frozen=True, array_like=True):
+    """In the order of the file."""
+
+    array: int
+    plain_bytes: int
+    stored_bytes: int
+    packed: bool
+    checksum: int
+    """xxh3 (64 bits) of the stored bytes."""
+
+
+class Tail(msgspec.Struct, frozen=True, array_like=True):
+    """`meta` as it was given; dtype and number of elements of each array."""
+
+    meta: bytes
+    arrays: tuple[tuple[str, int], ...]
+    frames: tuple[FrameEntry, ...]
+
+
+def write(sink: Sink, file: str, meta: bytes, arrays: Sequence[tuple[str, memoryview]]) -> Part:
+    """Append one section; `arrays`: dtype and bytes. Raises what the sink raises, ValueError for an unknown dtype."""
+    unknown = [dtype for dtype, _ in arrays if dtype not in ITEM_BYTES]
+    if unknown:
+        raise ValueError(f"tensors of {unknown[0]} have no place in a checkpoint")
+    offset = sink.size_bytes
+    written = tuple(_write(sink, index, piece) for index, (_, data) in enumerate(arrays) for piece in _pieces(data))
+    kinds = tuple((dtype, data.nbytes // ITEM_BYTES[dtype]) for dtype, data in arrays)
+    tail = msgspec.msgpack.encode(Tail(meta, kinds, written))
+    sink.write(memoryview(tail))
+    return Part(
+        file=file,
+        offset_bytes=offset,
+        size_bytes=sink.size_bytes - offset,
+        tail_bytes=len(tail),
+        tail_checksum=xxhash.xxh3_64_intdigest(tail),
+        plain_bytes=sum(frame.plain_bytes for frame in written),
+    )
+
+
+def read_tail(source: Source, part: Part, what: str) -> Tail:
+    """The description at a part's end, checked: frames fill the part and the arrays exactly. `what` names it.
+
+    Raises DamagedError, and what the source raises.
+    """
+    tail = _decoded(source, part, what)
+    plain = [0] * len(tail.arrays)
+    for frame in tail.frames:
+        if not 0 <= frame.array < len(plain) or not 0 <= frame.plain_bytes <= FRAME_BYTES or frame.stored_bytes < 0:
+            raise _none(part, what, "it has a frame that cannot be")
+        plain[frame.array] += frame.plain_bytes
+    wanted = [ITEM_BYTES.get(dtype, 0) * numel for dtype, numel in tail.arrays]
+    stored = sum(frame.stored_bytes for frame in tail.frames)
+    if plain != wanted or stored + part.tail_bytes != part.size_bytes:
+        raise _none(part, what, "its frames do not fill its arrays")
+    return tail
+
+
+def read_frames(source: Source, part: Part, tail: Tail, what: str, into: Callable[[FrameEntry], memoryview]) -> None:
+    """Read and check every frame; `into` says where the next one's plain bytes go. Raises as `read_tail`."""
+    offset = part.offset_bytes
+    for number, frame in enumerate(tail.frames):
+        _read(source, frame, offset, into(frame), f"frame {number} of {what} in {part.file}")
+        offset += frame.stored_bytes
+
+
+def check(source: Source, part: Part, what: str) -> None:
+    """Read all of it and keep nothing. Raises as `read_tail`."""
+    tail = read_tail(source, part, what)
+    scratch = memoryview(bytearray(max((frame.plain_bytes for frame in tail.frames), default=0)))
+    read_frames(source, part, tail, what, lambda frame: scratch[: frame.plain_bytes])
+
+
+def _pieces(data: memoryview) -> Iterator[memoryview]:
+    for start in range(0, data.nbytes, FRAME_BYTES):
+        yield data[start : start + FRAME_BYTES]
+
+
+def _write(sink: Sink, array: int, plain: memoryview) -> FrameEntry:
+    packed = _packed(plain)
+    data = plain if packed is None else packed
+    sink.write(data)
+    return FrameEntry(array, plain.nbytes, data.nbytes, packed is not None, xxhash.xxh3_64_intdigest(data))
+
+
+def _packed(plain: memoryview) -> memoryview | None:
+    """The frame as zstd makes it; None where that spares too little."""
+    if not _looks_packable(plain):
+        return None
+    packed = zstandard.ZstdCompressor(level=LEVEL).compress(plain)
+    return memoryview(packed) if len(packed) < PAYS_BELOW * plain.nbytes else None
+
+
+def _looks_packable(plain: memoryview) -> bool:
+    """By some slices of it, so that a frame that does not pack costs next to nothing."""
+    apart = max(1, -(-plain.nbytes // _SLICES))
+    sample = b"".join(plain[start : start + _SLICE_BYTES] for start in range(0, plain.nbytes, apart))
+    return len(zstandard.ZstdCompressor(level=LEVEL).compress(sample)) < PAYS_BELOW * len(sample)
+
+
+def _decoded(source: Source, part: Part, what: str) -> Tail:
+    end = part.offset_bytes + part.size_bytes
+    if source.size_bytes < end:
+        raise DamagedError(
+            f"{part.file} is cut short: {what} ends at byte {end:,}, and the file has {source.size_bytes:,}"
+        )
+    if part.tail_bytes > _TAIL_BYTES_MAX:
+        raise _none(part, what, f"it would have {part.tail_bytes:,} bytes")
+    raw = bytearray(part.tail_bytes)
+    source.read_into(memoryview(raw), end - part.tail_bytes)
+    if xxhash.xxh3_64_intdigest(raw) != part.tail_checksum:
+        raise DamagedError(f"the description of {what} in {part.file} is damaged: its checksum differs")
+    try:
+        return msgspec.msgpack.decode(raw, type=Tail)
+    except (ValueError, RecursionError) as error:
+        raise _none(part, what, str(error)) from None
+
+
+def _none(part: Part, what: str, why: str) -> DamagedError:
+    return DamagedError(f"the description of {what} in {part.file} is none: {why}")
+
+
+def _read(source: Source, frame: FrameEntry, offset: int, view: memoryview, what: str) -> None:
+    raw = memoryview(bytearray(frame.stored_bytes)) if frame.packed else view
+    source.read_into(raw, offset)
+    if xxhash.xxh3_64_intdigest(raw) != frame.checksum:
+        raise DamagedError(f"{what} is damaged: its checksum differs")
+    if not frame.packed:
+        return
+    try:
+        plain = zstandard.ZstdDecompressor().decompress(raw, max_output_size=frame.plain_bytes)
+    except zstandard.ZstdError as error:
+        raise DamagedError(f"{what} is damaged: it cannot be unpacked ({error})") from None
+    if len(plain) != frame.plain_bytes:
+        raise DamagedError(f"{what} is damaged: {len(plain):,} of {frame.plain_bytes:,} bytes were unpacked")
+    view[:] = plain

@@ -1,0 +1,132 @@
+"""Whose a place is: one job's at a time, by a file in it that the processes of that job hold. No torch.
+
+A job that resumes from another one's checkpoints takes the place over, when no process of the other one is alive.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import msgspec
+
+from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, TakenError
+from elastrain.snapshot.durable.manifest import place_in_time
+from elastrain.snapshot.durable.places.port import CheckpointPlace, FileHold
+from elastrain.snapshot.durable.publishing import get, put
+
+OWNER = "owner.json"
+_BYTES_MAX = 4096
+_TRIES, _APART_S = 40, 0.05
+"""While another process of the same job is taking the place over, this one looks again."""
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the file says. `claim` is another one each time a place changes hands."""
+
+    format: int = 1
+    job: str
+    claim: str
+
+
+class Claim:
+    """This process's part in its job's claim to a place; it ends with the process, or with `release`."""
+
+    def __init__(self, place: CheckpointPlace, owner: Owner, hold: FileHold) -> None:
+        self._place, self._owner, self._hold = place, owner, hold
+
+    def check(self) -> None:
+        """To be called before anything becomes visible. Raises TakenError if another job has taken the place over."""
+        now = owner_of(self._place)
+        if now != self._owner:
+            whose = f"job {now.job}" if now else "nobody"
+            raise TakenError(
+                f"{self._place.location} belongs to {whose} now: job {self._owner.job} writes no more in it"
+            )
+
+    def release(self) -> None:
+        """Let it go: when no process of the job holds it, another job may take the place over."""
+        self._hold.release()
+
+
+def claim(place: CheckpointPlace, job: str, *, take_over: bool = False) -> Claim:
+    """Claim the place for a job; each of its processes does so. `take_over`: the job resumes from what lies there.
+
+    Raises TakenError, with one sentence, where it is another job's, or holds checkpoints of nobody; CheckpointError.
+    """
+    for _ in range(_TRIES):
+        owner = owner_of(place)
+        if owner is not None and owner.job == job:
+            held = _joined(place, owner)
+            if held is not None:
+                return held
+        elif _may_become(place, owner, job, take_over=take_over):
+            _become(place, owner, job)
+            continue
+        time.sleep(_APART_S)
+    raise TakenError(f"{place.location} is being claimed by another process: start again, or name another directory")
+
+
+def owner_of(place: CheckpointPlace) -> Owner | None:
+    """Who owns the place; None if nobody does. Raises DamagedError, CheckpointError."""
+    if OWNER not in place.names():
+        return None
+    try:
+        owner = msgspec.json.decode(get(place, OWNER, at_most_bytes=_BYTES_MAX), type=Owner)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(
+            f"{place.location}/{OWNER} is damaged ({error}): remove it if no job uses this directory"
+        ) from None
+    if owner.format != 1:
+        raise CheckpointError(f"{place.location}/{OWNER} has format {owner.format}: use the version that wrote it")
+    return owner
+
+
+def _joined(place: CheckpointPlace, owner: Owner) -> Claim | None:
+    """None where the file changed hands meanwhile."""
+    try:
+        hold = place.hold(OWNER, alone=False)
+    except CheckpointError:
+        return None
+    if owner_of(place) == owner:
+        return Claim(place, owner, hold)
+    hold.release()
+    return None
+
+
+def _may_become(place: CheckpointPlace, owner: Owner | None, job: str, *, take_over: bool) -> bool:
+    if take_over:
+        return True
+    if owner is not None:
+        raise TakenError(
+            f"{place.location} holds checkpoints of job {owner.job}, and this is job {job}: "
+            "name another --checkpoint-dir, or resume from it with --resume auto"
+        )
+    if any(place_in_time(name) for name in place.names()):
+        raise TakenError(
+            f"{place.location} holds checkpoints already: name another --checkpoint-dir, or resume from it with "
+            "--resume auto"
+        )
+    return True
+
+
+def _become(place: CheckpointPlace, owner: Owner | None, job: str) -> None:
+    """Make the place this job's, unless a process of its owner is alive or somebody else is faster."""
+    hold = None
+    if owner is not None:
+        try:
+            hold = place.hold(OWNER, alone=True)
+        except TakenError:
+            raise TakenError(
+                f"{place.location} is in use by job {owner.job}, which is alive: end it first, or name another "
+                "--checkpoint-dir"
+            ) from None
+    try:
+        if owner_of(place) == owner:
+            place.remove(OWNER)
+            put(place, OWNER, msgspec.json.encode(Owner(job=job, claim=secrets.token_hex(8))))
+    except TakenError:
+        pass  # somebody was faster: the caller looks whose it is now
+    finally:
+        if hold is not None:
+            hold.release()

@@ -1,0 +1,100 @@
+"""A place belongs to one job at a time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastrain.snapshot.durable.errors import DamagedError, TakenError
+from elastrain.snapshot.durable.owner import OWNER, claim, owner_of
+from elastrain.snapshot.durable.places.local import LocalPlace
+from tests.support.checkpoints import save
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> LocalPlace:
+    return LocalPlace(tmp_path / "checkpoints")
+
+
+def test_all_processes_of_one_job_share_a_place(place: LocalPlace) -> None:
+    one, other = claim(place, "a"), claim(place, "a")
+    one.check()
+    other.check()
+
+
+def test_another_job_is_refused_with_both_names(place: LocalPlace) -> None:
+    claim(place, "a").release()
+    with pytest.raises(TakenError, match="checkpoints of job a, and this is job b"):
+        claim(place, "b")
+
+
+def test_checkpoints_without_an_owner_are_not_written_beside(place: LocalPlace) -> None:
+    save(place, 10)
+    with pytest.raises(TakenError, match="holds checkpoints already"):
+        claim(place, "a")
+    claim(place, "a", take_over=True).check()
+
+
+def test_a_living_job_keeps_its_place_and_a_dead_one_loses_it(place: LocalPlace) -> None:
+    code = (
+        "import sys\nfrom elastrain.snapshot.durable.owner import claim\n"
+        "from elastrain.snapshot.durable.places.local import LocalPlace\n"
+        "held = claim(LocalPlace(sys.argv[1]), 'a')\nprint('held', flush=True)\nsys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, place.location], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        with pytest.raises(TakenError, match="in use by job a, which is alive"):
+            claim(place, "b", take_over=True)
+        process.kill()
+    claim(place, "b", take_over=True).check()
+
+
+def test_who_has_lost_the_place_makes_nothing_visible(place: LocalPlace) -> None:
+    held = claim(place, "a")
+    held.release()  # as where a medium has no locks
+    claim(place, "b", take_over=True)
+    with pytest.raises(TakenError, match="belongs to job b now: job a writes no more"):
+        held.check()
+
+
+def test_a_damaged_owner_is_nobody(place: LocalPlace) -> None:
+    claim(place, "a")
+    (Path(place.location) / OWNER).write_bytes(b'{"format":1,"job":7}')
+    with pytest.raises(DamagedError, match=r"owner.json is damaged"):
+        owner_of(place)
+
+
+def test_of_many_that_claim_at_once_one_job_wins(place: LocalPlace) -> None:
+    code = (
+        "import sys\nfrom elastrain.snapshot.durable.errors import TakenError\n"
+        "from elastrain.snapshot.durable.owner import claim\n"
+        "from elastrain.snapshot.durable.places.local import LocalPlace\n"
+        "sys.stdin.readline()\n"
+        "try:\n    held = claim(LocalPlace(sys.argv[1]), sys.argv[2])\n"
+        "except TakenError:\n    print('no', flush=True)\n"
+        "else:\n    print('yes', flush=True)\nsys.stdin.read()"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, place.location, job], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for job in "aabbcc"
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [process.stdout.readline().strip() for process in processes if process.stdout is not None]
+    for process in processes:
+        process.communicate()
+    winners = {job for job, answer in zip("aabbcc", answers, strict=True) if answer == "yes"}
+    owner = owner_of(place)
+    assert owner is not None
+    assert winners == {owner.job}
+    assert answers.count("yes") == 2
