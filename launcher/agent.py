@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from elastrain.base.event_loop import EventLoop
+from elastrain.base.scope import scope
 from elastrain.comm.wire.acceptor import Acceptor
 from elastrain.errors import ConfigError
 from elastrain.launcher import rundir, worker_start
@@ -50,6 +51,7 @@ class AgentConfig:
 
     job: str
     settings: JobConfig
+    """Its life, too."""
     run: RunDir
     script: Script
     logs: Logs
@@ -62,6 +64,11 @@ class AgentConfig:
     """How long workers may take to end after SIGTERM, before SIGKILL."""
     key_ttl_s: float
     """How long the keys of a job of several nodes outlive its last agent, if that could not take them along."""
+
+    @property
+    def scope(self) -> str:
+        """The name of this life: its store keys, its handshakes, its addresses."""
+        return scope(self.job, self.settings.life.number)
 
 
 class _Timed(Protocol):
@@ -82,6 +89,11 @@ class Agent:
         self._open = ExitStack()
         self._loop = EventLoop()
 
+    @property
+    def first_unused_member(self) -> int:
+        """The number that no member of this life bears, by all that this agent has seen."""
+        return self._core.cluster.first_unused_number()
+
     def run(self) -> End:
         """Start the workers, serve them until the job has ended, leave nothing behind. Raises ConfigError."""
         settings = self._config.settings
@@ -89,7 +101,7 @@ class Agent:
             self._open.callback(self._leave_nothing)
             self._take_signals()
             self._open_up()
-            self._log.write("start", job=self._config.job, workers=settings.workers, pid=os.getpid())
+            self._log.write("start", job=self._config.job, workers=settings.workers, pid=os.getpid(), **self._life())
             if not settings.alone:
                 self._parts.registry.put_record(self._record)
             self._happen(ev.NodeRegistered(record=self._record))
@@ -98,6 +110,11 @@ class Agent:
                 self._turn()
         assert self._parts.end.end is not None
         return self._parts.end.end
+
+    def _life(self) -> dict[str, int]:
+        """What the event log says of the life that begins."""
+        life = self._config.settings.life
+        return {"life": life.number, "step": life.step} if life.number > 1 else {}
 
     # ---- the beginning
 
@@ -109,7 +126,7 @@ class Agent:
     def _open_up(self) -> None:
         """What is opened last is closed first: workers end before anything that they use."""
         config, settings = self._config, self._config.settings
-        address = worker_start.agent_address(config.job, None if settings.alone else settings.node)
+        address = worker_start.agent_address(config.scope, None if settings.alone else settings.node)
         listener = listen_abstract(address)
         workers = WorkerProcesses(self._loop, self._log, self._worker_spec(address), self._guardian, self._happen)
         door = self._serve_workers(listener, workers)
@@ -117,7 +134,7 @@ class Agent:
         self._open.callback(server.close)
         self._guardian.remove(config.run.control)
         peers = None if settings.alone else self._join_peers(workers)
-        registry: Registry = peers.registry if peers is not None else LoneRegistry(self._store, config.job)
+        registry: Registry = peers.registry if peers is not None else LoneRegistry(self._store, config.scope)
         self._open.callback(workers.close)
         end = NodeEnd(workers, registry, self._log, incarnation=settings.incarnation, stop_grace_s=config.stop_grace_s)
         strikes = Strikes(workers, self._log)
@@ -138,7 +155,7 @@ class Agent:
         self._timed: list[_Timed] = [door, workers, lookout, registry, *([peers] if peers else []), end, strikes]
 
     def _serve_workers(self, listener: socket.socket, workers: WorkerProcesses) -> Acceptor:
-        secret, job = self._config.run.secret.read_bytes(), self._config.job
+        secret, job = self._config.run.secret.read_bytes(), self._config.scope
         refused = lambda reason: self._log.write("connection_refused", reason=reason)  # noqa: E731
         door = open_door(self._loop, listener, lambda: workers_handshake(secret, job), workers.admit, refused)
         self._open.callback(door.close)
@@ -146,7 +163,7 @@ class Agent:
 
     def _join_peers(self, workers: WorkerProcesses) -> PeerAgents:
         access = ClusterAccess(
-            job=self._config.job,
+            job=self._config.scope,
             secret=self._config.run.secret.read_bytes(),
             store=self._store,
             host=self._config.host,
@@ -164,13 +181,10 @@ class Agent:
         config, settings = self._config, self._config.settings
         common = WorkerEnvironment(
             job=config.job,
-            node=settings.node,
+            settings=settings,
             agent=address,
             run_dir=config.run.journals,
             secret_file=config.run.secret,
-            workers=settings.workers,
-            max_restarts=settings.max_restarts,
-            armed=settings.armed,
             host=None if config.one_host else config.host,
             master=self._master,
             mark=self._guardian.mark,
@@ -232,8 +246,6 @@ class Agent:
     def _leave_nothing(self) -> None:
         run = self._config.run
         run.control.unlink(missing_ok=True)
-        if run.owns_secret:
-            run.secret.unlink(missing_ok=True)
         self._state.write(time.monotonic())
         self._log.close()
         self._loop.close()

@@ -11,11 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastrain.base.scope import scope
 from elastrain.errors import ConfigError
+from elastrain.launcher.life_keys import life_key, read_life
 from elastrain.launcher.registry import LEASE_S
 from elastrain.launcher.rundir import SECRET_BYTES, make_secret
 from elastrain.launcher.sealed import SealedStore
 from elastrain.launcher.store import ForgedValueError, Item, Store
+from elastrain.launcher.values import Life
 from elastrain.launcher.views import JobKeys, hint_key
 
 _LOOK_AGAIN_S = 0.2
@@ -38,21 +41,33 @@ class Place:
     store: SealedStore
     keys: JobKeys
     incarnation: int
+    life: Life
 
 
 def enter(store: Store, job: str, node: str, terms: Terms, *, file: Path, key_ttl_s: float) -> Place:
     """Take part in the job with the secret in the file. Raises ConfigError, StoreError."""
     secret, made = secret_of(store, job, file)
     sealed = SealedStore(store, secret)
-    keys = JobKeys(sealed, job, key_ttl_s)
     try:
-        incarnation = enrol(keys, sealed, job, node, terms)
+        keys, incarnation, life = _enter_the_life_that_stands(sealed, job, node, terms, key_ttl_s)
     except ForgedValueError:
         if not made:
             raise
         raise ConfigError(_withdraw(store, job, file)) from None
     _leave_hint(store, job, file, keys.lease(), made=made)
-    return Place(store=sealed, keys=keys, incarnation=incarnation)
+    return Place(store=sealed, keys=keys, incarnation=incarnation, life=life)
+
+
+def _enter_the_life_that_stands(
+    store: SealedStore, job: str, node: str, terms: Terms, key_ttl_s: float
+) -> tuple[JobKeys, int, Life]:
+    """Whoever comes while one life ends and the next begins may have read of the older one."""
+    while True:
+        life = read_life(store, job)[1]
+        keys = JobKeys(store, scope(job, life.number), key_ttl_s)
+        incarnation = enrol(keys, store, job, node, terms)
+        if read_life(store, job)[1].number == life.number:
+            return keys, incarnation, life
 
 
 def secret_of(store: Store, job: str, file: Path) -> tuple[bytes, bool]:
@@ -63,7 +78,7 @@ def secret_of(store: Store, job: str, file: Path) -> tuple[bytes, bool]:
     made = False
     hint = hint_key(job)
     there = store.get(hint)
-    alive = bool(store.list(JobKeys(store, job).prefix).items)
+    alive = bool(store.list(JobKeys(store, job).prefix).items) or store.get(life_key(job)) is not None
     if not file.exists():
         if there is not None and alive:
             raise ConfigError(_copy(job, there, file))

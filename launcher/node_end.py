@@ -38,8 +38,8 @@ class NodeEnd:
     def begin(self, end: End) -> None:
         self.end = end
         self._log.write("end", exit_code=end.code, reason=end.sentence)
-        if end.job_is_over:
-            self._registry.put_end(Over(code=end.code, sentence=end.sentence, detail=end.detail))
+        if end.job_is_over or end.lost:
+            self._registry.put_end(Over(code=end.code, sentence=end.sentence, detail=end.detail, lost=end.lost))
         elif end.code == 0:
             self._registry.put_left(self._incarnation)
         running = self._workers.running

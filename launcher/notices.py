@@ -89,6 +89,8 @@ class Over(Tagged, frozen=True, kw_only=True):
     code: int
     sentence: str
     detail: str = ""
+    lost: bool = False
+    """The state is gone: a durable checkpoint is the way back."""
 
 
 class Ask(Tagged, frozen=True, kw_only=True):

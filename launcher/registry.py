@@ -180,6 +180,7 @@ class SharedRegistry:
         self._presence = Presence(self._store, self._inbox, key, value, LEASE_S, self._on_presence)
 
     def put_end(self, over: Over) -> None:
+        self._standing.may_follow = over.lost
         self._thread.call(lambda _: self._keys.put_once("end", asdict(over)), lambda _: None)
 
     def put_left(self, incarnation: int) -> None:
@@ -205,7 +206,7 @@ class SharedRegistry:
             self._presence.close(max(deadline_s - time.monotonic(), 0.0))
         self._followed.close()
         # After an outage the keys of the others may have lapsed with their leases: who answers is there nevertheless.
-        if not answering or not (self._is_away or self._trust.until_s is not None):
+        if not self._standing.may_follow and (not answering or not (self._is_away or self._trust.until_s is not None)):
             self._thread.call(lambda _: self._keys.remove_all(answering, 2 * LEASE_S), lambda _: None)
         self._thread.close(_CLOSE_S + 2 * LEASE_S)
         self._store.close()

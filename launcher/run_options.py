@@ -11,9 +11,10 @@ from elastrain.errors import ConfigError
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.rundir import RunDir
-from elastrain.launcher.values import HangTimes, JobConfig, JobTimes
+from elastrain.launcher.values import HangTimes, JobConfig, JobTimes, Life
 from elastrain.launcher.worker_start import Logs, Script, WorkerMemory
 
+_FIRST = Life()
 KEY_TTL_S = 12 * 3600.0
 
 
@@ -80,7 +81,10 @@ class RunOptions:
     began_s: float = 0.0
     """When the command began, monotonic."""
 
-    def config(self, *, node: str | None = None, incarnation: int = 0) -> JobConfig:
+    checkpoint_dir: Path | None = None
+    """Where durable checkpoints are, if the job has any."""
+
+    def config(self, *, node: str | None = None, incarnation: int = 0, life: Life = _FIRST) -> JobConfig:
         """For the core. `node`: this one's name among several; None: it is the only one."""
         waits, size = self.waits, self.size
         times = JobTimes(
@@ -93,11 +97,14 @@ class RunOptions:
             began_s=self.began_s,
             times=times,
             hangs=HangTimes(hang_timeout_s=waits.hang_timeout_s),
+            life=life,
             hand_over_s=waits.stop_grace_s,
         )
         if node is None:
             return alone
-        return replace(alone, node=node, incarnation=incarnation, nodes_min=size.nodes_min, nodes_max=size.nodes_max)
+        # A job that has begun needs no least number of nodes to go on: neither does one that goes on from a checkpoint.
+        least = size.nodes_min if life.number == 1 else 1
+        return replace(alone, node=node, incarnation=incarnation, nodes_min=least, nodes_max=size.nodes_max)
 
     def faults_from(self, now: float) -> tuple[Fault, ...]:
         """Those whose time has not passed: a node that is started again must not be struck by the old ones at once."""
@@ -106,6 +113,10 @@ class RunOptions:
     def started_again(self) -> RunOptions:
         """For a node that was lost: what strikes a whole node in any step would strike each new start of it."""
         return replace(self, faults=tuple(f for f in self.faults if not f.strikes_any_step_of_a_node))
+
+    def in_a_later_life(self) -> RunOptions:
+        """Steps are done again: what has struck in one of them must not strike in each life."""
+        return replace(self, faults=tuple(f for f in self.faults if f.place.t_s is not None))
 
     def with_own_log_dir(self) -> RunOptions:
         """Raises ConfigError."""

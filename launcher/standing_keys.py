@@ -83,6 +83,8 @@ class StandingKeys:
         self._spec: Mapping[str, Any] | None = None
         self.view: View | None = None
         self.begun = False
+        self.may_follow = False
+        """Another life of the job, upon this one: whoever comes meanwhile is to see how this one has ended."""
         self._used: dict[str, int] = {}
         """Counter -> how many of its numbers are used up, by all that this agent has seen."""
 

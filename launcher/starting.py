@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from elastrain.errors import ConfigError
 from elastrain.launcher import environment, rundir
+from elastrain.launcher.checkpoints import newest_step
 from elastrain.launcher.etcd_config import EtcdConfig
+from elastrain.launcher.events import EventLog
 from elastrain.launcher.guardian import Guardian
+from elastrain.launcher.life_changes import LifeEnd, SharedLives, after_alone, tell
+from elastrain.launcher.lives import Following
 from elastrain.launcher.run_options import NodeOptions, RunOptions
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
-from elastrain.launcher.values import End, JobConfig
+from elastrain.launcher.values import End, JobConfig, Life
 from elastrain.launcher.worker_start import import_torch
 
 if TYPE_CHECKING:
@@ -24,24 +29,59 @@ if TYPE_CHECKING:
     from elastrain.launcher.etcd import EtcdStore
 
 _GRPC_VERBOSITY = "GRPC_VERBOSITY"
+_SIGNALLED = 128
+"""Higher codes are those of a node that was told to go: it does not come back by itself."""
 
 
 def run_alone(options: RunOptions) -> End:
-    """One node, a store in memory. Raises ConfigError."""
+    """One node, a store in memory; one life after the other. Raises ConfigError."""
     from elastrain.launcher.agent import Agent
     from elastrain.launcher.store import MemoryStore
 
     options = options.with_own_log_dir()
-    with Guardian("AGENT", environment.without("ELASTRAIN_")) as guardian:
+    with Guardian("AGENT", environment.without("ELASTRAIN_")) as guardian, ExitStack() as stack:
         run = rundir.create(options.output.run_dir, options.job)
+        stack.callback(run.secret.unlink, missing_ok=True)
         guardian.remove(run.secret)
         say(f"job {options.job}, {count(options.size.workers, 'worker')}; run folder {run.path}")
-        faults = options.faults_from(time.monotonic())
-        return Agent(_agent_config(options, options.config(), run), MemoryStore(), guardian, faults).run()
+        life = Life()
+        while True:
+            faults = options.faults_from(time.monotonic())
+            agent = Agent(_agent_config(options, options.config(life=life), run), MemoryStore(), guardian, faults)
+            ended = LifeEnd(life=life, end=agent.run(), first_member=agent.first_unused_member)
+            following = after_alone(ended, _newest_step(options, ended.end))
+            end = _tell(options, run, following, ended)
+            if following.life is None:
+                return end
+            options, life = options.in_a_later_life(), following.life
 
 
 def run_node(options: RunOptions, node: NodeOptions, run: RunDir | None = None) -> End:
-    """One node of several. `run` is given where the nodes are simulated. Raises ConfigError, StoreError."""
+    """One node of several, in one life after the other. `run` is given where the nodes are simulated.
+
+    Raises ConfigError, StoreError.
+    """
+    options = options if run is not None else options.with_own_log_dir()
+    while True:
+        ended, run = _run_life(options, node, run)
+        lives = SharedLives(
+            job=options.job,
+            secret=run.secret.read_bytes(),
+            key_ttl_s=options.waits.key_ttl_s,
+            park_timeout_s=options.waits.park_timeout_s,
+            open_store=lambda: _etcd_store(node.etcd),
+        )
+        if ended.end.code == 0 or ended.end.code > _SIGNALLED:
+            return ended.end
+        following = lives.after(ended, _newest_step(options, ended.end))
+        end = _tell(options, run, following, ended)
+        if following.life is None:
+            return end
+        options = options.in_a_later_life()
+
+
+def _run_life(options: RunOptions, node: NodeOptions, run: RunDir | None) -> tuple[LifeEnd, RunDir]:
+    """This node's part of the life that the job is in; the run's folder is made in the first."""
     from elastrain.launcher.agent import Agent
     from elastrain.launcher.enrol import Terms, enter
 
@@ -52,16 +92,28 @@ def run_node(options: RunOptions, node: NodeOptions, run: RunDir | None = None) 
         terms = Terms(nodes=f"{options.size.nodes_min}:{options.size.nodes_max}", script=options.target)
         place = enter(plain, options.job, node.name, terms, file=node.secret_file, key_ttl_s=options.waits.key_ttl_s)
         if run is None:
-            options = options.with_own_log_dir()
             run = rundir.create(options.output.run_dir, options.job, secret_file=node.secret_file)
             say(f"job {options.job}, node {node.name}, {count(options.size.workers, 'worker')}; run folder {run.path}")
-        config = options.config(node=node.name, incarnation=place.incarnation)
+        config = options.config(node=node.name, incarnation=place.incarnation, life=place.life)
     except BaseException:
         plain.close()
         raise
     with Guardian("AGENT", environment.without("ELASTRAIN_")) as guardian:
         faults = options.faults_from(time.monotonic())
-        return Agent(_agent_config(options, config, run, node), place.store, guardian, faults).run()
+        agent = Agent(_agent_config(options, config, run, node), place.store, guardian, faults)
+        return LifeEnd(life=place.life, end=agent.run(), first_member=agent.first_unused_member), run
+
+
+def _newest_step(options: RunOptions, end: End) -> int | None:
+    """Asked only where it matters: a disk may be slow to answer."""
+    return newest_step(options.checkpoint_dir) if end.lost else None
+
+
+def _tell(options: RunOptions, run: RunDir, following: Following, ended: LifeEnd) -> End:
+    if options.checkpoint_dir is None:  # the sentence says already that there is no way back
+        return ended.end
+    with closing(EventLog(run.events, "launcher")) as log:
+        return tell(following, ended, log)
 
 
 def _etcd_store(config: EtcdConfig) -> EtcdStore:

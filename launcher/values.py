@@ -65,6 +65,19 @@ class HangTimes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Life:
+    """One life of the job, as all its nodes know it: each later one goes on from a durable checkpoint."""
+
+    number: int = 1
+    step: int = -1
+    """The committed step that it goes on from; -1: it begins as the command says."""
+    first_member: int = 0
+    """The number of its first member: those below are of older lives."""
+    barren: int = 0
+    """How many lives before it in a row have ended without a newer checkpoint than they began with."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobConfig:
     """What the operator asked for, as far as decisions need it."""
 
@@ -82,6 +95,7 @@ class JobConfig:
     """When the job was started here, monotonic: the times of faults count from then."""
     times: JobTimes = JobTimes()
     hangs: HangTimes = HangTimes()
+    life: Life = Life()
     hand_over_s: float = 5.0
     """How long a node that is told to go waits for the end of the step that its members are in."""
 
@@ -107,9 +121,13 @@ class NodeRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """The nodes that begin the job, in the order of their ranks; written once. Its workers are m0, m1, …"""
+    """The nodes that begin a life of the job, in the order of their ranks; written once.
+
+    Its workers are m0, m1, … in the job's first life; numbers go on in later ones.
+    """
 
     nodes: tuple[NodeRecord, ...]
+    first_member: int = 0
 
     @property
     def workers(self) -> int:
@@ -241,7 +259,8 @@ class End(Struct, frozen=True, kw_only=True):
     """The agent ends: stop every worker, then exit with `code`. `detail` (a traceback) follows the sentence.
 
     `everywhere`: the job is over, other nodes end for the same reason. `job_is_over`: it is, for a reason of their own
-    too (the work is done); nodes that come late are to know.
+    too (the work is done); nodes that come late are to know. `lost`: no member has the state, or nobody knows who has
+    the right one: a durable checkpoint is the way back.
     """
 
     code: int
@@ -249,6 +268,7 @@ class End(Struct, frozen=True, kw_only=True):
     detail: str = ""
     everywhere: bool = True
     job_is_over: bool = True
+    lost: bool = False
 
 
 Command = (

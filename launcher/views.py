@@ -11,6 +11,9 @@
     /elastrain/<job>/members         how many member ids are used up; /incarnations likewise for starts of nodes
     /elastrain/<job>/lease           the job's own lease, under which this and all of the above but `nodes` lie
     /elastrain/.secrets/<job>        where the job's secret lies; a hint for people, the only value that is not sealed
+    /elastrain/.lives/<job>          the life that the job is in; absent in its first
+
+A later life has the same keys under a name of its own, `<job>~<life>`: what an older one still writes is not read.
 
 The job's lease lives for hours, and every agent keeps it alive: where all of them are killed, the store itself forgets
 the job in the end.
@@ -29,6 +32,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from elastrain.base.scope import job_of, scope
+from elastrain.launcher.life_keys import life_key, read_life
 from elastrain.launcher.store import Item, LeaseLostError, Store, StoreUnavailableError
 from elastrain.launcher.values import NodeRecord, Roster
 from elastrain.world import View
@@ -38,7 +43,7 @@ Value = TypeVar("Value")
 
 
 class JobKeys:
-    """One agent's access to its job's keys, for one thread at a time.
+    """One agent's access to its job's keys, for one thread at a time. `job`: the name of one of its lives.
 
     `ttl_s`: how long they outlive their last agent; None: as long as the store.
     """
@@ -46,6 +51,7 @@ class JobKeys:
     def __init__(self, store: Store, job: str, ttl_s: float | None = None) -> None:
         self._store = store
         self.prefix = f"/elastrain/{job}/"
+        self._name = job
         self._hint = hint_key(job)
         self._ttl_s = ttl_s
         self._lease: int | None = None
@@ -107,7 +113,7 @@ class JobKeys:
     def put_roster(self, roster: Roster) -> Roster:
         """Likewise; the ids of the roster's workers are used up with it."""
         key, members = self.prefix + "roster", self.prefix + "members"
-        put = {key: encode_roster(roster), members: str(roster.workers).encode()}
+        put = {key: encode_roster(roster), members: str(roster.first_member + roster.workers).encode()}
         if self._commit({key: 0}, put) is not None:
             return roster
         there = self._get(key)
@@ -202,7 +208,10 @@ class JobKeys:
     def remove(self, items: Sequence[Item]) -> bool:
         """Delete these of the job's keys, and its lease, if all are still as they were."""
         expect = {item.key: item.revision for item in items}
-        if self._store.commit(expect=expect, delete=[*expect, self._hint]) is None:
+        there, life = read_life(self._store, self._name)
+        # The keys of the job itself stay where it goes on in a later life.
+        last = [self._hint, life_key(self._name)] if scope(job_of(self._name), life.number) == self._name else []
+        if self._store.commit(expect={**expect, life_key(self._name): there}, delete=[*expect, *last]) is None:
             return False
         for item in [item for item in items if item.key == self._lease_key]:
             self._store.revoke(int(item.value))
@@ -248,7 +257,7 @@ class JobKeys:
 
 def hint_key(job: str) -> str:
     """Outside the job's prefix, whose values are all sealed."""
-    return f"/elastrain/.secrets/{job}"
+    return f"/elastrain/.secrets/{job_of(job)}"
 
 
 encode_view = encode_record = encode_roster = msgspec.json.encode

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastrain.launcher import priority
 from elastrain.launcher.environment import inherited, set_for_a_moment
-from elastrain.launcher.values import Start
+from elastrain.launcher.values import JobConfig, Start
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsDest, PContext
@@ -157,13 +157,10 @@ class WorkerEnvironment:
     """What all workers of this agent have in common."""
 
     job: str
-    node: str
+    settings: JobConfig
     agent: str
     run_dir: Path
     secret_file: Path
-    workers: int
-    max_restarts: int
-    armed: bool
     host: str | None
     """The address at which members on other machines reach this node's; None if all are on this one."""
     master: Callable[[], tuple[str, int]]
@@ -182,7 +179,7 @@ def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
         "GROUP_RANK": worker.group_rank,
         "ROLE_RANK": worker.rank,
         "ROLE_NAME": "default",
-        "LOCAL_WORLD_SIZE": common.workers,
+        "LOCAL_WORLD_SIZE": common.settings.workers,
         "WORLD_SIZE": worker.world_size,
         "GROUP_WORLD_SIZE": worker.group_world_size,
         "ROLE_WORLD_SIZE": worker.world_size,
@@ -190,7 +187,7 @@ def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
         "MASTER_PORT": master_port,
         "TORCHELASTIC_RUN_ID": common.job,
         "TORCHELASTIC_RESTART_COUNT": worker.restarts,
-        "TORCHELASTIC_MAX_RESTARTS": common.max_restarts,
+        "TORCHELASTIC_MAX_RESTARTS": common.settings.max_restarts,
         "TORCHELASTIC_USE_AGENT_STORE": False,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         # As torchrun does; and the bits depend on it. A value that the user has set stays.
@@ -199,12 +196,13 @@ def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
         "PYTHONHASHSEED": inherited("PYTHONHASHSEED", "0"),
         "ELASTRAIN_AGENT": common.agent,
         "ELASTRAIN_JOB": common.job,
+        "ELASTRAIN_LIFE": common.settings.life.number,
         "ELASTRAIN_MEMBER": worker.member,
-        "ELASTRAIN_NODE": common.node,
+        "ELASTRAIN_NODE": common.settings.node,
         "ELASTRAIN_SECRET_FILE": common.secret_file,
         "ELASTRAIN_RUN_DIR": common.run_dir,
         # Said either way: an armed run must not arm the runs that its scripts start.
-        "ELASTRAIN_INJECT": int(common.armed),
+        "ELASTRAIN_INJECT": int(common.settings.armed),
         "ELASTRAIN_WRONG": worker.wrong,
         "ELASTRAIN_HOST": common.host or "",
         **common.memory.environment(),

@@ -7,6 +7,8 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastrain.base.scope import scope
+
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
@@ -28,6 +30,13 @@ class Environment:
     """Faults on request are taken."""
     wrong: str = ""
     """One of them: what of this process must not fit the job."""
+    life: int = 1
+    """Which of the job's lives this process belongs to."""
+
+    @property
+    def scope(self) -> str:
+        """The name under which this life's processes know one another."""
+        return scope(self.job, self.life)
 
 
 def run_folder() -> Path | None:
@@ -62,6 +71,7 @@ def read_environment() -> Environment:
     limit = os.environ.get("ELASTRAIN_MEMORY_LIMIT")
     return Environment(
         job=os.environ.get("ELASTRAIN_JOB") or f"alone-{uuid.uuid4().hex[:12]}",
+        life=int(os.environ.get("ELASTRAIN_LIFE", "1")),
         member=member(),
         node=os.environ.get("ELASTRAIN_NODE", "node0"),
         agent=os.environ.get("ELASTRAIN_AGENT"),

@@ -221,7 +221,7 @@ def _mesh(environment: Environment, beacon: Beacon) -> Mesh:
     return Mesh(
         me=environment.member,
         node=environment.node,
-        job=environment.job,
+        job=environment.scope,
         secret=environment.secret,
         beacon=beacon,
         config=config,

@@ -83,6 +83,6 @@ def connect(environment: Environment) -> Channel | None:
     if environment.agent is None:
         return None
     try:
-        return Channel(environment.agent, secret=environment.secret, job=environment.job, member=environment.member)
+        return Channel(environment.agent, secret=environment.secret, job=environment.scope, member=environment.member)
     except HandshakeRefused as refused:
         raise RefusedError(refused.reason) from None

@@ -53,7 +53,7 @@ class Cluster:
 
     def first_unused_number(self) -> int:
         """No member that this agent has heard of bears it or a later one."""
-        initial = self.roster.workers if self.roster is not None else 0
+        initial = self.roster.first_member + self.roster.workers if self.roster is not None else 0
         known = [*self.workers.by_id, *self.ids]
         return max([initial, *(int(member.removeprefix("m")) + 1 for member in known)])
 

@@ -54,7 +54,8 @@ class Joins:
         first = self._cluster.first_rank
         if first is None:
             return self._begin_late()
-        return [self._start(slot, number=first + slot, rank=first + slot) for slot in range(self._config.workers)]
+        begins = event.roster.first_member + first
+        return [self._start(slot, number=begins + slot, rank=first + slot) for slot in range(self._config.workers)]
 
     def _begin_late(self) -> list[Command]:
         present, most = self._cluster.peers.present(), self._config.nodes_max

@@ -77,6 +77,7 @@ class ScriptFailures:
         verdict = ends_job(failure, self._known, committed=not self.blames_the_script)
         self._known.append(failure)
         self._shutdown.last_traceback = failure.traceback
+        self._shutdown.raised.add(failure.member)
         fields = {"member": failure.member, "place": failure.place, "signature": failure.signature}
         # Its own node says it; only the end concerns every screen.
         say = verdict.reason if failure.member in self._cluster.workers.by_id and not verdict.yes else ""

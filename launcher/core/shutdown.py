@@ -32,22 +32,26 @@ class Shutdown:
         """How the last member of the view ended, if it was one of this node's."""
         self.last_traceback = ""
         """The newest that a script has ended with, on any node."""
+        self.raised: set[str] = set()
+        """Members whose script has raised: what they had was not lost with a machine, and would be lost again."""
 
     # ---- the end
 
-    def finish(self, code: int, sentence: str, detail: str = "", *, everywhere: bool = True) -> list[Command]:
+    def finish(
+        self, code: int, sentence: str, detail: str = "", *, everywhere: bool = True, lost: bool = False
+    ) -> list[Command]:
         """`everywhere`: the job is over on all nodes; else this node ends, and others may go on."""
         if self.end is not None:
             return []
         # Nodes that come late must not wait for a job whose work is done, however this node came to its end.
         over = everywhere or (code == 0 and self.finishing)
-        self.end = End(code=code, sentence=sentence, detail=detail, everywhere=everywhere, job_is_over=over)
+        self.end = End(code=code, sentence=sentence, detail=detail, everywhere=everywhere, job_is_over=over, lost=lost)
         # What was waited for must not act on a job that has ended.
         self._deadlines.clear()
         self._cluster.progress.explain(sentence)
         if self._config.alone or not (everywhere or code == 0):
             return [self.end]
-        told = Over(code=code, sentence=sentence, detail=detail) if everywhere else Left()
+        told = Over(code=code, sentence=sentence, detail=detail, lost=lost) if everywhere else Left()
         return [self.end, TellNodes(message=told)]
 
     def on_stop(self, event: StopAsked, now: float) -> list[Command]:
@@ -78,7 +82,7 @@ class Shutdown:
         return self.finish(self.leaving.code, self.leaving.sentence, everywhere=False)
 
     def on_over(self, node: str, notice: Over, now: float) -> list[Command]:
-        return self.finish(notice.code, notice.sentence, notice.detail, everywhere=False)
+        return self.finish(notice.code, notice.sentence, notice.detail, everywhere=False, lost=notice.lost)
 
     def on_end(self, event: EndStands, now: float) -> list[Command]:
         over = event.over
@@ -87,10 +91,11 @@ class Shutdown:
     def on_lost_state(self, worker: Worker, message: LostState, now: float) -> list[Command]:
         if worker.id not in self._cluster.ids:  # it says so of a view that stands no more
             return [Log(event="note", fields={"member": worker.id, "reason": message.sentence})]
-        return self.finish(1, message.sentence)
+        return self.finish(1, message.sentence, lost=True)
 
     def on_verdict(self, worker: Worker, message: Diverged | NoRoom, now: float) -> list[Command]:
-        return self.finish(1, message.sentence)
+        # Where nobody knows which of two states is right, the last one that all agreed upon is on disk.
+        return self.finish(1, message.sentence, lost=isinstance(message, Diverged))
 
     # ---- members that have finished
 

@@ -61,7 +61,8 @@ class ViewChanges:
         if self._shutdown.end is not None or (before is not None and view.generation <= before.generation):
             return []
         if not view.members:  # how the end of a job that has lost its state is agreed upon
-            return self._shutdown.finish(1, view.reason, self._shutdown.last_traceback)
+            lost = self._shutdown.raised.isdisjoint(self._cluster.ids)
+            return self._shutdown.finish(1, view.reason, self._shutdown.last_traceback, lost=lost)
         cluster.view = view
         if view.links_since > (before.links_since if before is not None else 0):
             cluster.progress.note_new_links()

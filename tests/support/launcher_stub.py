@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from elastrain import agent_messages as am
+from elastrain.base.environment import read_environment
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.wire.handshake import dial
 from elastrain.world import View
@@ -29,7 +30,7 @@ class Agent:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.connect("\0" + os.environ["ELASTRAIN_AGENT"])
         secret = Path(os.environ["ELASTRAIN_SECRET_FILE"]).read_bytes()
-        dial(self.sock, secret=secret, job=os.environ["ELASTRAIN_JOB"], me=os.environ["ELASTRAIN_MEMBER"], timeout_s=5)
+        dial(self.sock, secret=secret, job=read_environment().scope, me=os.environ["ELASTRAIN_MEMBER"], timeout_s=5)
         self._rest = b""
 
     def say(self, message: am.FromWorker, fds: tuple[int, ...] = ()) -> None:

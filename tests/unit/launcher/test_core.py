@@ -200,7 +200,9 @@ def test_whether_a_shard_is_lost_with_its_holders_is_said_by_the_members_that_re
     job.die("m0")
     assert not of(End, job.die("m1"))
     assert job.ids == ("m2",)
-    assert of(End, job.say("m2", LostState(sentence="shard 0 is gone"))) == [End(code=1, sentence="shard 0 is gone")]
+    assert of(End, job.say("m2", LostState(sentence="shard 0 is gone"))) == [
+        End(code=1, sentence="shard 0 is gone", lost=True)
+    ]
 
 
 def test_what_a_member_says_of_lost_state_that_is_no_longer_in_the_view_ends_nothing() -> None:
@@ -266,7 +268,8 @@ def test_last_member_killed_ends_the_job() -> None:
 
 @pytest.mark.parametrize("message", [kind(sentence="shard 3 is gone") for kind in (LostState, Diverged, NoRoom)])
 def test_what_no_replacement_could_mend_ends_the_job_with_its_sentence(message: LostState | Diverged | NoRoom) -> None:
-    assert of(End, running().say("m0", message)) == [End(code=1, sentence=message.sentence)]
+    lost = not isinstance(message, NoRoom)  # a checkpoint gives no memory
+    assert of(End, running().say("m0", message)) == [End(code=1, sentence=message.sentence, lost=lost)]
 
 
 # ---- before the first commit

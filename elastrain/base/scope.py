@@ -1,0 +1,16 @@
+"""The name under which one life of a job goes among processes and in the store: another for each life."""
+
+from __future__ import annotations
+
+_MARK = "~"
+"""In no job's name."""
+
+
+def scope(job: str, life: int) -> str:
+    """The job's own name in its first life. Whoever still is in an older life is refused by every handshake."""
+    return job if life == 1 else f"{job}{_MARK}{life}"
+
+
+def job_of(name: str) -> str:
+    """The job's name, of any of its lives."""
+    return name.partition(_MARK)[0]

@@ -1,0 +1,103 @@
+"""Between two lives of a job: an agent has ended, and what the store and the checkpoints say decides what follows.
+
+Calls only; `lives` decides. Blocking: no worker of this node is left meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elastrain.base.scope import scope
+from elastrain.launcher.events import EventLog
+from elastrain.launcher.life_keys import begin_life, read_life
+from elastrain.launcher.lives import Following, last_end, next_life
+from elastrain.launcher.say import say
+from elastrain.launcher.sealed import SealedStore
+from elastrain.launcher.store import Store, StoreUnavailableError
+from elastrain.launcher.values import End, Life
+from elastrain.launcher.views import JobKeys
+
+_ASK_AGAIN_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class LifeEnd:
+    """How a life has ended on this node. `first_member`: the first number that none of its members bears."""
+
+    life: Life
+    end: End
+    first_member: int
+
+
+def after_alone(ended: LifeEnd, newest_step: int | None) -> Following:
+    """For the only node of a job: nobody else has to agree."""
+    return next_life(ended.life, ended.end, newest_step=newest_step, first_member=ended.first_member)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedLives:
+    """The life that a job of several nodes is in, as its store has it. `open_store` connects anew."""
+
+    job: str
+    secret: bytes
+    key_ttl_s: float
+    park_timeout_s: float
+    open_store: Callable[[], Store]
+
+    def after(self, ended: LifeEnd, newest_step: int | None) -> Following:
+        """Agree with the other nodes on what follows. Raises StoreUnavailableError after `park_timeout_s`."""
+        deadline_s = time.monotonic() + self.park_timeout_s
+        while True:
+            try:
+                return self._ask(ended, newest_step)
+            except StoreUnavailableError:
+                if time.monotonic() >= deadline_s:
+                    raise
+                time.sleep(_ASK_AGAIN_S)
+
+    def _ask(self, ended: LifeEnd, newest_step: int | None) -> Following:
+        store = self.open_store()
+        try:
+            return agree(SealedStore(store, self.secret), self.job, self.key_ttl_s, ended, newest_step)
+        finally:
+            store.close()
+
+
+def agree(store: SealedStore, job: str, key_ttl_s: float, ended: LifeEnd, newest_step: int | None) -> Following:
+    """Begin the next life in the store, or find the one that another node has begun."""
+    old = JobKeys(store, scope(job, ended.life.number), key_ttl_s)
+    stands = read_life(store, job)[1]
+    if stands.number > ended.life.number:
+        return Following(life=stands, reason=_found(stands))
+    # The counter knows of members on nodes that this agent has never met.
+    first_member = max(ended.first_member, _used_members(store, old))
+    following = next_life(ended.life, ended.end, newest_step=newest_step, first_member=first_member)
+    if following.life is not None:
+        lease = JobKeys(store, scope(job, following.life.number), key_ttl_s).lease()
+        stands = begin_life(store, job, following.life, lease)
+        if stands != following.life:
+            following = Following(life=stands, reason=_found(stands))
+    # Its agents leave them, so that whoever came meanwhile saw how that life ended.
+    if ended.end.lost:
+        old.remove_all()
+    return following
+
+
+def _used_members(store: SealedStore, keys: JobKeys) -> int:
+    there = store.get(keys.prefix + "members")
+    return int(there.value) if there is not None else 0
+
+
+def _found(life: Life) -> str:
+    return f"life {life.number}, which goes on from the checkpoint of step {life.step}, has begun"
+
+
+def tell(following: Following, ended: LifeEnd, log: EventLog) -> End:
+    """Say on the screen and in the event log what follows; the end as the operator is to read it."""
+    end = last_end(ended.end, following)
+    if following.life is not None:
+        log.write("life", number=following.life.number, step=following.life.step, reason=ended.end.sentence)
+        say(f"{ended.end.sentence}. {following.reason}")
+    return end

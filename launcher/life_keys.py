@@ -1,0 +1,39 @@
+"""The key that says which life a job is in: one for all its lives, and so outside the prefix of each.
+
+Encoding and transactions, as in `views`; whether a life begins is decided in `lives`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from elastrain.base.scope import job_of
+from elastrain.launcher.store import Store
+from elastrain.launcher.values import Life
+
+_DECODER = msgspec.json.Decoder(Life)
+
+
+def life_key(job: str) -> str:
+    """`job`: the name of any of its lives."""
+    return f"/elastrain/.lives/{job_of(job)}"
+
+
+def read_life(store: Store, job: str) -> tuple[int, Life]:
+    """The revision of the key, 0 for none, and the life that the job is in. Raises ValueError for what is none."""
+    there = store.get(life_key(job))
+    return (0, Life()) if there is None else (there.revision, _DECODER.decode(there.value))
+
+
+def begin_life(store: Store, job: str, life: Life, lease: int | None) -> Life:
+    """Say that the job goes on in `life`. Returns the life that stands: this one, or another's that is as late.
+
+    lease: of that life's own keys: the key goes with them. Raises LeaseLostError.
+    """
+    while True:
+        there, stands = read_life(store, job)
+        if stands.number >= life.number:
+            return stands
+        put = {life_key(job): msgspec.json.encode(life)}
+        if store.commit(expect={life_key(job): there}, put=put, lease=lease) is not None:
+            return life
