@@ -1,4 +1,4 @@
-"""What the launcher asks of a job's durable checkpoints: which step the newest complete one is of. Torch is late here."""
+"""What the launcher asks of a job's durable checkpoints: which step the newest complete one is of."""
 
 from __future__ import annotations
 
