@@ -7,6 +7,7 @@ after its own runs. All functions are pure: of the view, of the hand-out of runs
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from elastrain.values import Check
 
@@ -22,10 +23,17 @@ _CAUSES = (
 )
 
 
-def is_due(step: int, every: int) -> bool:
-    """Tell whether all members check each other in `step`: in the first one, and in every `every`-th unless it is 0."""
-    # The first step finds a script that is no function of (parameters, data, step), before anybody has trained long.
-    return step == 0 or (every > 0 and step % every == 0)
+@dataclass(frozen=True)
+class Due:
+    """When all members check each other: in the job's first step, and in every `every`-th unless that is 0."""
+
+    first: int
+    every: int
+
+    def is_in(self, step: int) -> bool:
+        # The first step finds a script that is no function of (parameters, data, step), before anybody has trained
+        # long; and in a resumed job it is the first on other machines, perhaps.
+        return step == self.first or (self.every > 0 and step % self.every == 0)
 
 
 def probes(runs: Mapping[str, Sequence[int]], newcomers: Collection[str] | None = None) -> dict[str, int]:

@@ -34,9 +34,11 @@ def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery 
         return Unrecoverable(shards=tuple(range(len(shape.shards))), reason=_NEWCOMERS_ONLY)
     # Only a member that has passed the step knows who its holders are; of these any tells the same.
     leader = next((m for m in members if reports[m].committed == committed and reports[m].base), members[0])
-    base = _initial(view, reports[leader].base, shape) if committed < 0 else reports[leader].base
+    # A state that all can make, or read, is nobody's to lose: until the first commit of the job that is all of it.
+    is_initial = committed == shape.initial.step
+    base = _initial(view, reports[leader].base, shape) if is_initial else reports[leader].base
     assert base is not None
-    able, lost = _able_holders(view, reports, base, committed)
+    able, lost = (base, ()) if is_initial else _able_holders(view, reports, base, committed)
     if lost:
         return Unrecoverable(shards=lost, reason=_lost_sentence(lost, base, committed))
     # What is left to do: not what some primary has, nor what survivors have computed, nor what they are computing.
@@ -46,8 +48,8 @@ def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery 
     missing = _missing(reports, shape, folded, pending, committed)
     extra = assign(missing, {m: len(pending[m]) for m in members}, view.quotas)
     runs = level({m: (*pending[m], *extra[m]) for m in members}, fixed, view.quotas)
-    source = _source(members, reports) if committed < 0 else None
-    newcomers = tuple(m for m in members if committed >= 0 and reports[m].begun < 0)
+    source = _source(members, reports) if is_initial and not shape.initial.is_stored else None
+    newcomers = () if is_initial else tuple(m for m in members if reports[m].begun < 0)
     return Recovery(
         committed=committed,
         record=reports[leader].record,
@@ -65,7 +67,7 @@ def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery 
 
 
 def _initial(view: View, base: Placement | None, shape: Shape) -> Placement:
-    """Place the initial state: before the first commit any member can make it from the parameters, so none is lost."""
+    """Place the initial state: before the first commit any member can make or read it, so none is lost."""
     now = effective(base, view.ids)[0] if base is not None else (None,) * len(shape.shards)
     fresh = target(now, shape.sizes, view.nodes, shape.backups)
     return tuple(left or new for left, new in zip(now, fresh, strict=True))
@@ -87,8 +89,6 @@ def _able_holders(
 
     The first of them is the primary.
     """
-    if committed < 0:
-        return base, ()
     held = {m: {shard: (version, kept) for shard, version, kept in reports[m].held} for m in view.ids}
     able: list[Holders] = []
     lost: list[int] = []

@@ -26,6 +26,18 @@ class ShardShape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Initial:
+    """What the job starts from: parameters that the scripts make, or a checkpoint."""
+
+    step: int = -1
+    """The step after which the initial state stands; -1: none was made yet."""
+    is_stored: bool = False
+    """Every member reads it for itself. Else one member's parameters become everybody's."""
+    scaler: Scaler | None = None
+    """The loss scaling of the first step; None: as the rule begins."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shape:
     """The logical job as the protocol sees it; fixed for its whole life."""
 
@@ -42,6 +54,7 @@ class Shape:
     """Members check each other in every so many steps, besides the first one; 0: in that one only."""
     block_names: tuple[str, ...] = ()
     """For people."""
+    initial: Initial = Initial()
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -169,7 +182,7 @@ class Recovery:
     base: Placement
     now: tuple[Holders, ...]
     source: str | None
-    """Before the first commit: the member whose initial parameters are everybody's."""
+    """Before the first commit: the member whose initial parameters are everybody's; None where they are stored."""
     lacking: Mapping[str, tuple[int, ...]]
     """Per member, the shards whose parameters of `committed` it does not have."""
     unverified: Mapping[str, frozenset[int]]

@@ -13,12 +13,19 @@ class Commit:
     """Owns the record; with it go the roles and the parameters, which mean something as of a step only."""
 
     def __init__(self, me: str, shape: Shape) -> None:
-        self.step = -1
-        """-1: nothing is committed yet."""
+        self.step = shape.initial.step
+        """Of the job's initial state until something is committed."""
         self.record: Record | None = None
+        """Of `step`; None while the initial state stands."""
         self.roles = Roles(me)
-        self.parameters = Parameters(len(shape.shards))
-        self._first_scaler = shape.loss_scale.start
+        self.parameters = Parameters(len(shape.shards), self.step)
+        self._initial_step = self.step
+        self._first_scaler = shape.initial.scaler or shape.loss_scale.start
+
+    @property
+    def is_initial(self) -> bool:
+        """Nothing has been committed that this member knows of: all that counts is what the job starts from."""
+        return self.step == self._initial_step
 
     def advance(self, step: int, record: Record | None) -> None:
         """Hold the record of a newer step. Learning is passing: it is never undone."""

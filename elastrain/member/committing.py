@@ -58,7 +58,7 @@ class Committing:
     def is_settled(self) -> bool:
         """The last step's parameters and copies are compared, too: after the end nobody would notice."""
         m, custody = self._machine, self._machine.custody
-        if m.views.is_recovering or m.commit.step < 0 or not m.views.others:
+        if m.views.is_recovering or m.commit.is_initial or not m.views.others:
             return not m.views.is_recovering
         # In every other step the next one's votes see to this; after the last there is none.
         backed = [shard for shard, holders in enumerate(m.commit.roles.live) if m.me in holders.backups]

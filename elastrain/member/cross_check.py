@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from elastrain import protocol as p
-from elastrain.checks import is_due, neighbour, probes
+from elastrain.checks import Due, neighbour, probes
 from elastrain.member.commit import Commit
 from elastrain.member.runs import Runs
 from elastrain.member.views import Views
@@ -19,9 +19,9 @@ from elastrain.values import Check
 class CrossCheck:
     """Owns what this member checks in the open step, and what came out."""
 
-    def __init__(self, me: str, every: int, views: Views, commit: Commit, runs: Runs) -> None:
+    def __init__(self, me: str, due: Due, views: Views, commit: Commit, runs: Runs) -> None:
         self._me = me
-        self._every = every
+        self._due = due
         self._views = views
         self._commit = commit
         self._runs = runs
@@ -40,7 +40,7 @@ class CrossCheck:
 
     def plan(self, runs: Mapping[str, Sequence[int]], newcomers: Collection[str] = ()) -> None:
         """Choose whom to check; all runs of the step were handed out, the same to everyone's knowledge."""
-        everybody = is_due(self._runs.step, self._every)
+        everybody = self._due.is_in(self._runs.step)
         self._probes = probes(runs, None if everybody else newcomers)
         if everybody or self._me in newcomers:
             # Who has no runs has carried nothing along yet: the first time is not what counts.

@@ -10,6 +10,7 @@ from elastrain.member.comparison import Comparison
 from elastrain.member.copies import CopiesGiven, CopiesTaken
 from elastrain.member.doubts import Doubts
 from elastrain.member.holdings import Holdings
+from elastrain.member.initial_state import InitialState
 from elastrain.member.open_step import OpenStep
 from elastrain.member.primaries import Primaries
 from elastrain.member.views import Views
@@ -23,6 +24,7 @@ class Custody:
     def __init__(self, me: str, shape: Shape, views: Views, commit: Commit, step: OpenStep, out: Commands) -> None:
         # One set of states for all: a shard that was a backup's becomes a primary's where it lies.
         self.holdings = Holdings(out)
+        self.initial = InitialState(me, shape.initial, commit, self.holdings, out)
         self.comparison = Comparison(me, views, commit, out)
         self.doubts = Doubts(me, views, commit, self.holdings, self.comparison, out)
         self.primaries = Primaries(commit, self.holdings, self.comparison, out)

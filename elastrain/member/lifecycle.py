@@ -48,6 +48,11 @@ class Lifecycle:
         return self.machine.commit.record
 
     @property
+    def step(self) -> int:
+        """The step that is being tried."""
+        return self.machine.step.number
+
+    @property
     def holders(self) -> Placement:
         """The committed holders that are in this view."""
         return self.machine.commit.roles.live
@@ -78,6 +83,8 @@ class Lifecycle:
                 m.end.on_loop_ended(event.step)
             case p.JobEnded():
                 m.end.let_go()
+            case p.InitialRead():
+                m.custody.initial.on_read(event)
             case p.CopyBudgetSet():
                 m.custody.given.budget_bytes = event.parameters_bytes
             case _:
@@ -225,9 +232,11 @@ class Lifecycle:
     def _create(self) -> None:
         """Let the job start: every holder makes the initial state of its shards, once the parameters are here."""
         m = self.machine
-        if m.views.is_recovering or m.commit.step >= 0 or not m.commit.parameters.are_here():
+        if m.views.is_recovering or not m.commit.is_initial or not m.custody.initial.may_be_made():
             return
-        m.custody.backups.acknowledge(m.custody.primaries.create(m.me))
+        created = m.custody.primaries.create(m.me)
+        m.custody.initial.forget(created)
+        m.custody.backups.acknowledge(created)
         m.custody.announcements.announce_initial()
 
     def _compare(self) -> None:

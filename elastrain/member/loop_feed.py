@@ -125,8 +125,9 @@ class LoopFeed:
         if not self.is_outside or self._views.is_recovering or not self._commit.parameters.are_here():
             return
         step = self._commit.step + 1
-        # In step 0 all begin alike, from their scripts; later only the state of this very step will do.
-        if step == 0 or (self._state is not None and self._state[0] == step):
+        # In the job's first step all begin alike, from their scripts or from what the checkpoint says of the loop;
+        # later only the state of this very step will do.
+        if self._commit.is_initial or (self._state is not None and self._state[0] == step):
             _, state, payload = self._state or (step, None, None)
             self._give(p.Enter(step=step, state=state, payload=payload))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elastrain.checks import Due
 from elastrain.fold import Fold
 from elastrain.member.ballot import Ballot
 from elastrain.member.commands import Commands
@@ -17,9 +18,10 @@ class OpenStep:
     """The parts of one step: a part that is added here begins anew with the others."""
 
     def __init__(self, me: str, shape: Shape, views: Views, commit: Commit, out: Commands) -> None:
-        self.runs = Runs(Fold(shape.runs), shape.blocks)
+        first = commit.step + 1
+        self.runs = Runs(Fold(shape.runs), shape.blocks, first)
         self.reduction = Reduction(me, shape, views, commit.roles, self.runs, out)
-        self.check = CrossCheck(me, shape.cross_check_every, views, commit, self.runs)
+        self.check = CrossCheck(me, Due(first, shape.cross_check_every), views, commit, self.runs)
         self.ballot = Ballot()
 
     @property

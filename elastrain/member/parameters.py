@@ -7,16 +7,16 @@ and the comparison of what was published, the loop and the vote all ask it.
 from __future__ import annotations
 
 NEVER = -2
-"""Version of what was never there; -1 is what the job starts with."""
+"""Version of what was never there; the initial state's is -1, or the step of the checkpoint that it comes from."""
 
 
 class Parameters:
     """Owns the version of each shard's parameters in the model."""
 
-    def __init__(self, shards: int) -> None:
+    def __init__(self, shards: int, step: int) -> None:
         self.versions = [NEVER] * shards
         """Per shard, the step after which its parameters stand."""
-        self._step = -1
+        self._step = step
         self._missing: set[int] | None = None
         """Shards with another version than `_step`; None: to be counted anew. Asked for several times per event."""
 
@@ -36,8 +36,8 @@ class Parameters:
             self._missing.discard(shard)
 
     def have_initial(self) -> None:
-        """What this member has made is what the job starts with."""
-        self.versions = [-1] * len(self.versions)
+        """What this member has made or read is what the job starts with."""
+        self.versions = [self._step] * len(self.versions)
         self._missing = None
 
     # Exactly this version: newer parameters than those of the committed step cannot be here before its record.

@@ -34,7 +34,7 @@ class Primaries:
             bound = tuple(shard for shard in fresh if self._commit.roles.is_mine(shard))
             self._holdings.bound.update(bound)
             for shard in fresh:
-                self._holdings[shard].version = -1
+                self._holdings[shard].version = self._commit.step
             self._out.do(p.Create(shards=tuple(fresh), bound=bound))
         return fresh
 
@@ -49,7 +49,7 @@ class Primaries:
     def take_over(self, shard: int, record: Record | None) -> None:
         """Make the state of the highest committed step, of which this is the record, in the model's own memory."""
         held, step = self._holdings.of(shard), self._commit.step
-        if held.version == NEVER and step < 0:  # it is created when the initial parameters are here
+        if held.version == NEVER and self._commit.is_initial:  # it is created when the initial parameters are here
             return
         # Verified as of the committed step: nothing has to be computed, only the model's memory be taken over.
         if held.version == step:

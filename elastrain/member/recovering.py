@@ -119,7 +119,7 @@ class Recovering:
 
     def _publish_lacking(self, decision: Recovery) -> None:
         m = self._machine
-        if m.commit.step >= 0:
+        if not m.commit.is_initial:
             mine = set(m.commit.roles.mine)
             wanted = {m: tuple(s for s in lacking if s in mine) for m, lacking in decision.lacking.items()}
             self._committing.publish(wanted, decision.record)
@@ -129,7 +129,7 @@ class Recovering:
 
     def _announce_unverified(self, decision: Recovery) -> None:
         m = self._machine
-        if m.commit.step >= 0:
+        if not m.commit.is_initial:
             # Asked of the primaries that live: the one that told the digests before may be the one that is lost.
             unverified = frozenset[int]().union(*decision.unverified.values())
             mine = m.commit.roles.mine

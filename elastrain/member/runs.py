@@ -11,10 +11,10 @@ from elastrain.member.partials import PartialSet, Weight
 class Runs:
     """Owns the hand-out of step `step`, tried in one or more views: own partials stay valid across views."""
 
-    def __init__(self, fold: Fold, blocks: int) -> None:
+    def __init__(self, fold: Fold, blocks: int, first: int) -> None:
         self.fold = fold
         self._blocks = blocks
-        self.begin(0)
+        self.begin(first)
 
     def begin(self, step: int) -> None:
         """Start anew with a step of which nothing is computed."""

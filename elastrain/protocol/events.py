@@ -50,6 +50,14 @@ class Ready:
     # Without it nothing is committed: the script may still read the parameters that a commit overwrites.
 
 
+# Of what was asked for, not of what is wanted by now: roles may have changed while it was read.
+@dataclass(frozen=True, kw_only=True)
+class InitialRead:
+    """Result of `ReadInitial`: the model has all parameters, and these shards' states are in memory."""
+
+    shards: tuple[int, ...]
+
+
 # By block: the last blocks of the model are reduced while the backward of the first ones still runs.
 @dataclass(frozen=True, kw_only=True)
 class BlockDone:
@@ -169,6 +177,7 @@ Event: TypeAlias = (
     | JobEnded
     | Viewed
     | Arrived
+    | InitialRead
     | Began
     | Ready
     | BlockDone

@@ -68,12 +68,25 @@ class StoreGradient:
     index: int
 
 
+# Beside everything else: what a checkpoint has of a large model takes long to read, and views change meanwhile.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadInitial:
+    """Read the stored initial state: of the whole model the parameters, of these shards everything.
+
+    Answer: `InitialRead`.
+    """
+
+    shards: tuple[int, ...]
+
+
 # By every holder for itself: nothing has to be sent, and before the first commit none can be lost.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Create:
-    """Make the initial optimizer state of these shards from the model's parameters."""
+    """Make the initial optimizer state of these shards: as it was read, else from the model's parameters."""
 
     shards: tuple[int, ...]
     bound: tuple[int, ...]
@@ -225,6 +238,7 @@ Work: TypeAlias = (
     | CombineShard
     | FinishGradients
     | StoreGradient
+    | ReadInitial
     | Create
     | Apply
     | ApplyBehind

@@ -89,6 +89,8 @@ class Prepared:
     facade: Facade
     model: nn.Module
     memory: MemoryKeeper | None
+    first_step: int
+    """Of the job."""
     describe: Callable[[], dict[str, Any]]
     """What all members must have in common; see `Settings.describe`."""
 
@@ -147,6 +149,7 @@ def assemble(
         facade=facade,
         model=request.model,
         memory=parts.memory,
+        first_step=shape.initial.step + 1,
         describe=lambda: altered(
             settings.describe(layout, request.loader, request.optimizer, request.max_grad_norm, device),
             wrong,

@@ -257,8 +257,7 @@ class Engine:
     def _reach_recovery(self, phase: str) -> None:
         """In the first view nothing is recovered: its phases have no names there."""
         if self.view is not None and self.view.generation > 1:
-            committed = self._core.record
-            self._parts.faults.reach(0 if committed is None else committed.step + 1, phase)
+            self._parts.faults.reach(self._core.step, phase)
 
     def _assign(self, command: p.Compute | p.Recompute) -> None:
         executor = self._parts.executor

@@ -12,7 +12,7 @@ import torch
 from elastrain import agent_messages as am
 from elastrain import protocol as p
 from elastrain.base.places import Station
-from elastrain.checks import is_due, neighbour, probes
+from elastrain.checks import Due, neighbour, probes
 from elastrain.errors import ConfigError, ElastrainError, StoppedError
 from elastrain.plan import plan
 from elastrain.runtime.assembly import Connections, Prepared
@@ -80,7 +80,7 @@ class TrainingLoop:
         """Say that this member is ready, and wait to be let in; the step that the others are in."""
         parts = self._parts
         # Whatever takes time comes before this member says that it is ready: others wait for it from then on.
-        parts.loader.start(0, self._expected_micro_batches, self._loader_died)
+        parts.loader.start(self._prepared.first_step, self._expected_micro_batches, self._loader_died)
         warm_up(compute_device(self._prepared.model))
         spec = {**self._prepared.describe(), "layers' switches and numbers": parts.layers.digest()}
         self._prepared.engine.start(spec)
@@ -163,7 +163,7 @@ class TrainingLoop:
         length, total = self._settings.run_length, self._parts.loader.micro_batches
         runs = plan(view.ids, -(-total // length), view.quotas)
         mine = [m for run in runs[self._me] for m in range(run * length, min(total, (run + 1) * length))]
-        if is_due(step, self._settings.cross_check_every):
+        if Due(self._prepared.first_step, self._settings.cross_check_every).is_in(step):
             firsts = probes(runs)
             owner = neighbour(self._me, view.ids, firsts)
             mine += [] if owner is None else [firsts[owner] * length]

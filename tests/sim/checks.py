@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from elastrain import protocol as p
 from elastrain.fold import Node, leaves
 from elastrain.placement import Placement
+from elastrain.scaling import Scaler
 from elastrain.values import Record, Recovery, Report, Shape
 from elastrain.world import View
 from tests.sim.member import SimMember, Violation, symbol
@@ -28,6 +29,16 @@ class Truth:
     digests: dict[int, int] = field(default_factory=dict)
     parameters: dict[int, tuple[int, ...]] = field(default_factory=dict)
     told: dict[int, tuple[object, ...]] = field(default_factory=dict)
+
+    def next_scaler(self, step: int) -> Scaler:
+        """The loss scaling of the step after this one."""
+        scaler = self.told[step][-1]
+        assert isinstance(scaler, Scaler)
+        return scaler
+
+    def after(self, step: int, shard: int) -> int:
+        """The shard's parameters after the step."""
+        return symbol("init", shard) if step < 0 else self.parameters[step][shard]
 
 
 class Checks:
@@ -74,8 +85,7 @@ class Checks:
     def _value(self, member: SimMember, shard: int, step: int, value: int, what: str) -> None:
         if self.truth is None or self.flipped:
             return
-        expected = symbol("init", shard) if step < 0 else self.truth.parameters[step][shard]
-        if value != expected:
+        if value != self.truth.after(step, shard):
             raise Violation(f"{member.me}: {what} of shard {shard} after step {step} differs from the undisturbed job")
 
     def _passed(self, me: str, record: Record) -> None:

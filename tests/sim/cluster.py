@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elastrain import protocol as p
@@ -17,7 +17,7 @@ from elastrain.membership import HoldersByShard, Outcome, propose
 from elastrain.messages import Ack, Digests, Gradient, Partial, Publish, ShardCopy
 from elastrain.placement import Placement
 from elastrain.scaling import LossScale
-from elastrain.values import Report, Shape, ShardShape, Vote
+from elastrain.values import Initial, Report, Shape, ShardShape, Vote
 from elastrain.world import Member, View
 from tests.sim.checks import Checks, Truth, content
 from tests.sim.member import Outbox, Run, SimMember, Violation
@@ -51,6 +51,8 @@ class Scenario:
     """Times that somebody's scheduler is stepped otherwise than the others': never a commit."""
     flips: int = 0
     """Bits that change in somebody's memory, or in what it computes or copies behind."""
+    resumes: int | None = None
+    """The step after which the checkpoint stands that the job starts from; None: it starts anew."""
     early: bool = False
     """Faults strike from the first moment on: most of them before the first commit."""
     trapped: bool = False
@@ -91,6 +93,15 @@ def shape_of(scenario: Scenario) -> Shape:
     )
 
 
+def _initial(scenario: Scenario, truth: Truth | None) -> Initial:
+    if scenario.resumes is None:
+        return Initial()
+    if scenario.resumes < 0:
+        return Initial(is_stored=True)
+    assert truth is not None
+    return Initial(step=scenario.resumes, is_stored=True, scaler=truth.next_scaler(scenario.resumes))
+
+
 @dataclass(eq=False)
 class Part:
     """A part of a run in some training loop; parts differ in speed."""
@@ -107,7 +118,7 @@ class Cluster:
     def __init__(self, scenario: Scenario, seed: int, truth: Truth | None) -> None:
         self.scenario = scenario
         self.rng = random.Random(seed)
-        self.shape = shape_of(scenario)
+        self.shape = replace(shape_of(scenario), initial=_initial(scenario, truth))
         self.truth = truth
         self.seen = Truth()
         self.tell: Callable[[str], None] | None = None
@@ -156,7 +167,7 @@ class Cluster:
             + scenario.stops
         )
         self.ticks = 0
-        self.committed = -1
+        self.committed = self.shape.initial.step
         self.view = View(generation=1, members=tuple(self._start() for _ in range(scenario.members)), reason="start")
         self._tell_view()
         self.faults = self._draw_faults()
@@ -168,6 +179,9 @@ class Cluster:
         nodes = self.scenario.nodes or 10**9
         member = Member(id=name, node=f"n{len(self.members) % nodes}")
         self.members[name] = SimMember(name, self.shape, self.scenario.budget_bytes, frozen=FROZEN)
+        if self.shape.initial.is_stored and self.truth is not None:
+            shards = range(len(self.shape.shards))
+            self.members[name].symbols.stored = tuple(self.truth.after(self.shape.initial.step, s) for s in shards)
         self.members[name].watch = self.checks.command
         self.members[name].noise = name if self.scenario.noisy else ""
         self.members[name].carries = self.scenario.carries
@@ -228,6 +242,8 @@ class Cluster:
                 found.append((("loop", name, getattr(self.loops[name][0], "name", "")), self._loop, name))
             if member.has_work_behind:
                 found.append((("behind", name), self._behind, name))
+            if member.reads:
+                found.append((("read", name), self._read, name))
         if self.agent_todo:
             found.append(("agent", lambda _: self.agent_todo.popleft()(), None))
         return found
@@ -270,6 +286,9 @@ class Cluster:
         if event is not None:
             self._feed(name, event)
 
+    def _read(self, name: str) -> None:
+        self._feed(name, self.members[name].read_initial())
+
     def _behind(self, name: str) -> None:
         self._say(f"{name} works behind")
         out = self.members[name].work_behind()
@@ -307,9 +326,10 @@ class Cluster:
         for advance in out.advanced:
             self._advanced(name, advance)
         for enter in out.entered:
-            if enter.step > 0 and enter.state is None:
+            first = self.shape.initial.step + 1
+            if enter.step > first and enter.state is None:
                 raise Violation(f"{name} enters step {enter.step} without the others' loop state")
-            self.members[name].enter(enter.state)
+            self.members[name].enter(enter.state or str(first))  # what the checkpoint says of the loop
             self._enter(name, enter.step)
         for failure in out.failed:
             self._failed(name, failure)
@@ -465,7 +485,9 @@ class Cluster:
                 self._come_back(name)
         while self.faults and self.faults[0][0] <= self.ticks:
             _, kind = self.faults[0]
-            early = (self.committed < 0 and not self.scenario.early) or (kind == "hunt" and not self._is_redundant())
+            early = (self.committed == self.shape.initial.step and not self.scenario.early) or (
+                kind == "hunt" and not self._is_redundant()
+            )
             if early and not self.finished:
                 return  # and what was to follow, waits with it
             self.faults.pop(0)
@@ -545,7 +567,7 @@ class Cluster:
                 return False
             if any(len(h.backups) < wanted or not set(h.all) <= set(self.view.ids) for h in member.roles.committed):
                 return False
-        return self.committed >= 0
+        return self.committed > self.shape.initial.step
 
     def _hunt(self) -> None:
         """All but one holder of one shard die at once."""
@@ -621,7 +643,7 @@ class Cluster:
                 self.agent_todo.append(self._consider)
 
     def _has_begun(self) -> bool:
-        return any(member.committed >= 0 for member in self.members.values())
+        return any(member.committed > self.shape.initial.step for member in self.members.values())
 
     def _check_view(self, old: View, new: View) -> None:
         kept = set(old.ids) & set(new.ids)

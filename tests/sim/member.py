@@ -64,6 +64,8 @@ class SimMember:
         self.me = me
         self.shape = shape
         self.core = Lifecycle(me=me, shape=shape)
+        self.reads: deque[tuple[int, ...]] = deque()
+        """Shards whose initial state is being read."""
         self.core.handle(p.CopyBudgetSet(parameters_bytes=copy_budget_bytes))
         self.symbols = Symbols(shape, frozen, self._flip)
         self.states: Shelf[int] = Shelf(self.symbols.model)
@@ -187,6 +189,12 @@ class SimMember:
 
     # ----------------------------------------------------------------------------------------------- carrying out
 
+    def read_initial(self) -> p.InitialRead:
+        """The checkpoint is read; what takes its time."""
+        shards = self.reads.popleft()
+        self.symbols.read(shards)
+        return p.InitialRead(shards=shards)
+
     def handle(self, event: p.Event) -> Outbox:
         return self._handle([event])
 
@@ -241,6 +249,8 @@ class SimMember:
                 out.compute.append(Run(command, self.ledger.slots.start_run()))
             case p.Recompute():
                 out.compute.append(command)
+            case p.ReadInitial():
+                self.reads.append(command.shards)
             case p.Advance():
                 out.advanced.append(command)
             case p.Enter():

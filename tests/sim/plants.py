@@ -27,6 +27,7 @@ from elastrain.member.copies import CopiesGiven
 from elastrain.member.cross_check import CrossCheck
 from elastrain.member.doubts import Doubts
 from elastrain.member.holdings import Holdings
+from elastrain.member.initial_state import InitialState
 from elastrain.member.job_end import JobEnd
 from elastrain.member.lifecycle import Lifecycle
 from elastrain.member.loop_feed import LoopFeed
@@ -38,7 +39,7 @@ from elastrain.messages import Copied, Gradient, LoopHandover
 from elastrain.placement import Holders
 from elastrain.recovery import decide
 from elastrain.scaling import advance
-from elastrain.values import Contribution, Record, Recovery, Report, Shape, Unrecoverable, Vote
+from elastrain.values import Contribution, Initial, Record, Recovery, Report, Shape, Unrecoverable, Vote
 from elastrain.voting import Disagreement, combine_votes
 from elastrain.witness import Ends, Verdict
 from elastrain.world import View
@@ -623,6 +624,34 @@ def keeps_children(
     """Children are replaced by their parent."""
     nodes, steps = absorb(fold, held, node, within)
     return nodes | held, steps
+
+
+# ------------------------------------------------------------------------------------------------- the initial state
+
+
+def _resumes(scenario: Scenario) -> bool:
+    return scenario.resumes is not None
+
+
+@_rule(20, InitialState, "may_be_made", _resumes)
+def makes_what_is_not_read(rule: Rule, initial: InitialState) -> bool:
+    """A job that starts from a checkpoint makes no state before it has read it."""
+    if not initial._commit.parameters.are_here():
+        initial._commit.parameters.have_initial()
+    return True
+
+
+@_rule(150, InitialState, "_missing", _resumes)
+def forgets_what_a_view_adds(rule: Rule, initial: InitialState) -> list[int]:
+    """What a change of view gives a member before the first commit, it reads, too."""
+    missing: list[int] = [] if initial._commit.parameters.are_here() else rule(initial)
+    return missing
+
+
+@_function(60, "member.recovering.decide", lambda scenario: scenario.resumes is not None and scenario.resumes >= 0)
+def takes_a_checkpoint_for_a_commit(view: View, reports: dict[str, Report], shape: Shape) -> Recovery | Unrecoverable:
+    """Before its first commit a resumed job loses nothing with any member: all can read what they start from."""
+    return decide(view, reports, replace(shape, initial=Initial()))
 
 
 # -------------------------------------------------------------------------------------------------------------- books

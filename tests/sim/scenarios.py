@@ -10,9 +10,11 @@ from tests.sim.cluster import Cluster, Scenario, truth_of
 
 
 def draw(seed: int) -> Scenario:
-    """Faults, how often members check each other, and whether they get to what nobody waits for."""
+    """Faults, what a job starts from, how often members check each other, and how slow background work is."""
     rng = random.Random(seed)
-    return _with(_draw_faults(rng), check_every=rng.choice([0, 0, 1, 2]), slow_behind=rng.randrange(10) == 0)
+    faults, check_every, slow_behind = _draw_faults(rng), rng.choice([0, 0, 1, 2]), rng.randrange(10) == 0
+    resumes = rng.choice([None] * 10 + [-1, 0, 1])
+    return _with(faults, check_every=check_every, slow_behind=slow_behind, resumes=resumes)
 
 
 def _draw_faults(rng: random.Random) -> Scenario:

@@ -149,6 +149,9 @@ class Symbols:
 
     def __init__(self, shape: Shape, frozen: frozenset[int], flip: Callable[[], int]) -> None:
         self.model = [Cell(symbol("init", shard)) for shard in range(len(shape.shards))]
+        self.stored: tuple[int, ...] | None = None
+        """What the checkpoint has of each shard, if the job starts from one."""
+        self._read: dict[int, int] = {}
         self.hyper: dict[int, str] = {}
         self.is_behind = False
         """Whether the work at hand is some that nobody waits for: there the device may compute wrongly."""
@@ -193,9 +196,19 @@ class Symbols:
             return 0.0
         return math.inf if value % OVERFLOWS == 0 else (value % 997) / 3.0
 
+    def read(self, shards: Sequence[int]) -> None:
+        """From the checkpoint: all parameters into the model, and these shards' states beside it."""
+        assert self.stored is not None
+        for cell, value in zip(self.model, self.stored, strict=True):
+            cell.value = value
+        self._read.update({shard: self.stored[shard] for shard in shards})
+
     def create(self, shard: int, *, bound: bool) -> State:
-        cell = self.model[shard]
-        return State(shard, cell if bound else Cell(cell.value))
+        home = self.model[shard]
+        value = home.value if self.stored is None else self._read.pop(shard)
+        if bound:
+            home.value = value
+        return State(shard, home if bound else Cell(value))
 
     def update(self, items: Sequence[tuple[State, Place, tuple[int, ...]]], record: Record) -> None:
         for state, gradient, touched in items:

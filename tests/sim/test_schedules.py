@@ -60,7 +60,10 @@ EARLY = 150
 
 
 def early(seed: int) -> Cluster:
-    """A job of this seed whose members die, sleep, join and are cut off mostly before the first commit."""
+    """A job of this seed whose members die, sleep, join and are cut off mostly before the first commit.
+
+    Half of these jobs start from a checkpoint, which members read while that happens.
+    """
     rng = random.Random(f"early {seed}")
     sizes = Scenario(
         members=rng.choice([1, 2, 3, 4]), steps=3, runs=rng.choice([1, 3, 4]), backups=rng.choice([0, 1, 2])
@@ -73,6 +76,7 @@ def early(seed: int) -> Cluster:
         joins=rng.choice([0, 1, 2]),
         isolated=rng.choice([False, False, True]),
         slow=rng.choice([0.0, 0.3]),
+        resumes=rng.choice([None, None, -1, 0, 1]),
     )
     return Cluster(scenario, seed, truth_of(Scenario(steps=3, runs=sizes.runs, backups=sizes.backups)))
 
@@ -172,7 +176,7 @@ def _noisy(seed: int) -> Cluster:
 
     No bits flip: who leaves a step with wrong parameters is found later, and here nobody could say which are wrong.
     """
-    return Cluster(replace(draw(seed), noisy=True, flips=0), seed, None)
+    return Cluster(replace(draw(seed), noisy=True, flips=0, resumes=None), seed, None)
 
 
 def test_members_that_round_differently_still_agree_and_count_every_sample_once() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from elastrain.checks import difference, is_due, neighbour, probes
+from elastrain.checks import Due, difference, neighbour, probes
 from elastrain.values import Check
 
 RUNS = {"a": (0, 1), "b": (2, 3), "c": (4,), "d": ()}
@@ -17,7 +17,11 @@ BLOCKS = ("stem", "layers.0", "layers.1", "layers.2", "")
 
 @pytest.mark.parametrize(("every", "steps"), [(0, [0]), (1, [0, 1, 2, 3, 4]), (2, [0, 2, 4]), (9, [0])])
 def test_members_check_each_other_in_the_first_step_and_in_every_nth(every: int, steps: list[int]) -> None:
-    assert [step for step in range(5) if is_due(step, every)] == steps
+    assert [step for step in range(5) if Due(0, every).is_in(step)] == steps
+
+
+def test_in_a_resumed_job_they_check_each_other_in_its_first_step_too() -> None:
+    assert [step for step in range(7, 12) if Due(7, 5).is_in(step)] == [7, 10]
 
 
 def test_a_probe_is_the_first_run_of_each_who_has_runs() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from elastrain.placement import Holders
 from elastrain.recovery import decide
-from elastrain.values import Contribution, Record, Recovery, Report, Shape, ShardShape, Unrecoverable
+from elastrain.values import Contribution, Initial, Record, Recovery, Report, Shape, ShardShape, Unrecoverable
 from elastrain.world import Member, View
 
 SHAPE = Shape(
@@ -54,6 +54,33 @@ def test_the_job_starts_with_the_parameters_of_rank_0() -> None:
     assert decision.newcomers == () and decision.donor is None
     assert decision.runs == {"a": (0, 1), "b": (2,)}
     assert {holders.primary for holders in decision.now} == {"a", "b"}
+
+
+RESUMED = replace(SHAPE, initial=Initial(step=1, is_stored=True))
+
+
+def test_a_stored_initial_state_is_read_by_each_and_has_no_source() -> None:
+    fresh = report(record=None, base=None, parameters=(-2, -2), held=(), begun=-1)
+    decision = decide(view("a", "b", generation=1), {"a": fresh, "b": fresh}, RESUMED)
+    assert isinstance(decision, Recovery)
+    assert decision.committed == 1
+    assert decision.source is None and decision.newcomers == ()
+    assert decision.runs == {"a": (0, 1), "b": (2,)}
+
+
+def test_before_the_first_commit_of_a_resumed_job_the_loss_of_a_holder_loses_nothing() -> None:
+    alone = replace(RESUMED, backups=0)
+    left = report(base=(Holders("a"), Holders("b")), held=((1, 1, ()),), begun=2)
+    decision = decide(view("b"), {"b": left}, alone)
+    assert isinstance(decision, Recovery)
+    assert decision.now == (Holders("b"), Holders("b"))
+
+
+def test_after_it_the_loss_of_the_only_holder_is_the_loss_of_the_state() -> None:
+    alone = replace(RESUMED, backups=0)
+    left = report(committed=2, base=(Holders("a"), Holders("b")), parameters=(2, 2), held=((1, 2, ()),), begun=3)
+    decision = decide(view("b"), {"b": left}, alone)
+    assert isinstance(decision, Unrecoverable) and decision.shards == (0,)
 
 
 def test_newcomers_by_themselves_do_not_begin_the_job_anew() -> None:

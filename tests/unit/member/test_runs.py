@@ -17,7 +17,7 @@ VOTE = Vote(step=0, seen=1, contribution=None, square_norms=(), roles=(), settin
 
 def handed(*runs: int, blocks: int = 1) -> Runs:
     """Of eight runs, these."""
-    made = Runs(Fold(8), blocks)
+    made = Runs(Fold(8), blocks, 0)
     made.hand(runs)
     return made
 

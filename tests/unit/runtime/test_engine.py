@@ -133,6 +133,7 @@ class ScriptedCore:
     events: list[p.Event] = field(default_factory=list)
     holders: tuple[Holders, ...] = (Holders("m0", ("m1",)),)
     record: Record | None = None
+    step: int = 0
     shape: Shape = field(default_factory=lambda: Shape(runs=2, blocks=1, shards=(), backups=1))
     silent: tuple[str, ...] = ()
 
