@@ -30,7 +30,6 @@ _ADVICE = {
     errno.EACCES: "there is no permission: change the rights, or name another directory",
     errno.EPERM: "there is no permission: change the rights, or name another directory",
     errno.EROFS: "the file system is read-only: name another directory",
-    errno.ENOENT: "it does not exist",
     errno.EIO: "the device reports an error: look at that drive",
 }
 
@@ -42,5 +41,7 @@ def told(doing: str) -> Iterator[None]:
         yield
     except FileExistsError as error:
         raise TakenError(f"{doing} failed: it is there already, and nothing is overwritten") from error
+    except FileNotFoundError as error:  # not every library says so by its number
+        raise CheckpointError(f"{doing} failed: it does not exist") from error
     except OSError as error:
         raise CheckpointError(f"{doing} failed: {_ADVICE.get(error.errno or 0, error.strerror or error)}") from error

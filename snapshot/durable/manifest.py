@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import msgspec
@@ -55,6 +56,12 @@ class ParameterEntry(PlainValue, frozen=True):
     dtype: str
     """The model's, without `torch.`; a shard of half precision is kept in float32."""
     group: int
+    also: tuple[str, ...] = ()
+    """Further names of it in the model's `state_dict`, where it is tied."""
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
 
 
 class PieceEntry(PlainValue, frozen=True):
@@ -217,8 +224,5 @@ def _parts(manifest: Manifest) -> list[Part]:
 def _fits(manifest: Manifest, shard: ShardEntry, piece: PieceEntry) -> bool:
     if not 0 <= piece.parameter < len(manifest.parameters):
         return False
-    numel = 1
-    for size in manifest.parameters[piece.parameter].shape:
-        numel *= size
     in_shard = piece.start >= 0 and 0 <= piece.valid_numel <= piece.numel <= shard.numel - piece.start
-    return in_shard and 0 <= piece.offset <= numel - piece.valid_numel
+    return in_shard and 0 <= piece.offset <= manifest.parameters[piece.parameter].numel - piece.valid_numel

@@ -16,6 +16,7 @@ from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, Tak
 
 TEMPORARY = ".writing-"
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_NO_FOLDER_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.EROFS}
 _WRITE_BYTES = 8 << 20
 
 
@@ -91,6 +92,9 @@ class SystemFiles:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
+        except OSError as error:
+            if error.errno not in _NO_FOLDER_SYNC:
+                raise
         finally:
             os.close(fd)
 
@@ -104,6 +108,7 @@ class LocalPlace:
     def __init__(self, path: str | os.PathLike[str], files: Files | None = None) -> None:
         self._root = str(path) if files else str(Path(path).absolute())
         self._files: Files = files or SystemFiles()
+        self._is_made = False
 
     @property
     def location(self) -> str:
@@ -113,11 +118,10 @@ class LocalPlace:
         path = self._path(name)
         folder, _, _ = path.rpartition("/")
         with told(f"writing {path}"):
+            self._make_root()
             if folder != self._root:
-                self._files.make_folder(self._root)
-            self._files.make_folder(folder)
-            # The folder's own entry has to outlast a power cut, or what is synced inside it is nowhere.
-            self._files.sync_folder(folder.rpartition("/")[0] or "/")
+                self._files.make_folder(folder)
+                self._files.sync_folder(self._root)
             return _LocalSink(self._files, path)
 
     def open(self, name: str) -> _LocalSource:
@@ -153,6 +157,21 @@ class LocalPlace:
                 raise TakenError(f"{path} is held by another process") from error
             raise
         return LocalHold(self._files, fd)
+
+    def _make_root(self) -> None:
+        """The root's own entry has to outlast a power cut, and those of all folders above it, or all is nowhere."""
+        if self._is_made:
+            return
+        self._files.make_folder(self._root)
+        # Every one of them, because who made them may have been stopped before it synced them.
+        above = self._root
+        while above != "/":
+            above = above.rpartition("/")[0] or "/"
+            try:
+                self._files.sync_folder(above)
+            except PermissionError:  # somebody else's, and made by somebody else
+                pass
+        self._is_made = True
 
     def _remove(self, path: str) -> None:
         try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.places.port import CheckpointPlace
+from elastrain.snapshot.durable.places.remote import RemotePlace
 
 
 def place_at(location: str) -> CheckpointPlace:
-    """The place that a path names; nothing is looked at or made."""
-    return LocalPlace(location)
+    """The place that a path or URL names; nothing is looked at or made. Raises CheckpointError for a URL of nowhere."""
+    return RemotePlace(location) if "://" in location else LocalPlace(location)

@@ -1,0 +1,152 @@
+"""A folder of a remote store, or of any file system that `fsspec` knows (extra `remote`): `s3://…`, `memory://…`.
+
+A file of such a store is seen when it is closed, and is then whole. There are no syncs, and no locks.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, told
+from elastrain.snapshot.durable.places.local import TEMPORARY
+
+
+class RemotePlace:
+    """See `port.CheckpointPlace`. Raises CheckpointError where the URL's store, or fsspec itself, is not installed."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            import fsspec
+
+            self._files, self._root = fsspec.core.url_to_fs(url)
+        except ImportError as error:
+            raise CheckpointError(
+                f"{url} needs fsspec and the library of its store ({error}): pip install 'elastrain[remote]'"
+            ) from None
+        except ValueError as error:
+            raise CheckpointError(f"{url} names no place: {error}") from None
+        self._url = url
+
+    @property
+    def location(self) -> str:
+        return self._url
+
+    def create(self, name: str) -> _RemoteSink:
+        path = self._path(name)
+        with told(f"writing {path}"):
+            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        return _RemoteSink(self._files, path)
+
+    def open(self, name: str) -> _RemoteSource:
+        return _RemoteSource(self._files, self._path(name))
+
+    def names(self, folder: str = "") -> list[str]:
+        path = self._path(folder)
+        with told(f"looking into {path}"):
+            try:
+                self._files.invalidate_cache()
+                found = self._files.ls(path, detail=False)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+        return sorted(name for each in found if (name := str(each).rstrip("/").rpartition("/")[2]))
+
+    def remove(self, name: str) -> None:
+        path = self._path(name)
+        with told(f"removing {path}"):
+            try:
+                if self._files.isdir(path):
+                    self._files.rmdir(path)
+                else:
+                    self._files.rm_file(path)
+            except FileNotFoundError:
+                pass
+
+    def hold(self, name: str, *, alone: bool) -> _NoHold:
+        return _NoHold()
+
+    def _path(self, name: str) -> str:
+        return f"{str(self._root).rstrip('/')}/{name}" if name else str(self._root)
+
+
+class _NoHold:
+    def release(self) -> None:
+        pass
+
+
+class _RemoteSink:
+    """Bytes go out as they come, in the store's own parts; `commit` makes a file of them."""
+
+    def __init__(self, files: Any, path: str) -> None:
+        self._files, self._path = files, path
+        self._temporary = ""
+        self._size_bytes = 0
+        with told(f"writing {path}"):
+            self._refuse_what_is_there()
+            self._file: Any = files.open(path, "wb", autocommit=False)
+            if files.exists(path):
+                # This store shows a file while it is being written: another name, until it is whole.
+                self._file.close()
+                files.rm_file(path)
+                folder, _, name = path.rpartition("/")
+                self._temporary = f"{folder}/{TEMPORARY}{name}-{secrets.token_hex(4)}"
+                self._file = files.open(self._temporary, "wb")
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    def write(self, data: memoryview) -> None:
+        with told(f"writing {self._path}"):
+            self._file.write(data)
+        self._size_bytes += data.nbytes
+
+    def sync(self) -> None:
+        with told(f"writing {self._path}"):
+            self._file.flush()
+
+    def commit(self) -> None:
+        with told(f"writing {self._path}"):
+            self._refuse_what_is_there()
+            self._file.close()
+            if self._temporary:
+                self._files.mv(self._temporary, self._path)
+            else:
+                self._file.commit()
+        self._file = None
+
+    def discard(self) -> None:
+        file, self._file = self._file, None
+        if file is None:
+            return
+        with told(f"removing {self._path}"):
+            file.close()
+            if self._temporary:
+                self._files.rm_file(self._temporary)
+            else:
+                file.discard()
+
+    def _refuse_what_is_there(self) -> None:
+        if self._files.exists(self._path):
+            raise FileExistsError(self._path)
+
+
+class _RemoteSource:
+    def __init__(self, files: Any, path: str) -> None:
+        self._files, self._path = files, path
+        with told(f"reading {path}"):
+            self._size_bytes = int(files.size(path) or 0)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    def read_into(self, view: memoryview, offset_bytes: int) -> None:
+        with told(f"reading {self._path}"):
+            data = self._files.cat_file(self._path, start=offset_bytes, end=offset_bytes + view.nbytes)
+        if len(data) != view.nbytes:
+            raise DamagedError(f"{self._path} is cut short: it has {self._size_bytes:,} bytes, and more belong to it")
+        view[:] = data
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,179 @@
+"""A checkpoint as plain PyTorch knows it: tensors by the names of the model, whatever shards they lay in.
+
+The same value is made of a job's checkpoint and of an imported one; exports are made of it, and a job whose cutting is
+another one begins from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
+from elastrain.snapshot.durable.manifest import BUFFERS, MODEL, OPTIMIZER, GroupEntry, Manifest, PieceEntry
+from elastrain.snapshot.durable.reading import Checkpoint, OnBytes
+from elastrain.snapshot.state import ShardState, Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainState:
+    """A model's tensors, and its optimizer's, by name."""
+
+    model: dict[str, Tensor]
+    """Parameters, running statistics and buffers, in the model's own shapes and dtypes."""
+    masters: dict[str, Tensor]
+    """The float32 copies of parameters of half precision: what the optimizer really moved."""
+    state: dict[str, dict[str, Value]]
+    """Parameter -> what torch.optim keeps for it, in the parameter's shape; nothing for one that was never stepped."""
+    groups: tuple[GroupEntry, ...]
+    optimizer: str
+    """Name of the optimizer's class; empty where nobody knows."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        entries = [value for entry in self.state.values() for value in entry.values()]
+        tensors = [*self.model.values(), *self.masters.values(), *entries]
+        return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
+
+
+def gather(checkpoint: Checkpoint, on_bytes: OnBytes | None = None) -> PlainState:
+    """Everything, in memory of its own. Raises what reading raises; CheckpointError where pieces do not fit."""
+    if MODEL in checkpoint.manifest.attachments:
+        return _imported(checkpoint)
+    gathering = _Gathering(checkpoint.manifest)
+    for state in checkpoint.read_shards(range(len(checkpoint.manifest.shards)), on_bytes):
+        gathering.add(state)
+    buffers = unpack_named(*checkpoint.read_attachment(BUFFERS)) if BUFFERS in checkpoint.manifest.attachments else {}
+    return gathering.whole(buffers)
+
+
+class _Gathering:
+    """Tensors of whole parameters, filled piece by piece."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._values: dict[int, Tensor] = {}
+        self._state: dict[int, dict[str, Value]] = {}
+        self._filled: dict[tuple[int, str], int] = {}
+        """(parameter, entry) -> elements that have come; the parameter's own values have the entry ``."""
+
+    def add(self, state: ShardState) -> None:
+        entry = self._manifest.shards[state.shard]
+        for number, piece in enumerate(entry.pieces):
+            self._put(
+                self._values, piece.parameter, piece, "", state.parameters[piece.start : piece.start + piece.numel]
+            )
+            kept = state.pieces[number] if number < len(state.pieces) else {}
+            for name, value in kept.items():
+                self._keep(piece, name, value)
+
+    def _keep(self, piece: PieceEntry, name: str, value: Value) -> None:
+        whole = self._state.setdefault(piece.parameter, {})
+        if isinstance(value, Tensor) and value.dim() == 1 and value.numel() == piece.numel:
+            self._put(whole, name, piece, name, value)
+        elif not _same(whole.setdefault(name, value), value):
+            raise CheckpointError(
+                f"{name!r} of {self._name(piece.parameter)} differs between its pieces: plain PyTorch has one for all"
+            )
+
+    def _put(self, into: dict[Any, Any], key: object, piece: PieceEntry, entry: str, part: Tensor) -> None:
+        numel = self._manifest.parameters[piece.parameter].numel
+        if key not in into:
+            into[key] = torch.zeros(numel, dtype=part.dtype)
+        into[key][piece.offset : piece.offset + piece.valid_numel] = part[: piece.valid_numel]
+        count = (piece.parameter, entry)
+        self._filled[count] = self._filled.get(count, 0) + piece.valid_numel
+
+    def whole(self, buffers: Mapping[str, Tensor]) -> PlainState:
+        """What has come, in the model's shapes. Raises CheckpointError where elements lack."""
+        for (index, entry), filled in self._filled.items():
+            if filled != self._manifest.parameters[index].numel:
+                raise CheckpointError(
+                    f"{entry or 'values'} of {self._name(index)}: {filled} elements are there, not all"
+                )
+        model, masters = {}, {}
+        for index, spec in enumerate(self._manifest.parameters):
+            dtype: torch.dtype = getattr(torch, spec.dtype)
+            if index not in self._values and spec.numel:
+                raise CheckpointError(f"{spec.name!r} lies in no shard")
+            value = self._values.get(index, torch.empty(0, dtype=dtype)).view(spec.shape)
+            model[spec.name] = value.to(dtype)
+            if dtype != value.dtype and dtype.is_floating_point:
+                masters[spec.name] = value
+            model.update((other, model[spec.name]) for other in spec.also)
+        return PlainState(
+            model={**model, **buffers},
+            masters=masters,
+            state={self._manifest.parameters[i].name: self._shaped(i, kept) for i, kept in self._state.items()},
+            groups=self._manifest.groups,
+            optimizer=self._manifest.optimizer,
+        )
+
+    def _shaped(self, index: int, kept: dict[str, Value]) -> dict[str, Value]:
+        shape = self._manifest.parameters[index].shape
+        return {
+            n: v.view(shape) if isinstance(v, Tensor) and (index, n) in self._filled else v for n, v in kept.items()
+        }
+
+    def _name(self, index: int) -> str:
+        return repr(self._manifest.parameters[index].name)
+
+
+def _same(one: Value, other: Value) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return type(one) is type(other) and one == other
+
+
+def _imported(checkpoint: Checkpoint) -> PlainState:
+    state: dict[str, dict[str, Value]] = {}
+    if OPTIMIZER in checkpoint.manifest.attachments:
+        for key, value in unpack_named(*checkpoint.read_attachment(OPTIMIZER)).items():
+            name, _, entry = key.rpartition(".")
+            state.setdefault(name, {})[entry] = value
+    return PlainState(
+        model=unpack_named(*checkpoint.read_attachment(MODEL)),
+        masters={},
+        state=state,
+        groups=checkpoint.manifest.groups,
+        optimizer=checkpoint.manifest.optimizer,
+    )
+
+
+def pack_named(tensors: Mapping[str, Tensor]) -> tuple[str, list[Tensor]]:
+    """Text and 1-D tensors of an attachment: names, shapes, and the bytes beside them."""
+    return (
+        json.dumps([{"name": name, "shape": list(tensor.shape)} for name, tensor in tensors.items()]),
+        [tensor.detach().contiguous().view(-1) for tensor in tensors.values()],
+    )
+
+
+def unpack_named(text: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    """What was packed by `pack_named`. Raises DamagedError."""
+    try:
+        return {
+            entry["name"]: tensor.view(entry["shape"]) for entry, tensor in zip(json.loads(text), tensors, strict=True)
+        }
+    except (ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise DamagedError(f"an attachment is none of named tensors ({error})") from None
+
+
+def optimizer_state_dict(plain: PlainState, *, by_name: bool = False) -> dict[str, Any]:
+    """As `torch.optim.Optimizer.state_dict` gives it; `by_name`: names for numbers, as `torch.distributed` has it."""
+    names = [name for group in plain.groups for name in group.parameters]
+    keys: dict[str, Any] = {name: name if by_name else number for number, name in enumerate(names)}
+    return {
+        "state": {keys[name]: dict(plain.state[name]) for name in names if name in plain.state},
+        "param_groups": [{**_hyper(g.hyper), "params": [keys[name] for name in g.parameters]} for g in plain.groups],
+    }
+
+
+def _hyper(values: Mapping[str, Any]) -> dict[str, Any]:
+    """As torch.optim keeps them: pairs are tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

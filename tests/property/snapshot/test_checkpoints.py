@@ -1,0 +1,171 @@
+"""Whatever sequence of saves, prunings and power cuts: once a checkpoint was complete, there is one to return to.
+
+python -m pytest -m on_demand tests/property/snapshot/test_checkpoints.py       10,000 sequences, 150 in the usual run
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+
+import pytest
+
+from elastrain.snapshot.durable.choosing import choose, thorough
+from elastrain.snapshot.durable.errors import CheckpointError
+from elastrain.snapshot.durable.manifest import name_of, place_in_time
+from elastrain.snapshot.durable.owner import claim
+from elastrain.snapshot.durable.places.local import LocalPlace
+from elastrain.snapshot.durable.pruning import kept, prune, remove
+from elastrain.snapshot.durable.publishing import mark_verified, visible
+from elastrain.snapshot.durable.reading import Checkpoint
+from tests.support.checkpoints import save, state
+from tests.support.crashing_files import CrashingFiles, PowerCutError
+
+CALLS_MOST = 60
+"""System calls of a save of this size, with some more."""
+
+
+class _Story:
+    """One job over several lives, on one file system."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.files = CrashingFiles(seed)
+        self.place = LocalPlace("/disk/checkpoints", self.files)
+        self.life, self.step = 0, 0
+        self.complete: tuple[int, int] | None = None
+        """The newest one whose `publish` has returned."""
+        self.told: list[str] = []
+
+    def turn(self) -> None:
+        """Something happens; the power may go in the middle of it, or a system call may fail."""
+        act = self.chance.choice([self.save, self.save, self.verify, self.prune, self.begin_anew])
+        if self.chance.random() < 0.5:
+            self.files.calls_left = self.chance.randrange(CALLS_MOST)
+        elif act != self.begin_anew and self.chance.random() < 0.3:
+            self.files.faults = {self.files.calls + self.chance.randrange(CALLS_MOST): errno.ENOSPC}
+        try:
+            act()
+            self.told.append(act.__name__)
+        except PowerCutError:
+            self.told.append(f"{act.__name__}, cut")
+            self.files.crash()
+            self.place = LocalPlace(self.place.location, self.files)
+            self.resume()
+        except CheckpointError as error:
+            self.told.append(f"{act.__name__}: {error}")
+        finally:
+            self.files.calls_left, self.files.faults = None, {}
+
+    def save(self) -> None:
+        self.step += self.chance.randint(1, 5)
+        save(self.place, self.step, life=self.life)
+        self.complete = (self.life, self.step)
+
+    def verify(self) -> None:
+        names = visible(self.place)
+        if names and not Checkpoint.open([self.place], names[-1]).verify():
+            mark_verified(self.place, names[-1])
+
+    def prune(self) -> None:
+        for removal in prune(kept(self.place, {}), keep=self.chance.randint(1, 3), now_s=0.0):
+            remove(self.place, removal.name)
+
+    def begin_anew(self) -> None:
+        self.resume()
+
+    def resume(self) -> None:
+        self.check()
+        claim(self.place, f"job-{self.life}", take_over=True).release()
+        choice = choose([self.place], thorough)
+        self.life += 1
+        self.step = choice.checkpoint.manifest.step if choice.checkpoint else 0
+
+    def check(self) -> None:
+        choice = choose([self.place], thorough)
+        if choice.checkpoint is None:
+            assert self.complete is None, (self.told, choice.reasons)
+            return
+        manifest = choice.checkpoint.manifest
+        assert self.complete is None or (manifest.life, manifest.step) >= self.complete, (self.told, choice.reasons)
+        for shard in choice.checkpoint.read_shards(range(2)):
+            assert shard.digest() == state(shard.shard, manifest.step).digest()
+
+
+def _tell(seed: int) -> _Story:
+    story = _Story(seed)
+    for _ in range(story.chance.randint(3, 12)):
+        story.turn()
+        story.check()
+    return story
+
+
+def test_there_is_always_a_checkpoint_to_return_to() -> None:
+    stories = [_tell(seed) for seed in range(150)]
+    cuts = sum(told.endswith("cut") for story in stories for told in story.told)
+    faults = sum("no room" in told for story in stories for told in story.told)
+    assert cuts > 200
+    assert faults > 20
+    assert sum(story.complete is not None for story in stories) > 80
+
+
+@pytest.mark.on_demand
+@pytest.mark.timeout(3600)
+def test_there_is_always_a_checkpoint_to_return_to_at_length() -> None:
+    for seed in range(1000, 11_000):
+        _tell(seed)
+
+
+def test_a_save_is_cut_at_each_of_its_system_calls() -> None:
+    """Each cut leaves the checkpoint before, or the new one whole; nothing between."""
+    calls = 0
+    for cut in range(200):
+        files = CrashingFiles(seed=cut)
+        place = LocalPlace("/disk", files)
+        save(place, 10)
+        files.calls_left = cut
+        try:
+            save(place, 20)
+        except PowerCutError:
+            calls += 1
+        else:
+            break
+        files.crash()
+        choice = choose([place], thorough)
+        assert choice.checkpoint is not None
+        assert choice.checkpoint.manifest.step in (10, 20)
+        save(place, 30)
+        mark_verified(place, name_of(0, 30))
+        for removal in prune(kept(place, {}), keep=1, now_s=0.0):
+            remove(place, removal.name)
+        assert [name for name in place.names() if place_in_time(name)] == [name_of(0, 30)]
+        assert all(not name.startswith(".") for name in place.names(name_of(0, 30)))
+    assert calls > 20
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [
+        (errno.ENOSPC, "there is no room: free some, or keep fewer checkpoints"),
+        (errno.EACCES, "there is no permission: change the rights, or name another directory"),
+        (errno.EIO, "the device reports an error: look at that drive"),
+    ],
+)
+def test_a_save_fails_at_each_of_its_system_calls_with_a_sentence(number: int, sentence: str) -> None:
+    told: set[str] = set()
+    for call in range(1, 200):
+        files = CrashingFiles(seed=call)
+        place = LocalPlace("/disk", files)
+        save(place, 10)
+        files.faults = {files.calls + call: number}
+        try:
+            save(place, 20)
+        except CheckpointError as error:
+            told.add(str(error).partition(" failed: ")[2])
+        else:
+            if files.calls < max(files.faults):
+                assert told == {sentence}
+                return
+        choice = choose([place], thorough)
+        assert choice.checkpoint is not None
+    raise AssertionError("a save has less than 200 calls")

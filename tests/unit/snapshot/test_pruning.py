@@ -1,0 +1,75 @@
+"""Which checkpoints go, and why: decided over values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from elastrain.snapshot.durable.manifest import name_of
+from elastrain.snapshot.durable.places.local import LocalPlace
+from elastrain.snapshot.durable.pruning import Kept, Removal, kept, prune, remove
+from tests.support.checkpoints import save
+
+
+def entries(told: str) -> list[Kept]:
+    """`10v 20 30-`: steps; `v` verified, `-` without a manifest. Committed at the second of the step."""
+    return [
+        Kept(
+            name=name_of(0, int(word.rstrip("v-"))),
+            is_visible=not word.endswith("-"),
+            is_verified=word.endswith("v"),
+            time_s=float(word.rstrip("v-")),
+        )
+        for word in told.split()
+    ]
+
+
+def steps(removals: Sequence[Removal]) -> list[int]:
+    return [int(removal.name.rpartition("-")[2]) for removal in removals]
+
+
+@pytest.mark.parametrize(
+    ("told", "keep", "gone"),
+    [
+        ("10 20 30 40", 1, []),  # nothing was read back
+        ("10 20 30 40v", 3, [10]),
+        ("10 20 30 40v", 1, [10, 20, 30]),
+        ("10v 20v 30 40", 1, [10]),  # the newest that was read back stays, with all that are newer
+        ("10v 20 30 40", 1, []),
+        ("10- 20v 30-", 3, [10]),  # what is newer may still be written
+        ("10v 20- 30-", 1, []),
+        ("40v 10 30 20", 2, [10, 20]),  # in whatever order they are found
+    ],
+)
+def test_by_count(told: str, keep: int, gone: list[int]) -> None:
+    assert steps(prune(entries(told), keep=keep, now_s=100.0)) == gone
+
+
+def test_by_age() -> None:
+    gone = prune(entries("10 50 90v"), keep=5, now_s=100.0, age_s=60.0)
+    assert steps(gone) == [10]
+    assert gone[0].reason == "it is older than 60 s"
+    assert prune(entries("10 20v"), keep=5, now_s=1e9, age_s=60.0)[0].name == name_of(0, 10)
+
+
+def test_a_later_life_is_newer() -> None:
+    later = Kept(name=name_of(1, 5), is_visible=True, is_verified=True, time_s=0.0)
+    assert steps(prune([*entries("10v 20v"), later], keep=1, now_s=0.0)) == [10, 20]
+
+
+def test_at_least_one_is_kept() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        prune(entries("10v"), keep=0, now_s=0.0)
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    place = LocalPlace(tmp_path)
+    made = save(place, 10)
+    (tmp_path / made.name / "notes.txt").write_text("mine")
+    (tmp_path / "life-0000-step-x").mkdir()
+    assert [entry.name for entry in kept(place, {})] == [made.name]
+    remove(place, made.name)
+    assert place.names(made.name) == ["notes.txt"]
+    assert kept(place, {})[0].is_visible is False
