@@ -15,8 +15,8 @@ from elastrain.values import Recovery, Report, Shape, Unrecoverable
 from elastrain.world import View
 
 _NEWCOMERS_ONLY = (
-    "nobody of the job is left: all members of this view came later, and there is no durable checkpoint to fall back "
-    "to; start the job again"
+    "nobody of the job is left: all members of this view came later, and only a durable checkpoint can bring its state "
+    "back"
 )
 
 
@@ -182,6 +182,6 @@ def _lost_sentence(lost: tuple[int, ...], base: Placement, committed: int) -> st
     holders = sorted({holder for shard in lost for holder in base[shard].all})
     shards = ", ".join(map(str, lost[:8])) + (" …" if len(lost) > 8 else "")
     return (
-        f"all holders of shard {shards} are gone ({', '.join(holders)}); the last committed step is {committed} and "
-        "there is no durable checkpoint to fall back to: start the job again, with more backups if this may recur"
+        f"all holders of shard {shards} are gone ({', '.join(holders)}); the last committed step is {committed}, and "
+        "only a durable checkpoint can bring its state back: more backups make such a loss rarer"
     )

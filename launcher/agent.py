@@ -62,6 +62,8 @@ class AgentConfig:
     """All nodes are on this machine: members talk over shared memory."""
     stop_grace_s: float = 5.0
     """How long workers may take to end after SIGTERM, before SIGKILL."""
+    settle_s: float = 0.0
+    """How long a store without a history is left to nodes that may know of the job."""
     key_ttl_s: float
     """How long the keys of a job of several nodes outlive its last agent, if that could not take them along."""
 
@@ -104,7 +106,7 @@ class Agent:
             self._log.write("start", job=self._config.job, workers=settings.workers, pid=os.getpid(), **self._life())
             if not settings.alone:
                 self._parts.registry.put_record(self._record)
-            self._happen(ev.NodeRegistered(record=self._record))
+            self._happen(ev.NodeRegistered(record=self._record, settle_s=self._config.settle_s))
             self._state.write(time.monotonic())  # plain scripts may say nothing for ever
             while not self._parts.end.is_over:
                 self._turn()

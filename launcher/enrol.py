@@ -22,6 +22,8 @@ from elastrain.launcher.values import Life
 from elastrain.launcher.views import JobKeys, hint_key
 
 _LOOK_AGAIN_S = 0.2
+_HISTORY = 50
+"""Transactions that a store has had after a few minutes of use."""
 _HINT_S = 60.0
 """Until the job has keys, under whose lease the hint is put again."""
 
@@ -42,10 +44,13 @@ class Place:
     keys: JobKeys
     incarnation: int
     life: Life
+    is_new: bool
+    """The store has no history: it was made for this job, or has lost its data."""
 
 
 def enter(store: Store, job: str, node: str, terms: Terms, *, file: Path, key_ttl_s: float) -> Place:
     """Take part in the job with the secret in the file. Raises ConfigError, StoreError."""
+    is_new = store.list(JobKeys(store, job).prefix).revision < _HISTORY
     secret, made = secret_of(store, job, file)
     sealed = SealedStore(store, secret)
     try:
@@ -55,7 +60,7 @@ def enter(store: Store, job: str, node: str, terms: Terms, *, file: Path, key_tt
             raise
         raise ConfigError(_withdraw(store, job, file)) from None
     _leave_hint(store, job, file, keys.lease(), made=made)
-    return Place(store=sealed, keys=keys, incarnation=incarnation, life=life)
+    return Place(store=sealed, keys=keys, incarnation=incarnation, life=life, is_new=is_new)
 
 
 def _enter_the_life_that_stands(

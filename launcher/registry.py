@@ -131,14 +131,14 @@ class SharedRegistry:
         if self._standing.view is not None and view.generation == self._standing.view.generation:
             # No new view: most nodes of this one are here, and its keys are gone.
             self._standing.put_again()
-            self._thread.call(lambda _: self._keys.put_view_again(view), answered)
+            self._thread.call(lambda _: self._keys.put_view_again(view, self._standing.roster), answered)
             return
         # A store that has lost its data holds whatever came back first: until all have put again what they know, an
         # older view could be followed by another one than the newest was.
         if self._trust.lost_data and self._trust.until_s is not None:
             self._thread.call(lambda _: None, answered)
         else:
-            self._thread.call(lambda _: self._keys.put_next_view(view), answered)
+            self._thread.call(lambda _: self._keys.put_next_view(view, self._standing.roster), answered)
 
     def put_spec(self, spec: Mapping[str, Any], then: Callable[[dict[str, Any]], None]) -> None:
         self._calls.until_answered(lambda: self._keys.put_spec(spec), self._learned(then))
@@ -163,7 +163,7 @@ class SharedRegistry:
         def take() -> int:
             if self._trust.lost_data:  # others may know of higher numbers, and have not put them again yet
                 raise StoreUnavailableError("what stood in the store is not all there again")
-            return self._keys.take_member(at_least=at_least)
+            return self._keys.take_member(at_least=at_least, roster=self._standing.roster)
 
         self._calls.until_answered(take, taken)
 

@@ -88,7 +88,9 @@ class RunOptions:
         """For the core. `node`: this one's name among several; None: it is the only one."""
         waits, size = self.waits, self.size
         times = JobTimes(
-            join_timeout_s=waits.join_timeout_s, last_call_s=waits.last_call_s, park_timeout_s=waits.park_timeout_s
+            join_timeout_s=waits.join_timeout_s,
+            last_call_s=waits.last_call_s,
+            park_timeout_s=waits.park_timeout_s,
         )
         alone = JobConfig(
             workers=size.workers,
@@ -131,3 +133,5 @@ class NodeOptions:
     etcd: EtcdConfig
     secret_file: Path
     host: str | None
+    has_own_store: bool = False
+    """The store was made for this job just now: that it has no history tells nothing."""

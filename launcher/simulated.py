@@ -195,10 +195,11 @@ class _Nodes:
     def _start(self, name: str) -> None:
         assert self._around is not None
         etcd, host = EtcdConfig(endpoints=(self._around.endpoint,)), self._around.address(name)
-        node = NodeOptions(name=name, etcd=etcd, secret_file=self._run.secret, host=host)
+        is_first = name not in self._restarts.names
+        node = NodeOptions(name=name, etcd=etcd, secret_file=self._run.secret, host=host, has_own_store=is_first)
         namespace = self._around.namespace(name)
         args = (self._options, node, self._run, namespace)
-        again = {"again": name in self._restarts.names}
+        again = {"again": not is_first}
         process = self._forks.Process(target=_node, args=args, kwargs=again, name=name)
         process.start()
         self._running[name] = process

@@ -79,7 +79,8 @@ class StandingKeys:
     def __init__(self, keys: JobKeys, thread: StoreThread) -> None:
         self._keys, self._thread = keys, thread
         self._terms: Mapping[str, Any] | None = None
-        self._roster: Roster | None = None
+        self.roster: Roster | None = None
+        """The first that this agent has heard of: any other is that of another job, under the same name."""
         self._spec: Mapping[str, Any] | None = None
         self.view: View | None = None
         self.begun = False
@@ -106,9 +107,11 @@ class StandingKeys:
 
     def compare(self, news: News, items: Mapping[str, Item]) -> None:
         """A store that has lost its data is told again what stood."""
-        keys, view, roster, spec, terms = self._keys, self.view, self._roster, self._spec, self._terms
+        keys, view, roster, spec, terms = self._keys, self.view, self.roster, self._spec, self._terms
+        if roster is not None and news.roster is not None and news.roster != roster:
+            return  # another job has begun in an empty store: what stood in this one would mislead it
         if view is not None and (news.view is None or news.view.generation < view.generation):
-            self._call(lambda _: keys.put_view_again(view))
+            self._call(lambda _: keys.put_view_again(view, roster))
         if roster is not None and news.roster is None:
             self._call(lambda _: keys.put_roster(roster))
         if spec is not None and news.spec is None:
@@ -139,7 +142,7 @@ class StandingKeys:
         """The store has said so: in its news, or as the answer to a call, which may be all that comes here of it."""
         match stands:
             case Roster():
-                self._roster = stands
+                self.roster = self.roster or stands
             case View() if self.view is None or stands.generation > self.view.generation:
                 self.view = stands
             case dict():

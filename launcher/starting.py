@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import time
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastrain.errors import ConfigError
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from elastrain.launcher.etcd import EtcdStore
 
 _GRPC_VERBOSITY = "GRPC_VERBOSITY"
+_SETTLE_S = 6.0
+"""Two leases."""
 _SIGNALLED = 128
 """Higher codes are those of a node that was told to go: it does not come back by itself."""
 
@@ -100,7 +103,9 @@ def _run_life(options: RunOptions, node: NodeOptions, run: RunDir | None) -> tup
         raise
     with Guardian("AGENT", environment.without("ELASTRAIN_")) as guardian:
         faults = options.faults_from(time.monotonic())
-        agent = Agent(_agent_config(options, config, run, node), place.store, guardian, faults)
+        settle_s = _SETTLE_S if place.is_new and not node.has_own_store else 0.0
+        agent_config = replace(_agent_config(options, config, run, node), settle_s=settle_s)
+        agent = Agent(agent_config, place.store, guardian, faults)
         return LifeEnd(life=place.life, end=agent.run(), first_member=agent.first_unused_member), run
 
 

@@ -61,9 +61,13 @@ class JobKeys:
     def node(self, name: str) -> str:
         return f"{self.prefix}nodes/{name}"
 
-    def put_next_view(self, view: View) -> View | None:
-        """`put_view`, but None where not even the roster is in the store: the job is over, or has to be put again."""
-        return self.put_view(view) if self._store.get(self.prefix + "roster") is not None else None
+    def put_next_view(self, view: View, roster: Roster | None = None) -> View | None:
+        """`put_view`, but None where not even the roster is in the store: the job is over, or has to be put again.
+
+        roster: of the job that the view belongs to; None where another one is in the store.
+        """
+        stands = self._roster()
+        return None if stands is None or stands != (roster or stands) else self.put_view(view)
 
     def put_view(self, view: View) -> View | None:
         """Put the view unless the store holds one as new. Returns the newest that it holds: this one, or another's.
@@ -88,9 +92,15 @@ class JobKeys:
             if self._commit(expect, {self._view_key: encode_view(view)}) is not None:
                 return view
 
-    def put_view_again(self, view: View) -> View:
-        """Put the view that stood into a store that has lost it. Returns the newest that it holds, as `put_view`."""
+    def put_view_again(self, view: View, roster: Roster | None = None) -> View:
+        """Put the view that stood into a store that has lost it. Returns the newest that it holds, as `put_view`.
+
+        roster: of the job that it belongs to. Where another job has begun meanwhile, nothing is put.
+        """
         while True:
+            stands = self._roster()
+            if roster is not None and stands is not None and stands != roster:
+                return view
             there, newest = self._view()
             if newest is not None and newest.generation >= view.generation:
                 return newest
@@ -116,8 +126,11 @@ class JobKeys:
         put = {key: encode_roster(roster), members: str(roster.first_member + roster.workers).encode()}
         if self._commit({key: 0}, put) is not None:
             return roster
-        there = self._get(key)
-        return decode_roster(there.value) if there is not None else self.put_roster(roster)
+        return self._roster() or self.put_roster(roster)
+
+    def _roster(self) -> Roster | None:
+        there = self._store.get(self.prefix + "roster")
+        return None if there is None else decode_roster(there.value)
 
     def put_once(self, name: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
         """Put the value under the name if there is none. Returns the one that the store holds."""
@@ -153,13 +166,14 @@ class JobKeys:
             if self._commit({key: revision}, {key: str(number + 1).encode()}) is not None:
                 return number
 
-    def take_member(self, *, at_least: int) -> int:
-        """The number of a new member. Raises StoreUnavailableError while there is no roster.
+    def take_member(self, *, at_least: int, roster: Roster | None = None) -> int:
+        """The number of a new member. Raises StoreUnavailableError while the job's roster is not there.
 
         Without one the job is over, or its keys have to be put again first: a count from nothing would give numbers
-        twice.
+        twice. With another one the count is another job's.
         """
-        if self._store.get(self.prefix + "roster") is None:
+        stands = self._roster()
+        if stands is None or stands != (roster or stands):
             raise StoreUnavailableError("the job's roster is not in the store")
         return self.take_number("members", at_least=at_least)
 

@@ -16,6 +16,10 @@ class RendezvousDue(Struct, frozen=True):
     """The least number of nodes should have come."""
 
 
+class SettleDue(Struct, frozen=True):
+    """Nodes that know of the job should have put again what the store has lost."""
+
+
 class LastCallDue(Struct, frozen=True):
     """More nodes than the least are waited for no longer."""
 
@@ -92,6 +96,7 @@ class KilledDue(Struct, frozen=True):
 
 Due: TypeAlias = (
     RendezvousDue
+    | SettleDue
     | LastCallDue
     | JoinDue
     | SilenceDue

@@ -142,6 +142,8 @@ class NodeRegistered(Struct, frozen=True, kw_only=True):
     """This node is in the store, as `record` says: the agent begins."""
 
     record: NodeRecord
+    settle_s: float = 0.0
+    """How long a store without a history is left to those who may know of the job."""
 
 
 class RosterStands(Struct, frozen=True, kw_only=True):

@@ -21,7 +21,18 @@ from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.stages import Course, Stage
 from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Vacancy, Worker
-from elastrain.launcher.values import Command, FullPriority, Kill, Log, PutBegun, PutSpec, Start, TakeNumber, Tell
+from elastrain.launcher.values import (
+    Command,
+    FullPriority,
+    Kill,
+    Log,
+    PutBegun,
+    PutSpec,
+    Roster,
+    Start,
+    TakeNumber,
+    Tell,
+)
 from elastrain.membership import spec_difference
 
 
@@ -49,13 +60,24 @@ class Joins:
     def on_roster(self, event: RosterStands, now: float) -> list[Command]:
         """The nodes that begin the job are known: start this one's workers."""
         if self._cluster.roster is not None or self._shutdown.end is not None:
-            return []
+            return self._on_another_roster(event.roster)
         self._rendezvous.take_roster(event.roster)
         first = self._cluster.first_rank
         if first is None:
             return self._begin_late()
         begins = event.roster.first_member + first
         return [self._start(slot, number=begins + slot, rank=first + slot) for slot in range(self._config.workers)]
+
+    def _on_another_roster(self, roster: Roster) -> list[Command]:
+        """Nodes that knew nothing of this job have begun one in a store that had lost its data."""
+        if roster == self._cluster.roster:
+            return []
+        there = ", ".join(record.name for record in roster.nodes)
+        sentence = (
+            f"the store has lost its data, and {there} have begun the job anew in it: this node, of the job before, "
+            "ends. Start it again to take part"
+        )
+        return self._shutdown.finish(1, sentence, everywhere=False)
 
     def _begin_late(self) -> list[Command]:
         present, most = self._cluster.peers.present(), self._config.nodes_max

@@ -112,7 +112,7 @@ class Core:
     def _on_store_event(self, event: ev.StoreEvent, now: float) -> list[Command]:
         match event:
             case ev.NodeRegistered():
-                self._rendezvous.begin(event.record, now)
+                self._rendezvous.begin(event, now)
                 return self._views.settle(now)
             case ev.RosterStands():
                 return self.joins.on_roster(event, now)
@@ -201,6 +201,8 @@ class Core:
         match due:
             case dl.RendezvousDue():
                 return self._rendezvous.on_rendezvous_late(due, now)
+            case dl.SettleDue():
+                return self._views.settle(now)
             case dl.LastCallDue():
                 return self._rendezvous.try_roster(now, last_call_is_over=True)
             case dl.JoinDue():

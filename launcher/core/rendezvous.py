@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from elastrain.launcher.core.cluster import Cluster
-from elastrain.launcher.core.deadlines import Deadlines, JoinDue, LastCallDue, RendezvousDue
+from elastrain.launcher.core.deadlines import Deadlines, JoinDue, LastCallDue, RendezvousDue, SettleDue
+from elastrain.launcher.core.events import NodeRegistered
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.stages import Stage
 from elastrain.launcher.values import Command, NodeRecord, PutRecord, PutRoster, Roster
@@ -22,11 +23,12 @@ class Rendezvous:
         self._deadlines, self._shutdown = deadlines, shutdown
         self._roster_is_put = False
 
-    def begin(self, record: NodeRecord, now: float) -> None:
-        """This node is registered as `record` says."""
-        self._cluster.peers.record = record
+    def begin(self, event: NodeRegistered, now: float) -> None:
+        self._cluster.peers.record = event.record
         if not self._config.alone:
             self._deadlines.set(RendezvousDue(), now + self._config.times.join_timeout_s)
+            if event.settle_s:
+                self._deadlines.set(SettleDue(), now + event.settle_s)
 
     # ---- the roster
 
@@ -34,7 +36,7 @@ class Rendezvous:
         present = self._cluster.peers.present()
         others = [record for record in present if record.name != self._config.node]
         # Workers are ready only where a roster stood: the store has lost it, and who knows it will put it again.
-        if any(record.ready for record in others):
+        if any(record.ready for record in others) or SettleDue() in self._deadlines:
             return []
         if self._roster_is_put or len(present) < self._config.nodes_min:
             # A node went while more were waited for: the call begins again with the next one.
@@ -60,7 +62,7 @@ class Rendezvous:
 
     def take_roster(self, roster: Roster) -> None:
         self._cluster.roster = roster
-        self._deadlines.drop(RendezvousDue(), LastCallDue())
+        self._deadlines.drop(RendezvousDue(), LastCallDue(), SettleDue())
 
     def on_rendezvous_late(self, due: RendezvousDue, now: float) -> list[Command]:
         there, limit_s = [record.name for record in self._cluster.peers.present()], self._config.times.join_timeout_s

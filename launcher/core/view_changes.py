@@ -116,9 +116,10 @@ class ViewChanges:
         if self._shutdown.end is not None or self.proposing or self._shutdown.finishing:
             return []
         names = {m.node for m in view.members} if view is not None else self._rendezvous.first_names()
-        answering = {name for name, _ in cluster.peers.answering()} | {self._config.node}
-        # A node that leaves right after an outage may take the keys along although the others are there.
-        if 2 * len(names & answering) > len(names):
+        here = names & ({name for name, _ in cluster.peers.answering()} | {self._config.node})
+        # A node that leaves right after an outage may take the keys along although the others are there. But who is
+        # alone, and in no view yet, may have been away for as long as others needed for the whole job.
+        if 2 * len(here) > len(names) and (view is not None or len(here) > 1):
             return self.propose(view) if view is not None else self._rendezvous.put_roster_again()
         return self._shutdown.finish(1, "the job has ended while this node could not be reached", everywhere=False)
 

@@ -75,6 +75,11 @@ FOUND = {
         '{"seed":7763,"nodes":2,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
         '{"type":"Pause","at_s":3.0,"who":5,"for_s":13.0,"is_node":true}]}'
     ),
+    "fresh nodes put another roster into a store that has lost its data": (
+        '{"seed":15449,"nodes":2,"workers":1,"backups":0,"steps":3,"runs":2,"one_host":true,"check_every":1,"faults":['
+        '{"type":"Wipe","at_s":2.586,"for_s":4.0},'
+        '{"type":"KillNode","at_s":3.158,"node":1,"again_s":2.0,"is_silent":true},{"type":"Join","at_s":5.0}]}'
+    ),
 }
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 

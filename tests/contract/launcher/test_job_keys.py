@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from elastrain.launcher.etcd import EtcdStore
-from elastrain.launcher.store import LeaseLostError, MemoryStore, Store
+from elastrain.launcher.store import LeaseLostError, MemoryStore, Store, StoreUnavailableError
 from elastrain.launcher.values import NodeRecord, Roster
 from elastrain.launcher.views import JobKeys
 from elastrain.world import Member, View
@@ -141,3 +142,15 @@ def test_keys_without_a_time_to_live_have_no_lease(store: Store) -> None:
     keys.put_view(view(1))
     keys.keep()
     assert (keys.lease(), names(store)) == (None, ["view"])
+
+
+def test_nothing_of_a_job_is_put_among_the_keys_of_another_that_has_begun_in_an_empty_store(store: Store) -> None:
+    keys, mine = JobKeys(store, "j", TTL_S), roster()
+    keys.put_roster(replace(mine, first_member=7))
+    keys.put_view(view(1))
+    assert keys.put_next_view(view(2), mine) is None
+    assert keys.put_view_again(view(5), mine) == view(5)
+    assert keys.put_view(view(1)) == view(1), "the other job's view stands"
+    with pytest.raises(StoreUnavailableError, match="roster is not in the store"):
+        keys.take_member(at_least=0, roster=mine)
+    assert keys.put_next_view(view(2), replace(mine, first_member=7)) == view(2)

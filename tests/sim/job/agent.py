@@ -12,11 +12,12 @@ from elastrain.agent_messages import FromWorker, ToWorker
 from elastrain.launcher.command_runner import CommandRunner, NodeParts
 from elastrain.launcher.core import Core
 from elastrain.launcher.core import events as ev
+from elastrain.launcher.enrol import _HISTORY
 from elastrain.launcher.lookout import _LOOK_EVERY_S
 from elastrain.launcher.node_end import NodeEnd
 from elastrain.launcher.peer_agents import AgentPort, ClusterAccess, PeerAgents
 from elastrain.launcher.presence import Presence
-from elastrain.launcher.registry import LoneRegistry
+from elastrain.launcher.registry import LEASE_S, LoneRegistry
 from elastrain.launcher.store import MemoryStore
 from elastrain.launcher.values import JobConfig, Start, Tell
 from tests.sim.job.clock import Process
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tests.sim.job.world import World
 
 STOP_GRACE_S = 2.0
+FIRST_COME_S = 0.6
 
 
 class AgentLog:
@@ -114,7 +116,9 @@ class AgentProcess(Process):
         if self.peers is not None:
             with building(self):
                 self.registry.put_record(record)
-        self.happen(ev.NodeRegistered(record=record))
+        # As `enrol` does: the first nodes come to a store that was made for the job.
+        is_new = self.clock.now > FIRST_COME_S and self.world.etcd.memory.list("").revision < _HISTORY
+        self.happen(ev.NodeRegistered(record=record, settle_s=2 * LEASE_S if is_new else 0.0))
         self.later(_LOOK_EVERY_S, self._look)
 
     def _look(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -74,6 +75,7 @@ class Cluster:
         self.cut: set[frozenset[str]] = set()
         self.store_answers = True
         self.begun = False
+        self.settle_s = 0.0
         self.deaf: set[str] = set()
         """Agents that hear nothing of the others, neither by links nor from the store."""
         self.far_from_store: set[str] = set()
@@ -91,7 +93,7 @@ class Cluster:
                 self.happen(agent, ev.NodeCame(record=self.records[other.name]))
                 if frozenset((name, other.name)) not in self.cut:
                     self.link(agent, other)
-        self.happen(agent, ev.NodeRegistered(record=agent.core.cluster.peers.record))
+        self.happen(agent, ev.NodeRegistered(record=agent.core.cluster.peers.record, settle_s=self.settle_s))
         self.answer()
         if self.begun:
             agent.core.handle(ev.FirstCommitStands(), NOW)
@@ -1247,3 +1249,31 @@ def test_node_that_learns_from_the_store_that_the_work_is_done_ends_well() -> No
     late = cluster.add("node2")
     cluster.happen(late, ev.EndStands(over=Over(code=0, sentence="finished after step 9", detail="")), NOW)
     assert [c.member for c in late.done if isinstance(c, Kill)] == ["m3"]
+
+
+# ---- a store that has lost its data
+
+
+def test_a_node_ends_with_a_sentence_where_others_have_begun_the_job_anew() -> None:
+    cluster = Cluster()
+    agents = [cluster.add(name) for name in ("a", "b", "c")]
+    node = agents[0]
+    roster = node.core.cluster.roster
+    assert roster is not None
+    cluster.happen(node, ev.RosterStands(roster=roster))
+    assert node.end is None
+    cluster.happen(node, ev.RosterStands(roster=replace(roster, nodes=roster.nodes[1:])))
+    assert node.end is not None
+    assert (node.end.code, node.end.everywhere) == (1, False)
+    assert "the store has lost its data, and b, c have begun the job anew" in node.end.sentence
+
+
+def test_a_node_that_finds_a_store_without_a_history_leaves_it_to_those_who_know_the_job() -> None:
+    cluster = Cluster()
+    cluster.settle_s = 6.0
+    node = cluster.add("a", nodes_min=1, nodes_max=2, last_call_s=0.0)
+    cluster.do(node, node.core.on_tick(NOW + 5.9))
+    assert not [c for c in node.done if isinstance(c, PutRoster)]
+    cluster.do(node, node.core.on_tick(NOW + 6.1))
+    cluster.do(node, node.core.on_tick(NOW + 6.2))
+    assert [c for c in node.done if isinstance(c, PutRoster)]
