@@ -12,7 +12,7 @@ from typing import ParamSpec
 import typer
 
 from elastrain.errors import ConfigError, ElastrainError
-from elastrain.launcher.commands import chaos, inject, offload, run, status
+from elastrain.launcher.commands import chaos, checkpoint, inject, offload, run, status
 from elastrain.launcher.say import say
 
 app = typer.Typer(
@@ -53,3 +53,11 @@ app.command("inject", context_settings={"ignore_unknown_options": True})(_exits(
 offload_app = typer.Typer(help="Activations on SSD.", no_args_is_help=True, rich_markup_mode=None)
 offload_app.command("show")(_exits(offload.show_offload))
 app.add_typer(offload_app, name="offload")
+
+checkpoint_app = typer.Typer(help="Durable checkpoints.", no_args_is_help=True, rich_markup_mode=None)
+checkpoint_app.command("ls")(_exits(checkpoint.list_checkpoints))
+checkpoint_app.command("verify")(_exits(checkpoint.verify_checkpoints))
+checkpoint_app.command("show")(_exits(checkpoint.show_checkpoint))
+checkpoint_app.command("export")(_exits(checkpoint.export_checkpoint))
+checkpoint_app.command("import")(_exits(checkpoint.import_state))
+app.add_typer(checkpoint_app, name="checkpoint")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 
 from elastrain.errors import ConfigError
 from elastrain.launcher import rundir
+from elastrain.launcher.commands.tables import print_table
 from elastrain.offload import plot as picture
 from elastrain.offload import profile, show
 from elastrain.offload.errors import OffloadConfigError
@@ -39,9 +39,9 @@ def show_offload(
         print(json.dumps({name: json.loads(profile.encode(each)) for name, each in chosen.items()}))
         return 0
     if len(chosen) > 1:
-        _table(show.OVERVIEW, [show.overview(name, each) for name, each in chosen.items()])
+        print_table(show.OVERVIEW, [show.overview(name, each) for name, each in chosen.items()])
         print()
-        _table(show.DRIVES, [show.drive_row(each) for each in show.drives(chosen)])
+        print_table(show.DRIVES, [show.drive_row(each) for each in show.drives(chosen)])
         print()
     name, first = next(iter(chosen.items()))
     print(f"member    {name}\n{show.render(first)}")
@@ -68,18 +68,3 @@ def _plot(profiles: dict[str, Profile], file: Path) -> None:
         picture.draw(profiles, file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"the picture can not be written to {file}: {error}") from None
-
-
-def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    if not sys.stdout.isatty():
-        widths = [max(len(row[place]) for row in (columns, *rows)) for place in range(len(columns))]
-        for row in (columns, *rows):
-            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)

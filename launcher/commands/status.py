@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from elastrain.launcher import control, rundir
+from elastrain.launcher.commands.tables import print_table
 
 
 def status(
@@ -51,18 +51,7 @@ def _show(state: dict[str, Any]) -> None:
 def _show_members(members: list[dict[str, Any]]) -> None:
     columns = ("rank", "id", "node", "pid", "state", "step")
     rows = [[_or_dash(member[column]) for column in columns] for member in members]
-    if not sys.stdout.isatty():
-        widths = [max(len(row[place]) for row in (columns, *rows)) for place in range(len(columns))]
-        for row in (list(columns), *rows):
-            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    print_table(columns, rows)
 
 
 def _node(node: dict[str, Any]) -> str:

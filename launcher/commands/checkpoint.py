@@ -1,0 +1,239 @@
+"""`elastrain checkpoint ls | verify | show | export | import`: durable checkpoints without a job."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from elastrain.errors import ConfigError, ElastrainError
+from elastrain.launcher.commands.tables import print_table
+from elastrain.launcher.say import say
+from elastrain.snapshot.durable.choosing import candidates
+from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
+from elastrain.snapshot.durable.manifest import VERIFIED, Manifest
+from elastrain.snapshot.durable.places.opening import checkpoint_at, place_at
+from elastrain.snapshot.durable.places.port import CheckpointPlace
+from elastrain.snapshot.durable.reading import Checkpoint
+
+Places = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PLACE...",
+        help="The --checkpoint-dir (on local disks: that of each node), a checkpoint's folder in it, or an fsspec URL.",
+    ),
+]
+Name = Annotated[str | None, typer.Option("--checkpoint", help="The checkpoint's name; default: the newest.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+
+
+def list_checkpoints(places: Places, as_json: Json = False) -> int:
+    """List the checkpoints, the newest first; each is looked at quickly: manifest, files and their sizes."""
+    with _sentences():
+        where, _ = _found(places)
+        rows = [_row(where, name) for name in candidates(where)]
+    if as_json:
+        print(json.dumps({"checkpoints": rows}))
+    else:
+        columns = ("checkpoint", "step", "age", "bytes", "state")
+        print_table(columns, [(row["name"], *_cells(row)) for row in rows])
+    return 0
+
+
+def verify_checkpoints(
+    places: Places,
+    name: Name = None,
+    every: Annotated[bool, typer.Option("--all", help="Every checkpoint in it.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Read every byte of a checkpoint back and compare it with checksums and digests. Exit code 1 if any is wrong."""
+    with _sentences():
+        where, named = _found(places)
+        names = candidates(where) if every else [_chosen(where, name or named)]
+        problems = {each: _verified(where, each) for each in names}
+    if as_json:
+        print(json.dumps({"problems": problems}))
+    else:
+        for each, told in problems.items():
+            print(f"{each}: {'good' if not told else ''}".rstrip())
+            for problem in told:
+                print(f"  {problem}")
+    return 1 if any(problems.values()) else 0
+
+
+def show_checkpoint(places: Places, name: Name = None, as_json: Json = False) -> int:
+    """Show what is in a checkpoint: its job, step, counters, spec, parameters and files."""
+    with _sentences():
+        where, named = _found(places)
+        checkpoint = Checkpoint.open(where, _chosen(where, name or named))
+        problems = checkpoint.look()
+    shown = {**_summary(checkpoint.manifest), "problems": problems}
+    if as_json:
+        print(json.dumps(shown))
+        return 0
+    for key, value in shown.items():
+        lines = _lines(value)
+        print(f"{key:<12} {lines[0] if lines else '-'}")
+        for line in lines[1:]:
+            print(f"{'':<12} {line}")
+    return 0
+
+
+def export_checkpoint(
+    places: Places,
+    out: Annotated[Path, typer.Option("--out", help="The new folder to write.")],
+    form: Annotated[str, typer.Option("--format", help="safetensors, torch or dcp.")] = "safetensors",
+    name: Name = None,
+    as_json: Json = False,
+) -> int:
+    """Write model and optimizer as files that plain PyTorch, safetensors or torch.distributed.checkpoint load."""
+    from elastrain.snapshot.durable.exporting import FORMS, export
+    from elastrain.snapshot.durable.plain import gather
+
+    if form not in FORMS:
+        raise ConfigError(f"--format {form!r}: it is one of {', '.join(FORMS)}")
+    if out.exists():
+        raise ConfigError(f"--out {out} is there already, and nothing is overwritten: name another folder")
+    with _sentences():
+        where, named = _found(places)
+        checkpoint = Checkpoint.open(where, _chosen(where, name or named))
+        with _bar(f"reading {checkpoint.manifest.name}", checkpoint.manifest.plain_bytes) as advance:
+            plain = gather(checkpoint, advance)
+        with _bar(f"writing {out}", plain.nbytes) as advance:
+            files = export(plain, out, form)
+            advance(plain.nbytes)
+    told = {"checkpoint": checkpoint.manifest.name, "step": checkpoint.manifest.step, "files": [str(f) for f in files]}
+    print(json.dumps(told) if as_json else "\n".join(map(str, files)))
+    return 0
+
+
+def import_state(
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="safetensors files of one model.")],
+    into: Annotated[str, typer.Option("--into", help="The place of the new checkpoint; `--resume` takes it.")],
+    optimizer: Annotated[
+        Path | None, typer.Option("--optimizer", help="The optimizer's state, as `export` writes it for safetensors.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Make a checkpoint of a plain state dict, with which a job begins: `elastrain run --resume PLACE`."""
+    from elastrain.snapshot.durable.importing import import_files
+
+    with _sentences():
+        place = place_at(into)
+        if candidates([place]):
+            raise ConfigError(f"--into {into} holds checkpoints already: name another one")
+        made = import_files(place, models, optimizer)
+    print(json.dumps(_summary(made)) if as_json else f"{into}/{made.name}: {len(made.parameters)} tensors")
+    return 0
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """What is damaged or cannot be read ends with exit code 1, all else with 2."""
+    try:
+        yield
+    except DamagedError as error:
+        raise ElastrainError(str(error)) from error
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _found(locations: Sequence[str]) -> tuple[list[CheckpointPlace], str | None]:
+    """The places, and the checkpoint that a location names, if one does."""
+    pairs = [checkpoint_at(location) for location in locations]
+    return [place for place, _ in pairs], next((name for _, name in pairs if name is not None), None)
+
+
+def _chosen(places: Sequence[CheckpointPlace], name: str | None) -> str:
+    names = candidates(places)
+    if name is None and not names:
+        raise ConfigError(f"there is no checkpoint in {' and '.join(place.location for place in places)}")
+    if name is not None and name not in names:
+        raise ConfigError(f"there is no checkpoint {name!r}: there are {', '.join(names) or 'none'}")
+    return name or names[0]
+
+
+def _row(places: Sequence[CheckpointPlace], name: str) -> dict[str, Any]:
+    try:
+        checkpoint = Checkpoint.open(places, name)
+        problems = checkpoint.look()
+    except CheckpointError as error:
+        return {"name": name, "step": None, "time_s": None, "bytes": None, "verified": False, "problems": [str(error)]}
+    return {
+        "name": name,
+        "step": checkpoint.manifest.step,
+        "time_s": checkpoint.manifest.time_s,
+        "bytes": checkpoint.manifest.size_bytes,
+        "verified": any(VERIFIED in place.names(name) for place in places),
+        "problems": problems,
+    }
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    state = row["problems"][0] if row["problems"] else "verified" if row["verified"] else "complete"
+    if row["step"] is None:
+        return "-", "-", "-", state
+    return str(row["step"]), _age(time.time() - row["time_s"]), f"{row['bytes']:,}", state
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0, seconds):.0f} s"
+
+
+def _verified(places: Sequence[CheckpointPlace], name: str) -> list[str]:
+    try:
+        checkpoint = Checkpoint.open(places, name)
+        with _bar(f"verifying {name}", checkpoint.manifest.plain_bytes) as advance:
+            return checkpoint.verify(advance)
+    except CheckpointError as error:
+        return [str(error)]
+
+
+def _summary(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "checkpoint": manifest.name,
+        "job": manifest.job,
+        "life": manifest.life,
+        "step": manifest.step,
+        "time_s": manifest.time_s,
+        "bytes": manifest.size_bytes,
+        "plain_bytes": manifest.plain_bytes,
+        "optimizer": manifest.optimizer,
+        "counters": manifest.counters,
+        "changes": list(manifest.changes),
+        "spec": manifest.spec,
+        "shards": len(manifest.shards),
+        "parameters": {p.name: f"{p.dtype}{list(p.shape)}" for p in manifest.parameters},
+        "files": sorted(manifest.files),
+    }
+
+
+def _lines(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [f"{key}: {each}" for key, each in value.items()]
+    return [str(each) for each in value] if isinstance(value, list) else [str(value)]
+
+
+@contextmanager
+def _bar(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on standard error, where that is a terminal; elsewhere one line."""
+    if not sys.stderr.isatty():
+        say(f"{what}: {total_bytes:,} bytes")
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+        task = progress.add_task(what, total=total_bytes)
+        yield lambda size_bytes: progress.advance(task, size_bytes)

@@ -1,0 +1,112 @@
+"""`elastrain checkpoint`: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner, Result
+
+from elastrain.launcher.cli import app
+from elastrain.snapshot.durable.manifest import name_of
+from elastrain.snapshot.durable.places.local import LocalPlace
+from elastrain.snapshot.durable.publishing import mark_verified
+from tests.support.checkpoints import SHAPE, save, state
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["checkpoint", *map(str, arguments)])
+
+
+def told(*arguments: object) -> Any:
+    done = run(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = LocalPlace(tmp_path / "checkpoints")
+    save(place, 10)
+    save(place, 20)
+    mark_verified(place, name_of(0, 10))
+    return tmp_path / "checkpoints"
+
+
+def flip(folder: Path, name: str) -> None:
+    part = next((folder / name).glob("part-m1-*"))
+    data = bytearray(part.read_bytes())
+    data[11] ^= 1
+    part.write_bytes(data)
+
+
+def test_ls_shows_the_newest_first_with_its_state(folder: Path) -> None:
+    rows = told("ls", folder)["checkpoints"]
+    assert [(row["step"], row["verified"], row["problems"]) for row in rows] == [(20, False, []), (10, True, [])]
+    lines = run("ls", folder).stdout.splitlines()
+    assert lines[0].split() == ["checkpoint", "step", "age", "bytes", "state"]
+    assert lines[1].endswith("complete")
+    assert lines[2].endswith("verified")
+
+
+def test_ls_of_an_empty_place_is_empty(tmp_path: Path) -> None:
+    assert told("ls", tmp_path / "nothing") == {"checkpoints": []}
+
+
+def test_verify_ends_with_1_and_names_what_is_damaged(folder: Path) -> None:
+    assert run("verify", folder, "--all").exit_code == 0
+    flip(folder, name_of(0, 20))
+    done = run("verify", folder)
+    assert done.exit_code == 1
+    assert "frame 0 of shard 1 in part-m1-" in done.stdout
+    assert run("verify", folder / name_of(0, 10)).exit_code == 0
+    everything = run("verify", folder, "--all", "--json")
+    assert everything.exit_code == 1
+    assert [bool(problems) for problems in json.loads(everything.stdout)["problems"].values()] == [True, False]
+
+
+def test_show_prints_what_a_checkpoint_is(folder: Path) -> None:
+    shown = told("show", folder)
+    assert (shown["step"], shown["spec"], shown["counters"]) == (20, {"seed": 0}, {"samples": 1344})
+    assert shown["parameters"] == {"w0": "float32[10, 13]", "w1": "float32[10, 13]"}
+    assert "step         20" in run("show", folder).stdout.splitlines()
+
+
+def test_wrong_names_end_with_2_and_a_sentence(folder: Path, tmp_path: Path) -> None:
+    for arguments in (
+        ("show", folder, "--checkpoint", "none"),
+        ("verify", tmp_path / "nothing"),
+        ("export", folder, "--out", tmp_path / "out", "--format", "zip"),
+        ("export", folder, "--out", folder),
+        ("import", tmp_path / "model.pt", "--into", tmp_path / "new"),
+        ("ls", "nowhere://x"),
+    ):
+        done = run(*arguments)
+        assert done.exit_code == 2, (arguments, done.output)
+        assert done.stderr.startswith("elastrain: ")
+        assert len(done.stderr.strip().splitlines()) == 1, (arguments, done.stderr)
+
+
+def test_an_export_is_imported_again(folder: Path, tmp_path: Path) -> None:
+    exported = told("export", folder, "--out", tmp_path / "out")
+    assert (exported["step"], len(exported["files"])) == (20, 2)
+    weights = load_file(tmp_path / "out/model.safetensors")
+    assert torch.equal(weights["w1"], state(1, 20).parameters[:130].view(SHAPE))
+    files = (tmp_path / "out/model.safetensors", "--optimizer", tmp_path / "out/optimizer.safetensors")
+    assert told("import", *files, "--into", tmp_path / "new")["step"] == -1
+    again = told("export", tmp_path / "new", "--out", tmp_path / "again")
+    assert again["checkpoint"] == name_of(0, -1)
+    assert torch.equal(load_file(tmp_path / "again/model.safetensors")["w1"], weights["w1"])
+    assert run("import", *files, "--into", tmp_path / "new").exit_code == 2
+
+
+def test_a_damaged_checkpoint_is_not_exported(folder: Path, tmp_path: Path) -> None:
+    flip(folder, name_of(0, 20))
+    done = run("export", folder, "--out", tmp_path / "out")
+    assert done.exit_code == 1
+    assert "shard 1" in done.stderr
+    assert not (tmp_path / "out").exists()
