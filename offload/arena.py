@@ -55,13 +55,20 @@ class ReadArena:
         self._lent[slot.offset_bytes] = weakref.ref(inside, gone)
         return found
 
-    def trim(self) -> None:
+    @property
+    def idle_bytes(self) -> int:
+        """Pages that nothing lies in now."""
+        return max(0, self.held_bytes - self._slots.used_bytes)
+
+    def trim(self, *, generously: bool = True) -> None:
         """Keep pages for the most that was lent at a time and for one storage more: others go, if in holes.
 
         What is lent grows and shrinks all the time: to give pages back whenever it shrinks would be to fill them again.
+        Where memory is needed for other things (not `generously`), pages are kept for what is lent now.
         """
         for hole in reversed(self._slots.holes):
-            if self.held_bytes <= self._most_lent_bytes + self._largest_bytes:
+            keep_bytes = self._most_lent_bytes if generously else self._slots.used_bytes
+            if self.held_bytes <= keep_bytes + self._largest_bytes:
                 return
             self._drop(hole)
 

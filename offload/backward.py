@@ -42,9 +42,14 @@ class ReadMemory:
             size_bytes=copy.size_bytes, shift_bytes=copy.shift_bytes, capacity_bytes=capacity_bytes
         ).storage
 
+    @property
+    def idle_bytes(self) -> int:
+        """Pages that nothing lies in now."""
+        return self._arena.idle_bytes
+
     def trim(self) -> None:
         """Give pages back that the next reads will not need."""
-        self._arena.trim()
+        self._arena.trim(generously=self._passes.plan.reads_ahead)
 
 
 class BackwardReloader:
@@ -110,7 +115,7 @@ class BackwardReloader:
 
     def read_ahead(self, current: Pass) -> None:
         """Read what the pass will need next, as far as there is room."""
-        if self._demanding or current.ahead < 0:
+        if self._demanding or current.ahead < 0 or not self._passes.plan.reads_ahead:
             return
         room_bytes = self._room_ahead_bytes(current)
         if room_bytes <= 0:

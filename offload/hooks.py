@@ -40,7 +40,7 @@ from elastrain.offload.identity import (
 )
 from elastrain.offload.manager import SpillManager
 from elastrain.offload.modules import ModuleTrail, TrailHooks, untraced
-from elastrain.offload.planner import Planner
+from elastrain.offload.planner import Planner, SpillPlan
 from elastrain.offload.profile import Occupancy, Profile, ProfileFile, default_file
 from elastrain.offload.records import Origin
 from elastrain.offload.sharing import shared
@@ -143,7 +143,8 @@ class _Hooks:
 class ActivationOffload:
     """A context manager that can be entered again and again, from one thread at a time.
 
-    `engines` replaces the slabs in `config.dirs` by others (memory, null, fault injection). `describe` adds to the
+    `engines` replaces the slabs in `config.dirs` by others (memory, null, fault injection, devices that others use,
+    too); `plan` decides what leaves instead of the policy. `describe` adds to the
     profile what else its owner holds.
     """
 
@@ -151,15 +152,16 @@ class ActivationOffload:
         self,
         config: OffloadConfig,
         *,
-        engines: Sequence[IoEngine] | None = None,
+        engines: Sequence[IoEngine | Device] | None = None,
         clock: Callable[[], float] = time.monotonic,
         describe: Callable[[Profile], Profile] = lambda profile: profile,
+        plan: SpillPlan | None = None,
     ) -> None:
         self.config = config
         self._describe = describe
         self._engines = engines
         self._clock = clock
-        self._planner = Planner(config.memory_limit)
+        self._planner: SpillPlan = plan or Planner(config.memory_limit)
         self._manager: SpillManager | None = None
         self._opening = threading.Lock()
         self._compile_watch = CompileWatch()
@@ -205,6 +207,11 @@ class ActivationOffload:
         """The memory that saved storages take now."""
         return 0 if self._manager is None else self._manager.live_bytes
 
+    @property
+    def manager(self) -> SpillManager:
+        """Who holds what is saved."""
+        return self._open()
+
     def set_memory_limit(self, limit_bytes: int) -> None:
         """From now on another limit: what is saved next makes room for itself. Safe from any thread."""
         if limit_bytes <= 0:
@@ -242,7 +249,9 @@ class ActivationOffload:
         engines = self._engines if self._engines is not None else [self._engine_in(each) for each in self.config.dirs]
         quota = self.config.quota
         return [
-            Device(
+            engine
+            if isinstance(engine, Device)
+            else Device(
                 engine,
                 quota_bytes=None if quota is None else quota // len(engines),
                 threads=self.config.threads_per_device,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -22,11 +22,11 @@ from elastrain.offload.deferred import DeferredLock
 from elastrain.offload.device import Device
 from elastrain.offload.errors import OffloadError
 from elastrain.offload.forward import ForwardSpiller
-from elastrain.offload.holds import Hold, Holds, Operator
+from elastrain.offload.holds import Hold, Holds, Operator, running_operator
 from elastrain.offload.limit import SpillLimit
 from elastrain.offload.mover import Mover
 from elastrain.offload.passes import Passes
-from elastrain.offload.planner import Planner
+from elastrain.offload.planner import SpillPlan
 from elastrain.offload.records import Origin, SpillRecord
 from elastrain.offload.residency import State
 from elastrain.offload.stats import OffloadStats
@@ -44,7 +44,7 @@ class SpillManager:
         devices: Sequence[Device],
         *,
         limit_bytes: int | None,
-        plan: Planner,
+        plan: SpillPlan,
         deadline_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -67,6 +67,39 @@ class SpillManager:
     def live_bytes(self) -> int:
         """What is counted as in memory now."""
         return self._account.live_bytes
+
+    @property
+    def idle_bytes(self) -> int:
+        """Memory that is kept for what is read next, and holds nothing now."""
+        return self._memory.idle_bytes
+
+    @property
+    def writing_bytes(self) -> int:
+        """What is on its way out now."""
+        return self._mover.writing_bytes
+
+    def leave(self, records: Iterable[SpillRecord]) -> None:
+        """Let storages leave memory: at once, or when the operator has returned that may still fill them."""
+        self._holds.settle(running_operator())
+        with self._lock:
+            for record in records:
+                if record in self._passes and record.disk.fault is None:
+                    record.wants_to_leave = True
+                    self._holds.let_leave(record)
+
+    def fetch(self, records: Iterable[SpillRecord]) -> None:
+        """Read storages that have left, before they are asked for."""
+        with self._lock:
+            for record in records:
+                if record in self._passes:
+                    self._mover.apply(record, residency.Prefetch())
+
+    def give_up(self) -> int:
+        """Let everything leave that can; returns the bytes that are on their way then."""
+        with self._lock:
+            records = [each for each in self._passes.records() if not each.held]
+        self.leave(records)
+        return self.writing_bytes
 
     def begin_pass(self) -> None:
         """A new forward begins. Raises what earlier passes left to say: `LimitTooSmallError`, `SpillWriteError`."""

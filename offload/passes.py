@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from elastrain.offload.device import Device
-from elastrain.offload.planner import Planner
+from elastrain.offload.planner import SpillPlan
 from elastrain.offload.records import SpillRecord
 from elastrain.offload.residency import State
 from elastrain.offload.stats import PassProfile, Path
@@ -90,7 +90,7 @@ class Pass:
 class Passes:
     """All passes that are not over, and whose each record is. `plan` is told of each finished pass."""
 
-    def __init__(self, devices: Sequence[Device], plan: Planner, clock: Callable[[], float]) -> None:
+    def __init__(self, devices: Sequence[Device], plan: SpillPlan, clock: Callable[[], float]) -> None:
         self.plan = plan
         self.totals = Totals()
         self._devices = devices

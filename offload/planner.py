@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from elastrain.offload import policy
 from elastrain.offload.stats import PassProfile, Path
@@ -12,8 +13,29 @@ from elastrain.offload.stats import PassProfile, Path
 PROBE_EVERY_PASSES = 8
 
 
+class SpillPlan(Protocol):
+    """What a manager asks: what leaves when it is saved, and in which order backward will ask for it.
+
+    `reads_ahead` False: what has left comes back when it is asked for, or when the plan's owner says so.
+    """
+
+    reason: str
+    last: PassProfile | None
+    reads_ahead: bool
+
+    def spills(self, index: int) -> bool: ...
+
+    def turns(self, count: int) -> Sequence[int]: ...
+
+    def pass_ended(self, profile: PassProfile, device_bytes_per_s: float) -> None: ...
+
+    def set_limit(self, limit_bytes: int) -> None: ...
+
+
 class Planner:
     """How much of a pass to spill. Until a whole pass was seen: everything, since nothing is known."""
+
+    reads_ahead = True
 
     def __init__(self, limit_bytes: int | None) -> None:
         self._limit_bytes = limit_bytes

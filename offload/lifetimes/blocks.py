@@ -104,12 +104,16 @@ class PieceView:
             memory.untyped_storage(), offset, self.shape, self.stride
         )
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has this form."""
+        return tensor.dtype == self.dtype and tensor.shape == self.shape and tuple(tensor.stride()) == self.stride
+
 
 def places_of(tensors: Sequence[torch.Tensor]) -> tuple[tuple[PieceView, ...], int]:
     """Tensors one after the other, each at an aligned place; and what they take. Raises OffloadConfigError."""
     end_bytes, found = 0, []
     for tensor in tensors:
-        if tensor.device.type != "cpu" or not torch._debug_has_internal_overlap(tensor) == 0:
+        if tensor.device.type not in ("cpu", "meta") or not torch._debug_has_internal_overlap(tensor) == 0:
             raise OffloadConfigError("parameters must be dense tensors in the CPU's memory")
         found.append(
             PieceView(offset_bytes=end_bytes, dtype=tensor.dtype, shape=tensor.shape, stride=tuple(tensor.stride()))

@@ -6,69 +6,25 @@ said: a step that differs from its plan is slower, never wrong. Every read is ch
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from elastrain.offload import residency
-from elastrain.offload.device import Copy, Device
+from elastrain.offload.device import Device
 from elastrain.offload.errors import LimitTooSmallError, OffloadError, PieceLostError, SpillWriteError
-from elastrain.offload.lifetimes.memory import MemoryPool, PieceMemory, Span
+from elastrain.offload.lifetimes.held import HeldPiece
+from elastrain.offload.lifetimes.memory import MemoryPool
+from elastrain.offload.lifetimes.moving import PieceMover
+from elastrain.offload.lifetimes.room import RoomAccount
 from elastrain.offload.lifetimes.values import Kind
-from elastrain.offload.queue import IoRequest, Urgency
+from elastrain.offload.queue import Urgency
 from elastrain.offload.residency import State
 
 _IN_MEMORY = residency.MEMORY
-
-
-class HeldPiece:
-    """One piece: its addresses, where its bytes are, and who moves them. Custody's lock guards all but the first line.
-
-    `state` DROPPED: it holds nothing that anybody needs, and has no memory.
-    """
-
-    def __init__(self, name: str, kind: Kind, memory: PieceMemory) -> None:
-        self.name, self.kind, self.memory = name, kind, memory
-        self.state = State.RESIDENT
-        self.leaving = False
-        self.device: Device | None = None
-        self.copy: Copy | None = None
-        self.request: IoRequest | None = None
-        self.fault: OffloadError | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        """What it takes in memory: whole pages."""
-        return self.memory.size_bytes
-
-    @property
-    def whole(self) -> Span:
-        """All of it."""
-        return Span(begin_bytes=0, size_bytes=self.size_bytes)
-
-
-class RoomAccount:
-    """The one limit, and all that counts against it: pieces, what `others()` hold, and what computing now takes."""
-
-    def __init__(self, limit_bytes: int, others: Callable[[], int]) -> None:
-        self.limit_bytes = limit_bytes
-        self.piece_bytes = self.most_bytes = 0
-        self.reserved_bytes = 0  # for what computes now
-        self._others = others
-
-    def add(self, more_bytes: int) -> None:
-        """Count pieces' memory."""
-        self.piece_bytes += more_bytes
-        self.most_bytes = max(self.most_bytes, self.total())
-
-    def total(self) -> int:
-        """All that counts."""
-        return self.piece_bytes + self.reserved_bytes + self._others()
-
-    def held(self) -> int:
-        """What is in memory for sure: no estimate."""
-        return self.piece_bytes + self._others()
+LOOK_AGAIN_S = 0.002
 
 
 class PieceCustody:
@@ -88,10 +44,10 @@ class PieceCustody:
         self.account = account
         self.next_use: Callable[[HeldPiece], int] = lambda _: 0
         self.waited_s = 0.0
-        self._devices = devices
         self._deadline_s = deadline_s
         self._pool = pool
         self._changed = threading.Condition()  # of a lock that its holder may take again
+        self._mover = PieceMover(devices, account, pool, self._changed)
         self._pieces: list[HeldPiece] = []
         self._pinned: set[HeldPiece] = set()
 
@@ -131,8 +87,9 @@ class PieceCustody:
             if piece.state is not State.DROPPED:
                 self.acquire([piece])
                 return
+            self.account.came(piece.size_bytes)
             self._make_room(piece.size_bytes)
-            self._take_memory(piece)
+            self._mover.take_memory(piece)
             piece.state = State.RESIDENT
 
     def change(self, pieces: Iterable[HeldPiece]) -> None:
@@ -143,7 +100,7 @@ class PieceCustody:
                 self._wait_for(lambda piece=piece: piece.state is not State.FORWARDED, f"writing {piece.name}")  # type: ignore[misc]
                 self.waited_s += time.perf_counter() - began_s
                 if piece.state is State.RELOADED:
-                    self._apply(piece, residency.Outdated())
+                    self._mover.apply(piece, residency.Outdated())
 
     def drop(self, piece: HeldPiece) -> None:
         """Nobody needs what is in it any more."""
@@ -151,7 +108,7 @@ class PieceCustody:
             self._wait_for(lambda: piece.state not in residency.IN_FLIGHT, f"moving {piece.name}")
             self._pinned.discard(piece)
             if piece.state is not State.DROPPED:
-                self._apply(piece, residency.Release())
+                self._mover.apply(piece, residency.Release())
 
     def release(self) -> None:
         """Let go of all pins: another point begins."""
@@ -164,7 +121,7 @@ class PieceCustody:
         """Write a copy while the piece stays."""
         with self._changed:
             if piece.state is State.RESIDENT and piece.fault is None:
-                self._apply(piece, residency.CopyOut())
+                self._mover.apply(piece, residency.CopyOut())
 
     def let_leave(self, piece: HeldPiece) -> None:
         """Let a piece leave memory as soon as its copy is written."""
@@ -173,8 +130,8 @@ class PieceCustody:
                 return
             piece.leaving = True
             if piece.state is State.RESIDENT:
-                self._apply(piece, residency.CopyOut())
-            self._leave_if_written(piece)
+                self._mover.apply(piece, residency.CopyOut())
+            self._mover.leave_if_written(piece)
 
     def bring(self, piece: HeldPiece) -> bool:
         """Begin to read a piece if there is room for it now; False if there is none."""
@@ -182,40 +139,65 @@ class PieceCustody:
             piece.leaving = False
             if piece.state is not State.SPILLED:
                 return True
-            if self.account.total() + piece.size_bytes > self.account.limit_bytes:
+            if self.account.missing_bytes(piece.size_bytes):
                 return False
             self._start_read(piece, urgent=False)
             return True
 
-    def shrink(self) -> None:
-        """Come back within the limit after more was held, or more is reserved: who is used last leaves."""
+    def make_room(self, size_bytes: int) -> None:
+        """Wait until so much more fits: who is used last leaves."""
         with self._changed:
-            self._make_room(0)
+            self._make_room(size_bytes)
+
+    def has_waited(self, seconds: float) -> None:
+        """Somebody else has waited for a drive."""
+        self.waited_s += seconds
+
+    def clear(self) -> None:
+        """Have nothing in memory but what is pinned, and nothing on its way: while nobody knows what a point takes."""
+        with self._changed:
+            until_s = time.monotonic() + self._deadline_s
+            while self._evict():
+                pass
+            while self._is_moving():
+                self._wait_once(until_s, "writing what is not used now")
+
+    def ease(self) -> None:
+        """The same in the middle of a point, as far as it goes: what was saved just now cannot leave yet."""
+        if self.account.missing_bytes(0):
+            with contextlib.suppress(LimitTooSmallError):
+                self.make_room(0)
 
     def accounted_bytes(self) -> int:
         """Memory that is known: of pieces, of others, and of pages that are held for nobody."""
         return self.account.held() + self._pool.parked_bytes
 
-    def trim(self) -> None:
-        """Hold no more pages for nobody than the limit has room for."""
+    def trim(self, *, wholly: bool = False) -> None:
+        """Hold no more pages for nobody than the limit has room for; or none."""
         with self._changed:
-            self._pool.trim(self.account.limit_bytes - self.account.total())
+            self._pool.trim(0 if wholly else self.account.limit_bytes - self.account.total())
 
     # Room. The lock is held.
 
     def _make_room(self, size_bytes: int) -> None:
         """Wait until so much more fits, letting go of what is used last."""
-        while self.account.total() + size_bytes > self.account.limit_bytes:
+        until_s = time.monotonic() + self._deadline_s
+        while missing_bytes := self.account.missing_bytes(size_bytes):
             going = sum(piece.size_bytes for piece in self._pieces if piece.leaving)
-            if self.account.total() + size_bytes - going > self.account.limit_bytes and self._evict():
+            if missing_bytes > going + self.account.others.moving_bytes() and self._evict():
                 continue
-            if not any(piece.state in residency.IN_FLIGHT for piece in self._pieces):
-                if not self.account.reserved_bytes:
-                    raise self._refusal(size_bytes)
-                self.account.reserved_bytes = 0  # an estimate: what is needed now goes before it
-                continue
-            self._wait_once(time.monotonic() + self._deadline_s, "making room")
+            if self._is_moving():
+                self._wait_once(until_s, "making room")
+            elif not self._has_more_to_give() and self.account.missing_bytes(size_bytes):
+                raise self._refusal(size_bytes)
         self._pool.trim(self.account.limit_bytes - self.account.total())
+
+    def _has_more_to_give(self) -> bool:
+        return self.account.others.give_up() > 0 or self.account.forget_estimates()
+
+    def _is_moving(self) -> bool:
+        moving = any(piece.state in residency.IN_FLIGHT for piece in self._pieces)
+        return moving or self.account.others.moving_bytes() > 0
 
     def _refusal(self, size_bytes: int) -> OffloadError:
         """Why there is no room: a drive takes nothing, or the limit is too small for what is used at a time."""
@@ -237,14 +219,9 @@ class PieceCustody:
         piece = max(idle, key=self.next_use)
         piece.leaving = True
         if piece.state is State.RESIDENT:
-            self._apply(piece, residency.CopyOut())
-        self._leave_if_written(piece)
+            self._mover.apply(piece, residency.CopyOut())
+        self._mover.leave_if_written(piece)
         return True
-
-    def _leave_if_written(self, piece: HeldPiece) -> None:
-        if piece.leaving and piece.state is State.RELOADED:
-            piece.leaving = False
-            self._apply(piece, residency.Spill())
 
     def _is_ready(self, piece: HeldPiece) -> bool:
         if piece.state is State.FAILED:
@@ -261,85 +238,14 @@ class PieceCustody:
     def _wait_once(self, until_s: float, what: str) -> None:
         if time.monotonic() > until_s:
             raise PieceLostError(f"{what} did not end within {self._deadline_s} s: look at the drive, or use another")
-        self._changed.wait(0.2)
-
-    # What the table commands. The lock is held.
-
-    def _apply(self, piece: HeldPiece, event: residency.Event) -> None:
-        piece.state, commands = residency.advance(piece.state, event)
-        for command in commands:
-            match command:
-                case residency.StartWrite():
-                    device = min(self._devices, key=lambda each: each.queued_bytes / each.writes.recent_bytes_per_s)
-                    device.queued_bytes += piece.size_bytes
-                    piece.device = device
-                    self._pool.mark(piece.memory)
-                    piece.request = device.queue.submit(Urgency.WRITE, partial(self._write, piece))
-                case residency.FreeMemory():
-                    self._pool.take_from(piece.memory)
-                    self.account.add(-piece.size_bytes)
-                    self._changed.notify_all()
-                case residency.FreeSlot():
-                    if piece.device is not None and piece.copy is not None:
-                        piece.device.free(piece.copy.slot)
-                    piece.copy = None
-                case residency.HastenRead():
-                    assert piece.device is not None and piece.request is not None
-                    piece.device.queue.hasten(piece.request)
+        # Others do not tell when they have moved something.
+        self._changed.wait(LOOK_AGAIN_S if self.account.others.moving_bytes() else 0.2)
 
     def _start_read(self, piece: HeldPiece, *, urgent: bool) -> None:
         if piece.state is State.READING:
-            self._apply(piece, residency.Need())
+            self._mover.apply(piece, residency.Need())
         if piece.state is not State.SPILLED:
             return
         if urgent:
             self._make_room(piece.size_bytes)
-        device = piece.device
-        assert device is not None
-        self._take_memory(piece)
-        piece.state, _ = residency.advance(piece.state, residency.Prefetch())
-        urgency = Urgency.DEMAND if urgent else Urgency.PREFETCH
-        piece.request = device.queue.submit(urgency, partial(self._read, piece))
-
-    def _take_memory(self, piece: HeldPiece) -> None:
-        self.account.add(piece.size_bytes)
-        self._pool.give_to(piece.memory)
-
-    # In a device's thread.
-
-    def _write(self, piece: HeldPiece, request: IoRequest) -> None:
-        device = piece.device
-        assert device is not None
-        copy: Copy | None = None
-        event: residency.Event = residency.WriteDone()
-        fault: OffloadError | None = None
-        try:
-            copy = piece.memory.write(device, piece.whole, lambda: request.cancelled)
-        except SpillWriteError as known:
-            event, fault = residency.WriteFailed(), known
-        except Exception as unknown:  # noqa: BLE001 - edge of a thread: an unknown fault must reach the trainer
-            event, fault = residency.WriteFailed(), SpillWriteError(f"{device.engine.name}: {unknown!r}")
-        with self._changed:
-            device.queued_bytes -= piece.size_bytes
-            piece.copy, piece.fault = copy, fault
-            if fault is not None:
-                piece.leaving = False
-            self._apply(piece, event)
-            self._leave_if_written(piece)
-            self._changed.notify_all()
-
-    def _read(self, piece: HeldPiece, request: IoRequest) -> None:
-        device, copy = piece.device, piece.copy
-        assert device is not None and copy is not None
-        event: residency.Event = residency.ReadDone()
-        fault: OffloadError | None = None
-        try:
-            piece.memory.read(device, piece.whole, copy, lambda: request.cancelled)
-        except OffloadError as known:
-            event, fault = residency.ReadFailed(), known
-        except Exception as unknown:  # noqa: BLE001 - edge of a thread: an unknown fault must reach the trainer
-            event, fault = residency.ReadFailed(), PieceLostError(f"{device.engine.name}: {unknown!r}")
-        with self._changed:
-            piece.fault = fault
-            self._apply(piece, event)
-            self._changed.notify_all()
+        self._mover.start_read(piece, Urgency.DEMAND if urgent else Urgency.PREFETCH)

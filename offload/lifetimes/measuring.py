@@ -2,43 +2,59 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from elastrain.offload.lifetimes.custody import PieceCustody
 from elastrain.offload.lifetimes.memory import MemoryMeter
 
 
-class PointMeter:
-    """Begins and ends with each point. Seconds leave out what custody waited for."""
+@dataclass(frozen=True, kw_only=True)
+class PointFigures:
+    """What was seen of one point. `over_bytes` is how far memory came over the limit; memory is None if not looked at.
 
-    def __init__(
-        self, custody: PieceCustody, meter: MemoryMeter, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    `extra_bytes` is what it took besides pieces and saved tensors.
+    """
+
+    seconds: float
+    saved_bytes: int
+    extra_bytes: int | None
+    over_bytes: int
+
+
+class PointMeter:
+    """Begins and ends with each point. Seconds leave out what custody waited for.
+
+    What the process held at first, before pieces and in all that follows, is nobody's business: `base_bytes`.
+    """
+
+    def __init__(self, custody: PieceCustody, meter: MemoryMeter, base_bytes: int) -> None:
         self.saved_bytes = 0
         self._custody = custody
         self._meter = meter
-        self._clock = clock
+        self._base_bytes = base_bytes
         self._since_s = self._waited_s = 0.0
-        self._held: tuple[int, int] | None = None  # what was accounted for, and what really was held
+        self._accounted_bytes: int | None = None  # when the point began
 
     def begin(self, *, with_memory: bool) -> None:
         """A point begins: all that it wants is there."""
-        self.saved_bytes, self._held = 0, None
+        self.saved_bytes, self._accounted_bytes = 0, None
         if with_memory:
-            # The peak over what is accounted for is what computing itself takes.
+            # The peak over what is accounted for is what computing itself takes, with all that nobody here knows of:
+            # small tensors, holes in the heap, buffers of libraries, Python's own objects.
             self._meter.forget_peak()
-            self._held = self._custody.accounted_bytes(), self._meter.own_bytes()[0]
-        self._since_s, self._waited_s = self._clock(), self._custody.waited_s
+            self._accounted_bytes = self._custody.accounted_bytes()
+        self._since_s, self._waited_s = self._meter.clock(), self._custody.waited_s
 
-    def seconds(self) -> float:
-        """Since the point began, without waits."""
-        return max(0.0, self._clock() - self._since_s - (self._custody.waited_s - self._waited_s))
-
-    def extra_bytes(self) -> int:
-        """The most that was held since the point began, without what pieces and saved tensors took meanwhile."""
-        if self._held is None:
-            return 0
-        (accounted, own), (_, most) = self._held, self._meter.own_bytes()
-        more = max(0, self._custody.accounted_bytes() - accounted)
-        return max(0, most - own - more)
+    def end(self) -> PointFigures:
+        """What was seen since it began."""
+        seconds = max(0.0, self._meter.clock() - self._since_s - (self._custody.waited_s - self._waited_s))
+        if self._accounted_bytes is None:
+            return PointFigures(seconds=seconds, saved_bytes=self.saved_bytes, extra_bytes=None, over_bytes=0)
+        most_bytes = self._meter.own_bytes()[1] - self._base_bytes
+        accounted_bytes = max(self._accounted_bytes, self._custody.accounted_bytes())
+        return PointFigures(
+            seconds=seconds,
+            saved_bytes=self.saved_bytes,
+            extra_bytes=max(0, most_bytes - accounted_bytes),
+            over_bytes=max(0, most_bytes - self._custody.account.limit_bytes),
+        )

@@ -80,3 +80,7 @@ class MemoryMeter(Protocol):
     def forget_peak(self) -> None:
         """Let the peak begin anew from what is held now."""
         ...
+
+    def clock(self) -> float:
+        """The seconds at which all is done that was asked for until now."""
+        ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
@@ -28,3 +29,7 @@ class KernelMeter:
             _CLEAR.write_text(_FORGET_THE_PEAK)
         except OSError:
             return
+
+    def clock(self) -> float:
+        """What computes on the CPU is done when it returns."""
+        return time.perf_counter()

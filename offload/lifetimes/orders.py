@@ -55,7 +55,10 @@ class Arrival:
 
 @dataclass(frozen=True, kw_only=True)
 class Arranged:
-    """A program, the stage and block of each of its points, and which of its pieces is which."""
+    """A program, the stage and block of each of its points, and which of its pieces is which.
+
+    A piece is told by its kind and its block; what a forward saved, by the place of that forward.
+    """
 
     order: UpdateOrder
     program: Program
@@ -140,7 +143,9 @@ def _released(
     _, size_bytes, born = saved.pop(number)
     name = f"what {blocks[block].name} saved"
     uses = (born, Use(point=place))
-    return [((Kind.ACTIVATION, block), MemoryPiece(name=name, kind=Kind.ACTIVATION, size_bytes=size_bytes, uses=uses))]
+    return [
+        ((Kind.ACTIVATION, born.point), MemoryPiece(name=name, kind=Kind.ACTIVATION, size_bytes=size_bytes, uses=uses))
+    ]
 
 
 def _size(block: BlockSizes, kind: Kind) -> int:

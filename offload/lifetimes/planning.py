@@ -1,23 +1,30 @@
-"""When a plan is made, of what, and what activations may take of the one limit at each point."""
+"""When a plan is made, and of what."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from elastrain.offload.device import Device
-from elastrain.offload.hooks import ActivationOffload
-from elastrain.offload.lifetimes.conductor import Carried, Conductor
+from elastrain.offload.lifetimes.carried import Carried
+from elastrain.offload.lifetimes.conductor import Conductor
 from elastrain.offload.lifetimes.orders import Arranged, Arrival, StepStage, UpdateOrder, arrange
 from elastrain.offload.lifetimes.plan import make_plan
-from elastrain.offload.lifetimes.program import needs_of
 from elastrain.offload.lifetimes.states import BlockStates
-from elastrain.offload.lifetimes.values import Budget, Kind, LimitBelowLeastError, Plan, Tier
-from elastrain.offload.records import SpillRecord
+from elastrain.offload.lifetimes.values import Budget, LimitBelowLeastError, Plan, Program, Tier
 
 STEPS_BEFORE_A_PLAN = 2
 """The first step makes gradients and optimizer states; the second one shows how long a step takes."""
-LEAST_SHARE = 8
-"""Activations always have this part of the limit: what is computed with needs some of them in any case."""
+MARGIN_SHARE = 0.03
+"""What is left free below the limit: the kernel counts in its own units, and later than things happen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How a plan is made, and of which orders of updates the fastest is taken."""
+
+    make: Callable[[Program, Budget], Plan] = make_plan
+    orders: tuple[UpdateOrder, ...] = tuple(UpdateOrder)
 
 
 class Planning:
@@ -28,41 +35,23 @@ class Planning:
         limit_bytes: int,
         states: BlockStates,
         conductor: Conductor,
-        offload: ActivationOffload,
         devices: Sequence[Device],
     ) -> None:
+        self.policy = Policy()
         self.order = UpdateOrder.AFTER_BACKWARD
         self.reason = "no step was seen yet: everything is read when it is needed"
         self._limit_bytes = limit_bytes
         self._states = states
         self._conductor = conductor
-        self._offload = offload
         self._devices = devices
         self._steps = 0
-        self._records: set[int] = set()
         self._basis: list[tuple[str, int]] = []
-        self._allowed: dict[tuple[StepStage, int], int] = {}
-
-    def forward_begins(self) -> None:
-        """Another forward: what it saves is new."""
-        self._records.clear()
-
-    def is_new(self, record: SpillRecord) -> bool:
-        """Whether a storage is saved for the first time in this forward."""
-        known = id(record) in self._records
-        self._records.add(id(record))
-        return not known
-
-    def before_point(self, stage: StepStage, block: int) -> None:
-        """Let activations take what the plan leaves them at a point."""
-        allowed = self._allowed.get((stage, block))
-        if allowed is not None:
-            self._offload.set_memory_limit(allowed)
 
     def step_ended(self) -> None:
         """A step is over: plan, if what was seen is another step than the one planned for."""
         seen, self._conductor.seen = self._conductor.seen, []
         self._steps += 1
+        self._conductor.steps += 1
         points = sorted((each.stage.value, each.block) for each in seen)
         # A step whose updates are still due, the first one of its kind, says nothing of updates.
         is_whole = any(each.stage is StepStage.UPDATE for each in seen)
@@ -82,24 +71,18 @@ class Planning:
             )
             for device in self._devices
         )
-        budget, found = Budget(limit_bytes=self._limit_bytes, tiers=tiers), list[tuple[Arranged, Plan]]()
-        for order in UpdateOrder:
+        outside_bytes = min(each.extra_bytes for each in seen)
+        seen = [replace(each, extra_bytes=each.extra_bytes - outside_bytes) for each in seen]
+        usable_bytes = self._limit_bytes - outside_bytes - int(MARGIN_SHARE * self._limit_bytes)
+        budget, found = Budget(limit_bytes=usable_bytes, tiers=tiers), list[tuple[Arranged, Plan]]()
+        for order in self.policy.orders:
             arranged = arrange(self._states.sizes(), seen, order)
             try:
-                found.append((arranged, make_plan(arranged.program, budget)))
+                found.append((arranged, self.policy.make(arranged.program, budget)))
             except LimitBelowLeastError as error:
                 self.reason = f"no plan: {error}"
         if not found:
             return
         arranged, plan = min(found, key=lambda each: each[1].played.step_s)
         self.order, self.reason = arranged.order, f"updates {arranged.order.value}: {plan.reason}"
-        self._conductor.carried = Carried(arranged, plan)
-        self._allow(arranged, plan)
-
-    def _allow(self, arranged: Arranged, plan: Plan) -> None:
-        """Activations may take what pieces leave at each point: one account for both."""
-        held = needs_of(plan, lambda index: arranged.pieces[index][0] is not Kind.ACTIVATION)
-        least = self._limit_bytes // LEAST_SHARE
-        self._allowed = {
-            point: max(least, self._limit_bytes - taken) for point, taken in zip(arranged.points, held, strict=True)
-        }
+        self._conductor.carry(Carried(arranged, plan), outside_bytes)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
+from elastrain.offload.lifetimes import heap
 from elastrain.offload.lifetimes.blocks import ModelBlock, PieceView, places_of
-from elastrain.offload.lifetimes.custody import HeldPiece, PieceCustody
+from elastrain.offload.lifetimes.carried import PieceKey
+from elastrain.offload.lifetimes.custody import PieceCustody
+from elastrain.offload.lifetimes.held import HeldPiece
 from elastrain.offload.lifetimes.orders import BlockSizes
 from elastrain.offload.lifetimes.values import Kind
 
-PieceKey = tuple[Kind, int]
-
 
 class BlockStates:
-    """All pieces of a model and its optimizer. `pieces` holds those that exist by now."""
+    """All pieces of a model and its optimizer. `pieces` holds those that exist by now.
+
+    `adopted_bytes` is what the model and the optimizer took before.
+    """
 
     def __init__(self, blocks: Sequence[ModelBlock], optimizer: torch.optim.Optimizer, custody: PieceCustody) -> None:
         self.pieces: dict[PieceKey, HeldPiece] = {}
@@ -26,11 +30,23 @@ class BlockStates:
         self._custody = custody
         self._gradients: dict[nn.Parameter, PieceView] = {}
         self._by_storage: dict[int, HeldPiece] = {}
+        self._state_places: dict[tuple[nn.Parameter, str], PieceView] = {}
+        self.adopted_bytes = custody.account.outside_bytes = self.unadopted_bytes()
         for number, block in enumerate(blocks):
             if block.parameters:
                 self._adopt_parameters(number, block)
-                self.adopt_optimizer_states(number)
+                self.adopt_optimizer_states(number, self.trained(number))
+                heap.trim()
                 custody.release()
+                custody.account.outside_bytes = self.unadopted_bytes()
+
+    def unadopted_bytes(self) -> int:
+        """What parameters and optimizer states take that do not lie in pieces yet."""
+        ours = {piece.memory.tensor.untyped_storage()._cdata for piece in self.pieces.values()}
+        tensors = [each.data for each in self.block_of]
+        tensors += [value for state in self._optimizer.state.values() for value in state.values() if _is_large(value)]
+        storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in tensors}
+        return sum(each.nbytes() for key, each in storages.items() if key not in ours)
 
     def of(self, kind: Kind, blocks: Sequence[int]) -> list[HeldPiece]:
         """The pieces of one kind of these blocks, as far as there are any."""
@@ -107,27 +123,40 @@ class BlockStates:
             view.copy_(parameter.data)
             parameter.data = view
 
-    def adopt_optimizer_states(self, number: int) -> None:
-        """Move what the optimizer has made for a block into a piece, once; counters stay where they are."""
-        if (Kind.STATE, number) in self.pieces:
-            return
-        found = [
-            (state, key)
-            for parameter in self._blocks[number].parameters
-            if (state := self._optimizer.state.get(parameter)) is not None
-            for key, value in state.items()
-            if isinstance(value, torch.Tensor) and value.numel() > 1
-        ]
-        if not found:
-            return
-        places, size_bytes = places_of([state[key] for state, key in found])
+    def has_states(self, block: int) -> bool:
+        """Whether the block's optimizer states lie in a piece."""
+        return (Kind.STATE, block) in self.pieces
+
+    def adopt_optimizer_states(self, number: int, parameters: Sequence[nn.Parameter]) -> None:
+        """Move what the optimizer has made for parameters of a block into its piece; counters stay where they are.
+
+        The first of them shows how much that will be for the whole block.
+        """
+        for parameter in parameters:
+            state = self._optimizer.state.get(parameter, {})
+            keys = [key for key, value in state.items() if _is_large(value)]
+            if keys and not self.has_states(number):
+                self._make_state_piece(number, {key: state[key].dtype for key in keys})
+            for key in keys:
+                place = self._state_places.get((parameter, key))
+                if place is not None and place.holds(state[key]):
+                    view = place.of(self.pieces[Kind.STATE, number].memory.tensor)
+                    view.copy_(state[key])
+                    state[key] = view
+
+    def _make_state_piece(self, number: int, keys: Mapping[str, torch.dtype]) -> None:
+        """Room for these states of each of the block's parameters, in the form of the parameter."""
+        wanted = [(each, key) for each in self.trained(number) if each.numel() > 1 for key in keys]
+        forms = [each.data.to("meta", keys[key]) for each, key in wanted]
+        places, size_bytes = places_of(forms)
+        self._state_places.update(zip(wanted, places, strict=True))
         name = f"the optimizer's states of {self._blocks[number].name}"
-        piece = self.pieces[Kind.STATE, number] = self._custody.adopt(name, Kind.STATE, size_bytes)
-        for (state, key), place in zip(found, places, strict=True):
-            view = place.of(piece.memory.tensor)
-            view.copy_(state[key])
-            state[key] = view
+        self.pieces[Kind.STATE, number] = self._custody.adopt(name, Kind.STATE, size_bytes)
 
     def _bytes(self, kind: Kind, number: int) -> int:
         piece = self.pieces.get((kind, number))
         return 0 if piece is None else piece.size_bytes
+
+
+def _is_large(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() > 1

@@ -28,7 +28,7 @@ class Updates:
     def landed(self, parameter: nn.Parameter) -> None:
         """A gradient is complete, or as far as this backward goes."""
         assert parameter.grad is not None
-        self._norms[parameter] = torch.linalg.vector_norm(parameter.grad)
+        self._norms[parameter] = _norm(parameter.grad)
 
     def close_step(self, order: list[nn.Parameter], max_grad_norm: float | None) -> torch.Tensor | None:
         """Let all blocks with gradients be due, clipped by the norm of all; returns that norm.
@@ -58,11 +58,13 @@ class Updates:
             parameter.grad = self._states.gradient(parameter)
             if scale is not None:
                 parameter.grad.mul_(scale)
-        self._step(parameters)
+        # New states come one parameter at a time: all of a block's would be in memory twice.
+        for some in [parameters] if self._states.has_states(block) else [[each] for each in parameters]:
+            self._step(some)
+            self._states.adopt_optimizer_states(block, some)
         for parameter in parameters:
             parameter.grad = None
             del self._norms[parameter]
-        self._states.adopt_optimizer_states(block)
         for piece in self._states.of(Kind.GRADIENT, [block]):
             self._custody.drop(piece)
 
@@ -77,3 +79,8 @@ class Updates:
         finally:
             for group, each in zip(groups, whole, strict=True):
                 group["params"] = each
+
+
+def _norm(gradient: torch.Tensor) -> torch.Tensor:
+    """As `clip_grad_norm_` takes it: on CUDA the operator for many tensors has other bits than that for one."""
+    return torch._foreach_norm([gradient])[0] if gradient.is_cuda else torch.linalg.vector_norm(gradient)

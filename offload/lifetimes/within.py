@@ -18,21 +18,26 @@ from elastrain.offload.device import Device
 from elastrain.offload.engines.port import IoEngine
 from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.hooks import ActivationOffload, OffloadConfig
-from elastrain.offload.identity import SpillHandle, StayingTensor
+from elastrain.offload.lifetimes import heap
 from elastrain.offload.lifetimes.blocks import blocks_of, check_optimizer
 from elastrain.offload.lifetimes.conductor import Conductor
-from elastrain.offload.lifetimes.custody import HeldPiece, PieceCustody, RoomAccount
+from elastrain.offload.lifetimes.custody import PieceCustody
+from elastrain.offload.lifetimes.held import HeldPiece
 from elastrain.offload.lifetimes.measuring import PointMeter
 from elastrain.offload.lifetimes.memory import MemoryMeter, MemoryPool
 from elastrain.offload.lifetimes.meter import KernelMeter
 from elastrain.offload.lifetimes.orders import StepStage, UpdateOrder
 from elastrain.offload.lifetimes.pages import PagePool
-from elastrain.offload.lifetimes.planning import Planning
+from elastrain.offload.lifetimes.planning import Planning, Policy
+from elastrain.offload.lifetimes.room import RoomAccount
+from elastrain.offload.lifetimes.saved import LeavesWhenTold, SavedTensors
 from elastrain.offload.lifetimes.states import BlockStates
 from elastrain.offload.lifetimes.updates import Updates
 from elastrain.offload.lifetimes.values import Kind
 
 UNLIMITED_BYTES = 1 << 62
+SAVED_BYTES = 32 << 10
+"""Saved tensors below it stay: to move them takes longer than to keep them."""
 
 
 def within(
@@ -42,16 +47,22 @@ def within(
     dirs: Sequence[str],
     memory_limit: int,
     engines: Sequence[IoEngine] | None = None,
+    policy: Policy | None = None,
 ) -> TrainingWithin:
     """Train within `memory_limit` bytes. Call `step` in place of clipping and `optimizer.step()`.
 
-    `engines` replaces the files in `dirs`. Raises OffloadConfigError where the model cannot be cut into blocks, or the
-    optimizer needs whole tensors.
+    `engines` replaces the files in `dirs`, `policy` the way plans are made. Raises OffloadConfigError where the model
+    cannot be cut into blocks, or the optimizer needs whole tensors.
     """
     check_optimizer(model, optimizer)
-    config = OffloadConfig(dirs=tuple(dirs), memory_limit=max(1, memory_limit // 4))
+    heap.give_back_what_is_freed()
     found = [PosixEngine(each) for each in dirs] if engines is None else engines
-    return TrainingWithin(model, optimizer, memory_limit, ActivationOffload(config), [Device(each) for each in found])
+    devices = [Device(each) for each in found]
+    told = LeavesWhenTold()
+    offload = ActivationOffload(OffloadConfig(dirs=tuple(dirs), min_bytes=SAVED_BYTES), engines=devices, plan=told)
+    training = TrainingWithin(model, optimizer, memory_limit, SavedTensors(offload, told), devices)
+    training._planning.policy = policy or Policy()
+    return training
 
 
 def memory_for(model: nn.Module, limit_bytes: int) -> tuple[MemoryPool, MemoryMeter]:
@@ -67,28 +78,43 @@ class TrainingWithin:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         limit_bytes: int,
-        offload: ActivationOffload,
+        saved: SavedTensors,
         devices: Sequence[Device],
     ) -> None:
         self._model = model
-        self._optimizer = optimizer
-        self._offload = offload
+        self._saved = saved
         self._devices = devices
         self._blocks = blocks_of(model)
         pool, meter = memory_for(model, limit_bytes)
-        self._custody = PieceCustody(devices, RoomAccount(limit_bytes, others=lambda: offload.live_bytes), pool)
+        base_bytes = meter.own_bytes()[0]
+        self._custody = PieceCustody(devices, RoomAccount(limit_bytes, saved), pool)
         self._states = BlockStates(self._blocks, optimizer, self._custody)
-        self._conductor = Conductor(self._custody, self._states.pieces, PointMeter(self._custody, meter))
+        points = PointMeter(self._custody, meter, base_bytes - self._states.adopted_bytes)
+        self._conductor = Conductor(self._custody, self._states.pieces, saved, points)
         self._custody.next_use = self._conductor.next_use
+        saved.make_room, saved.waited = self._custody.make_room, self._custody.has_waited
+        saved.stayed = lambda tensor: self._custody.acquire(self._states.holding(tensor))
         self._updates = Updates(optimizer, self._states, self._custody, self._conductor)
-        self._planning = Planning(limit_bytes, self._states, self._conductor, offload, devices)
-        self._saving: list[torch.autograd.graph.saved_tensors_hooks] = []
+        self._planning = Planning(limit_bytes, self._states, self._conductor, devices)
         self._handles = list(self._hook_up())
 
     @property
     def reason(self) -> str:
         """The present plan, in words."""
         return self._planning.reason
+
+    def figures(self) -> dict[str, float]:
+        """What the plan predicts of a step, and what was moved so far."""
+        carried = self._conductor.carried
+        played = None if carried is None else carried.plan.played
+        return {
+            "predicted_s": 0.0 if played is None else played.step_s,
+            "predicted_written_bytes": 0 if played is None else played.written_bytes,
+            "written_bytes": sum(each.writes.moved_bytes for each in self._devices),
+            "read_bytes": sum(each.reads.moved_bytes for each in self._devices),
+            "waited_s": self._custody.waited_s,
+            "most_bytes": self._custody.account.most_bytes,
+        }
 
     def step(self, max_grad_norm: float | None = None) -> torch.Tensor | None:
         """Clip, update, and forget the gradients. Returns the norm of all gradients before clipping.
@@ -112,14 +138,18 @@ class TrainingWithin:
         finally:
             self._custody.account.limit_bytes = limit_bytes
             self._custody.release()
-            self._custody.shrink()
+            self._custody.make_room(0)
 
     def close(self) -> None:
         """Bring all parameters and states back for good, and give the drives' space back."""
         self._bring_all()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Give the drives' space back at once, after a fault say: what is out is lost, and touching it is fatal."""
         for handle in self._handles:
             handle.remove()
-        self._offload.close()
+        self._saved.close()
         for device in self._devices:
             device.close()
 
@@ -140,16 +170,11 @@ class TrainingWithin:
     def _model_begins(self, _module: nn.Module, _args: Any) -> None:
         self._updates.update(len(self._blocks) - 1)
         self._custody.acquire(self._rest())
-        if torch.is_grad_enabled() and not self._saving:
-            self._planning.forward_begins()
-            self._offload.__enter__()
-            self._saving.append(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
-            self._saving[-1].__enter__()
+        if torch.is_grad_enabled():
+            self._saved.enter()
 
     def _model_ends(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        if self._saving:
-            self._saving.pop().__exit__(None, None, None)
-            self._offload.__exit__(None, None, None)
+        self._saved.leave()
 
     def _forward(self, number: int) -> None:
         touched = self._blocks[number].touches
@@ -159,7 +184,6 @@ class TrainingWithin:
             return
         for block in touched:
             self._updates.update(block)
-        self._planning.before_point(StepStage.FORWARD, number)
         self._conductor.arrive(StepStage.FORWARD, number, wanted)
 
     def _watch(self, number: int, output: Any) -> None:
@@ -172,7 +196,6 @@ class TrainingWithin:
         if self._conductor.is_at(StepStage.BACKWARD, number):
             return
         touched = self._blocks[number].touches
-        self._planning.before_point(StepStage.BACKWARD, number)
         self._conductor.arrive(StepStage.BACKWARD, number, [*self._states.of(Kind.PARAMETER, touched), *self._rest()])
 
     def _lands(self, parameter: nn.Parameter, _grad: torch.Tensor) -> None:
@@ -186,18 +209,6 @@ class TrainingWithin:
         if not self._states.is_ours(parameter):
             self._states.keep_gradient(parameter)
         self._updates.landed(parameter)
-
-    def _pack(self, tensor: torch.Tensor) -> StayingTensor | SpillHandle:
-        saved = self._offload._pack(tensor)
-        if isinstance(saved, SpillHandle) and self._planning.is_new(saved.record):
-            self._conductor.saved(saved.record.size_bytes)
-        return saved
-
-    def _unpack(self, saved: StayingTensor | SpillHandle) -> torch.Tensor:
-        tensor = self._offload._unpack(saved)
-        if isinstance(saved, StayingTensor):
-            self._custody.acquire(self._states.holding(tensor))
-        return tensor
 
     # Small things.
 

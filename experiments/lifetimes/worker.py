@@ -1,0 +1,164 @@
+"""One way to train one model, in a process of its own: asked for one step at a time. Nothing is compared here."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from elastrain.offload.engines.port import IoEngine
+from elastrain.offload.engines.posix import PosixEngine
+from elastrain.offload.faults import ThrottledEngine
+from elastrain.offload.lifetimes import heap
+from elastrain.offload.lifetimes.meter import KernelMeter
+from elastrain.offload.lifetimes.planning import Policy
+from elastrain.offload.lifetimes.within import TrainingWithin, within
+from experiments.lifetimes.policies import ON_DEMAND, ZERO_INFINITY
+from experiments.offload.models import Shape, build
+
+POLICIES = {"ours": Policy(), "zero": ZERO_INFINITY, "demand": ON_DEMAND}
+RECOMPUTED = ("zero", "demand")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """`way` is "plain" or a policy; `bytes_per_s` slows each drive down to that."""
+
+    way: str
+    kind: str
+    shape: Shape
+    directory: Path
+    limit_bytes: int = 0
+    bytes_per_s: float | None = None
+    drives: int = 1
+    dtype: torch.dtype = torch.float32
+    accumulated: int = 1
+
+
+class PeakMeter:
+    """The kernel's peak over the whole life of the process, although ours lets it begin anew at each point."""
+
+    def __init__(self) -> None:
+        self._meter = KernelMeter()
+        self._most_bytes = 0
+        forget = KernelMeter.forget_peak
+
+        def keep_and_forget(meter: KernelMeter) -> None:
+            self._look()
+            forget(meter)
+
+        KernelMeter.forget_peak = keep_and_forget  # type: ignore[method-assign]  # the judge looks before it is reset
+        gc.collect()
+        heap.trim()
+        forget(self._meter)
+        self._base_bytes = self._meter.own_bytes()[0]
+
+    def peak_bytes(self) -> int:
+        """The most, above what the process held before there was a model."""
+        self._look()
+        return self._most_bytes - self._base_bytes
+
+    def begin_anew(self) -> None:
+        """Forget what was."""
+        self._meter.forget_peak()
+        self._most_bytes = 0
+
+    def _look(self) -> None:
+        self._most_bytes = max(self._most_bytes, self._meter.own_bytes()[1])
+
+
+class Worker:
+    """What a process can be asked for."""
+
+    def __init__(self, case: Case) -> None:
+        torch.set_num_threads(1)
+        self._case = case
+        _warm_up()
+        self._peak = PeakMeter()
+        self._model, _ = build(case.kind, case.shape, case.dtype)
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=3e-4)
+        self._training = self._within() if case.way != "plain" else None
+        self._batch = 0
+        torch.manual_seed(7)
+
+    def step(self) -> dict[str, float]:
+        """Seconds of one step, and processor seconds of the training thread."""
+        began_s, thread_s = time.perf_counter(), time.thread_time()
+        for _ in range(self._case.accumulated):
+            self._loss().backward()
+        if self._training is not None:
+            self._training.step(max_grad_norm=1.0)
+        else:
+            nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+        return {"wall_s": time.perf_counter() - began_s, "thread_s": time.thread_time() - thread_s}
+
+    def digest(self) -> str:
+        """Of all parameters and optimizer states, bit for bit."""
+        if self._training is None:
+            return self._digest()
+        with self._training.whole():
+            return self._digest()
+
+    def peak_bytes(self) -> int:
+        """The kernel's peak since the process began, above what Python and torch take."""
+        return self._peak.peak_bytes()
+
+    def figures(self) -> dict[str, Any]:
+        """What ours predicts and did."""
+        assert self._training is not None
+        return {"reason": self._training.reason, **self._training.figures()}
+
+    def _digest(self) -> str:
+        found = hashlib.sha256()
+        for parameter in self._model.parameters():
+            state = self._optimizer.state[parameter]
+            for each in (parameter, *(value for value in state.values() if isinstance(value, Tensor))):
+                found.update(each.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return found.hexdigest()
+
+    def _loss(self) -> Tensor:
+        shape = self._case.shape
+        generator = torch.Generator().manual_seed(self._batch)
+        tokens = torch.randint(0, shape.vocabulary, (shape.batch, shape.tokens), generator=generator)
+        self._batch += 1
+        found: Tensor = self._model(tokens, _again) if self._case.way in RECOMPUTED else self._model(tokens)
+        return found
+
+    def _within(self) -> TrainingWithin:
+        case = self._case
+        engines: list[IoEngine] = [PosixEngine(case.directory) for _ in range(case.drives)]
+        if case.bytes_per_s is not None:
+            engines = [ThrottledEngine(each, bytes_per_s=case.bytes_per_s) for each in engines]
+        return within(
+            self._model,
+            self._optimizer,
+            dirs=[str(case.directory)],
+            memory_limit=case.limit_bytes,
+            engines=engines,
+            policy=POLICIES[case.way],
+        )
+
+
+def _again(block: nn.Module, *inputs: Tensor) -> Tensor:
+    found: Tensor = checkpoint(block, *inputs, use_reentrant=False)
+    return found
+
+
+def _warm_up() -> None:
+    """What torch takes for itself at the first step is no part of any limit."""
+    model, tokens = build("gpt", Shape(width=64, layers=2, tokens=16, batch=2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        model(tokens).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()

@@ -1,0 +1,41 @@
+"""One piece, as custody holds it: its memory, and where its bytes are."""
+
+from __future__ import annotations
+
+from elastrain.offload.device import Copy, Device
+from elastrain.offload.errors import OffloadError
+from elastrain.offload.lifetimes.memory import PieceMemory, Span
+from elastrain.offload.lifetimes.values import Kind
+from elastrain.offload.queue import IoRequest
+from elastrain.offload.residency import State
+
+
+class PiecePart:
+    """What one drive has of a piece's copy."""
+
+    def __init__(self, device: Device, span: Span) -> None:
+        self.device = device
+        self.span = span
+        self.copy: Copy | None = None
+        self.request: IoRequest | None = None
+
+
+class HeldPiece:
+    """One piece: its addresses, where its bytes are, and who moves them. Custody's lock guards all but the first line.
+
+    `state` DROPPED: it holds nothing that anybody needs, and has no memory.
+    """
+
+    def __init__(self, name: str, kind: Kind, memory: PieceMemory) -> None:
+        self.name, self.kind, self.memory = name, kind, memory
+        self.state = State.RESIDENT
+        self.leaving = False
+        self.shares: tuple[tuple[int, int], ...] = ()  # drives by their numbers, and bytes; none: wherever it is free
+        self.parts: list[PiecePart] = []
+        self.moving_parts = 0
+        self.fault: OffloadError | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in memory: whole pages."""
+        return self.memory.size_bytes

@@ -1,0 +1,139 @@
+"""Carries out what the residency table commands for pieces: memory comes and goes, drives write and read parts.
+
+All methods run with custody's lock held, except the moving of bytes: devices do that in threads of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+from elastrain.offload import residency
+from elastrain.offload.device import Device
+from elastrain.offload.engines.port import round_up
+from elastrain.offload.errors import OffloadError, PieceLostError, SpillWriteError
+from elastrain.offload.lifetimes.held import HeldPiece, PiecePart
+from elastrain.offload.lifetimes.memory import MemoryPool, Span
+from elastrain.offload.lifetimes.room import RoomAccount
+from elastrain.offload.queue import IoRequest, Urgency
+from elastrain.offload.residency import State
+
+
+class PieceMover:
+    """A piece lies on one drive, or is striped: `HeldPiece.shares` says what each drive gets."""
+
+    def __init__(
+        self, devices: Sequence[Device], account: RoomAccount, pool: MemoryPool, changed: threading.Condition
+    ) -> None:
+        self._devices = devices
+        self._account = account
+        self._pool = pool
+        self._changed = changed
+
+    def apply(self, piece: HeldPiece, event: residency.Event) -> None:
+        """Let an event happen to a piece."""
+        piece.state, commands = residency.advance(piece.state, event)
+        for command in commands:
+            match command:
+                case residency.StartWrite():
+                    self._start_write(piece)
+                case residency.FreeMemory():
+                    self._pool.take_from(piece.memory)
+                    self._account.add(-piece.size_bytes)
+                    self._changed.notify_all()
+                case residency.FreeSlot():
+                    self._free(piece)
+                case residency.HastenRead():
+                    for part in piece.parts:
+                        if part.request is not None:
+                            part.device.queue.hasten(part.request)
+
+    def leave_if_written(self, piece: HeldPiece) -> None:
+        """Let a piece go that was to leave as soon as its copy is good."""
+        if piece.leaving and piece.state is State.RELOADED:
+            piece.leaving = False
+            self.apply(piece, residency.Spill())
+
+    def take_memory(self, piece: HeldPiece) -> None:
+        """Memory for a piece that has none."""
+        self._account.add(piece.size_bytes)
+        self._pool.give_to(piece.memory)
+
+    def start_read(self, piece: HeldPiece, urgency: Urgency) -> None:
+        """Begin to bring a piece back that is out, into memory that there is room for."""
+        self.take_memory(piece)
+        piece.state, _ = residency.advance(piece.state, residency.Prefetch())
+        piece.moving_parts = len(piece.parts)
+        for part in piece.parts:
+            part.request = part.device.queue.submit(urgency, partial(self._read, piece, part))
+
+    def _start_write(self, piece: HeldPiece) -> None:
+        self._free(piece)
+        piece.parts, piece.fault = self._place(piece), None
+        piece.moving_parts = len(piece.parts)
+        self._pool.mark(piece.memory)
+        for part in piece.parts:
+            part.device.queued_bytes += part.span.size_bytes
+            part.request = part.device.queue.submit(Urgency.WRITE, partial(self._write, piece, part))
+
+    def _place(self, piece: HeldPiece) -> list[PiecePart]:
+        if not piece.shares:
+            device = min(self._devices, key=lambda each: each.queued_bytes / each.writes.recent_bytes_per_s)
+            return [PiecePart(device, Span(begin_bytes=0, size_bytes=piece.size_bytes))]
+        begin_bytes, found = 0, []
+        for tier, size_bytes in piece.shares:
+            end_bytes = min(piece.size_bytes, round_up(begin_bytes + size_bytes))
+            span = Span(begin_bytes=begin_bytes, size_bytes=end_bytes - begin_bytes)
+            found += [PiecePart(self._devices[tier], span)] if span.size_bytes else []
+            begin_bytes = end_bytes
+        last = found[-1]
+        last.span = Span(begin_bytes=last.span.begin_bytes, size_bytes=piece.size_bytes - last.span.begin_bytes)
+        return found
+
+    def _free(self, piece: HeldPiece) -> None:
+        for part in piece.parts:
+            if part.copy is not None:
+                part.device.free(part.copy.slot)
+        piece.parts = []
+
+    # In a device's thread.
+
+    def _write(self, piece: HeldPiece, part: PiecePart, request: IoRequest) -> None:
+        fault: OffloadError | None = None
+        copy = None
+        try:
+            copy = piece.memory.write(part.device, part.span, lambda: request.cancelled)
+        except SpillWriteError as known:
+            fault = known
+        except Exception as unknown:  # noqa: BLE001 - edge of a thread: an unknown fault must reach the trainer
+            fault = SpillWriteError(f"{part.device.engine.name}: {unknown!r}")
+        with self._changed:
+            part.device.queued_bytes -= part.span.size_bytes
+            part.copy = copy
+            self._part_ended(piece, fault, residency.WriteDone(), residency.WriteFailed())
+
+    def _read(self, piece: HeldPiece, part: PiecePart, request: IoRequest) -> None:
+        fault: OffloadError | None = None
+        try:
+            assert part.copy is not None
+            piece.memory.read(part.device, part.span, part.copy, lambda: request.cancelled)
+        except OffloadError as known:
+            fault = known
+        except Exception as unknown:  # noqa: BLE001 - edge of a thread: an unknown fault must reach the trainer
+            fault = PieceLostError(f"{part.device.engine.name}: {unknown!r}")
+        with self._changed:
+            self._part_ended(piece, fault, residency.ReadDone(), residency.ReadFailed())
+
+    def _part_ended(
+        self, piece: HeldPiece, fault: OffloadError | None, done: residency.Event, failed: residency.Event
+    ) -> None:
+        piece.fault = piece.fault or fault
+        piece.moving_parts -= 1
+        if piece.moving_parts:
+            return
+        if piece.fault is not None:
+            piece.leaving = False
+        self.apply(piece, done if piece.fault is None else failed)
+        self.leave_if_written(piece)
+        self._changed.notify_all()

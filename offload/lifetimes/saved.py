@@ -1,0 +1,153 @@
+"""What forwards save for their backwards: it leaves and comes back, point by point, as the conductor says.
+
+Until there is a plan, all of it leaves when it is saved, and comes back when it is asked for.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+import torch
+
+from elastrain.offload.hooks import ActivationOffload
+from elastrain.offload.identity import SpillHandle, StayingTensor
+from elastrain.offload.manager import SpillManager
+from elastrain.offload.records import SpillRecord
+from elastrain.offload.residency import State
+from elastrain.offload.stats import PassProfile
+
+
+class LeavesWhenTold:
+    """A `SpillPlan` that decides nothing. `all_leave`: what is saved leaves at once."""
+
+    reads_ahead = False
+
+    def __init__(self) -> None:
+        self.all_leave = True
+        self.reason = "the plan of the whole step decides what leaves"
+        self.last: PassProfile | None = None
+
+    def spills(self, index: int) -> bool:
+        """Whether it leaves when it is saved."""
+        return self.all_leave
+
+    def turns(self, count: int) -> Sequence[int]:
+        """Backward asks in the reverse order of saving."""
+        return range(count)
+
+    def pass_ended(self, profile: PassProfile, device_bytes_per_s: float) -> None:
+        """A pass is over."""
+        self.last = profile
+
+    def set_limit(self, limit_bytes: int) -> None:
+        """Nothing: the one limit is the account's."""
+
+
+class SavedTensors:
+    """`place` tells the records of one forward of a block from those of another; a later forward there replaces them.
+
+    `make_room` is asked before something is read that was not fetched in time, `waited` is told of the seconds;
+    `stayed` is told of what never left by itself, a parameter it may be, when backward asks for it.
+    """
+
+    def __init__(self, offload: ActivationOffload, told: LeavesWhenTold) -> None:
+        self.told = told
+        self.saved: Callable[[int], None] = lambda _: None
+        self.make_room: Callable[[int], None] = lambda _: None
+        self.waited: Callable[[float], None] = lambda _: None
+        self.stayed: Callable[[torch.Tensor], None] = lambda _: None
+        self._offload = offload
+        self._collecting: list[weakref.ref[SpillRecord]] = []
+        self._at: dict[int, list[weakref.ref[SpillRecord]]] = {}
+        self._known: weakref.WeakSet[SpillRecord] = weakref.WeakSet()
+        self._entered: torch.autograd.graph.saved_tensors_hooks | None = None
+
+    # Hooks.
+
+    def enter(self) -> None:
+        """A forward begins; nothing where one is under way."""
+        if self._entered is None:
+            self._offload.__enter__()
+            self._entered = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+            self._entered.__enter__()
+
+    def leave(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        """The forward is over."""
+        if self._entered is not None:
+            entered, self._entered = self._entered, None
+            entered.__exit__(kind, error, trace)
+            self._offload.__exit__(kind, error, trace)
+
+    def _pack(self, tensor: torch.Tensor) -> StayingTensor | SpillHandle:
+        saved = self._offload._pack(tensor)
+        if isinstance(saved, SpillHandle) and saved.record not in self._known:
+            self._known.add(saved.record)
+            self._collecting.append(weakref.ref(saved.record))
+            self.saved(saved.record.size_bytes)
+        return saved
+
+    def _unpack(self, saved: StayingTensor | SpillHandle) -> torch.Tensor:
+        if isinstance(saved, StayingTensor):
+            tensor = self._offload._unpack(saved)
+            self.stayed(tensor)
+            return tensor
+        if saved.record.state not in (State.SPILLED, State.READING):
+            return self._offload._unpack(saved)
+        began_s = time.perf_counter()
+        if saved.record.state is State.SPILLED:
+            self.make_room(saved.record.size_bytes)
+        tensor = self._offload._unpack(saved)
+        self.waited(time.perf_counter() - began_s)
+        return tensor
+
+    # What the conductor says.
+
+    def keep_as(self, place: int) -> None:
+        """What was saved since the last time belongs to this place."""
+        if self._collecting:
+            self._at[place], self._collecting = self._collecting, []
+
+    def let_leave(self, place: int) -> None:
+        """Let what was saved there leave memory."""
+        self._manager.leave(self._records(place))
+
+    def missing_bytes(self, place: int) -> int:
+        """What was saved there and has left."""
+        return sum(each.size_bytes for each in self._records(place) if each.state is State.SPILLED)
+
+    def bring(self, place: int) -> None:
+        """Begin to read it."""
+        self._manager.fetch(self._records(place))
+
+    def close(self) -> None:
+        """Give the drives' space back. Nothing can be asked for any more."""
+        self._offload.close()
+
+    # As custody's account sees it.
+
+    def live_bytes(self) -> int:
+        """Memory that saved tensors take, that of reads included."""
+        return self._manager.live_bytes + self._manager.idle_bytes
+
+    def moving_bytes(self) -> int:
+        """What is on its way out."""
+        return self._manager.writing_bytes
+
+    def give_up(self) -> int:
+        """Let everything leave that can; returns what is on its way then."""
+        return self._manager.give_up()
+
+    @property
+    def _manager(self) -> SpillManager:
+        return self._offload.manager
+
+    def _records(self, place: int) -> list[SpillRecord]:
+        return [record for each in self._at.get(place, ()) if (record := each()) is not None]
