@@ -127,6 +127,37 @@ class LoopHandover:
     state: str
 
 
+# Also by members that have written nothing: who collects the parts tells them in turn that the checkpoint is over.
+@dataclass(frozen=True, kw_only=True)
+class PartReport:
+    """What the sender has written of the checkpoint of `step`, for the member of lowest rank, which collects it."""
+
+    step: int
+    shards: tuple[int, ...]
+    told: tuple[str, ...]
+    """Per shard, where it lies and its digest, as the room of snapshots writes and reads it."""
+    lacking: tuple[int, ...]
+    """Shards that it was to write, and whose state of that step it has no more."""
+    problem: str
+    """Why it cannot write at all; empty: it can."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteInstead:
+    """Write these shards of the checkpoint of `step`, if the receiver does not do so already."""
+
+    step: int
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOver:
+    """The checkpoint of `step` is complete, or is given up for this reason."""
+
+    step: int
+    reason: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class EndsBefore:
     """The training loop of this member has ended before `step`."""
@@ -155,6 +186,9 @@ Message: TypeAlias = (
     | Doubt
     | Evidence
     | LoopHandover
+    | PartReport
+    | WriteInstead
+    | CheckpointOver
     | EndsBefore
     | GoesOn
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from elastrain.checkpoint import Checkpointed, Wish
 from elastrain.fold import Node
 from elastrain.placement import Holders, Placement
 from elastrain.scaling import NO_SCALE, UNSCALED, LossScale, Scaler
@@ -114,6 +115,10 @@ class Vote:
     """JSON, name -> digest of hyperparameters, layers, registered state: who differs there must not go on with us."""
     checks: tuple[Check, ...]
     """Micro-batches that this member and another one compute, if any in this step."""
+    checkpoint: Wish
+    """Whether this step should become a durable checkpoint."""
+    writing: bool
+    """This member has part in a checkpoint that is not complete yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +143,8 @@ class Record:
     """That of the next step, for everyone alike."""
     warning: str = ""
     """Where members that need not be deterministic differ."""
+    checkpoint: Checkpointed = Checkpointed.NO
+    """Whether this step becomes a durable checkpoint."""
 
 
 # --------------------------------------------------------------------------------------------------- a change of view

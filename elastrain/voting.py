@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from elastrain.checkpoint import decide
 from elastrain.checks import difference
 from elastrain.scaling import NO_SCALE, Scaler, advance
 from elastrain.values import Contribution, Record, Shape, Vote
@@ -53,6 +54,7 @@ def combine_votes(
         scaler=scaler,
         next_scaler=advance(shape.loss_scale, scaler, overflow=not is_finite),
         warning=differing,
+        checkpoint=decide([vote.checkpoint for vote in votes], writing=any(vote.writing for vote in votes)),
     )
 
 

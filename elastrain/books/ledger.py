@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 
 from elastrain import protocol as p
 from elastrain.books.behind import WorkBehind
+from elastrain.books.captures import Captures
 from elastrain.books.folds import Folds
 from elastrain.books.lending import Buffers
-from elastrain.books.ports import Arithmetic, StateStore, Tensor
+from elastrain.books.ports import Arithmetic, CaptureSink, NoSink, StateStore, Tensor
 from elastrain.books.slots import GradientSlots
 from elastrain.books.states import EVER, StateBooks
 from elastrain.messages import Gradient, Message, Partial, Publish, ShardCopy
@@ -29,6 +30,7 @@ class Ledger:
         arithmetic: Arithmetic,
         states: StateStore[int],
         scratch: StateStore[tuple[int, int]],
+        sink: CaptureSink | None = None,
     ) -> None:
         self._arithmetic = arithmetic
         self._buffers: Buffers[Tensor] = Buffers(arithmetic.new_buffer, arithmetic.kind)
@@ -36,14 +38,19 @@ class Ledger:
         self._folds = Folds(runs, lanes, arithmetic, self._buffers)
         self._states = StateBooks(arithmetic, self._buffers, states, scratch)
         self._behind = WorkBehind(len(lanes), arithmetic, self._states)
+        self._captures = Captures(states, sink or NoSink())
 
     @property
     def has_work_behind(self) -> bool:
-        return bool(self._behind.tasks)
+        return bool(self._behind.tasks) or self._captures.has_work
 
     def work_behind(self) -> list[p.Event]:
         """Some work that nobody waits for at once, a few milliseconds at most; nothing when there is none."""
-        return self._behind.work()
+        # Votes wait for digests and updates; for a copy, only the next update of that state.
+        if self._behind.tasks:
+            return self._behind.work()
+        self._captures.work()
+        return []
 
     def kept_gradients(self) -> Iterable[Tensor]:
         """What this member keeps as a backup until its updates are verified."""
@@ -83,6 +90,7 @@ class Ledger:
 
     def _change_states(self, command: p.Command) -> p.Event | None:
         """Commands after which updates that were left behind may be out of date."""
+        self._settle(command)
         match command:
             case p.Create():
                 self._states.create(command)
@@ -108,6 +116,21 @@ class Ledger:
                 self._states.drop(command.shard)
                 self._behind.forget(command.shard, EVER)
         return None
+
+    def _settle(self, command: p.Command) -> None:
+        """Copy, before the command changes them, states of which a checkpoint needs what they are now."""
+        match command:
+            case p.Apply():
+                for shard in command.shards:
+                    self._captures.settle(shard)
+            case p.Bind() | p.Unbind() | p.TakeCopy() | p.Drop():
+                self._captures.settle(command.shard)
+            case p.Swap():
+                self._captures.give_away(command.shard)
+            case p.Capture():
+                self._captures.capture(command)
+            case p.DropCaptures():
+                self._captures.drop(command.step)
 
     def _incoming(self, command: p.Keep) -> Tensor:
         if command.payload is None:

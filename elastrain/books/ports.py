@@ -109,3 +109,27 @@ class StateStore(Protocol[Key]):
         """Move a state over from another shelf."""
 
     def size_bytes(self, key: Key) -> int: ...
+
+
+class CaptureSink(Protocol):
+    """Takes the captured states of a checkpoint, to write them when there is time."""
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether it takes a state of this size without anybody waiting."""
+
+    def make_room(self, size_bytes: int) -> None:
+        """Wait until it does."""
+
+    def take(self, step: int, state: State) -> None:
+        """The state, as of `step`, is the sink's own from now on: it shares no memory with anything that changes."""
+
+
+class NoSink:
+    """Where no checkpoint is ever written."""
+
+    def has_room(self, size_bytes: int) -> bool:
+        return True
+
+    def make_room(self, size_bytes: int) -> None: ...
+
+    def take(self, step: int, state: State) -> None: ...

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from elastrain.member.parameters import Parameters
 from elastrain.member.roles import Roles
-from elastrain.messages import Ack, Copied, Digests, Doubt, Evidence, Gradient, Message, Partial, ShardCopy
+from elastrain.messages import (
+    Ack,
+    CheckpointOver,
+    Copied,
+    Digests,
+    Doubt,
+    Evidence,
+    Gradient,
+    Message,
+    Partial,
+    PartReport,
+    ShardCopy,
+    WriteInstead,
+)
 from elastrain.scaling import Scaler
 from elastrain.values import Record, Shape, Vote
 
@@ -44,6 +57,8 @@ class Commit:
             case Partial() | Gradient() | Ack() | Vote():
                 return message.step > self.step + 1
             case Digests() | ShardCopy() | Copied() | Doubt() | Evidence():
+                return message.step > self.step
+            case PartReport() | WriteInstead() | CheckpointOver():
                 return message.step > self.step
             case _:
                 return False

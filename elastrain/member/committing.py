@@ -27,6 +27,7 @@ class Committing:
         return (
             not m.views.is_recovering  # the votes of a view are void in the next
             and m.loop.has_asked_in(m.step.number)  # a script may still read what the commit overwrites
+            and not m.checkpointing.is_last  # what is committed after it would be lost when the job is stopped
             and not custody.announcements.is_digesting  # of states that the commit changes
             and not custody.given.is_reading()  # so does a copy that is on its way
             and custody.given.has_moved()  # else a busy job would never get its backups back
@@ -84,6 +85,8 @@ class Committing:
             roles=tuple(self.proposed_roles(mine)),
             settings=m.loop.settings,
             checks=m.step.check.results(),
+            checkpoint=m.checkpointing.wish(m.step.number),
+            writing=m.checkpointing.open is not None,
         )
         m.step.ballot.cast(m.me, vote)
         m.out.send_all(m.views.others, vote)
@@ -128,12 +131,14 @@ class Committing:
         m = self._machine
         roles = m.commit.roles
         mine, before = roles.mine, roles.live
+        m.checkpointing.capture()
         # Taken before the record is held: with it the open step, and all that is finished of it, is forgotten.
         touched = {shard: m.step.reduction.finished[shard].touched for shard in mine}
         self.learn(record)
         m.custody.primaries.apply(record, touched)
         m.custody.backups.apply_behind(record)
         self.change_roles(record, before)
+        m.checkpointing.on_passed(record, before)
         m.out.do(p.EndAttempt(step=record.step))
         m.step.begin(record.step + 1)
         return mine, before

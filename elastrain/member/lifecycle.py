@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from elastrain import messages as said
 from elastrain import protocol as p
+from elastrain.checkpoint import CheckpointPlan
 from elastrain.member.committing import Committing
 from elastrain.member.machine import Machine
 from elastrain.member.recovering import Recovering
@@ -22,8 +23,8 @@ from elastrain.values import Record, Report, Shape, Vote
 class Lifecycle:
     """One member's part in the job."""
 
-    def __init__(self, *, me: str, shape: Shape) -> None:
-        self.machine = Machine(me, shape)
+    def __init__(self, *, me: str, shape: Shape, checkpoints: CheckpointPlan | None = None) -> None:
+        self.machine = Machine(me, shape, checkpoints or CheckpointPlan())
         self._committing = Committing(self.machine)
         self._recovering = Recovering(self.machine, self._committing)
 
@@ -75,6 +76,7 @@ class Lifecycle:
                 m.step.reduction.on_block_done(event)
             case p.Began():
                 m.loop.on_began(event)
+                m.checkpointing.on_began(event.step, event.state)
             case p.Ready():
                 m.loop.on_ready(event)
                 m.end.on_asked(m.loop.step)
@@ -87,6 +89,8 @@ class Lifecycle:
                 m.custody.initial.on_read(event)
             case p.CopyBudgetSet():
                 m.custody.given.budget_bytes = event.parameters_bytes
+            case p.CheckpointWanted():
+                m.checkpointing.on_wanted(event)
             case _:
                 self._on_result(event)
 
@@ -111,6 +115,10 @@ class Lifecycle:
             # A recovery decides anew who is to have copies: one that was taken meanwhile is not counted.
             case p.TookCopy() if not m.views.is_recovering:
                 custody.taken.on_taken(event)
+            case p.PartWritten():
+                m.checkpointing.on_part_written(event)
+            case p.ManifestWritten():
+                m.checkpointing.on_manifest_written(event)
 
     # ---------------------------------------------------------------------------------------------------- messages
 
@@ -149,6 +157,12 @@ class Lifecycle:
                 self._committing.take_parameters(message, arrival.payload)
             case said.LoopHandover():
                 m.loop.on_handover(message, arrival.payload)
+            case said.PartReport():
+                m.checkpointing.on_report(source, message)
+            case said.WriteInstead():
+                m.checkpointing.on_write_instead(message)
+            case said.CheckpointOver():
+                m.checkpointing.on_over(message)
             case said.EndsBefore():
                 m.end.on_ends_before(source, message.step)
             case said.GoesOn():
@@ -224,6 +238,7 @@ class Lifecycle:
             self._compare()
             self._committing.vote()
             self._commit()
+            m.checkpointing.capture()
             self._copy()
             m.loop.enter()
             m.loop.feed()
@@ -267,5 +282,7 @@ class Lifecycle:
         end.leave_together()
 
     def _tell_end(self) -> None:
-        if self.machine.end.is_to_be_told() and self._committing.is_settled():
+        # A checkpoint that is being written is waited for: who leaves takes along what it has not written.
+        is_written = self.machine.checkpointing.open is None
+        if self.machine.end.is_to_be_told() and is_written and self._committing.is_settled():
             self.machine.end.tell()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from elastrain.checkpoint import CheckpointPlan
+from elastrain.member.checkpointing import Checkpointing
 from elastrain.member.commands import Commands
 from elastrain.member.commit import Commit
 from elastrain.member.custody import Custody
@@ -15,7 +17,7 @@ from elastrain.values import Shape
 class Machine:
     """One member's parts. Only `Lifecycle`, `Committing` and `Recovering` see them all."""
 
-    def __init__(self, me: str, shape: Shape) -> None:
+    def __init__(self, me: str, shape: Shape, checkpoints: CheckpointPlan) -> None:
         self.me = me
         self.shape = shape
         # In this order: each part is given those that it asks, and none that asks it.
@@ -24,5 +26,8 @@ class Machine:
         self.commit = Commit(me, shape)
         self.step = OpenStep(me, shape, self.views, self.commit, self.out)
         self.custody = Custody(me, shape, self.views, self.commit, self.step, self.out)
+        self.checkpointing = Checkpointing(
+            checkpoints, shape.sizes, self.views, self.commit, self.custody.holdings, self.out
+        )
         self.loop = LoopFeed(self.views, self.commit, self.step.runs, self.step.check, self.out)
         self.end = JobEnd(me, self.views, self.out)

@@ -29,6 +29,7 @@ class Recovering:
         m.step.ballot.clear()
         m.commit.roles.forget_followers()
         m.custody.forget_view()
+        m.checkpointing.forget_view()
         m.end.forget_view()
         m.views.switch()
         report = self.report()
@@ -149,6 +150,7 @@ class Recovering:
         m.out.do(self._resumed(decision))
         m.step.reduction.resume(decision.folded)
         m.custody.doubts.ask_again()
+        m.checkpointing.resume()
 
     def _resumed(self, decision: Recovery) -> p.Resumed:
         m = self._machine

@@ -20,7 +20,7 @@ class Views:
         self.newest: View | None = None
         self.is_recovering = True
         self.reports: dict[str, Report] = {}
-        self._me = me
+        self.me = me
         self._out = out
         self._waiting: list[p.Arrived] = []
 
@@ -32,7 +32,7 @@ class Views:
 
     @property
     def others(self) -> list[str]:
-        return [m for m in self.current.ids if m != self._me] if self.current else []
+        return [m for m in self.current.ids if m != self.me] if self.current else []
 
     # ------------------------------------------------------------------------------------------------ changes of view
 
@@ -41,7 +41,7 @@ class Views:
         # The launcher tells of a view more than once, and the store's news may come late.
         if self.newest is not None and view.generation <= self.newest.generation:
             return False
-        if self._me not in view:
+        if self.me not in view:
             if self.current is not None:  # a newcomer is not in the views before its own
                 self._out.leave(evicted=True)
             return False

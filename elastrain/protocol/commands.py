@@ -131,6 +131,45 @@ class Resumed:
     """A neighbour's micro-batch is still to be computed here."""
 
 
+# Before the first state is captured: so it is known when the last one is written.
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeginPart:
+    """Write these shards of the checkpoint of `step`, as `Capture` brings them. Answer: `PartWritten`."""
+
+    step: int
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureLoop:
+    """Keep what a newcomer's loop would need to enter step `step + 1`, for the checkpoint of `step`."""
+
+    step: int
+    state: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteManifest:
+    """All parts of the checkpoint are written: make it visible, if this group is still the job's.
+
+    Answer: `ManifestWritten`.
+    """
+
+    record: Record
+    told: tuple[str, ...]
+    """Of all shards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndCheckpoint:
+    """The checkpoint of `step` is complete, or given up for this reason: let go of what belongs to it."""
+
+    step: int
+    reason: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Leave:
     """All members are done, or this one was removed: let the process end."""
@@ -160,6 +199,10 @@ Command: TypeAlias = (
     | Noticed
     | Passed
     | Resumed
+    | BeginPart
+    | CaptureLoop
+    | WriteManifest
+    | EndCheckpoint
     | Leave
     | Fail
 )

@@ -150,6 +150,32 @@ class TookCopy:
     told: int
 
 
+# From outside of the steps: the loop, a clock, or the launcher; a step's number is counted in the machine.
+@dataclass(frozen=True, kw_only=True)
+class CheckpointWanted:
+    """The next step that is committed should become a checkpoint. `last`: the job is about to be stopped."""
+
+    last: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartWritten:
+    """Result of `BeginPart`: what was written, or the problem that kept it from being."""
+
+    step: int
+    shards: tuple[int, ...]
+    told: tuple[str, ...]
+    problem: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManifestWritten:
+    """Result of `WriteManifest`: the checkpoint is visible, or given up for this reason."""
+
+    step: int
+    reason: str
+
+
 # With the step: loops that end by a decision of the script may end at different ones.
 @dataclass(frozen=True, kw_only=True)
 class LoopEnded:
@@ -189,5 +215,8 @@ Event: TypeAlias = (
     | UpdatedAgain
     | DigestedAgain
     | TookCopy
+    | CheckpointWanted
+    | PartWritten
+    | ManifestWritten
     | LoopEnded
 )

@@ -222,6 +222,24 @@ class Drop:
     shard: int
 
 
+# Read later, when there is time: a state that is about to change before that is copied first, so that nobody waits.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture:
+    """Take the states of these shards, which are as of `step` now, for the checkpoint of that step."""
+
+    step: int
+    shards: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropCaptures:
+    """The checkpoint of `step` is over: what was taken for it, and is not written, is let go."""
+
+    step: int
+
+
 # Only now: until the commit any of them may be needed again, by another primary.
 
 
@@ -251,6 +269,8 @@ Work: TypeAlias = (
     | DigestAgain
     | TakeParameters
     | TakeCopy
+    | Capture
+    | DropCaptures
     | Drop
     | EndAttempt
 )

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastrain.checkpoint import Wish
 from elastrain.codec import BitMask
 from elastrain.messages import (
     KINDS,
     Ack,
+    CheckpointOver,
     Copied,
     Digests,
     Doubt,
@@ -23,8 +25,10 @@ from elastrain.messages import (
     LoopHandover,
     Message,
     Partial,
+    PartReport,
     Publish,
     ShardCopy,
+    WriteInstead,
     decode,
     encode,
 )
@@ -91,6 +95,8 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         roles=roles,
         settings=names,
         checks=tuples(st.builds(Check, micro_batch=ints, loss=floats, weight=floats, digests=tuples(ints))),
+        checkpoint=st.sampled_from(Wish),
+        writing=st.booleans(),
     ),
     Publish: st.builds(Publish, step=ints, record=st.none() | records, shards=tuples(ints)),
     Digests: st.builds(Digests, step=ints, digests=tuples(nodes), parameters=tuples(nodes)),
@@ -99,6 +105,16 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     Doubt: st.builds(Doubt, step=ints, shard=ints, parameters=st.booleans()),
     Evidence: st.builds(Evidence, step=ints, shard=ints, parameters=st.booleans(), digest=st.none() | ints),
     LoopHandover: st.builds(LoopHandover, step=ints, state=names),
+    PartReport: st.builds(
+        PartReport,
+        step=ints,
+        shards=st.lists(ints, max_size=3).map(tuple),
+        told=st.lists(names, max_size=3).map(tuple),
+        lacking=st.lists(ints, max_size=3).map(tuple),
+        problem=names,
+    ),
+    WriteInstead: st.builds(WriteInstead, step=ints, shards=st.lists(ints, max_size=3).map(tuple)),
+    CheckpointOver: st.builds(CheckpointOver, step=ints, reason=names),
     EndsBefore: st.builds(EndsBefore, step=ints),
     GoesOn: st.builds(GoesOn, step=ints),
 }

@@ -61,6 +61,9 @@ class Checks:
         self.decisions: dict[int, Recovery] = {}
         self.roles: dict[tuple[int, int], Placement] = {}
         self.checked_roles: dict[str, object] = {}
+        self.newest_durable = -1
+        """The step of the newest visible checkpoint."""
+        self.checkpoints = 0
         self.due: dict[int, int] = {}
         """Generation -> step that is not committed with fewer copies than there should be."""
 
@@ -198,6 +201,21 @@ class Checks:
         for nodes in (*report.own, *(nodes for _, _, nodes in report.folded)):
             if not _disjoint(nodes):
                 raise Violation(f"{member.me} keeps overlapping partials: {nodes}")
+
+    def durable(self, member: SimMember, command: p.WriteManifest) -> None:
+        """A checkpoint has become visible: all shards of one step, as an undisturbed job has them, and its loop."""
+        step = command.record.step
+        if step <= self.newest_durable:
+            raise Violation(f"{member.me} makes step {step} the newest checkpoint after {self.newest_durable}")
+        self.newest_durable = step
+        self.checkpoints += 1
+        told = [each.split(":") for each in command.told]
+        if {int(shard) for shard, _ in told} != set(range(len(self.shape.shards))):
+            raise Violation(f"the checkpoint of step {step} lacks shards: {command.told}")
+        for shard, value in told:
+            self._value(member, int(shard), step, int(value), "what was captured")
+        if member.kept_loop.get(step) != str(step + 1):
+            raise Violation(f"the checkpoint of step {step} has the loop's state {member.kept_loop.get(step)}")
 
     # -------------------------------------------------------------------------------------------------- after an event
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from elastrain import protocol as p
+from elastrain.checkpoint import CheckpointPlan
 from elastrain.membership import HoldersByShard, Outcome, propose
 from elastrain.messages import Ack, Digests, Gradient, Partial, Publish, ShardCopy
 from elastrain.placement import Placement
@@ -71,6 +72,18 @@ class Scenario:
     """Members whose training loop is left in the middle of the job."""
     slow_behind: bool = False
     """Work that nobody waits for takes longer than any run."""
+    checkpoint_every: int = 0
+    """Every so many steps become durable checkpoints."""
+    local_disks: bool = False
+    """Every holder writes its copy."""
+    wishes: int = 0
+    """Times that somebody's script asks for a checkpoint."""
+    full_disks: int = 0
+    """Members whose disk takes nothing any more, from some moment on."""
+
+    @property
+    def plan(self) -> CheckpointPlan:
+        return CheckpointPlan(every_steps=self.checkpoint_every, all_holders=self.local_disks)
 
 
 FROZEN = frozenset([7])
@@ -152,6 +165,8 @@ class Cluster:
         """Those that do -> the tick at which it goes on."""
         self.unread: set[str] = set()
         """Members whose next backward does not get back what was saved for it."""
+        self.manifests: dict[str, deque[p.WriteManifest]] = defaultdict(deque)
+        """Checkpoints of which all parts are written, until the store has been asked."""
         self.agent_todo: deque[Callable[[], None]] = deque()
         self.joining: list[Member] = []
         self.slowness: dict[Any, bool] = {}
@@ -178,7 +193,9 @@ class Cluster:
         name = f"m{len(self.members)}"
         nodes = self.scenario.nodes or 10**9
         member = Member(id=name, node=f"n{len(self.members) % nodes}")
-        self.members[name] = SimMember(name, self.shape, self.scenario.budget_bytes, frozen=FROZEN)
+        self.members[name] = SimMember(
+            name, self.shape, self.scenario.budget_bytes, frozen=FROZEN, checkpoints=self.scenario.plan
+        )
         if self.shape.initial.is_stored and self.truth is not None:
             shards = range(len(self.shape.shards))
             self.members[name].symbols.stored = tuple(self.truth.after(self.shape.initial.step, s) for s in shards)
@@ -193,7 +210,7 @@ class Cluster:
         kinds = ["crash"] * drawn.crashes + ["zombie"] * drawn.zombies + ["join"] * drawn.joins
         kinds += ["isolate"] * drawn.isolated + ["hunt"] * drawn.hunts + ["flip"] * drawn.flips
         kinds += ["stall"] * drawn.stalls + ["unread"] * drawn.unread + ["drift"] * drawn.drifts
-        kinds += ["pair"] * drawn.pairs
+        kinds += ["pair"] * drawn.pairs + ["wish"] * drawn.wishes + ["full"] * drawn.full_disks
         self.rng.shuffle(kinds)
         horizon = 22 * drawn.members * drawn.steps + 21  # about as long as the job takes undisturbed
         times: list[int] = []
@@ -244,12 +261,18 @@ class Cluster:
                 found.append((("behind", name), self._behind, name))
             if member.reads:
                 found.append((("read", name), self._read, name))
+            if member.disk.has_work:
+                found.append((("disk", name), self._write, name))
+            if self.manifests[name] and name not in self.cut_off:
+                found.append((("manifest", name), self._publish, name))
         if self.agent_todo:
             found.append(("agent", lambda _: self.agent_todo.popleft()(), None))
         return found
 
     def _choose(self, choices: list[Choice]) -> Choice:
         choice = self.rng.choice(choices)
+        if choice[0][0] == "manifest" and self.rng.random() < 0.9:  # a disk, and a store
+            choice = self.rng.choice(choices)
         if self.scenario.slow or self.scenario.slow_behind:
             for _ in range(12):
                 if not self._is_slow(choice[0]):
@@ -295,6 +318,22 @@ class Cluster:
         if out is not None:
             self._take(name, out)
 
+    def _write(self, name: str) -> None:
+        self._feed(name, self.members[name].disk.write())
+
+    def _publish(self, name: str) -> None:
+        """The agent puts a record in the store, and the checkpoint becomes visible."""
+        command = self.manifests[name].popleft()
+        refused = self._may_put_record(name)
+        if not refused:
+            self.checks.durable(self.members[name], command)
+        self._feed(name, p.ManifestWritten(step=command.record.step, reason=refused))
+
+    def _may_put_record(self, name: str) -> str:
+        """Empty if it may: the store compares the generation."""
+        generation = self.members[name].generation
+        return "" if generation == self.view.generation else f"generation {generation} is over"
+
     def _feed(self, name: str, event: p.Event) -> None:
         self._say(name, "<-", event)
         try:
@@ -331,6 +370,7 @@ class Cluster:
                 raise Violation(f"{name} enters step {enter.step} without the others' loop state")
             self.members[name].enter(enter.state or str(first))  # what the checkpoint says of the loop
             self._enter(name, enter.step)
+        self.manifests[name].extend(out.manifests)
         for failure in out.failed:
             self._failed(name, failure)
         if out.left:
@@ -358,6 +398,8 @@ class Cluster:
     def _check_all_are_done(self, name: str) -> None:
         """The end is a barrier: who has passed it frees all others, wherever they are."""
         member = self.members[name]
+        if member.machine.checkpointing.open is not None:
+            raise Violation(f"{name} leaves while a checkpoint is being written")
         end = self.scenario.steps if member.machine.end.step is None else member.machine.end.step
         for other in member.view.ids if member.view else ():
             if self.members[other].committed < end - 1:
@@ -497,6 +539,8 @@ class Cluster:
                 self._hunt()
             elif kind == "pair":
                 self._doom_two()
+            elif kind == "wish":
+                self._wish()
             else:
                 self._hit(kind)
 
@@ -524,6 +568,8 @@ class Cluster:
             self.stalling.add(victim)
         elif kind == "drift":
             self.members[victim].drift = " and more"
+        elif kind == "full":
+            self.members[victim].disk.is_full = True
         elif kind == "unread":
             self.unread.add(victim)
         elif kind == "crash" and self.rng.random() < 0.6:
@@ -568,6 +614,12 @@ class Cluster:
             if any(len(h.backups) < wanted or not set(h.all) <= set(self.view.ids) for h in member.roles.committed):
                 return False
         return self.committed > self.shape.initial.step
+
+    def _wish(self) -> None:
+        """A script calls `job.checkpoint()`."""
+        living = self._living()
+        if living and not self.finished:
+            self._feed(self.rng.choice(living), p.CheckpointWanted(last=False))
 
     def _hunt(self) -> None:
         """All but one holder of one shard die at once."""
@@ -694,6 +746,7 @@ def _short(value: object) -> str:
     if isinstance(value, p.Viewed):
         return f"view {value.view.generation}"
     hidden = {"payload", "contribution", "told", "square_norms", "touched", "settings", "state", "base", "record"}
+    hidden |= {"checkpoint", "writing"}  # of a vote
     fields = getattr(value, "__dataclass_fields__", {})
     return " ".join(
         [type(value).__name__, *(f"{name}={getattr(value, name)}" for name in fields if name not in hidden)]

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 
 from elastrain import protocol as p
 from elastrain.books.ledger import Ledger
+from elastrain.checkpoint import CheckpointPlan
 from elastrain.member.lifecycle import Lifecycle
 from elastrain.member.machine import Machine
 from elastrain.member.roles import Roles
 from elastrain.messages import Message
 from elastrain.values import Check, Contribution, Shape
 from elastrain.world import View
-from tests.sim.symbols import RELEASED, Ref, Shelf, Slot, Symbols, Violation, symbol
+from tests.sim.symbols import RELEASED, Ref, Shelf, Slot, State, Symbols, Violation, symbol
 
 __all__ = ["Outbox", "Run", "SimMember", "Violation", "symbol"]
 
@@ -50,6 +51,49 @@ class Outbox:
     left: bool = False
     evicted: bool = False
     phases: list[str] = field(default_factory=list)
+    manifests: list[p.WriteManifest] = field(default_factory=list)
+
+
+class SimDisk:
+    """What this member writes of checkpoints: parts that were begun, and the states that were captured for them."""
+
+    def __init__(self) -> None:
+        self.parts: list[p.BeginPart] = []
+        self.states: dict[tuple[int, int], int] = {}
+        """(step, shard) -> what was captured."""
+        self.rooms = 1 << 30
+        """So many states may be held before they are written."""
+        self.is_full = False
+        """It takes nothing any more."""
+
+    # ---- the port of the books
+
+    def has_room(self, size_bytes: int) -> bool:
+        return len(self.states) < self.rooms
+
+    def make_room(self, size_bytes: int) -> None: ...
+
+    def take(self, step: int, state: State) -> None:
+        self.states[step, state.shard] = state.cell.value
+
+    # ---- its thread
+
+    @property
+    def has_work(self) -> bool:
+        return any(all((part.step, s) in self.states for s in part.shards) for part in self.parts)
+
+    def write(self) -> p.PartWritten:
+        """The next part of which all states are there."""
+        part = next(part for part in self.parts if all((part.step, s) in self.states for s in part.shards))
+        self.parts.remove(part)
+        told = tuple(f"{shard}:{self.states.pop((part.step, shard))}" for shard in part.shards)
+        if self.is_full:
+            return p.PartWritten(step=part.step, shards=(), told=(), problem="no space left on device")
+        return p.PartWritten(step=part.step, shards=part.shards, told=told, problem="")
+
+    def end(self, step: int) -> None:
+        self.parts = [part for part in self.parts if part.step != step]
+        self.states = {key: value for key, value in self.states.items() if key[0] != step}
 
 
 class SimMember:
@@ -60,10 +104,12 @@ class SimMember:
         copy_budget_bytes: int = 1 << 20,
         *,
         frozen: frozenset[int] = frozenset(),
+        checkpoints: CheckpointPlan | None = None,
     ) -> None:
         self.me = me
         self.shape = shape
-        self.core = Lifecycle(me=me, shape=shape)
+        self.core = Lifecycle(me=me, shape=shape, checkpoints=checkpoints)
+        self.disk = SimDisk()
         self.reads: deque[tuple[int, ...]] = deque()
         """Shards whose initial state is being read."""
         self.core.handle(p.CopyBudgetSet(parameters_bytes=copy_budget_bytes))
@@ -75,6 +121,7 @@ class SimMember:
             arithmetic=self.symbols,
             states=self.states,
             scratch=Shelf[tuple[int, int]](self.symbols.model),
+            sink=self.disk,
         )
         self.generation = 0
         """Stamped on what is sent: it changes with the edit, between two commands of one event."""
@@ -90,6 +137,8 @@ class SimMember:
         self.loop = 0
         """State of the training loop: a scheduler that was stepped so often."""
         self.settings: dict[int, str] = {}
+        self.kept_loop: dict[int, str] = {}
+        """Step of a checkpoint -> the state with which the loop went on from it."""
         self.watch: Callable[[SimMember, p.Command], None] = lambda member, command: None
         """Told of every command after it was carried out."""
 
@@ -257,6 +306,14 @@ class SimMember:
                 out.entered.append(command)
             case p.Fail():
                 out.failed.append(command)
+            case p.BeginPart():
+                self.disk.parts.append(command)
+            case p.CaptureLoop():
+                self.kept_loop[command.step] = command.state
+            case p.WriteManifest():
+                out.manifests.append(command)
+            case p.EndCheckpoint():
+                self.disk.end(command.step)
             case p.Leave():
                 out.left, out.evicted = True, command.evicted
             case _:

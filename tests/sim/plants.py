@@ -15,11 +15,13 @@ from unittest.mock import patch
 
 from elastrain import protocol as p
 from elastrain.books.folds import Folds
+from elastrain.books.ledger import Ledger
 from elastrain.books.ports import Tensor
 from elastrain.books.slots import GradientSlots, UsedSlot
 from elastrain.fold import Combine, Fold, Node, absorb, covers
 from elastrain.member.backups import Backups
 from elastrain.member.ballot import Ballot
+from elastrain.member.checkpointing import Checkpointing
 from elastrain.member.commands import Commands
 from elastrain.member.committing import Committing
 from elastrain.member.comparison import Comparison
@@ -713,3 +715,35 @@ def reuses_a_slot_that_is_written(rule: Rule, slots: GradientSlots) -> Any:
     """A run that is computed again gets another slot: others may be reading what it has reported."""
     assert slots._running is not None
     return slots._running.slot
+
+
+# ------------------------------------------------------------------------------------------------ durable checkpoints
+
+_CHECKPOINTS: Filter = lambda scenario: scenario.checkpoint_every > 0  # noqa: E731  a filter among filters
+
+
+@_rule(40, Ledger, "_settle", _CHECKPOINTS)
+def captures_after_the_next_update(rule: Rule, ledger: Ledger, command: p.Command) -> None:
+    """A checkpoint has the state of its step: what is not copied yet is copied before the next update."""
+    if not isinstance(command, p.Apply):
+        rule(ledger, command)
+
+
+@_rule(40, Checkpointing, "_complete", _CHECKPOINTS)
+def completes_without_all_parts(rule: Rule, checkpointing: Checkpointing) -> None:
+    """A checkpoint becomes visible when all of its shards are written."""
+    found = checkpointing.open
+    if found is not None and found.collected:
+        found.writers = frozenset(found.collected)
+    rule(checkpointing)
+
+
+@_rule(100, Checkpointing, "resume", _CHECKPOINTS)
+def forgets_what_was_not_heard(rule: Rule, checkpointing: Checkpointing) -> None:
+    """What was told in the last view is told again in the next: the checkpoint is completed, or given up."""
+
+
+@_rule(40, Checkpointing, "on_began", _CHECKPOINTS)
+def keeps_the_loop_of_the_step_before(rule: Rule, checkpointing: Checkpointing, step: int, state: str) -> None:
+    """A checkpoint has the loop's state with which the next step begins."""
+    rule(checkpointing, step, str(step - 1))

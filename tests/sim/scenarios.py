@@ -14,7 +14,16 @@ def draw(seed: int) -> Scenario:
     rng = random.Random(seed)
     faults, check_every, slow_behind = _draw_faults(rng), rng.choice([0, 0, 1, 2]), rng.randrange(10) == 0
     resumes = rng.choice([None] * 10 + [-1, 0, 1])
-    return _with(faults, check_every=check_every, slow_behind=slow_behind, resumes=resumes)
+    drawn = _with(faults, check_every=check_every, slow_behind=slow_behind, resumes=resumes)
+    if rng.randrange(4):
+        return drawn
+    return _with(
+        drawn,
+        checkpoint_every=rng.choice([0, 1, 1, 2]),
+        local_disks=rng.choice([False, False, True]),
+        wishes=rng.choice([0, 1, 2]),
+        full_disks=rng.choice([0, 0, 0, 1]),
+    )
 
 
 def _draw_faults(rng: random.Random) -> Scenario:

@@ -21,6 +21,7 @@ import torch
 from elastrain import agent_messages as am
 from elastrain import messages
 from elastrain.base.line_buffer import LineBuffer
+from elastrain.checkpoint import Wish
 from elastrain.codec import BadMessageError, BitMask
 from elastrain.comm.errors import HandshakeRefused, ProtocolError
 from elastrain.comm.groups.slot_ring import DOUBLE_BUFFER_BYTES, SlotRing
@@ -238,6 +239,9 @@ def _messages() -> list[bytes]:
         messages.ShardCopy(step=3, shard=0, digest=7),
         messages.Copied(step=3, shard=0, intact=True),
         messages.LoopHandover(step=3, state='{"parts": {}}'),
+        messages.PartReport(step=3, shards=(0,), told=("{}",), lacking=(1,), problem="no space"),
+        messages.WriteInstead(step=3, shards=(0, 1)),
+        messages.CheckpointOver(step=3, reason="given up"),
         Vote(
             step=3,
             seen=2,
@@ -246,6 +250,8 @@ def _messages() -> list[bytes]:
             roles=_RECORD.roles,
             settings="{}",
             checks=(),
+            checkpoint=Wish.NONE,
+            writing=False,
         ),
         Report(
             committed=3,

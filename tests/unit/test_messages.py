@@ -7,6 +7,7 @@ import math
 import msgspec
 import pytest
 
+from elastrain.checkpoint import Wish
 from elastrain.messages import KINDS, Ack, EndsBefore, Publish, decode, encode
 from elastrain.placement import Holders
 from elastrain.values import Contribution, Record, Vote
@@ -32,7 +33,15 @@ def test_a_commit_record_travels_whole_with_infinite_and_missing_numbers() -> No
 def test_the_smallest_difference_of_a_float_survives() -> None:
     loss = math.nextafter(0.1, 1.0)
     vote = Vote(
-        step=0, seen=1, contribution=Contribution(loss), square_norms=((0, 5e-324),), roles=(), settings="", checks=()
+        step=0,
+        seen=1,
+        contribution=Contribution(loss),
+        square_norms=((0, 5e-324),),
+        roles=(),
+        settings="",
+        checks=(),
+        checkpoint=Wish.NONE,
+        writing=False,
     )
     assert decode(*encode(vote)) == vote
 

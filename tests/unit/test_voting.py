@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from elastrain.checkpoint import Wish
 from elastrain.placement import Holders
 from elastrain.scaling import LossScale, Scaler
 from elastrain.values import Contribution, Record, Shape, Vote
@@ -26,6 +27,8 @@ def vote(**changes: object) -> Vote:
         square_norms=(),
         roles=(),
         checks=(),
+        checkpoint=Wish.NONE,
+        writing=False,
         settings='{"hyperparameters": 1, "teacher": 3}',
     )
     return replace(plain, **changes)  # type: ignore[arg-type]

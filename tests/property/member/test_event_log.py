@@ -46,7 +46,7 @@ def test_a_log_of_events_replays_a_members_commands_exactly(seed: int) -> None:
     except Violation:  # the schedules themselves are judged in tests/sim
         return
     for name, (core, log) in logs.items():
-        again = Lifecycle(me=name, shape=core.shape)
+        again = Lifecycle(me=name, shape=core.shape, checkpoints=core.machine.checkpointing._plan)
         for number, (event, commands) in enumerate(log):
             assert again.handle(event) == commands, f"seed {seed}: event {number} of {name}: {event}"
 

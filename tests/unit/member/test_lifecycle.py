@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastrain import protocol as p
+from elastrain.checkpoint import Wish
 from elastrain.member.job_end import job_ends
 from elastrain.member.lifecycle import Lifecycle
 from elastrain.member.partials import FinishedGradient
@@ -303,7 +304,17 @@ def test_a_frame_of_a_newer_generation_is_held_and_makes_it_read_the_view() -> N
 def test_a_frame_of_an_older_generation_is_void() -> None:
     core = Lifecycle(me="a", shape=SHAPE)
     core.handle(p.Viewed(view=view(4, "a", "b")))
-    old = Vote(step=0, seen=3, contribution=TOLD, square_norms=(), roles=(), settings="", checks=())
+    old = Vote(
+        step=0,
+        seen=3,
+        contribution=TOLD,
+        square_norms=(),
+        roles=(),
+        settings="",
+        checks=(),
+        checkpoint=Wish.NONE,
+        writing=False,
+    )
     assert core.handle(p.Arrived(source="b", generation=3, message=old)) == []
     assert core.machine.step.ballot.votes(["b"]) is None
 
@@ -316,7 +327,17 @@ def test_what_belongs_to_a_step_that_is_over_is_ignored() -> None:
         Partial(step=0, block=0, node=(0, 1), contribution=TOLD, touched=1, lanes=((0, 0),)),
         Gradient(step=0, shards=(0,), contribution=TOLD, touched=((1,),), square_norms=(1.0,)),
         Ack(step=0, shards=(0,)),
-        Vote(step=0, seen=1, contribution=TOLD, square_norms=(), roles=(), settings="", checks=()),
+        Vote(
+            step=0,
+            seen=1,
+            contribution=TOLD,
+            square_norms=(),
+            roles=(),
+            settings="",
+            checks=(),
+            checkpoint=Wish.NONE,
+            writing=False,
+        ),
         Copied(step=0, shard=0, intact=True),
     ]
     for message in stale:

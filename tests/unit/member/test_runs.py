@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from elastrain.checkpoint import Wish
 from elastrain.fold import Fold
 from elastrain.member.ballot import Ballot
 from elastrain.member.partials import PartialSet, join_weights
@@ -12,7 +13,17 @@ from elastrain.values import Contribution, Vote
 
 ONE = (Contribution(1.0, 1.0, 1, 5), 0b01)
 TWO = (Contribution(2.0, 1.0, 1, 6), 0b11)
-VOTE = Vote(step=0, seen=1, contribution=None, square_norms=(), roles=(), settings="", checks=())
+VOTE = Vote(
+    step=0,
+    seen=1,
+    contribution=None,
+    square_norms=(),
+    roles=(),
+    settings="",
+    checks=(),
+    checkpoint=Wish.NONE,
+    writing=False,
+)
 
 
 def handed(*runs: int, blocks: int = 1) -> Runs:

@@ -1,0 +1,55 @@
+"""States on their way into a durable checkpoint: copied when there is time, or at once where they are about to change.
+
+What was captured is the checkpoint's own: nothing that the next steps do to a state can be seen in it.
+"""
+
+from __future__ import annotations
+
+from elastrain import protocol as p
+from elastrain.books.ports import CaptureSink, StateStore
+
+COPY_BYTES = 4 << 20
+"""State that is copied in one go behind the scenes: it keeps the engine from its messages for that long."""
+
+
+class Captures:
+    """Owns which states are still to be copied, and for which step."""
+
+    def __init__(self, states: StateStore[int], sink: CaptureSink) -> None:
+        self._states = states
+        self._sink = sink
+        self._due: dict[int, int] = {}
+        """Shard -> step of which its state is now."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a state is to be copied, and there is room for it."""
+        return bool(self._due) and self._sink.has_room(self._states.size_bytes(next(iter(self._due))))
+
+    def capture(self, command: p.Capture) -> None:
+        self._due.update(dict.fromkeys(command.shards, command.step))
+
+    def work(self) -> None:
+        """Copy some."""
+        size_bytes = 0
+        while size_bytes < COPY_BYTES and self.has_work:
+            shard = next(iter(self._due))
+            size_bytes += self._states.size_bytes(shard)
+            self.settle(shard)
+
+    def settle(self, shard: int) -> None:
+        """The state is about to change in place, or its memory to be used otherwise: copy it, if it is to be."""
+        step = self._due.pop(shard, None)
+        if step is not None:
+            # Here, and only here, a step may wait for the disk: where all the room for copies is taken.
+            self._sink.make_room(self._states.size_bytes(shard))
+            self._sink.take(step, self._states.copy(shard))
+
+    def give_away(self, shard: int) -> None:
+        """Another state takes its place: what is to be captured need not be copied."""
+        step = self._due.pop(shard, None)
+        if step is not None:
+            self._sink.take(step, self._states.pop(shard))
+
+    def drop(self, step: int) -> None:
+        self._due = {shard: due for shard, due in self._due.items() if due != step}

@@ -1,0 +1,283 @@
+"""This member's part in durable checkpoints: what it writes of a committed step, and what it collects of all others.
+
+The record of a step says that it becomes a checkpoint. Then every shard has one writer (or every holder writes), while
+the next steps go on; the member of lowest rank collects what all have written and makes the checkpoint visible. Nobody
+waits for any of it: where a part is lost and no holder has that state any more, the checkpoint is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from elastrain import protocol as p
+from elastrain.checkpoint import Checkpointed, CheckpointPlan, Wish, balanced, steady, writers
+from elastrain.member.commands import Commands
+from elastrain.member.commit import Commit
+from elastrain.member.holdings import Holdings
+from elastrain.member.views import Views
+from elastrain.messages import CheckpointOver, PartReport, WriteInstead
+from elastrain.placement import Placement
+from elastrain.values import Record
+
+GIVEN_UP = "it was given up in an earlier view"
+
+
+@dataclass
+class OpenCheckpoint:
+    """A checkpoint that is neither complete nor given up; what is written of it, as far as this member knows."""
+
+    record: Record
+    writers: frozenset[tuple[str, int]]
+    """(member, shard) of all that is to be written."""
+    mine: set[int] = field(default_factory=set)
+    """Shards that this member writes."""
+    to_capture: set[int] = field(default_factory=set)
+    """Those of them whose state of the step it does not have yet."""
+    own: dict[int, str] = field(default_factory=dict)
+    """Shard -> what was told of it when this member had written it."""
+    problem: str = ""
+    """Why this member cannot write what it has to."""
+    collected: dict[tuple[str, int], str] = field(default_factory=dict)
+    """Likewise by (member, shard), at the member of lowest rank."""
+    has_begun: bool = False
+    """The loop has entered the next step."""
+    has_loop: bool = False
+    """What it entered that step with is kept here."""
+    is_asked: bool = False
+    """Its manifest is being written."""
+
+    @property
+    def step(self) -> int:
+        return self.record.step
+
+
+class Checkpointing:
+    """Owns the wish for a checkpoint, and the one that is being written."""
+
+    def __init__(
+        self,
+        plan: CheckpointPlan,
+        sizes: tuple[int, ...],
+        views: Views,
+        commit: Commit,
+        holdings: Holdings,
+        out: Commands,
+    ) -> None:
+        self.open: OpenCheckpoint | None = None
+        self.is_last = False
+        """The job is about to be stopped: nothing is committed after the last checkpoint in this view."""
+        self._sizes = sizes
+        self._plan = plan
+        self._views = views
+        self._commit = commit
+        self._holdings = holdings
+        self._out = out
+        self._over: CheckpointOver | None = None
+        """How the last one ended, for members that were not told in its view."""
+        self._wanted = self._voted = Wish.NONE
+
+    # ------------------------------------------------------------------------------------------------------- the wish
+
+    def on_wanted(self, event: p.CheckpointWanted) -> None:
+        self._wanted = max(self._wanted, Wish.LAST if event.last else Wish.WANTED)
+
+    def wish(self, step: int) -> Wish:
+        """For the vote on `step`."""
+        every = self._plan.every_steps
+        self._voted = self._wanted
+        return max(self._wanted, Wish.DUE if every and (step + 1) % every == 0 else Wish.NONE)
+
+    # --------------------------------------------------------------------------------------------------------- a step
+
+    def on_passed(self, record: Record, before: Placement) -> None:
+        """The record is held and this primary has applied it; `before`: who held the shards until then."""
+        if record.checkpoint not in (Checkpointed.TAKEN, Checkpointed.LAST):
+            return
+        # What was asked for after the vote is a wish for a later state.
+        self._wanted = Wish.NONE if self._wanted is self._voted else self._wanted
+        self.is_last = record.checkpoint is Checkpointed.LAST
+        named = writers(steady(before, self._commit.roles.live), self._sizes, all_holders=self._plan.all_holders)
+        self.open = OpenCheckpoint(record=record, writers=named)
+        self._begin_part(shard for member, shard in named if member == self._views.me)
+
+    def _begin_part(self, shards: Iterable[int]) -> None:
+        assert self.open is not None
+        new = sorted(set(shards) - self.open.mine)
+        if new:
+            self.open.mine |= set(new)
+            self.open.to_capture |= set(new)
+            self._out.do(p.BeginPart(step=self.open.step, shards=tuple(new)))
+            self.capture()
+
+    def capture(self) -> None:
+        """Take the states that have come to the step: those of a primary at once, a backup's when they are verified."""
+        # Asked before anything moves on to the next step: a state that has passed by is found nowhere.
+        if self.open is None or not self.open.to_capture:
+            return
+        ready = sorted(s for s in self.open.to_capture if self._holdings.has(s, self.open.step))
+        if ready:
+            self.open.to_capture -= set(ready)
+            self._out.do(p.Capture(step=self.open.step, shards=tuple(ready)))
+
+    def on_began(self, step: int, state: str) -> None:
+        """The loop has entered `step` with this state: that is how it goes on from the step before."""
+        if self.open is None or step != self.open.step + 1:
+            return
+        self.open.has_begun = True
+        # By two, so that the second can collect where the first is lost: it may be as large as the model.
+        if self._views.me in self._views.view.ids[:2]:
+            self.open.has_loop = True
+            self._out.do(p.CaptureLoop(step=self.open.step, state=state))
+            self._complete()
+
+    # ------------------------------------------------------------------------------------------------------- its parts
+
+    def on_part_written(self, event: p.PartWritten) -> None:
+        if self.open is None or event.step != self.open.step:
+            return
+        self.open.own.update(zip(event.shards, event.told, strict=True))
+        self.open.problem = self.open.problem or event.problem
+        if not self._views.is_recovering:
+            self._report()
+
+    def _report(self) -> None:
+        """Tell the member of lowest rank all that this one has written; it may be told twice."""
+        assert self.open is not None
+        report = PartReport(
+            step=self._step,
+            shards=tuple(sorted(self.open.own)),
+            told=tuple(told for _, told in sorted(self.open.own.items())),
+            lacking=self._lacking(),
+            problem=self.open.problem,
+        )
+        if self._collector == self._views.me:
+            self.on_report(self._views.me, report)
+        else:
+            self._out.send(self._collector, report)
+
+    def _lacking(self) -> tuple[int, ...]:
+        """Shards that it was to write, and whose state it has let go of, or brought to a later step."""
+        assert self.open is not None
+        held = self._holdings
+        return tuple(s for s in sorted(self.open.to_capture) if s not in held or held[s].version > self._step)
+
+    @property
+    def _step(self) -> int:
+        assert self.open is not None
+        return self.open.step
+
+    @property
+    def _collector(self) -> str:
+        return self._views.view.ids[0]
+
+    # ------------------------------------------------------------------------------------------- at the lowest rank
+
+    def on_report(self, source: str, report: PartReport) -> None:
+        if self.open is None or report.step != self.open.step:
+            is_known = self._over is not None and self._over.step == report.step
+            over = self._over if is_known else CheckpointOver(step=report.step, reason=GIVEN_UP)
+            assert over is not None
+            self._out.send(source, over)
+        elif report.problem:
+            self._end(f"{source}: {report.problem}")
+        else:
+            self.open.collected.update(zip(((source, s) for s in report.shards), report.told, strict=True))
+            self._replace([(source, shard) for shard in report.lacking])
+            self._complete()
+
+    def _replace(self, lost: list[tuple[str, int]]) -> None:
+        """Have others write what these cannot write any more; give the checkpoint up where nobody has that state."""
+        if self.open is None or not lost:
+            return
+        self.open.writers -= set(lost)
+        written = {shard for _, shard in self.open.writers}
+        shards = {shard for _, shard in lost} - written
+        if not shards:  # another holder writes it, too
+            return
+        if self._commit.step != self.open.step:
+            names = ", ".join(sorted({member for member, _ in lost}))
+            self._end(f"{names} was lost with what it had to write, and the others are a step further")
+            return
+        # All holders have that state, or are about to verify it: the next step needs it.
+        named = balanced(shards, self._commit.roles.live, self._sizes)
+        self.open.writers |= set(named)
+        for member in sorted({member for member, _ in named}):
+            theirs = tuple(shard for writer, shard in named if writer == member)
+            if member == self._views.me:
+                self._begin_part(theirs)
+            else:
+                self._out.send(member, WriteInstead(step=self.open.step, shards=theirs))
+
+    def _complete(self) -> None:
+        found = self.open
+        if found is None or found.is_asked or not found.has_loop or self._views.is_recovering:
+            return
+        if self._collector == self._views.me and found.collected.keys() >= found.writers:
+            found.is_asked = True
+            told = tuple(found.collected[each] for each in sorted(found.writers, key=lambda w: (w[1], w[0])))
+            self._out.do(p.WriteManifest(record=found.record, told=told))
+
+    def on_manifest_written(self, event: p.ManifestWritten) -> None:
+        if self.open is not None and event.step == self.open.step:
+            self._end(event.reason)
+
+    def _end(self, reason: str) -> None:
+        over = CheckpointOver(step=self._step, reason=reason)
+        self._out.send_all(self._views.others, over)
+        self._close(over)
+
+    # ---------------------------------------------------------------------------------------------- told by it
+
+    def on_write_instead(self, message: WriteInstead) -> None:
+        if self.open is not None and message.step == self.open.step:
+            self._begin_part(message.shards)
+            if self._lacking():
+                self._report()
+
+    def on_over(self, message: CheckpointOver) -> None:
+        if self.open is None or message.step != self.open.step:
+            return
+        # Where the one that collected is lost, some were told how it ended, and the one that collects now was not.
+        if self._collector == self._views.me:
+            self._end(message.reason)
+        else:
+            self._close(message)
+
+    def _close(self, over: CheckpointOver) -> None:
+        self._out.do(p.DropCaptures(step=over.step))
+        self._out.do(p.EndCheckpoint(step=over.step, reason=over.reason))
+        self.open, self._over = None, over
+
+    # --------------------------------------------------------------------------------------------------- another view
+
+    def forget_view(self) -> None:
+        """Others go on: whoever was to be stopped with the last checkpoint has left."""
+        self.is_last = False
+
+    def resume(self) -> None:
+        """The view is in order: say again what is written, since what was told in the last view may be lost."""
+        if self.open is None:
+            if self._over is not None and self._collector != self._views.me:
+                self._out.send(self._collector, self._over)
+            return
+        self.capture()
+        if self._collector == self._views.me:
+            self._take_over()
+        if self.open is not None:
+            self._report()
+
+    def _take_over(self) -> None:
+        """Collect from now on; what only members knew that are gone is not known any more."""
+        assert self.open is not None
+        if self.open.has_begun and not self.open.has_loop:
+            self._end("the members that kept the state of the training loop were lost")
+            return
+        members = self._views.view.ids
+        missing = self.open.writers - self.open.collected.keys()
+        # Asked again of those who live, too: who was asked in the last view may not have heard it.
+        for member in self._views.others:
+            theirs = tuple(sorted(shard for writer, shard in missing if writer == member))
+            if theirs:
+                self._out.send(member, WriteInstead(step=self.open.step, shards=theirs))
+        self._replace(sorted(each for each in missing if each[0] not in members))

@@ -1,0 +1,69 @@
+"""States that are captured for a checkpoint: copied later, or before they change."""
+
+from __future__ import annotations
+
+from elastrain import protocol as p
+from elastrain.books.captures import Captures
+from tests.sim.symbols import Cell, Shelf, State
+
+
+class Sink:
+    """Remembers what it was given; `room` states fit."""
+
+    def __init__(self, room: int = 9) -> None:
+        self.taken: dict[tuple[int, int], object] = {}
+        self.room = room
+        self.waited = 0
+
+    def has_room(self, size_bytes: int) -> bool:
+        return self.room > len(self.taken)
+
+    def make_room(self, size_bytes: int) -> None:
+        self.waited += not self.has_room(size_bytes)
+
+    def take(self, step: int, state: State) -> None:
+        self.taken[step, state.shard] = state.cell.value
+
+
+def shelf_with(*values: str) -> Shelf[int]:
+    shelf: Shelf[int] = Shelf([Cell(None) for _ in values])
+    for shard, value in enumerate(values):
+        shelf[shard] = State(shard, Cell(value))
+    return shelf
+
+
+def test_what_is_copied_later_is_the_state_of_its_step() -> None:
+    shelf, sink = shelf_with("zero", "one"), Sink()
+    captures = Captures(shelf, sink)
+    captures.capture(p.Capture(step=4, shards=(0, 1)))
+    captures.settle(0)
+    shelf[0].cell.value = "changed"
+    while captures.has_work:
+        captures.work()
+    assert sink.taken == {(4, 0): "zero", (4, 1): "one"}
+
+
+def test_a_state_whose_place_another_takes_is_given_away_without_a_copy() -> None:
+    shelf, sink = shelf_with("zero"), Sink()
+    captures, cell = Captures(shelf, sink), shelf[0].cell
+    captures.capture(p.Capture(step=4, shards=(0,)))
+    captures.give_away(0)
+    shelf[0] = State(0, Cell("next"))
+    assert sink.taken == {(4, 0): "zero"} and cell.value == "zero" and not captures.has_work
+
+
+def test_nothing_is_copied_behind_without_room_and_a_change_waits_for_it() -> None:
+    shelf, sink = shelf_with("zero", "one"), Sink(room=1)
+    captures = Captures(shelf, sink)
+    captures.capture(p.Capture(step=4, shards=(0, 1)))
+    captures.work()
+    assert sink.taken == {(4, 0): "zero"} and not captures.has_work
+    captures.settle(1)
+    assert sink.waited == 1 and (4, 1) in sink.taken
+
+
+def test_captures_of_a_checkpoint_that_is_over_are_let_go() -> None:
+    captures = Captures(shelf_with("zero"), Sink())
+    captures.capture(p.Capture(step=4, shards=(0,)))
+    captures.drop(4)
+    assert not captures.has_work

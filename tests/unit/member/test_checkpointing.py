@@ -1,0 +1,150 @@
+"""A member's part in durable checkpoints: what it writes, what it collects, and how it ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from elastrain import protocol as p
+from elastrain.checkpoint import Checkpointed, CheckpointPlan
+from elastrain.member.lifecycle import Lifecycle
+from elastrain.messages import CheckpointOver, PartReport
+from elastrain.values import Contribution, Shape, ShardShape
+from elastrain.world import Member, View
+
+Kind = TypeVar("Kind")
+SHAPE = Shape(runs=1, blocks=1, shards=tuple(ShardShape(size_bytes=8, lanes=(0,)) for _ in range(2)), backups=0)
+TOLD = Contribution(1.0, 2.0, 2, 3)
+
+
+class Alone:
+    """A job of one, driven by hand; `done` is all that it was told to do."""
+
+    def __init__(self, plan: CheckpointPlan, shape: Shape = SHAPE) -> None:
+        self.core = Lifecycle(me="a", shape=shape, checkpoints=plan)
+        self.done: list[p.Command] = []
+        members = (Member(id="a", node="n", address="x"),)
+        self.tell(p.Viewed(view=View(generation=1, members=members, reason="start")))
+        self.tell(p.Began(step=0, settings="lr", state="0"))
+        self.tell(p.Ready())
+
+    def tell(self, event: p.Event) -> None:
+        commands = self.core.handle(event)
+        self.done += commands
+        for command in commands:
+            if isinstance(command, p.FinishGradients):
+                self.tell(p.GradientsFinished(step=command.step, square_norms=dict.fromkeys(command.shards, 4.0)))
+            elif isinstance(command, p.Compute) and command.probed:
+                self.tell(p.Checked(step=command.step, run=command.run, check=None))
+
+    def compute(self, step: int) -> None:
+        self.tell(p.BlockDone(step=step, run=0, block=0, contribution=TOLD, touched=1))
+        self.tell(p.Ready())
+
+    def go_on(self, step: int) -> None:
+        self.tell(p.Began(step=step, settings="lr", state=str(step)))
+        self.tell(p.Ready())
+
+    def all(self, kind: type[Kind]) -> list[Kind]:
+        return [command for command in self.done if isinstance(command, kind)]
+
+    def said(self) -> list[Checkpointed]:
+        return [passed.record.checkpoint for passed in self.all(p.Passed)]
+
+    def written(self, step: int, problem: str = "") -> p.PartWritten:
+        shards = () if problem else (0, 1)
+        return p.PartWritten(step=step, shards=shards, told=tuple(f"at {s}" for s in shards), problem=problem)
+
+
+def test_every_second_step_is_written_and_made_visible() -> None:
+    job = Alone(CheckpointPlan(every_steps=2))
+    job.compute(0)
+    job.go_on(1)
+    job.compute(1)
+    assert job.said() == [Checkpointed.NO, Checkpointed.TAKEN]
+    assert job.all(p.BeginPart) == [p.BeginPart(step=1, shards=(0, 1))]
+    apply, capture = job.done.index(job.all(p.Apply)[1]), job.done.index(job.all(p.Capture)[0])
+    assert apply < capture
+    job.tell(job.written(1))
+    assert not job.all(p.WriteManifest)  # the loop's state of the next step is still to come
+    job.go_on(2)
+    assert job.all(p.CaptureLoop) == [p.CaptureLoop(step=1, state="2")]
+    assert [manifest.told for manifest in job.all(p.WriteManifest)] == [("at 0", "at 1")]
+    job.tell(p.ManifestWritten(step=1, reason=""))
+    assert job.all(p.EndCheckpoint) == [p.EndCheckpoint(step=1, reason="")]
+
+
+def test_the_next_one_is_passed_over_while_one_is_being_written() -> None:
+    job = Alone(CheckpointPlan(every_steps=1))
+    for step in range(3):
+        job.compute(step)
+        job.go_on(step + 1)
+        if step == 1:
+            job.tell(job.written(0))
+            job.tell(p.ManifestWritten(step=0, reason=""))
+    assert job.said() == [Checkpointed.TAKEN, Checkpointed.PASSED_OVER, Checkpointed.TAKEN]
+
+
+def test_a_wish_stays_until_a_step_has_become_a_checkpoint() -> None:
+    job = Alone(CheckpointPlan(every_steps=1))
+    job.compute(0)
+    job.go_on(1)
+    job.tell(p.CheckpointWanted(last=False))
+    job.core.machine.checkpointing._plan = CheckpointPlan()
+    job.compute(1)
+    assert job.said()[-1] is Checkpointed.NO
+    job.tell(job.written(0))
+    job.tell(p.ManifestWritten(step=0, reason=""))
+    job.go_on(2)
+    job.compute(2)
+    job.go_on(3)
+    assert job.said()[-1] is Checkpointed.TAKEN
+    job.tell(job.written(2))
+    job.tell(p.ManifestWritten(step=2, reason=""))
+    job.compute(3)
+    assert job.said()[-1] is Checkpointed.NO
+
+
+def test_a_disk_that_takes_nothing_gives_one_checkpoint_up_and_the_next_is_tried() -> None:
+    job = Alone(CheckpointPlan(every_steps=1))
+    job.compute(0)
+    job.tell(job.written(0, problem="no space left on device"))
+    assert job.all(p.EndCheckpoint) == [p.EndCheckpoint(step=0, reason="a: no space left on device")]
+    assert job.all(p.DropCaptures) == [p.DropCaptures(step=0)]
+    job.go_on(1)
+    job.compute(1)
+    assert job.said() == [Checkpointed.TAKEN, Checkpointed.TAKEN]
+
+
+def test_nothing_is_committed_after_the_last_checkpoint() -> None:
+    job = Alone(CheckpointPlan())
+    job.tell(p.CheckpointWanted(last=True))
+    job.compute(0)
+    job.go_on(1)
+    job.compute(1)
+    assert job.said() == [Checkpointed.LAST]
+    job.tell(job.written(0))
+    assert len(job.all(p.WriteManifest)) == 1
+    job.tell(p.ManifestWritten(step=0, reason=""))
+    assert job.said() == [Checkpointed.LAST]
+
+
+def test_the_end_of_the_job_waits_for_what_is_being_written() -> None:
+    job = Alone(CheckpointPlan(every_steps=1))
+    job.compute(0)
+    job.tell(p.Began(step=1, settings="lr", state="1"))
+    job.tell(p.LoopEnded(step=1))
+    assert not job.all(p.Leave)
+    job.tell(job.written(0))
+    job.tell(p.ManifestWritten(step=0, reason=""))
+    assert len(job.all(p.Leave)) == 1
+
+
+def test_who_reports_of_a_checkpoint_that_is_over_is_told_how_it_ended() -> None:
+    job = Alone(CheckpointPlan(every_steps=1), replace(SHAPE, runs=1))
+    job.compute(0)
+    job.tell(job.written(0, problem="no space"))
+    report = PartReport(step=0, shards=(), told=(), lacking=(), problem="")
+    job.tell(p.Arrived(source="b", generation=1, message=report))
+    sent = [c.message for c in job.all(p.SendMessage)]
+    assert sent == [CheckpointOver(step=0, reason="a: no space")]
