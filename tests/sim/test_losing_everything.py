@@ -1,4 +1,4 @@
-"""The last holders of some shard die while newcomers are starting, in every combination: each node ends within seconds."""
+"""The last holders of a shard die while newcomers are starting, in every combination: each node ends within seconds."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def lose(schedule: Schedule, stage: str, strike: str, gap_s: float) -> tuple[Wor
     return world, loss, ended_s
 
 
-@pytest.mark.parametrize("backups", (0, 1, 2))
+@pytest.mark.parametrize("backups", [0, 1, 2])
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_node_ends_within_seconds_when_the_last_holders_die(stage: str, backups: int) -> None:
     for nodes, strike, gap_s in product((1, 3), STRIKES, GAPS_S):
