@@ -54,6 +54,12 @@ class MeetDue(Struct, frozen=True):
     node: str
 
 
+class HelloDue(Struct, frozen=True):
+    """A worker that came later should have said hello."""
+
+    member: str
+
+
 class WarmUpDue(Struct, frozen=True):
     """A joiner gets full priority, ready or not."""
 
@@ -105,6 +111,7 @@ Due: TypeAlias = (
     | ParkedDue
     | DigestsDue
     | MeetDue
+    | HelloDue
     | WarmUpDue
     | RestartDue
     | LeaveDue

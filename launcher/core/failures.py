@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastrain.launcher.core.cluster import Cluster
-from elastrain.launcher.core.deadlines import Deadlines, HangDue, KilledDue, LeaveDue, WarmUpDue
+from elastrain.launcher.core.deadlines import Deadlines, HangDue, HelloDue, KilledDue, LeaveDue, WarmUpDue
 from elastrain.launcher.core.events import ChannelClosed, MutexBroke, WorkerDied, WorkerExited
 from elastrain.launcher.core.script_failures import ScriptFailures
 from elastrain.launcher.core.shutdown import Shutdown
@@ -16,6 +16,8 @@ from elastrain.launcher.core.worker_table import Worker
 from elastrain.launcher.notices import Exited
 from elastrain.launcher.values import Command, Log, TakeNumber, TellNodes
 from elastrain.membership import may_restart
+
+_OF_A_LIVING_WORKER = (LeaveDue, HelloDue, WarmUpDue, HangDue, KilledDue)
 
 
 class Failures:
@@ -49,7 +51,7 @@ class Failures:
         worker.follow(Course.DIE)
         # Whom it did not reach, or who did not reach it, no longer matters: it is out of the next view.
         self._suspicions.forget(worker.id)
-        self._deadlines.drop(LeaveDue(worker.id), WarmUpDue(worker.id), HangDue(worker.id), KilledDue(worker.id))
+        self._deadlines.drop(*(due(worker.id) for due in _OF_A_LIVING_WORKER))
         # The others hear of it before this agent proposes: several proposals at once are answered by one view.
         commands: list[Command] = [death(worker.id, event.source, event.at_s, now)]
         if not self._config.alone:

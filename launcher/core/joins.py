@@ -7,7 +7,7 @@ from typing import Any
 
 from elastrain.agent_messages import Hello, Progress, Refused
 from elastrain.launcher.core.cluster import Cluster
-from elastrain.launcher.core.deadlines import Deadlines, JoinDue, LeaveDue, RestartDue, WarmUpDue
+from elastrain.launcher.core.deadlines import Deadlines, HelloDue, JoinDue, LeaveDue, RestartDue, WarmUpDue
 from elastrain.launcher.core.events import (
     NumberTaken,
     RosterStands,
@@ -54,6 +54,8 @@ class Joins:
         self._view_changes, self._faults = view_changes, faults
         self.spec: Mapping[str, Any] | None = None
         self._unchecked: list[tuple[Worker, Hello]] = []
+        self._slowest_hello_s: float | None = None
+        """From its start, of any worker of this node."""
 
     # ---- the start
 
@@ -66,7 +68,9 @@ class Joins:
         if first is None:
             return self._begin_late()
         begins = event.roster.first_member + first
-        return [self._start(slot, number=begins + slot, rank=first + slot) for slot in range(self._config.workers)]
+        return [
+            self._start(slot, number=begins + slot, rank=first + slot, now=now) for slot in range(self._config.workers)
+        ]
 
     def _on_another_roster(self, roster: Roster) -> list[Command]:
         """Nodes that knew nothing of this job have begun one in a store that had lost its data."""
@@ -98,17 +102,18 @@ class Joins:
             rank = beginning + vacancy.slot
         else:
             rank = len(self._cluster.alive_in_view()) + (0 if vacancy.of else vacancy.slot)
-        start = self._start(vacancy.slot, number=event.number, rank=rank, replaces=vacancy.of)
+        start = self._start(vacancy.slot, number=event.number, rank=rank, replaces=vacancy.of, now=now)
+        self._deadlines.set(HelloDue(start.member), now + self._hello_within_s())
         self._deadlines.set(WarmUpDue(start.member), now + self._config.times.warm_up_s)
         log = Log(event="restart", fields={"member": start.member, "of": vacancy.of})
         return [start, *([log] if vacancy.of else [])]
 
-    def _start(self, slot: int, *, number: int, rank: int, replaces: str = "") -> Start:
+    def _start(self, slot: int, *, number: int, rank: int, now: float, replaces: str = "") -> Start:
         cluster, roster = self._cluster, self._cluster.roster
         assert roster is not None
         # The first workers wait for each other anyway; later ones warm up behind those that train.
         member, initial = f"m{number}", not cluster.late and cluster.view is None
-        cluster.workers.by_id[member] = Worker(id=member, slot=slot, initial=initial, replaces=replaces)
+        cluster.workers.by_id[member] = Worker(id=member, slot=slot, initial=initial, started_s=now, replaces=replaces)
         names = [record.name for record in roster.nodes]
         return Start(
             member=member,
@@ -130,7 +135,7 @@ class Joins:
         """The others can go on without it, unless it is one of the first."""
         worker = self._cluster.workers.by_id[event.member]
         worker.follow(Course.DIE)
-        self._deadlines.drop(WarmUpDue(worker.id))
+        self._deadlines.drop(WarmUpDue(worker.id), HelloDue(worker.id))
         sentence = f"{worker.id} could not be started: {event.problem}"
         if worker.initial:
             return self._shutdown.finish(1, sentence)
@@ -145,11 +150,33 @@ class Joins:
     def on_hello(self, worker: Worker, hello: Hello, now: float) -> list[Command]:
         if worker.stage is not Stage.STARTING or hello.member != worker.id:
             return self.on_misspoke(worker.id, f"a hello of {hello.member} from {worker.id}, {worker.state}")
+        self._deadlines.drop(HelloDue(worker.id))
+        self._slowest_hello_s = max(self._slowest_hello_s or 0.0, now - worker.started_s)
         if self.spec is not None:
             return self._admit(worker, hello, self.spec, now)
         # What the first hello says is put; the store decides whose was first among all nodes.
         self._unchecked.append((worker, hello))
         return [PutSpec(spec=dict(hello.spec))] if len(self._unchecked) == 1 else []
+
+    def _hello_within_s(self) -> float:
+        """What a script does before it begins takes as long on each start of it, by and large."""
+        if self._slowest_hello_s is None:
+            return self._config.hangs.first_step_s
+        return max(self._config.times.join_timeout_s, 3 * self._slowest_hello_s)
+
+    def on_hello_late(self, due: HelloDue, now: float) -> list[Command]:
+        """A newcomer that hangs in its imports, say: until it is a member, the state has fewer copies."""
+        worker, within_s = self._cluster.workers.by_id[due.member], self._hello_within_s()
+        if worker.stage is not Stage.STARTING or self._shutdown.end is not None:
+            return []
+        if self._cluster.view is None:  # a plain script never says hello; and the first workers have a bound of theirs
+            self._deadlines.set(due, now + within_s)
+            return []
+        reason = (
+            f"{worker.id} has not said hello within {now - worker.started_s:.0f} s of its start: it is ended. See its "
+            "output, or raise --join-timeout"
+        )
+        return [Kill(member=worker.id, reason=reason)]
 
     def on_spec(self, event: SpecStands, now: float) -> list[Command]:
         if self.spec is not None or self._shutdown.end is not None:

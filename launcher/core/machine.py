@@ -207,6 +207,8 @@ class Core:
                 return self._rendezvous.try_roster(now, last_call_is_over=True)
             case dl.JoinDue():
                 return self._rendezvous.on_join_late(due, now)
+            case dl.HelloDue():
+                return self.joins.on_hello_late(due, now)
             case dl.WarmUpDue():
                 return self.joins.on_warm_up_over(due, now)
             case dl.RestartDue():

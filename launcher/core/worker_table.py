@@ -36,6 +36,8 @@ class Worker:
     slot: int
     initial: bool
     """It was started before there was a view: the job cannot begin without it."""
+    started_s: float = 0.0
+    """When, monotonic."""
     replaces: str = ""
     """The member whose place it took."""
     stage: Stage = Stage.STARTING

@@ -809,3 +809,43 @@ def test_worker_stage_follows_its_life() -> None:
 def test_worker_that_talks_nonsense_is_ended() -> None:
     kill = of(Kill, running().core.handle(ev.WorkerMisspoke(member="m0", problem="no JSON"), NOW))[0]
     assert kill.reason == "m0 sent what no worker sends: no JSON"
+
+
+# ---- a newcomer that does not come
+
+
+def ticked(job: Job, after_s: float) -> list[Command]:
+    return job.do(job.core.on_tick(NOW + after_s))
+
+
+def test_a_replacement_that_never_says_hello_is_ended_and_replaced() -> None:
+    job = running()
+    job.die("m0")
+    assert not of(Kill, ticked(job, 119.0))
+    [kill] = of(Kill, ticked(job, 121.0))
+    assert kill.member == "m3"
+    assert "m3 has not said hello within 121 s of its start" in kill.reason
+    assert [start.member for start in of(Start, job.die("m3"))] == ["m4"]
+
+
+def test_a_replacement_that_says_hello_in_time_is_not_ended() -> None:
+    job = running()
+    job.die("m0")
+    job.hello("m3", NOW + 119.0)
+    assert not of(Kill, ticked(job, 1000.0))
+
+
+def test_a_script_that_takes_long_before_its_hello_gets_three_times_as_long_again() -> None:
+    job = Job(2)
+    for member in ("m0", "m1"):
+        job.hello(member, NOW + 100.0)
+    job.commit(0)
+    job.die("m1")
+    assert not of(Kill, ticked(job, 299.0))
+    assert [kill.member for kill in of(Kill, ticked(job, 301.0))] == ["m2"]
+
+
+def test_a_plain_script_may_run_as_long_as_it_likes_without_a_hello() -> None:
+    job = Job(1)
+    job.die("m0")
+    assert not of(Kill, ticked(job, 10_000.0))
