@@ -1,11 +1,13 @@
 """One state as bytes of a file: frames of its arrays, then a tail that describes them. No torch.
 
 A frame has at most FRAME_BYTES of one array; it is packed with zstd where a quick look says that this pays, else raw.
-What the quick look rests on was measured: docs/checkpoints.md, "What packs".
+What the quick look rests on was measured: docs/checkpoints.md, "What packs". Large arrays come first, in whole pages,
+so that they are read from the drive straight into their memory.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
@@ -17,6 +19,9 @@ from elastrain.snapshot.durable.manifest import Part
 from elastrain.snapshot.durable.places.port import Sink, Source
 
 FRAME_BYTES = 4 << 20
+PAGE_BYTES = 4096
+PAGED_FROM_BYTES = 64 << 10
+"""Arrays from this size on fill whole pages of the file, with zeros after their end."""
 LEVEL = 1
 PAYS_BELOW = 0.75
 """Packed bytes over plain bytes. Trained fp32 numbers pack to 0.9 at 1 GB/s: slower than a drive takes them raw."""
@@ -41,6 +46,7 @@ ITEM_BYTES = {
     "float8_e5m2": 1,
 }
 """dtype, as torch names it without `torch.` -> bytes of an element."""
+_LENGTH_BYTES = 8
 _SLICES, _SLICE_BYTES = 4, 8 << 10
 _TAIL_BYTES_MAX = 256 << 20
 
@@ -51,9 +57,15 @@ class FrameEntry(msgspec.Struct, frozen=True, array_like=True):
     array: int
     plain_bytes: int
     stored_bytes: int
+    """With the zeros that fill the last page."""
     packed: bool
     checksum: int
     """xxh3 (64 bits) of the stored bytes."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """What has to be there to read it into."""
+        return self.plain_bytes if self.packed else self.stored_bytes
 
 
 class Tail(msgspec.Struct, frozen=True, array_like=True):
@@ -70,9 +82,15 @@ def write(sink: Sink, file: str, meta: bytes, arrays: Sequence[tuple[str, memory
     if unknown:
         raise ValueError(f"tensors of {unknown[0]} have no place in a checkpoint")
     offset = sink.size_bytes
-    written = tuple(_write(sink, index, piece) for index, (_, data) in enumerate(arrays) for piece in _pieces(data))
+    datas = [data for _, data in arrays]
+    order = sorted(range(len(datas)), key=lambda index: not is_paged(datas[index].nbytes))
+    written = tuple(
+        _write(sink, index, piece, datas[index].nbytes) for index in order for piece in _pieces(datas[index])
+    )
     kinds = tuple((dtype, data.nbytes // ITEM_BYTES[dtype]) for dtype, data in arrays)
-    tail = msgspec.msgpack.encode(Tail(meta, kinds, written))
+    described = msgspec.msgpack.encode(Tail(meta, kinds, written))
+    tail = len(described).to_bytes(_LENGTH_BYTES, "little") + described
+    tail += bytes(-(sink.size_bytes + len(tail)) % PAGE_BYTES)
     sink.write(memoryview(tail))
     return Part(
         file=file,
@@ -90,12 +108,12 @@ def read_tail(source: Source, part: Part, what: str) -> Tail:
     Raises DamagedError, and what the source raises.
     """
     tail = _decoded(source, part, what)
-    plain = [0] * len(tail.arrays)
+    wanted = [ITEM_BYTES.get(dtype, 0) * numel for dtype, numel in tail.arrays]
+    plain = [0] * len(wanted)
     for frame in tail.frames:
-        if not 0 <= frame.array < len(plain) or not 0 <= frame.plain_bytes <= FRAME_BYTES or frame.stored_bytes < 0:
+        if not 0 <= frame.array < len(plain) or not _can_be(frame, wanted[frame.array]):
             raise _none(part, what, "it has a frame that cannot be")
         plain[frame.array] += frame.plain_bytes
-    wanted = [ITEM_BYTES.get(dtype, 0) * numel for dtype, numel in tail.arrays]
     stored = sum(frame.stored_bytes for frame in tail.frames)
     if plain != wanted or stored + part.tail_bytes != part.size_bytes:
         raise _none(part, what, "its frames do not fill its arrays")
@@ -103,7 +121,7 @@ def read_tail(source: Source, part: Part, what: str) -> Tail:
 
 
 def read_frames(source: Source, part: Part, tail: Tail, what: str, into: Callable[[FrameEntry], memoryview]) -> None:
-    """Read and check every frame; `into` says where the next one's plain bytes go. Raises as `read_tail`."""
+    """Read and check every frame. `into` says where the next one goes: `memory_bytes` of it. Raises as `read_tail`."""
     offset = part.offset_bytes
     for number, frame in enumerate(tail.frames):
         _read(source, frame, offset, into(frame), f"frame {number} of {what} in {part.file}")
@@ -113,8 +131,19 @@ def read_frames(source: Source, part: Part, tail: Tail, what: str, into: Callabl
 def check(source: Source, part: Part, what: str) -> None:
     """Read all of it and keep nothing. Raises as `read_tail`."""
     tail = read_tail(source, part, what)
-    scratch = memoryview(bytearray(max((frame.plain_bytes for frame in tail.frames), default=0)))
-    read_frames(source, part, tail, what, lambda frame: scratch[: frame.plain_bytes])
+    scratch = memoryview(mmap.mmap(-1, max((frame.memory_bytes for frame in tail.frames), default=1)))
+    read_frames(source, part, tail, what, lambda frame: scratch[: frame.memory_bytes])
+
+
+def is_paged(size_bytes: int) -> bool:
+    """Whether an array of this size fills whole pages of a file."""
+    return size_bytes >= PAGED_FROM_BYTES
+
+
+def _can_be(frame: FrameEntry, array_bytes: int) -> bool:
+    filled = -frame.plain_bytes % PAGE_BYTES if is_paged(array_bytes) else 0
+    exact = frame.packed or frame.stored_bytes == frame.plain_bytes + filled
+    return exact and 0 <= frame.plain_bytes <= FRAME_BYTES and 0 <= frame.stored_bytes <= FRAME_BYTES
 
 
 def _pieces(data: memoryview) -> Iterator[memoryview]:
@@ -122,11 +151,16 @@ def _pieces(data: memoryview) -> Iterator[memoryview]:
         yield data[start : start + FRAME_BYTES]
 
 
-def _write(sink: Sink, array: int, plain: memoryview) -> FrameEntry:
+def _write(sink: Sink, array: int, plain: memoryview, array_bytes: int) -> FrameEntry:
     packed = _packed(plain)
     data = plain if packed is None else packed
+    zeros = bytes(-data.nbytes % PAGE_BYTES if is_paged(array_bytes) else 0)
     sink.write(data)
-    return FrameEntry(array, plain.nbytes, data.nbytes, packed is not None, xxhash.xxh3_64_intdigest(data))
+    checksum = xxhash.xxh3_64(data)
+    if zeros:
+        sink.write(memoryview(zeros))
+        checksum.update(zeros)
+    return FrameEntry(array, plain.nbytes, data.nbytes + len(zeros), packed is not None, checksum.intdigest())
 
 
 def _packed(plain: memoryview) -> memoryview | None:
@@ -156,8 +190,9 @@ def _decoded(source: Source, part: Part, what: str) -> Tail:
     source.read_into(memoryview(raw), end - part.tail_bytes)
     if xxhash.xxh3_64_intdigest(raw) != part.tail_checksum:
         raise DamagedError(f"the description of {what} in {part.file} is damaged: its checksum differs")
+    length = int.from_bytes(raw[:_LENGTH_BYTES], "little")
     try:
-        return msgspec.msgpack.decode(raw, type=Tail)
+        return msgspec.msgpack.decode(memoryview(raw)[_LENGTH_BYTES : _LENGTH_BYTES + length], type=Tail)
     except (ValueError, RecursionError) as error:
         raise _none(part, what, str(error)) from None
 

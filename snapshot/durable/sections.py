@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,15 +32,30 @@ def read(source: Source, part: Part, what: str) -> Content:
     Raises DamagedError, what the source raises, and MemoryError.
     """
     tail = frames.read_tail(source, part, what)
-    tensors = [torch.empty(numel, dtype=getattr(torch, dtype)) for dtype, numel in tail.arrays]
-    rest = [bytes_of(tensor) for tensor in tensors]
+    made = [_fresh(numel, getattr(torch, dtype)) for dtype, numel in tail.arrays]
+    rest = [memory for _, memory in made]
 
     def into(frame: FrameEntry) -> memoryview:
-        view, rest[frame.array] = rest[frame.array][: frame.plain_bytes], rest[frame.array][frame.plain_bytes :]
-        return view
+        memory = rest[frame.array]
+        rest[frame.array] = memory[frame.plain_bytes :]
+        return memory[: frame.memory_bytes]
 
     frames.read_frames(source, part, tail, what, into)
-    return tail.meta, tensors
+    return tail.meta, [tensor for tensor, _ in made]
+
+
+def _fresh(numel: int, dtype: torch.dtype) -> tuple[Tensor, memoryview]:
+    """A tensor to read into, and its memory. A large one has whole pages, huge ones where the kernel has them: page
+    faults of small ones cost as much as the reading.
+    """
+    size_bytes = numel * dtype.itemsize
+    if not frames.is_paged(size_bytes):
+        tensor = torch.empty(numel, dtype=dtype)
+        return tensor, bytes_of(tensor)
+    whole_bytes = -(-size_bytes // frames.PAGE_BYTES) * frames.PAGE_BYTES
+    pages = mmap.mmap(-1, whole_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype, count=numel), memoryview(pages)
 
 
 def check_state(entry: ShardEntry, part: Part, content: Content) -> ShardState:

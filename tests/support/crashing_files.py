@@ -133,6 +133,9 @@ class CrashingFiles:
         self._called()
         return self._opened(self._file(path))
 
+    def open_direct(self, path: str) -> int:
+        raise OSError(errno.EINVAL, "not here", path)
+
     def write(self, fd: int, data: memoryview) -> int:
         """A cut in here leaves a part of it."""
         some = bytes(data[: self._chance.randint(1, data.nbytes)])

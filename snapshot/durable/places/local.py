@@ -5,6 +5,7 @@ All system calls go through `Files`, so that tests can cut them short.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -17,6 +18,7 @@ from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, Tak
 TEMPORARY = ".writing-"
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.EROFS}
+_PAGE_BYTES = 4096
 _WRITE_BYTES = 8 << 20
 
 
@@ -25,6 +27,7 @@ class Files(Protocol):
 
     def create(self, path: str) -> int: ...
     def open(self, path: str) -> int: ...
+    def open_direct(self, path: str) -> int: ...
     def write(self, fd: int, data: memoryview) -> int: ...
     def read_into(self, fd: int, view: memoryview, offset: int) -> int: ...
     def size(self, fd: int) -> int: ...
@@ -47,6 +50,10 @@ class SystemFiles:
 
     def open(self, path: str) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def open_direct(self, path: str) -> int:
+        """For whole pages, past the kernel's cache: what is read is what is on the drive."""
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
 
     def write(self, fd: int, data: memoryview) -> int:
         return os.write(fd, data)
@@ -242,11 +249,18 @@ class _LocalSink:
 
 
 class _LocalSource:
+    """Whole pages are read past the kernel's cache where the file system can, all else through it."""
+
     def __init__(self, files: Files, path: str) -> None:
         self._files, self._path = files, path
         with told(f"reading {path}"):
             self._fd = files.open(path)
             self._size_bytes = files.size(self._fd)
+        self._direct_fd: int | None = None
+        try:
+            self._direct_fd = files.open_direct(path)
+        except OSError:  # a file system in memory, say
+            pass
 
     @property
     def size_bytes(self) -> int:
@@ -256,7 +270,7 @@ class _LocalSource:
         done = 0
         with told(f"reading {self._path}"):
             while done < view.nbytes:
-                got = self._files.read_into(self._fd, view[done:], offset_bytes + done)
+                got = self._read(view[done:], offset_bytes + done)
                 if not got:
                     raise DamagedError(
                         f"{self._path} is cut short: it has {self._size_bytes:,} bytes, and more belong to it"
@@ -265,3 +279,21 @@ class _LocalSource:
 
     def close(self) -> None:
         self._files.close(self._fd)
+        if self._direct_fd is not None:
+            self._files.close(self._direct_fd)
+
+    def _read(self, view: memoryview, offset_bytes: int) -> int:
+        if self._direct_fd is not None and _is_paged(view, offset_bytes):
+            try:
+                return self._files.read_into(self._direct_fd, view, offset_bytes)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+        return self._files.read_into(self._fd, view, offset_bytes)
+
+
+def _is_paged(view: memoryview, offset_bytes: int) -> bool:
+    """Whether memory, file and length are whole pages, as reading past the cache asks."""
+    if (view.nbytes | offset_bytes) % _PAGE_BYTES or not view.nbytes:
+        return False
+    return ctypes.addressof(ctypes.c_char.from_buffer(view)) % _PAGE_BYTES == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from elastrain.snapshot.durable.choosing import choose, thorough
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, TakenError
@@ -17,6 +18,7 @@ from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.publishing import publish, visible
 from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.durable.writing import PartWriter
+from elastrain.snapshot.state import ShardState
 from tests.support.checkpoints import manifest, save, state
 
 
@@ -163,3 +165,34 @@ def test_a_checkpoint_is_chosen_without_torch(place: LocalPlace) -> None:
         "assert choose([LocalPlace(sys.argv[1])], thorough).checkpoint\nsys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, place.location], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("numel", [1, 16_383, 16_384, 70_001, (4 << 20) // 4 + 7])
+def test_states_of_any_size_are_read_back_with_what_packs_and_what_does_not(place: LocalPlace, numel: int) -> None:
+    torch.manual_seed(numel)
+    kept = {
+        "m": torch.randn(numel),
+        "v": torch.zeros(numel),
+        "small": torch.arange(5),
+        "h": torch.ones(numel).bfloat16(),
+    }
+    written_states = [
+        ShardState(shard=index, version=1, parameters=torch.randn(numel), pieces=[dict(kept), {}]) for index in range(2)
+    ]
+    writer = PartWriter(place, name_of(0, 1), writer="m0")
+    written = [[writer.write(each)] for each in written_states]
+    writer.finish()
+    made = manifest(1, written)
+    publish(place, made)
+    found = Checkpoint.open([place], made.name)
+    assert [s.digest() for s in found.read_shards(range(2))] == [s.digest() for s in written_states]
+    assert found.verify(digests=False) == []
+    path = Path(place.location) / made.name / made.shards[0].parts[0].file
+    whole = path.read_bytes()
+    assert len(whole) == sum(copies[0].part.size_bytes for copies in written)
+    chance = random.Random(numel)
+    for _ in range(20):
+        damaged = bytearray(whole)
+        damaged[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        assert len(found.verify(digests=False)) == 1
