@@ -72,6 +72,8 @@ class Scenario:
     """Members whose training loop is left in the middle of the job."""
     slow_behind: bool = False
     """Work that nobody waits for takes longer than any run."""
+    small: bool = False
+    """Two shards in one block."""
     checkpoint_every: int = 0
     """Every so many steps become durable checkpoints."""
     local_disks: bool = False
@@ -90,8 +92,13 @@ FROZEN = frozenset([7])
 """Shards without a gradient."""
 
 
+_SMALL = ShardShape(size_bytes=8, lanes=(0,))
+
+
 def shape_of(scenario: Scenario) -> Shape:
     """A block without shards, three of two; a weight shared by the first and the last of them; a frozen shard."""
+    if scenario.small:
+        return Shape(runs=scenario.runs, blocks=1, shards=(_SMALL, _SMALL), backups=scenario.backups)
     shards = [ShardShape(size_bytes=8 + s, lanes=(1 + s // 2,)) for s in range(6)]
     shards += [ShardShape(size_bytes=8, lanes=(1, 3)), ShardShape(size_bytes=8, lanes=(2,))]
     scaling = LossScale(initial=16.0, growth_interval=1)  # it moves in every step
@@ -755,7 +762,9 @@ def _short(value: object) -> str:
 
 def truth_of(scenario: Scenario) -> Truth:
     """The undisturbed job of one."""
-    alone = Scenario(members=1, steps=scenario.steps, runs=scenario.runs, backups=scenario.backups)
+    alone = Scenario(
+        members=1, steps=scenario.steps, runs=scenario.runs, backups=scenario.backups, small=scenario.small
+    )
     cluster = Cluster(alone, 0, None)
     cluster.run()
     if set(cluster.seen.digests) != set(range(scenario.steps)):
