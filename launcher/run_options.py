@@ -15,6 +15,7 @@ from elastrain.launcher.values import HangTimes, JobConfig, JobTimes, Life
 from elastrain.launcher.worker_start import Logs, Script, WorkerMemory
 
 _FIRST = Life()
+AUTO, NONE = "auto", "none"
 KEY_TTL_S = 12 * 3600.0
 
 
@@ -39,6 +40,18 @@ class Waits:
     park_timeout_s: float = 3600.0
     hang_timeout_s: float = 2.5
     key_ttl_s: float = KEY_TTL_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartWish:
+    """What a job is to start from."""
+
+    source: str = AUTO
+    """AUTO: the newest good checkpoint, if there is one; NONE: nothing; else where a checkpoint lies."""
+    accepts_changes: bool = False
+    """Also where the job is another than the one that wrote it."""
+    is_thorough: bool = False
+    """Every byte is looked at before it is chosen: the last choice turned out to be damaged, perhaps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +96,7 @@ class RunOptions:
 
     checkpoint_dir: Path | None = None
     """Where durable checkpoints are, if the job has any."""
+    resume: StartWish = StartWish()
 
     def config(self, *, node: str | None = None, incarnation: int = 0, life: Life = _FIRST) -> JobConfig:
         """For the core. `node`: this one's name among several; None: it is the only one."""
@@ -117,8 +131,12 @@ class RunOptions:
         return replace(self, faults=tuple(f for f in self.faults if not f.strikes_any_step_of_a_node))
 
     def in_a_later_life(self) -> RunOptions:
-        """Steps are done again: what has struck in one of them must not strike in each life."""
-        return replace(self, faults=tuple(f for f in self.faults if f.place.t_s is not None))
+        """Steps are done again: what has struck in one of them must not strike in each life.
+
+        Whatever the first life was to start from, a later one goes on from the newest checkpoint that is whole.
+        """
+        later = replace(self.resume, source=AUTO, is_thorough=True)
+        return replace(self, faults=tuple(f for f in self.faults if f.place.t_s is not None), resume=later)
 
     def with_own_log_dir(self) -> RunOptions:
         """Raises ConfigError."""

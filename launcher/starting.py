@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from elastrain.errors import ConfigError
 from elastrain.launcher import environment, rundir
-from elastrain.launcher.checkpoints import newest_step
+from elastrain.launcher.checkpoints import find_start, newest_step
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.guardian import Guardian
@@ -50,7 +50,8 @@ def run_alone(options: RunOptions) -> End:
         life = Life()
         while True:
             faults = options.faults_from(time.monotonic())
-            agent = Agent(_agent_config(options, options.config(life=life), run), MemoryStore(), guardian, faults)
+            config = options.config(life=_with_start(options, life))
+            agent = Agent(_agent_config(options, config, run), MemoryStore(), guardian, faults)
             ended = LifeEnd(life=life, end=agent.run(), first_member=agent.first_unused_member)
             following = after_alone(ended, _newest_step(options, ended.end))
             end = _tell(options, run, following, ended)
@@ -97,7 +98,9 @@ def _run_life(options: RunOptions, node: NodeOptions, run: RunDir | None) -> tup
         if run is None:
             run = rundir.create(options.output.run_dir, options.job, secret_file=node.secret_file)
             say(f"job {options.job}, node {node.name}, {count(options.size.workers, 'worker')}; run folder {run.path}")
-        config = options.config(node=node.name, incarnation=place.incarnation, life=place.life)
+        has_begun = place.store.get(place.keys.prefix + "roster") is not None
+        life = place.life if has_begun else _with_start(options, place.life)
+        config = options.config(node=node.name, incarnation=place.incarnation, life=life)
     except BaseException:
         plain.close()
         raise
@@ -107,6 +110,12 @@ def _run_life(options: RunOptions, node: NodeOptions, run: RunDir | None) -> tup
         agent_config = replace(_agent_config(options, config, run, node), settle_s=settle_s)
         agent = Agent(agent_config, place.store, guardian, faults)
         return LifeEnd(life=place.life, end=agent.run(), first_member=agent.first_unused_member), run
+
+
+def _with_start(options: RunOptions, life: Life) -> Life:
+    """With what this node would start the life from; not asked where the life has begun. Raises ConfigError."""
+    found = find_start(options)
+    return replace(life, resume=found.resume, start=found.sentence)
 
 
 def _newest_step(options: RunOptions, end: End) -> int | None:

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from elastrain.agent_messages import ToWorker
+from elastrain.base.resume import Resume
 from elastrain.launcher.faults.fault import Value
 from elastrain.launcher.notices import Notice
 from elastrain.world import Member, View
@@ -75,6 +76,10 @@ class Life:
     """The number of its first member: those below are of older lives."""
     barren: int = 0
     """How many lives before it in a row have ended without a newer checkpoint than they began with."""
+    resume: Resume | None = None
+    """The checkpoint that this node would start it from; None: anew. Only the roster's counts."""
+    start: str = ""
+    """One line about that; empty where nobody has asked for checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +133,15 @@ class Roster:
 
     nodes: tuple[NodeRecord, ...]
     first_member: int = 0
+    resume: Resume | None = None
+    """The checkpoint that all its workers start from: chosen by the node that made the roster."""
+    start: str = ""
+    """One line about that choice."""
+
+    @property
+    def first_step(self) -> int:
+        """The step that its members begin with."""
+        return 0 if self.resume is None else self.resume.step + 1
 
     @property
     def workers(self) -> int:
@@ -156,6 +170,8 @@ class Start(Struct, frozen=True, kw_only=True):
     group_world_size: int = 1
     wrong: str = ""
     """A fault on request: what of it must not fit the job."""
+    resume: Resume | None = None
+    """The checkpoint that the job starts from."""
 
 
 class PutSpec(Struct, frozen=True, kw_only=True):

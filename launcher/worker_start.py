@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastrain.base.resume import as_text
 from elastrain.launcher import priority
 from elastrain.launcher.environment import inherited, set_for_a_moment
 from elastrain.launcher.values import JobConfig, Start
@@ -197,6 +198,7 @@ def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
         "ELASTRAIN_AGENT": common.agent,
         "ELASTRAIN_JOB": common.job,
         "ELASTRAIN_LIFE": common.settings.life.number,
+        "ELASTRAIN_RESUME": as_text(worker.resume) if worker.resume is not None else "",
         "ELASTRAIN_MEMBER": worker.member,
         "ELASTRAIN_NODE": common.settings.node,
         "ELASTRAIN_SECRET_FILE": common.secret_file,

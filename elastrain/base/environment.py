@@ -7,6 +7,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastrain.base.resume import Resume, from_text
 from elastrain.base.scope import scope
 
 
@@ -59,6 +60,12 @@ def secret() -> bytes | None:
 
 def _wrong() -> str:
     return os.environ.get("ELASTRAIN_WRONG", "")
+
+
+def resume() -> Resume | None:
+    """The checkpoint that this life of the job starts from; None: it starts anew. Raises ValueError if it is none."""
+    told = os.environ.get("ELASTRAIN_RESUME")
+    return from_text(told) if told else None
 
 
 def master_address() -> str:

@@ -46,7 +46,7 @@ class Arithmetic(Protocol):
     def square_norm(self, shard: int, total: Tensor) -> float: ...
 
     def create(self, shard: int, *, bound: bool) -> State:
-        """The initial state, from the model's parameters; bound, it works on the model's own memory."""
+        """The initial state, as it was read, else from the parameters; bound, it works on the model's own memory."""
 
     def update(self, items: Sequence[tuple[State, Tensor, tuple[int, ...]]], record: Record) -> None:
         """Bring states to after the step, in place: (state, gradient, bit masks of the leaves that got one)."""

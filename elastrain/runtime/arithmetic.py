@@ -15,6 +15,7 @@ from elastrain.layout import Layout
 from elastrain.runtime import statistics
 from elastrain.runtime.model import Allocate, GradientSlot, ModelState, allocated
 from elastrain.runtime.optimizer import Hyper, PieceOptimizer
+from elastrain.runtime.stored_initial import StoredInitial
 from elastrain.snapshot.digest import digest
 from elastrain.snapshot.state import ShardState
 from elastrain.values import Record
@@ -34,6 +35,8 @@ class TensorArithmetic:
     ) -> None:
         self.hyper: dict[int, Hyper] = {}
         """Step -> the optimizer's settings in it."""
+        self.stored: StoredInitial | None = None
+        """Where initial states come from; None: from the model's parameters."""
         self.slot_bytes = self.slots_bytes = self.buffers_bytes = 0
         self._layout = layout
         self._model = model
@@ -84,6 +87,11 @@ class TensorArithmetic:
     # ---------------------------------------------------------------------------------------------------------- states
 
     def create(self, shard: int, *, bound: bool) -> ShardState:
+        if self.stored is not None:
+            state = self.stored.take(shard)
+            if bound:
+                self.bind(state)
+            return state
         master = getattr(torch, self._layout.shards[shard].master_dtype)
         parameters = self.parameters(shard).to(master, copy=not bound)
         return self._optimizer.create(self._layout.shards[shard], parameters)

@@ -17,6 +17,7 @@ from torch import nn
 
 from elastrain import agent_messages as am
 from elastrain.base.environment import Environment
+from elastrain.base.resume import Resume
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.shm.whereabouts import Lane, Trail
 from elastrain.comm.wire.mesh import Mesh
@@ -41,6 +42,7 @@ from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.runtime.randomness import BlockRandomness
 from elastrain.runtime.run import StepParts
 from elastrain.runtime.settings import Settings
+from elastrain.runtime.stored_initial import StoredInitial, initial_of
 from elastrain.runtime.untouched import Untouched
 from elastrain.runtime.warm_up import compute_device
 from elastrain.runtime.whereabouts import LoopWhereabouts, show_stacks_on_request
@@ -53,6 +55,8 @@ class Chosen:
     environment: Environment
     settings: Settings
     limit: MemoryLimit | None
+    resume: Resume | None = None
+    """The checkpoint that the job starts from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +95,8 @@ class Prepared:
     memory: MemoryKeeper | None
     first_step: int
     """Of the job."""
+    stored: StoredInitial | None
+    """What it starts from, if that is a checkpoint."""
     describe: Callable[[], dict[str, Any]]
     """What all members must have in common; see `Settings.describe`."""
 
@@ -126,7 +132,7 @@ def assemble(
     mesh = _mesh(chosen.environment, connections.beacon)
     pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
     state = ModelState(request.model, layout, mesh.memory.empty)
-    shape = settings.shape(layout, request.loader.micro_batches)
+    shape = replace(settings.shape(layout, request.loader.micro_batches), initial=initial_of(chosen.resume))
     executor = Executor(
         layout=layout,
         runs=shape.runs,
@@ -136,6 +142,7 @@ def assemble(
         max_grad_norm=request.max_grad_norm,
     )
     parts = _engine_parts(chosen, connections, mesh, executor, report)
+    stored = _stored(chosen, executor, parts)
     facade = Facade(request.optimizer)
     executor.warm_up()
     device = compute_device(request.model)
@@ -150,12 +157,22 @@ def assemble(
         model=request.model,
         memory=parts.memory,
         first_step=shape.initial.step + 1,
+        stored=stored,
         describe=lambda: altered(
             settings.describe(layout, request.loader, request.optimizer, request.max_grad_norm, device),
             wrong,
             connections.journal,
         ),
     )
+
+
+def _stored(chosen: Chosen, executor: Executor, parts: EngineParts) -> StoredInitial | None:
+    """What the job starts from, if that is a checkpoint; the executor takes initial states from there."""
+    if chosen.resume is None:
+        return None
+    stored = StoredInitial(chosen.resume, executor.model, parts.handover.tell)
+    executor.start_from(stored)
+    return stored
 
 
 def _engine_parts(

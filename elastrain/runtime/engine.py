@@ -27,7 +27,7 @@ from elastrain.messages import decode
 from elastrain.runtime.agent_link import AgentLink, journalled
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.faults.armed import ArmedFaults
-from elastrain.runtime.handover import Assignment, Handover, LoopOver, StepBegun, Told, TryAgain
+from elastrain.runtime.handover import Assignment, Handover, InitialUnread, LoopOver, StepBegun, Told, TryAgain
 from elastrain.runtime.journal import Journal
 from elastrain.runtime.memory_keeper import MemoryKeeper
 from elastrain.runtime.notes import Notes
@@ -184,6 +184,8 @@ class Engine:
         match told:
             case TryAgain(compute=compute):
                 self._parts.handover.give(Assignment(compute, self._parts.executor.books.slots.change()))
+            case InitialUnread(error=error):
+                raise error
             case StepBegun(event=event):
                 self._parts.executor.hyper[event.step] = told.hyper
                 self._outgoing.use_loop_payload(told.payload)

@@ -18,6 +18,7 @@ from elastrain.runtime.arithmetic import TensorArithmetic
 from elastrain.runtime.model import Allocate, GradientSlot, ModelState
 from elastrain.runtime.optimizer import Hyper, PieceOptimizer
 from elastrain.runtime.spilled_states import StateSpill
+from elastrain.runtime.stored_initial import StoredInitial
 from elastrain.snapshot.store import SnapshotStore
 
 
@@ -50,6 +51,11 @@ class Executor:
             scratch=self._stores[1],
         )
         self._check_bytes = 0
+        self._stored: StoredInitial | None = None
+
+    def start_from(self, stored: StoredInitial) -> None:
+        """The job starts from a checkpoint: initial states come from there."""
+        self._stored = self._tensors.stored = stored
 
     def check_slot(self) -> GradientSlot:
         """For a micro-batch of another member's, which counts for nothing: it lasts as long as the check."""
@@ -74,6 +80,8 @@ class Executor:
     def carry_out(self, command: p.Command) -> p.Event | None:
         """Do the work of one command, on tensors."""
         result = self.books.carry_out(command)
+        if self._stored is not None:
+            self._stored.carry_out(command)
         if isinstance(command, p.EndAttempt):
             for over in [at for at in list(self.hyper) if at < command.step]:
                 del self.hyper[over]

@@ -63,7 +63,14 @@ class TryAgain:
     compute: p.Compute | p.Recompute
 
 
-Told: TypeAlias = p.Event | StepBegun | TryAgain
+@dataclass(frozen=True)
+class InitialUnread:
+    """What the job starts from could not be read: the engine ends with this."""
+
+    error: Exception
+
+
+Told: TypeAlias = p.Event | StepBegun | TryAgain | InitialUnread
 
 
 class Handover:

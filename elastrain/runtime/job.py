@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from elastrain.base.environment import read_environment
+from elastrain.base.environment import read_environment, resume
 from elastrain.errors import ConfigError
 from elastrain.runtime.assembly import (
     Chosen,
@@ -81,7 +81,7 @@ def init(
         deterministic=deterministic,
         cross_check_every=cross_check_every,
     )
-    job = Job(Chosen(environment=environment, settings=settings, limit=limit))
+    job = Job(Chosen(environment=environment, settings=settings, limit=limit, resume=resume()))
     job.open()
     return job
 

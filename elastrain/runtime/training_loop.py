@@ -90,6 +90,8 @@ class TrainingLoop:
         assert isinstance(entered, p.Enter)
         if entered.state is not None:
             self._carried.load(entered.state, entered.payload or ())
+        elif self._prepared.stored is not None and (loop := self._prepared.stored.loop()) is not None:
+            self._carried.load(*loop)
         parts.model.statistics.refresh()
         parts.untouched.begin()
         return entered.step

@@ -15,6 +15,7 @@ from elastrain.launcher.commands.options.grouped import grouped
 from elastrain.launcher.commands.options.job_options import FaultFlags, MemoryFlags, WaitFlags
 from elastrain.launcher.commands.options.node_options import EtcdFlags, RendezvousFlags, SizeFlags
 from elastrain.launcher.commands.options.output_options import OutputFlags, ScriptFlags
+from elastrain.launcher.commands.options.resume_options import ResumeFlags
 from elastrain.launcher.commands.torchrun import refuse_backend, refuse_unknown
 from elastrain.launcher.run_options import RunOptions
 from elastrain.launcher.starting import report, run_alone, run_node
@@ -32,6 +33,7 @@ class RunFlags:
     memory: MemoryFlags
     waits: WaitFlags
     faults: FaultFlags
+    resume: ResumeFlags
 
     def options(self, target: str, args: list[str]) -> RunOptions:
         """Raises ConfigError."""
@@ -50,6 +52,7 @@ class RunFlags:
             armed=self.faults.armed,
             faults=self.faults.read(),
             began_s=time.monotonic(),
+            resume=self.resume.wish(),
         )
 
 

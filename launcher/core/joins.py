@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastrain.agent_messages import Hello, Progress, Refused
+from elastrain.base.resume import changes, refusal
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, HelloDue, JoinDue, LeaveDue, RestartDue, WarmUpDue
 from elastrain.launcher.core.events import (
@@ -68,9 +69,10 @@ class Joins:
         if first is None:
             return self._begin_late()
         begins = event.roster.first_member + first
-        return [
+        starts = [
             self._start(slot, number=begins + slot, rank=first + slot, now=now) for slot in range(self._config.workers)
         ]
+        return [*self._say_start(event.roster, first), *starts]
 
     def _on_another_roster(self, roster: Roster) -> list[Command]:
         """Nodes that knew nothing of this job have begun one in a store that had lost its data."""
@@ -82,6 +84,13 @@ class Joins:
             "ends. Start it again to take part"
         )
         return self._shutdown.finish(1, sentence, everywhere=False)
+
+    def _say_start(self, roster: Roster, first: int) -> list[Command]:
+        """What the job starts from: the first node says it, for all."""
+        if first or not roster.start:
+            return []
+        step = roster.resume.step if roster.resume is not None else None
+        return [Log(event="resume", fields={"step": step, "reason": roster.start}, say=roster.start)]
 
     def _begin_late(self) -> list[Command]:
         present, most = self._cluster.peers.present(), self._config.nodes_max
@@ -125,6 +134,7 @@ class Joins:
             group_rank=names.index(self._config.node) if self._config.node in names else len(names),
             group_world_size=max(len(names), len(cluster.peers.nodes) + 1),
             wrong=self._faults.take_wrong(replaces),
+            resume=roster.resume,
         )
 
     def on_started(self, event: WorkerStarted, now: float) -> list[Command]:
@@ -183,17 +193,28 @@ class Joins:
             return []
         self.spec = event.spec
         waiting, self._unchecked = self._unchecked, []
-        commands: list[Command] = []
+        commands: list[Command] = self._say_changes(event.spec)
         for worker, hello in waiting:
             if worker.stage is Stage.STARTING:
                 commands += self._admit(worker, hello, event.spec, now)
         return commands
 
+    def _say_changes(self, spec: Mapping[str, Any]) -> list[Command]:
+        """What the job does otherwise than before, where that was asked for: it will be asked about later."""
+        roster = self._cluster.roster
+        if roster is None or roster.resume is None or not roster.resume.accepts_changes:
+            return []
+        found = changes(roster.resume, spec)
+        step, told = roster.resume.step, "; ".join(found)
+        return [Log(event="changed", fields={"step": step, "changes": found}, say=f"accepted: {told}")] if found else []
+
     def on_misspoke(self, member: str, problem: str) -> list[Command]:
         return [Kill(member=member, reason=f"{member} sent what no worker sends: {problem}")]
 
     def _admit(self, worker: Worker, hello: Hello, spec: Mapping[str, Any], now: float) -> list[Command]:
-        difference = spec_difference(spec, hello.spec)
+        roster = self._cluster.roster
+        resume = roster.resume if roster is not None else None
+        difference = spec_difference(spec, hello.spec) or (refusal(resume, hello.spec) if resume is not None else "")
         if difference:
             return self._refuse(worker, difference, now)
         worker.follow(Course.FIT)

@@ -48,7 +48,9 @@ class Rendezvous:
         self._roster_is_put = True
         # By name, so that the same nodes get the same ranks whoever was quicker.
         chosen = sorted(present[: self._config.nodes_max], key=lambda record: (len(record.name), record.name))
-        return [PutRoster(roster=Roster(nodes=tuple(chosen), first_member=self._config.life.first_member))]
+        life = self._config.life
+        roster = Roster(nodes=tuple(chosen), first_member=life.first_member, resume=life.resume, start=life.start)
+        return [PutRoster(roster=roster)]
 
     def first_names(self) -> set[str]:
         """The nodes that begin the job; nobody while there is no roster."""

@@ -66,7 +66,9 @@ class ScriptFailures:
 
     def _begin_with(self, failure: Failure) -> None:
         """Steps before it are committed, whether or not the store has said so here yet."""
-        self._cluster.progress.begun = self._cluster.progress.begun or failure.step > 0
+        roster = self._cluster.roster
+        first = roster.first_step if roster is not None else 0
+        self._cluster.progress.begun = self._cluster.progress.begun or failure.step > first
 
     def notices_for(self, node: str) -> list[Command]:
         """What this node's workers have raised, for an agent that may have missed it."""

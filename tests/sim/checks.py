@@ -36,6 +36,10 @@ class Truth:
         assert isinstance(scaler, Scaler)
         return scaler
 
+    def stored(self, shape: Shape) -> tuple[int, ...]:
+        """What a checkpoint of the job's initial step has of each shard."""
+        return tuple(self.after(shape.initial.step, shard) for shard in range(len(shape.shards)))
+
     def after(self, step: int, shard: int) -> int:
         """The shard's parameters after the step."""
         return symbol("init", shard) if step < 0 else self.parameters[step][shard]

@@ -113,13 +113,14 @@ def shape_of(scenario: Scenario) -> Shape:
     )
 
 
-def _initial(scenario: Scenario, truth: Truth | None) -> Initial:
-    if scenario.resumes is None:
+def initial_of(resumes: int | None, truth: Truth | None) -> Initial:
+    """The state after the step `resumes` of the undisturbed job; None: that which members make."""
+    if resumes is None:
         return Initial()
-    if scenario.resumes < 0:
+    if resumes < 0:
         return Initial(is_stored=True)
     assert truth is not None
-    return Initial(step=scenario.resumes, is_stored=True, scaler=truth.next_scaler(scenario.resumes))
+    return Initial(step=resumes, is_stored=True, scaler=truth.next_scaler(resumes))
 
 
 @dataclass(eq=False)
@@ -138,7 +139,7 @@ class Cluster:
     def __init__(self, scenario: Scenario, seed: int, truth: Truth | None) -> None:
         self.scenario = scenario
         self.rng = random.Random(seed)
-        self.shape = replace(shape_of(scenario), initial=_initial(scenario, truth))
+        self.shape = replace(shape_of(scenario), initial=initial_of(scenario.resumes, truth))
         self.truth = truth
         self.seen = Truth()
         self.tell: Callable[[str], None] | None = None
@@ -204,8 +205,7 @@ class Cluster:
             name, self.shape, self.scenario.budget_bytes, frozen=FROZEN, checkpoints=self.scenario.plan
         )
         if self.shape.initial.is_stored and self.truth is not None:
-            shards = range(len(self.shape.shards))
-            self.members[name].symbols.stored = tuple(self.truth.after(self.shape.initial.step, s) for s in shards)
+            self.members[name].symbols.stored = self.truth.stored(self.shape)
         self.members[name].watch = self.checks.command
         self.members[name].noise = name if self.scenario.noisy else ""
         self.members[name].carries = self.scenario.carries

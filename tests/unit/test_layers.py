@@ -39,7 +39,7 @@ PURE_STANDARD = frozenset(
 PURE_LIBRARIES = frozenset({"msgspec"})
 # What every room may import, and of it what is plain arithmetic, which pure parts may import too.
 BASE = frozenset({"elastrain.base"})
-PURE_BASE = frozenset(f"elastrain.base.{name}" for name in ("free_ranges", "places", "splitmix", "tree"))
+PURE_BASE = frozenset(f"elastrain.base.{name}" for name in ("free_ranges", "places", "resume", "splitmix", "tree"))
 # Torch-free: comm.errors, comm.shm.liveness, whereabouts, comm.wire.acceptor, handshake and secure, one of each; of
 # offload, what `elastrain offload show` reads and prints, and what --offload-dir must be. The durable tier imports
 # torch only where tensors are read.

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from elastrain.agent_messages import FromWorker, ToWorker
+from elastrain.base.resume import Resume
 from elastrain.launcher.command_runner import CommandRunner, NodeParts
 from elastrain.launcher.core import Core
 from elastrain.launcher.core import events as ev
@@ -19,7 +20,7 @@ from elastrain.launcher.peer_agents import AgentPort, ClusterAccess, PeerAgents
 from elastrain.launcher.presence import Presence
 from elastrain.launcher.registry import LEASE_S, LoneRegistry
 from elastrain.launcher.store import MemoryStore
-from elastrain.launcher.values import JobConfig, Start, Tell
+from elastrain.launcher.values import JobConfig, Life, Start, Tell
 from tests.sim.job.clock import Process
 from tests.sim.job.etcd import Client
 from tests.sim.job.links import SimLinks
@@ -52,9 +53,11 @@ _TOLD |= {"store_away", "store_back", "end_suspect", "lease_gone", "link", "hang
 
 def config_of(world: World, name: str, incarnation: int) -> JobConfig:
     sizes = world.schedule
+    initial = world.shape.initial
+    resume = Resume(place="disk", name="checkpoint", step=initial.step) if initial.is_stored else None
     return job_config(
         node=name, incarnation=incarnation, workers=sizes.workers, nodes_min=sizes.nodes, nodes_max=world.nodes_max,
-        max_restarts=100, last_call_s=1.0, join_timeout_s=15.0,
+        max_restarts=100, last_call_s=1.0, join_timeout_s=15.0, life=Life(resume=resume),
     )  # fmt: skip
 
 

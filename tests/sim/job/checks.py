@@ -63,7 +63,7 @@ class JobChecks:
     def __init__(self, world: World) -> None:
         self._world = world
         self._by_id = _Members()
-        self.members = Checks(world.shape, truth_of(world.schedule.runs), self._by_id, world.dead)
+        self.members = Checks(world.shape, world.truth, self._by_id, world.dead)
         self.views: dict[int, View] = {}
         """Generation -> the view that anybody has taken over."""
         self.newest: View | None = None
@@ -168,8 +168,9 @@ class JobChecks:
         """
         living = [p for p in self._world.living() if p.id in view and p.node not in besides]
         members = [p for p in living if p.sim.roles.committed is not None]
-        top = max((process.sim.committed for process in members), default=-1)
-        if top < 0:
+        initial = self._world.shape.initial.step
+        top = max((process.sim.committed for process in members), default=initial)
+        if top == initial:
             return None
         # Copies that no commit has made a holder's count for nothing: only their maker knows that they are whole.
         base = max(members, key=lambda process: process.sim.committed).sim.roles.committed

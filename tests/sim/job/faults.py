@@ -82,10 +82,11 @@ class Faults:
 
     def _raise(self, process: MemberProcess) -> None:
         """Before the first commit that would be the script's own fault."""
-        if process.sim.committed >= 0:
+        has_committed = not process.sim.machine.commit.is_initial
+        if has_committed:
             failed = Failed(step=process.sim.committed + 1, micro_batch=0, signature=process.id, traceback="")
             process.link.say(failed)
-        process.die(1 if process.sim.committed >= 0 else -9)
+        process.die(1 if has_committed else -9)
 
     def _kill_holders(self, fault: sc.KillHolders) -> None:
         holders = self._world.checks.holders(fault.shard % len(self._world.shape.shards))

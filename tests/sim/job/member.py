@@ -212,7 +212,18 @@ class SimExecutor:
 
     def check_is_over(self) -> None: ...
 
+    def _read(self, command: p.ReadInitial) -> None:
+        """As `StoredInitial` does: it takes its time."""
+
+        def end() -> None:
+            self._member.symbols.read(command.shards)
+            self._process.handover.tell(p.InitialRead(shards=command.shards))
+
+        self._process.later(self._process.clock.rng.choice((0.01, 0.1, 1.5)), end)
+
     def carry_out(self, command: p.Command) -> p.Event | None:
+        if isinstance(command, p.ReadInitial):
+            self._read(command)
         result = self._member.ledger.carry_out(command)
         self._process.world.checks.members.command(self._member, command)
         return result
@@ -241,6 +252,8 @@ class MemberProcess(Process):
         self.has_said_hello = False
         self._workers = workers
         self.sim = SimMember(member, world.shape, world.clock.rng.choice((1, 20, 1 << 20)), frozen=FROZEN)
+        if world.shape.initial.is_stored:
+            self.sim.symbols.stored = world.truth.stored(world.shape)
         self.mesh, self.points = SimMesh(self), SimPoints()
         self.loop = TrainingLoop(self)
         self._channel = SimChannel(self, workers)
@@ -443,10 +456,11 @@ class TrainingLoop:
     # ---- what is done
 
     def _enter(self, enter: p.Enter) -> None:
-        if enter.step > 0 and enter.state is None:
+        first = self._world.shape.initial.step + 1
+        if enter.step > first and enter.state is None:
             raise Violation(f"{self._process.id} enters step {enter.step} without the others' loop state")
         self._has_entered = True
-        self._process.sim.enter(enter.state)
+        self._process.sim.enter(enter.state or str(first))  # what the checkpoint says of the loop
         self._begin(enter.step)
 
     def _begin(self, step: int) -> None:

@@ -238,7 +238,7 @@ def loses_what_came_too_early(rule: Rule, views: Views) -> list[p.Arrived]:
 @_plant(22, Recovering, "_publish_lacking")
 def publishes_nothing_again(rule: Rule, recovering: Recovering, decision: Recovery) -> None:
     """Members that lack parameters of the committed step get them again."""
-    if recovering._machine.commit.step < 0:
+    if recovering._machine.commit.is_initial:
         rule(recovering, decision)
 
 

@@ -177,6 +177,8 @@ class Schedule(Struct, frozen=True, kw_only=True):
     """The node that hears late of what is in the store; -1: none."""
     slow_behind: bool = False
     """Work that nobody waits for takes long."""
+    resumes: int | None = None
+    """The step after which the checkpoint stands that the job starts from; None: it starts anew."""
     faults: tuple[AnyFault, ...] = ()
 
     @property
@@ -236,9 +238,10 @@ def draw(seed: int) -> Schedule:
     )
     slow_store = rng.randrange(sizes.nodes) if rng.random() < 0.2 else -1
     faults = _faults(rng, sizes)
-    return Schedule(
-        **{**{f: getattr(sizes, f) for f in sizes.__struct_fields__}, "slow_store": slow_store, "faults": faults}
-    )
+    resumes = rng.choice((None, None, None, None, None, None, -1, 1))
+    drawn = {"slow_store": slow_store, "faults": faults, "resumes": resumes}
+    drawn["steps"] = sizes.steps if resumes is None else sizes.steps + resumes + 1
+    return Schedule(**{**{f: getattr(sizes, f) for f in sizes.__struct_fields__}, **drawn})
 
 
 def _faults(rng: random.Random, sizes: Schedule) -> tuple[AnyFault, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from elastrain import protocol as p
@@ -10,8 +11,9 @@ from elastrain.launcher.registry import LEASE_S
 from elastrain.launcher.views import JobKeys, decode_view
 from elastrain.messages import Message
 from elastrain.world import View
+from tests.sim.cluster import initial_of
 from tests.sim.job.agent import AgentProcess
-from tests.sim.job.checks import JobChecks
+from tests.sim.job.checks import JobChecks, truth_of
 from tests.sim.job.clock import Clock
 from tests.sim.job.etcd import Etcd
 from tests.sim.job.faults import Faults
@@ -30,7 +32,8 @@ class World:
 
     def __init__(self, schedule: Schedule, tell: Callable[[str], None] | None = None) -> None:
         self.schedule, self.tell = schedule, tell
-        self.shape = shape_of(schedule)
+        self.truth = truth_of(schedule.runs)
+        self.shape = replace(shape_of(schedule), initial=initial_of(schedule.resumes, self.truth))
         self.clock = Clock(schedule.seed)
         self.network = Network(self.clock)
         self.etcd = Etcd(self.clock, self.network)

@@ -1,0 +1,74 @@
+"""From which checkpoint a life of the job starts, and what has to be as it was then. Plain values; no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+MAY_CHANGE = frozenset(
+    # Where the state lies and how often members look at one another; what runs the script. None of it decides a bit.
+    {"backups", "cross_check_every", "elastrain", "Python", "NumPy"}
+)
+"""Settings of the spec in which a resumed job may differ from the one that wrote the checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """A checkpoint, chosen once: the same for all members of a life, also for those that come later."""
+
+    place: str
+    """The directory or address that it lies in."""
+    name: str
+    """Its folder there."""
+    step: int
+    """The committed step after which it stands; -1: parameters alone, of a model that was trained elsewhere."""
+    scale: float | None = None
+    """The loss scale of the next step, and how many steps it has been clean; None: as the rule begins."""
+    clean_steps: int = 0
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """What all members of the job that wrote it had in common; empty where nobody has said so."""
+    changes: tuple[str, ...] = ()
+    """What was changed on purpose before it was written, a sentence each."""
+    accepts_changes: bool = False
+    """A changed spec is taken on purpose."""
+
+    def __str__(self) -> str:
+        return f"{self.name} in {self.place}"
+
+
+def as_text(resume: Resume) -> str:
+    """For an environment variable; see `from_text`."""
+    return msgspec.json.encode(resume).decode()
+
+
+def from_text(text: str) -> Resume:
+    """Inverse of `as_text`. Raises ValueError."""
+    return _DECODER.decode(text)
+
+
+_DECODER = msgspec.json.Decoder(Resume)
+
+
+def changes(resume: Resume, spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a job with this spec does otherwise than the one that wrote the checkpoint: clauses, in order of names."""
+    named = sorted(name for name in resume.spec if name not in MAY_CHANGE)
+    return tuple(
+        f"its {name} is {spec.get(name, '(unset)')}, the checkpoint's is {resume.spec[name]}"
+        for name in named
+        if spec.get(name, "(unset)") != resume.spec[name]
+    )
+
+
+def refusal(resume: Resume, spec: Mapping[str, Any]) -> str:
+    """Why a job with this spec may not go on from the checkpoint, in one clause; empty if it may."""
+    found = () if resume.accepts_changes else changes(resume, spec)
+    if not found:
+        return ""
+    more = f" (and {len(found) - 1} more differ)" if len(found) > 1 else ""
+    return (
+        f"{found[0]}{more}: start the job as it was when it wrote {resume}, or take the change on purpose with "
+        "--accept-changes"
+    )

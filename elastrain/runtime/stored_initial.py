@@ -1,0 +1,113 @@
+"""What a resumed job starts from, as this member reads it from the checkpoint: in a thread, beside the engine's.
+
+The parameters of the whole model are put into the model as they come: nobody reads them before `InitialRead` is told.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from torch import Tensor
+
+from elastrain import protocol as p
+from elastrain.base.resume import Resume
+from elastrain.errors import ConfigError, StateLostError
+from elastrain.runtime.handover import InitialUnread, Told
+from elastrain.runtime.model import ModelState
+from elastrain.scaling import Scaler
+from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
+from elastrain.snapshot.durable.manifest import LOOP
+from elastrain.snapshot.durable.places.opening import place_at
+from elastrain.snapshot.durable.reading import Checkpoint
+from elastrain.snapshot.state import ShardState
+from elastrain.values import Initial
+
+
+def initial_of(resume: Resume | None) -> Initial:
+    """What the protocol has to know of it."""
+    if resume is None:
+        return Initial()
+    scaler = None if resume.scale is None else Scaler(scale=resume.scale, clean_steps=resume.clean_steps)
+    return Initial(step=resume.step, is_stored=True, scaler=scaler)
+
+
+class StoredInitial:
+    """`loop` is for the main thread, all else for the engine's. `tell` takes what came of a reading, in any thread."""
+
+    def __init__(self, resume: Resume, model: ModelState, tell: Callable[[Told], None]) -> None:
+        self._resume = resume
+        self._layout = model.layout
+        self._model = model
+        self._tell = tell
+        self._checkpoint: Checkpoint | None = None
+        self._states: dict[int, ShardState] = {}
+        self._has_parameters = False
+
+    def carry_out(self, command: p.Command) -> None:
+        """Begin to read states of shards, at first with all parameters; `InitialRead` is told at the end."""
+        match command:
+            case p.ReadInitial():
+                name = "elastrain-read-checkpoint"
+                threading.Thread(target=self._read, args=(command.shards,), name=name, daemon=True).start()
+            case p.EndAttempt():  # what was read for roles that this member has lost meanwhile is needed by nobody
+                self._states.clear()
+
+    def take(self, shard: int) -> ShardState:
+        """A state that was read; it is the caller's."""
+        return self._states.pop(shard)
+
+    def loop(self) -> tuple[str, list[Tensor]] | None:
+        """The training loop's state at the first step; None where the script begins by itself.
+
+        Raises ConfigError or StateLostError, see `_error`.
+        """
+        try:
+            checkpoint = self._open()
+            return checkpoint.read_loop() if LOOP in checkpoint.manifest.attachments else None
+        except CheckpointError as error:
+            raise _error(self._resume, error) from error
+
+    # --------------------------------------------------------------------------------------------------------- inside
+
+    def _open(self) -> Checkpoint:
+        if self._checkpoint is None:
+            self._checkpoint = Checkpoint.open([place_at(self._resume.place)], self._resume.name)
+        return self._checkpoint
+
+    def _read(self, shards: tuple[int, ...]) -> None:
+        try:
+            self._take_in(shards)
+        except CheckpointError as error:
+            self._tell(InitialUnread(_error(self._resume, error)))
+        except Exception as error:  # noqa: BLE001 - the edge of a thread: the engine raises it
+            self._tell(InitialUnread(error))
+        else:
+            self._tell(p.InitialRead(shards=shards))
+
+    def _take_in(self, shards: tuple[int, ...]) -> None:
+        checkpoint = self._open()
+        self._check(checkpoint)
+        wanted = shards if self._has_parameters else range(len(self._layout.shards))
+        for state in checkpoint.read_shards(wanted):
+            if not self._has_parameters:
+                self._model.parameters_of(self._layout.shards[state.shard]).copy_(state.parameters)
+            if state.shard in shards:
+                self._states[state.shard] = state
+        self._has_parameters = True
+
+    def _check(self, checkpoint: Checkpoint) -> None:
+        """Raises ConfigError where its shards are not those of this model."""
+        theirs = [(shard.numel, shard.dtype) for shard in checkpoint.manifest.shards]
+        if theirs != [(shard.numel, shard.master_dtype) for shard in self._layout.shards]:
+            raise ConfigError(
+                f"the model is cut into {len(self._layout.shards)} shards here and was into {len(theirs)} when "
+                f"{self._resume} was written: it is another model, or its blocks or parameter groups are others"
+            )
+
+
+def _error(resume: Resume, error: CheckpointError) -> Exception:
+    """What is damaged ends this life: the next one begins with an older checkpoint, if there is a good one."""
+    if isinstance(error, DamagedError):
+        return StateLostError(f"the checkpoint that this job starts from is damaged: {error}")
+    return ConfigError(f"{resume} can not be read: {error}")

@@ -1,0 +1,78 @@
+"""A job goes on from a checkpoint, on any number of members and nodes, as if nothing had ever stopped."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.training import SCRIPTS, Run, run_job
+
+SCRIPT = SCRIPTS / "resumed_training.py"
+STEPS = 7
+_FOLDER = tempfile.TemporaryDirectory(prefix="elastrain-resume-")
+CHECKPOINTS = Path(_FOLDER.name) / "checkpoints"
+
+
+def run(
+    folder: Path, workers: int, *arguments: str, options: tuple[str, ...] = (), faults: tuple[str, ...] = ()
+) -> Run:
+    arguments = ("--steps", str(STEPS), *arguments)
+    return run_job(folder, workers=workers, arguments=arguments, options=options, faults=faults, script=SCRIPT)
+
+
+def last_words(done: Run) -> set[str]:
+    """What each member that came to the end says of parameters, statistics, what is registered, and the schedule."""
+    return set(re.findall(r"digest \w+ told \S+ lr \S+", done.output))
+
+
+@functools.cache
+def undisturbed() -> frozenset[str]:
+    """The last words of the job that wrote the checkpoints before its steps 2 and 4, and went on."""
+    done = run(Path(_FOLDER.name) / "run", 1, "--save-at", "2", "4", "--folder", str(CHECKPOINTS))
+    assert done.exit_code == 0, done.output
+    return frozenset(last_words(done))
+
+
+@pytest.mark.parametrize(
+    ("workers", "nodes", "backups", "step"),
+    [(1, 0, 0, 1), (3, 0, 1, 3), (1, 2, 1, 1), pytest.param(1, 3, 2, 3, marks=pytest.mark.on_demand),
+     pytest.param(5, 0, 1, 3, marks=pytest.mark.on_demand)],
+)  # fmt: skip
+def test_it_goes_on_bit_for_bit_whoever_takes_part(
+    workers: int, nodes: int, backups: int, step: int, tmp_path: Path
+) -> None:
+    whole = undisturbed()
+    options = ["--resume", str(CHECKPOINTS / f"life-0001-step-{step:010d}")]
+    options += ["--local-nodes", str(nodes)] if nodes else []
+    done = run(tmp_path, workers, "--backups", str(backups), options=tuple(options))
+    assert done.exit_code == 0, done.output
+    assert done.output.count(f"the job goes on after step {step}") == 1
+    assert last_words(done) == whole
+    first = [min(e["step"] for e in events if e["event"] == "passed") for events in done.journals.values()]
+    assert set(first) == {step + 1}
+
+
+def test_members_that_are_lost_in_its_first_step_lose_nothing(tmp_path: Path) -> None:
+    whole = undisturbed()
+    options = ("--resume", str(CHECKPOINTS))
+    done = run(
+        tmp_path, 3, "--backups", "0", options=options, faults=("kill --target member:m1 --at step=4,phase=forward",)
+    )
+    assert done.exit_code == 0, done.output
+    assert "m1" in done.output and "lost" in done.output
+    assert last_words(done) == whole
+
+
+def test_another_seed_is_refused_with_both_values_and_taken_on_purpose(tmp_path: Path) -> None:
+    undisturbed()
+    options = ("--resume", str(CHECKPOINTS))
+    refused = run(tmp_path / "a", 1, "--seed", "8", options=options)
+    assert refused.exit_code == 1
+    assert "its seed is 8, the checkpoint's is 7" in refused.output
+    taken = run(tmp_path / "b", 1, "--seed", "8", options=(*options, "--accept-changes"))
+    assert taken.exit_code == 0, taken.output
+    assert "accepted: its seed is 8, the checkpoint's is 7" in taken.output

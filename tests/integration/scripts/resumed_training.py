@@ -1,0 +1,85 @@
+"""All that a resumed job has to bring back: BatchNorm, a tied weight, a frozen parameter, dropout, bfloat16 with
+masters, loss scaling, a schedule, and a registered mean of the weights. `--save-at` writes a checkpoint before a step.
+"""
+
+import argparse
+import copy
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import elastrain
+from tests.support.saving import save
+
+
+class Samples(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """Random inputs: seeded per sample by the loader, so they are the same wherever they are drawn."""
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.randn(16), index % 32
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(32, 64)
+        self.entry = nn.Linear(16, 64)
+        self.norm = nn.BatchNorm1d(64)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.2)) for _ in range(2))
+        self.head = nn.Linear(64, 32, bias=False)
+        self.head.weight = self.embedding.weight
+        self.layers.to(torch.bfloat16)
+        self.entry.bias.requires_grad_(False)
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        hidden = self.norm(self.entry(inputs)) + self.embedding(labels.flip(0))
+        for layer in self.layers:
+            hidden = hidden + layer(hidden.bfloat16()).float()
+        return self.head(hidden)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--backups", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--save-at", type=int, nargs="*", default=[])
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--slow", type=float, default=0.0)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    job = elastrain.init(seed=args.seed, backups=args.backups, loss_scale=elastrain.LossScale(growth_interval=2))
+    model = Model()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    loader = elastrain.DataLoader(Samples(), global_batch_size=20, micro_batch_size=4)
+    mean = copy.deepcopy(model)
+    model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=0.5)
+    job.register("mean", mean)
+    seen = torch.zeros(2)
+    job.register("seen", seen)
+    for step in job.steps(loader, until=args.steps):
+        if step.number in args.save_at:
+            save(job, step, args.folder)
+        for inputs, labels in step:
+            time.sleep(args.slow)
+            step.backward(nn.functional.cross_entropy(model(inputs, labels), labels))
+        scheduler.step()
+        seen += torch.tensor([step.loss, step.samples])
+        with torch.no_grad():
+            theirs = model.state_dict()
+            for name, ours in mean.named_parameters():
+                ours.lerp_(theirs[name], 0.1)
+    whole = [*mean.state_dict().values(), *model.state_dict().values(), seen]
+    told = sum(float(value.double().sum()) for value in whole)
+    sys.stderr.write(f"digest {job.digest()} told {told:.17g} lr {optimizer.param_groups[0]['lr']:.17g}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""What a job starts from: chosen once, the same for all its workers; a changed job is refused or taken on purpose."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastrain.agent_messages import Failed
+from elastrain.base.resume import Resume, as_text, changes, from_text, refusal
+from elastrain.errors import ConfigError
+from elastrain.launcher.checkpoints import find_start
+from elastrain.launcher.run_options import RunOptions, StartWish
+from elastrain.launcher.values import End, Life, Log, PutRoster, Start
+from elastrain.launcher.worker_start import Script
+from elastrain.snapshot.durable.places.opening import place_at
+from tests.support import checkpoints
+from tests.unit.launcher.test_core import Job, of
+
+RESUME = Resume(place="/data", name="life-0001-step-0000000040", step=40, spec={"seed": 0, "model": "a", "backups": 1})
+START = "the job goes on after step 40"
+
+
+def resumed(resume: Resume = RESUME, **config: Any) -> Job:
+    return Job(life=Life(resume=resume, start=START), **config)
+
+
+def test_the_choice_is_in_the_roster_and_goes_to_every_worker_also_to_later_ones() -> None:
+    job = resumed()
+    assert of(PutRoster, job.done)[0].roster.resume == RESUME
+    for member in ("m0", "m1", "m2"):
+        job.hello(member, seed=0, model="a", backups=1)
+    job.commit(41)
+    job.die("m1")
+    assert [start.resume for start in of(Start, job.done)] == [RESUME] * 4
+    assert [log.say for log in of(Log, job.done) if log.event == "resume"] == [START]
+
+
+def test_a_changed_spec_ends_the_job_with_both_values_before_anything_begins() -> None:
+    job = resumed()
+    done = job.hello("m0", seed=1, model="a", backups=1)
+    (end,) = of(End, done)
+    assert end.code == 1
+    assert end.sentence.startswith("m0 is refused: its seed is 1, the checkpoint's is 0: start the job as it was")
+    assert "--accept-changes" in end.sentence
+
+
+def test_a_change_that_is_accepted_is_said_and_logged() -> None:
+    job = resumed(replace(RESUME, accepts_changes=True))
+    done = job.hello("m0", seed=1, model="b", backups=1)
+    assert of(End, done) == []
+    (log,) = [log for log in of(Log, done) if log.event == "changed"]
+    assert log.say == "accepted: its model is b, the checkpoint's is a; its seed is 1, the checkpoint's is 0"
+    assert log.fields["step"] == 40
+
+
+def test_how_many_copies_there_are_may_change_freely() -> None:
+    assert changes(RESUME, {"seed": 0, "model": "a", "backups": 2}) == ()
+    assert refusal(RESUME, {"seed": 0, "model": "a", "backups": 2}) == ""
+
+
+def test_what_the_checkpoint_does_not_say_is_not_compared_and_what_is_missing_here_is() -> None:
+    assert changes(RESUME, {"seed": 0, "model": "a", "backups": 1, "more": 5}) == ()
+    assert changes(RESUME, {"seed": 0}) == ("its model is (unset), the checkpoint's is a",)
+
+
+def test_a_script_that_raises_in_the_first_step_of_a_resumed_job_has_never_worked() -> None:
+    job = resumed()
+    for member in ("m0", "m1", "m2"):
+        job.hello(member, seed=0, model="a", backups=1)
+    failed = Failed(step=41, micro_batch=0, signature="KeyError: 'x'", traceback="")
+    assert "before the first commit" in of(End, job.say("m1", failed))[0].sentence
+
+
+def test_it_travels_as_text() -> None:
+    assert from_text(as_text(replace(RESUME, scale=2.0, changes=("one",)))) == replace(
+        RESUME, scale=2.0, changes=("one",)
+    )
+    with pytest.raises(ValueError, match="truncated"):
+        from_text("{")
+
+
+def options(folder: Path | None, source: str = "auto", *, thorough: bool = False) -> RunOptions:
+    wish = StartWish(source=source, is_thorough=thorough)
+    script = Script.of("train.py", ())
+    return RunOptions(job="job", script=script, target="train.py", checkpoint_dir=folder, resume=wish)
+
+
+def damage(folder: Path) -> None:
+    """One byte in the middle of a file with shards."""
+    file = max((f for f in folder.iterdir() if f.name != "manifest.json"), key=lambda f: f.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2 if file.stat().st_size > 2000 else 100] ^= 1
+    file.write_bytes(bytes(content))
+
+
+def test_auto_takes_the_newest_and_says_so(tmp_path: Path) -> None:
+    for step in (3, 7):
+        checkpoints.save(place_at(str(tmp_path)), step)
+    found = find_start(options(tmp_path))
+    assert found.resume is not None and found.resume.step == 7
+    assert found.resume.spec == {"seed": 0}
+    assert found.sentence == f"the job goes on after step 7, from life-0000-step-0000000007 in {tmp_path}"
+
+
+def test_auto_without_a_checkpoint_starts_anew_and_says_so(tmp_path: Path) -> None:
+    assert find_start(options(None)).sentence == ""
+    for folder in (tmp_path, tmp_path / "none"):
+        found = find_start(options(folder))
+        assert found.resume is None and "the job starts anew" in found.sentence
+
+
+def test_none_takes_none(tmp_path: Path) -> None:
+    checkpoints.save(place_at(str(tmp_path)), 3)
+    assert find_start(options(tmp_path, "none")).resume is None
+
+
+def test_a_newer_one_that_is_damaged_is_passed_over_and_the_reason_is_said(tmp_path: Path) -> None:
+    for step in (3, 7):
+        checkpoints.save(place_at(str(tmp_path)), step)
+    damage(tmp_path / "life-0000-step-0000000007")
+    found = find_start(options(tmp_path, thorough=True))
+    assert found.resume is not None and found.resume.step == 3
+    assert "life-0000-step-0000000007 is passed over: " in found.sentence
+
+
+def test_a_path_names_one_checkpoint_or_the_newest_of_a_directory(tmp_path: Path) -> None:
+    for step in (3, 7):
+        checkpoints.save(place_at(str(tmp_path)), step)
+    one = find_start(options(None, str(tmp_path / "life-0000-step-0000000003"))).resume
+    newest = find_start(options(None, str(tmp_path))).resume
+    assert one is not None and one.step == 3
+    assert newest is not None and newest.step == 7
+
+
+def test_a_named_one_that_is_damaged_or_not_there_is_refused(tmp_path: Path) -> None:
+    checkpoints.save(place_at(str(tmp_path)), 3)
+    folder = tmp_path / "life-0000-step-0000000003"
+    with pytest.raises(ConfigError, match="there is no checkpoint"):
+        find_start(options(None, str(tmp_path / "elsewhere")))
+    with pytest.raises(ConfigError, match=r"--resume .*step-0000000009"):
+        find_start(options(None, str(tmp_path / "life-0000-step-0000000009")))
+    damage(folder)
+    with pytest.raises(ConfigError, match="name an older one, or say --resume auto"):
+        find_start(options(None, str(folder)))
+
+
+def test_a_later_life_takes_the_newest_that_is_whole_whatever_the_first_was_to_start_from(tmp_path: Path) -> None:
+    later = options(tmp_path, "none").in_a_later_life().resume
+    assert later == StartWish(source="auto", is_thorough=True)
