@@ -52,6 +52,17 @@ class Progress(Tagged, frozen=True, kw_only=True):
     # Large jobs have thousands of shards, and their holders stay the same for most steps.
 
 
+class Window(Tagged, frozen=True, kw_only=True):
+    """Which shards have fewer living holders than they should; told when that has changed."""
+
+    step: int
+    """The step that is open."""
+    short: dict[str, int]
+    """Shard -> how many living holders it has. Empty: all have as many as they should."""
+    since_step: int | None = None
+    """The step that was open when the first of them became short of holders."""
+
+
 class Failed(Tagged, frozen=True, kw_only=True):
     """The user's script has raised; the worker ends after this."""
 
@@ -101,7 +112,9 @@ class Note(Tagged, frozen=True, kw_only=True):
     fields: dict[str, Any]
 
 
-FromWorker: TypeAlias = Hello | Suspect | Progress | Failed | LostState | Diverged | NoRoom | Finished | Struck | Note
+FromWorker: TypeAlias = (
+    Hello | Suspect | Progress | Window | Failed | LostState | Diverged | NoRoom | Finished | Struck | Note
+)
 FROM_WORKER: LineCodec[FromWorker] = LineCodec(FromWorker)
 
 # ------------------------------------------------------------------------------------------------ from agent to worker

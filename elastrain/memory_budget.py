@@ -180,7 +180,7 @@ def slots_needed(runs: int, own: Iterable[Node], todo: Sequence[int], *, is_chec
 def copy_budget(
     limit_bytes: int, needs: Needs, *, members: int, state_per_parameter: float, least_bytes: int, most_bytes: int
 ) -> int:
-    """Say how many bytes of parameters a member may copy per step, with their state, towards new holders.
+    """Say how many bytes of parameters a member may have on their way to new holders, with their state.
 
     The answer lies between `least_bytes`, so that copying comes to an end, and `most_bytes`.
     """

@@ -79,6 +79,19 @@ def next_roles(now: Holders, goal: Holders, ready: Collection[str]) -> Holders:
     return Holders(now.primary, tuple([*kept, *new][:size]))
 
 
+def first_copies(have: Sequence[str], goal: Holders, nodes: Mapping[str, str]) -> tuple[str, ...]:
+    """Name the members of `goal` whose copies bring a shard back to as many holders as it should have.
+
+    have: who holds it now, or gets each gradient already. Empty where those are enough, whoever they are.
+    """
+    # On another node than those that hold it: a node dies as a whole. A backup to be before a primary to be, whose copy
+    # would be worth no more and makes the role move.
+    used = {nodes.get(holder) for holder in have}
+    new = [member for member in (*goal.backups, goal.primary) if member not in have]
+    apart = sorted(new, key=lambda member: nodes.get(member) in used)
+    return tuple(apart[: max(0, len(goal.all) - len(have))])
+
+
 def _backup_at(holders: Holders | None, place: int, primary: str, taken: tuple[str, ...]) -> str | None:
     """Name the member that can keep this backup place without movement: the first present holder without a role yet."""
     if holders is None:

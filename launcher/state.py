@@ -34,6 +34,7 @@ def describe(core: Core, job: str, now: float) -> dict[str, Any]:
         "steps_lost": cluster.workers.steps_lost,
         "restarts_left": cluster.config.max_restarts - cluster.workers.restarts_used,
         "redundancy": _redundancy(core),
+        "window": cluster.window.described(now),
         "parked": parking.parked.reason if parking.parked else "",
         "parked_s": now - parking.parked.since_s if parking.parked else None,
         "store_away_s": now - parking.store_away_since_s if parking.store_away_since_s is not None else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from elastrain.member.parameters import Parameters
 from elastrain.member.roles import Roles
+from elastrain.member.shortage import Shortage
 from elastrain.messages import (
     Ack,
     CheckpointOver,
@@ -31,6 +32,7 @@ class Commit:
         self.record: Record | None = None
         """Of `step`; None while the initial state stands."""
         self.roles = Roles(me)
+        self.shortage = Shortage()
         self.parameters = Parameters(len(shape.shards), self.step)
         self._initial_step = self.step
         self._first_scaler = shape.initial.scaler or shape.loss_scale.start

@@ -7,6 +7,7 @@ driver that answers `ShardCopy`; giving knows nothing of who takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from elastrain import protocol as p
 from elastrain.member.commands import Commands
@@ -14,41 +15,62 @@ from elastrain.member.commit import Commit
 from elastrain.member.comparison import Comparison
 from elastrain.member.holdings import Holdings
 from elastrain.member.reduction import Reduction
+from elastrain.member.views import Views
 from elastrain.messages import Copied, Doubt, Evidence, ShardCopy
 from elastrain.witness import judge_copy
 
-COPY_BUDGET_BYTES = 8 << 20
-"""So many parameters a primary copies per step towards new holders: the vote waits for what is on its way."""
+COPY_BUDGET_BYTES = 4 << 20
+"""So many parameters a primary has on their way towards new holders at a time: the vote waits for them."""
+Copy: TypeAlias = tuple[int, str]
+"""(shard, member that is to hold it)."""
 
 
 class CopiesGiven:
     """Owns what is still to be copied from here, and what is on its way."""
 
     def __init__(
-        self, sizes: Sequence[int], commit: Commit, holdings: Holdings, reduction: Reduction, out: Commands
+        self,
+        sizes: Sequence[int],
+        views: Views,
+        commit: Commit,
+        holdings: Holdings,
+        reduction: Reduction,
+        out: Commands,
     ) -> None:
         self.budget_bytes = COPY_BUDGET_BYTES
+        """So many bytes of parameters may be on their way at a time; one shard always may."""
+        self.sent_bytes = 0
+        """Of parameters, in all."""
         self._sizes = sizes
+        self._views = views
         self._commit = commit
         self._holdings = holdings
         self._reduction = reduction
         self._out = out
-        self._due: list[tuple[int, str]] = []
-        """(shard, member), in the order in which they are made."""
-        self._under_way: set[tuple[int, str]] = set()
-        self._spent_bytes = 0
-        """Of the budget, in this step."""
+        self._due: list[Copy] = []
+        """In the order in which they are made: what is short of holders comes first."""
+        self._restoring: set[Copy] = set()
+        """Those of them, due or under way, that give a shard the holders that it lacks."""
+        self._under_way: set[Copy] = set()
+        self._has_moved = False
+        """Whether a copy was sent in this step."""
 
     def plan(self) -> None:
         """Find out what is still to be copied towards the target, shard by shard."""
-        self._due = self._commit.roles.copies_to_make()
+        roles = self._commit.roles
+        self._commit.shortage.look(self._commit.step + 1, roles.live, roles.target)
+        first, moving = roles.copies_to_make(self._views.view.nodes)
+        self._due, self._restoring = [*first, *moving], set(first)
 
     def forget_view(self) -> None:
         # Who was to take them may be gone, and their numbers with it: the next plan begins from the roles.
         self._under_way.clear()
+        self._due.clear()
 
-    def renew_budget(self) -> None:
-        self._spent_bytes = 0
+    def begin_step(self) -> None:
+        self._has_moved = False
+
+    # ----------------------------------------------------------------------------------------- what a vote waits for
 
     def is_reading(self) -> bool:
         """A copy is read before the state moves on, so a vote waits for it."""
@@ -56,21 +78,50 @@ class CopiesGiven:
 
     def has_moved(self) -> bool:
         """In each step something comes nearer to the target: else a job might go on for ever without its backups."""
-        return not self._due or self._spent_bytes > 0
+        return not self._due or self._has_moved
 
-    def send_due(self) -> None:
-        """Send copies up to a number of bytes per step: all members wait for them with their votes."""
-        later: list[tuple[int, str]] = []
-        for shard, member in self._due:
-            # A state that is a step behind would be a copy of something else than the receiver expects.
-            spent = self._spent_bytes >= self.budget_bytes
-            if spent or self._holdings[shard].version != self._commit.step:
-                later.append((shard, member))
-                continue
-            self._spent_bytes += self._sizes[shard]
-            self._under_way.add((shard, member))
-            self._send(shard, member)
-        self._due = later
+    def is_overdue(self) -> bool:
+        """Shards of this member's were short of holders in the step before already: in this one they get them."""
+        step = self._commit.step + 1
+        return any(copy in self._restoring and self._commit.shortage.is_overdue(copy[0], step) for copy in self._due)
+
+    # ----------------------------------------------------------------------------------------------------- sending
+
+    def is_waiting(self) -> bool:
+        """Whether a copy would be sent now, if there is time for it."""
+        return any(self._has_room(copy) for copy in self._due)
+
+    def send_overdue(self) -> None:
+        """Send what the vote of this step waits for."""
+        step = self._commit.step + 1
+        for copy in [c for c in self._due if c in self._restoring and self._commit.shortage.is_overdue(c[0], step)]:
+            if self._has_room(copy):
+                self._start(copy)
+
+    def send(self, parameters_bytes: int) -> None:
+        """Send copies until so many bytes are reached; one at least."""
+        sent_bytes = 0
+        for copy in list(self._due):
+            if sent_bytes >= parameters_bytes:
+                return
+            if self._has_room(copy):
+                self._start(copy)
+                sent_bytes += self._sizes[copy[0]]
+
+    def _has_room(self, copy: Copy) -> bool:
+        shard, _ = copy
+        # A state that is a step behind would be a copy of something else than the receiver expects.
+        if self._holdings[shard].version != self._commit.step:
+            return False
+        under_way_bytes = sum(self._sizes[each] for each, _ in self._under_way)
+        return not under_way_bytes or under_way_bytes + self._sizes[shard] <= self.budget_bytes
+
+    def _start(self, copy: Copy) -> None:
+        self._has_moved = True
+        self.sent_bytes += self._sizes[copy[0]]
+        self._due.remove(copy)
+        self._under_way.add(copy)
+        self._send(*copy)
 
     def _send(self, shard: int, member: str) -> None:
         # With the digest that is known to be right, so that what has changed here since does not spread.
@@ -85,6 +136,7 @@ class CopiesGiven:
             self._send(message.shard, source)
             return
         self._under_way.remove((message.shard, source))
+        self._restoring.discard((message.shard, source))
         self._commit.roles.follow(message.shard, source)
         # This step's gradient was forwarded before it followed: without it, the copy would be a step behind at once.
         if message.shard in self._reduction.finished:

@@ -29,7 +29,7 @@ class Custody:
         self.doubts = Doubts(me, views, commit, self.holdings, self.comparison, out)
         self.primaries = Primaries(commit, self.holdings, self.comparison, out)
         self.backups = Backups(commit, step.runs, self.holdings, self.primaries, self.doubts, out)
-        self.given = CopiesGiven(shape.sizes, commit, self.holdings, step.reduction, out)
+        self.given = CopiesGiven(shape.sizes, views, commit, self.holdings, step.reduction, out)
         self.taken = CopiesTaken(me, commit, self.holdings, self.comparison, out)
         self.announcements = Announcements(views, commit, self.holdings, self.comparison, out)
 
@@ -44,8 +44,7 @@ class Custody:
     def forget_step(self) -> None:
         """Another step is committed: what was told of the states and parameters of the last one is void."""
         self.comparison.forget_told()
-        # A budget per step and not per job: a large shard must not starve those behind it for ever.
-        self.given.renew_budget()
+        self.given.begin_step()
         self.taken.forget_broken()
 
     def on_evidence(self, source: str, message: Evidence) -> None:

@@ -10,6 +10,8 @@ the parts; each that keeps the bits has a planted bug in tests/sim.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from elastrain import messages as said
 from elastrain import protocol as p
 from elastrain.checkpoint import CheckpointPlan
@@ -58,6 +60,21 @@ class Lifecycle:
         """The committed holders that are in this view."""
         return self.machine.commit.roles.live
 
+    @property
+    def short(self) -> Mapping[int, int]:
+        """Shards with fewer living holders than they should have -> the step that was open when that began."""
+        return self.machine.commit.shortage.since
+
+    @property
+    def is_time_to_copy(self) -> bool:
+        """Whether copies wait for `CopiesAllowed`."""
+        return self._committing.is_time_to_copy()
+
+    @property
+    def copied_bytes(self) -> int:
+        """Of parameters, sent to new holders so far."""
+        return self.machine.custody.given.sent_bytes
+
     def unreported(self) -> tuple[str, ...]:
         """Members of the view for whose report this one waits, though they should have answered at once."""
         return self.machine.views.unreported(is_newcomer=self.machine.loop.is_outside)
@@ -91,6 +108,8 @@ class Lifecycle:
                 m.custody.given.budget_bytes = event.parameters_bytes
             case p.CheckpointWanted():
                 m.checkpointing.on_wanted(event)
+            case p.CopiesAllowed():
+                self._committing.copy(event.parameters_bytes)
             case _:
                 self._on_result(event)
 
@@ -239,7 +258,7 @@ class Lifecycle:
             self._committing.vote()
             self._commit()
             m.checkpointing.capture()
-            self._copy()
+            self._committing.copy_at_last()
             m.loop.enter()
             m.loop.feed()
             self._end()
@@ -269,10 +288,6 @@ class Lifecycle:
         record = self._committing.decide()
         if record is not None:
             self._pass(record)
-
-    def _copy(self) -> None:
-        if self._committing.may_copy():
-            self.machine.custody.given.send_due()
 
     def _end(self) -> None:
         end = self.machine.end

@@ -7,9 +7,9 @@ sent by `copies.Copies` and whose word on what it has enters `recovery._able_hol
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from elastrain.placement import Holders, Placement
+from elastrain.placement import Holders, Placement, first_copies
 
 
 class Roles:
@@ -72,12 +72,17 @@ class Roles:
         # Followers, too, or their copy would be a step behind when their time as holders comes.
         return {*self._live[shard].backups, *self._followers[shard]}
 
-    def copies_to_make(self) -> list[tuple[int, str]]:
-        """(shard of this member's, member that should hold it and does not get it yet)."""
+    def copies_to_make(self, nodes: Mapping[str, str]) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+        """(shard of this member's, member that should hold it and does not get it yet).
+
+        First those that give a shard as many holders as it should have, then those that only move it.
+        """
+        first: list[tuple[int, str]] = []
+        moving: list[tuple[int, str]] = []
         # By its primary alone: nobody else knows that a copy is verified.
-        return [
-            (shard, member)
-            for shard in self.mine
-            for member in self.target[shard].all
-            if member not in {*self._live[shard].all, *self._followers[shard]}
-        ]
+        for shard in self.mine:
+            have = list(dict.fromkeys((*self._live[shard].all, *sorted(self._followers[shard]))))
+            soon = first_copies(have, self.target[shard], nodes)
+            first += [(shard, member) for member in soon]
+            moving += [(shard, m) for m in self.target[shard].all if m not in have and m not in soon]
+        return first, moving

@@ -193,13 +193,22 @@ class JobEnded:
 
 @dataclass(frozen=True, kw_only=True)
 class CopyBudgetSet:
-    """So many bytes of parameters may be copied to new holders per step: what memory leaves for them has changed."""
+    """So many bytes of parameters may be on their way to new holders: what memory leaves for them has changed."""
+
+    parameters_bytes: int
+
+
+# An event, because the core has no clock: what a copy costs the training loop is measured by the driver.
+@dataclass(frozen=True, kw_only=True)
+class CopiesAllowed:
+    """There is time now to send copies of so many bytes of parameters, while runs are computed."""
 
     parameters_bytes: int
 
 
 Event: TypeAlias = (
     CopyBudgetSet
+    | CopiesAllowed
     | JobEnded
     | Viewed
     | Arrived

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from elastrain import agent_messages as am
@@ -24,7 +24,9 @@ from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.values import Frame, LossCause, Newer, Peer, PeerLost
 from elastrain.member.lifecycle import Lifecycle
 from elastrain.messages import decode
+from elastrain.offload.compression import IdleCores
 from elastrain.runtime.agent_link import AgentLink, journalled
+from elastrain.runtime.copy_pace import Clock
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.handover import Assignment, Handover, InitialUnread, LoopOver, StepBegun, Told, TryAgain
@@ -32,14 +34,7 @@ from elastrain.runtime.journal import Journal
 from elastrain.runtime.memory_keeper import MemoryKeeper
 from elastrain.runtime.notes import Notes
 from elastrain.runtime.outgoing import Outgoing
-from elastrain.runtime.pacing import (
-    BETWEEN_STEPS_S,
-    HANDED_OVER_S,
-    RECOVERY_DEADLINE_S,
-    Clock,
-    LoopFirst,
-    RecoveryDeadline,
-)
+from elastrain.runtime.pacing import BETWEEN_STEPS_S, HANDED_OVER_S, RECOVERY_DEADLINE_S, EnginePace
 from elastrain.values import Record, Report
 from elastrain.world import Member, View
 
@@ -62,6 +57,7 @@ class EngineParts:
     trail: Trail
     """Shows whoever watches from outside that the engine turns."""
     clock: Clock = time.monotonic
+    idle_cores: Callable[[], float] = field(default_factory=lambda: IdleCores().look)
 
 
 class Engine:
@@ -74,8 +70,7 @@ class Engine:
         self._parts = parts
         self._outgoing = Outgoing(parts.mesh, parts.executor.books.payload, parts.faults, parts.journal)
         self._events: deque[p.Event] = deque()
-        self._pace = LoopFirst(parts.clock)
-        self._recovery = RecoveryDeadline(parts.clock)
+        self._pace = EnginePace(core, parts.handover.whereabouts, clock=parts.clock, idle_cores=parts.idle_cores)
         self._notes = Notes(parts.journal, parts.agent)
         self._unreleased: p.Advance | p.Enter | None = None
         """Waits until it is sure that the loop gets what was committed, and no memory that others use again."""
@@ -132,17 +127,19 @@ class Engine:
         mesh, agent = self._parts.mesh, self._parts.agent
         executor, handover = self._parts.executor, self._parts.handover
         wait_s = self._pace.wait_s(has_news=handover.has_news, has_work_behind=executor.books.has_work_behind)
-        for arrival in mesh.poll(wait_s):
+        for arrival in self._pace.copies.in_turn(mesh.poll(wait_s)):
             self._on_arrival(arrival)
         for message in agent.heard():
             self._on_message(message)
         for told in handover.take():
             self._on_told(told)
         self._release_held()
-        if executor.books.has_work_behind and not handover.has_news and self._pace.may_work_behind():
+        for allowed in self._pace.copies.allowances():
+            self._handle(allowed)
+        if executor.books.has_work_behind and not handover.has_news and self._pace.loop.may_work_behind():
             for result in executor.books.work_behind():
                 self._handle(result)
-        if self._recovery.is_over():
+        if self._pace.recovery.is_over():
             self._suspect_the_silent()
 
     def _on_arrival(self, arrival: Frame | PeerLost | Newer) -> None:
@@ -243,18 +240,9 @@ class Engine:
             case p.ReadView():
                 self._parts.journal.write("newer", generation=command.generation)
             case _:
-                self._reach_phase(command)
+                self._parts.faults.reach_before(command)
                 return self._parts.executor.carry_out(command)
         return None
-
-    def _reach_phase(self, command: p.Command) -> None:
-        match command:
-            case p.Keep():
-                self._parts.faults.reach(command.step, "reduce")
-            case p.Apply():
-                self._parts.faults.reach(command.record.step, "apply")
-            case p.TakeCopy():
-                self._parts.faults.reach(command.step + 1, "copy")
 
     def _reach_recovery(self, phase: str) -> None:
         """In the first view nothing is recovered: its phases have no names there."""
@@ -264,7 +252,7 @@ class Engine:
     def _assign(self, command: p.Compute | p.Recompute) -> None:
         executor = self._parts.executor
         if isinstance(command, p.Compute):
-            self._pace.let_loop_go_first(HANDED_OVER_S)
+            self._pace.loop.let_loop_go_first(HANDED_OVER_S)
             slot = executor.books.slots.start_run()
         else:
             slot = executor.check_slot()
@@ -306,7 +294,7 @@ class Engine:
     def _edit(self, view: View) -> None:
         before, self.view = self.view, view
         self._reach_recovery("quiesce")
-        self._recovery.begin()
+        self._pace.recovery.begin()
         self._journal_view("edit", view)
         peers = [Peer(id=m.id, node=m.node, address=m.address) for m in view.members]
         renew = before is not None and view.links_since > before.generation
@@ -314,7 +302,7 @@ class Engine:
 
     def _resumed(self, command: p.Resumed) -> p.Event | None:
         self._reach_recovery("complete")
-        self._recovery.end()
+        self._pace.recovery.end()
         recovery = command.recovery
         self._parts.journal.write(
             "resumed",
@@ -324,15 +312,18 @@ class Engine:
             reason=recovery.reason,
             runs={member: list(runs) for member, runs in recovery.runs.items()},
         )
+        self._notes.tell_window(self._core)
         if self._parts.memory is None:
             return None
         return p.CopyBudgetSet(parameters_bytes=self._parts.memory.resumed(command, self._core.shape))
 
     def _passed(self, record: Record) -> None:
-        self._pace.let_loop_go_first(BETWEEN_STEPS_S)
+        self._pace.loop.let_loop_go_first(BETWEEN_STEPS_S)
         self._parts.journal.write("passed", **journalled(record))
         took_s = self._parts.handover.whereabouts.take_computed_s()
+        self._pace.copies.computed(took_s)
         self._parts.agent.committed(record, self._core.holders, took_s)
+        self._notes.tell_window(self._core)
         if record.warning:
             self._notes.warn(record, self.view)
         if self._parts.memory is not None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 ASSUMED_MOMENTS = 2.0
 """Optimizer state per parameter until it was measured: Adam's."""
 COPY_SHARE = 16
-"""Of the parameters, one such part at least is copied per step towards new holders, whatever memory is left."""
+"""Of the parameters, one such part at least may be on its way to new holders, whatever memory is left."""
 WORTH_TELLING = 0.05
 """Memory that becomes free is given to activations from this share of the limit on."""
 
@@ -141,7 +141,8 @@ class MemoryKeeper:
     # ------------------------------------------------------------------------------------------------- for the engine
 
     def resumed(self, plan: p.Resumed, shape: Shape) -> int:
-        """A view is in order: make room for its plan. Returns how many bytes of parameters may be copied per step.
+        """A view is in order: make room for its plan. Returns how many bytes of parameters may be on their
+        way to new holders.
 
         Raises NoRoomError if the plan does not fit.
         """

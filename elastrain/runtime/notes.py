@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from elastrain import agent_messages as am
+from elastrain.member.lifecycle import Lifecycle
 from elastrain.runtime.agent_link import AgentLink
 from elastrain.runtime.journal import Journal
 from elastrain.values import Record
@@ -17,6 +18,7 @@ class Notes:
     def __init__(self, journal: Journal, agent: AgentLink) -> None:
         self._journal, self._agent = journal, agent
         self._has_warned = False
+        self._told_short: dict[str, int] = {}
 
     def warn(self, record: Record, view: View | None) -> None:
         """Every record of the job may carry a warning; the screen shows the first, by one member."""
@@ -24,6 +26,17 @@ class Notes:
         if not self._has_warned and view is not None and view.ids[0] == self._agent.me:
             _show(f"warning: {record.warning}")
         self._has_warned = True
+
+    def tell_window(self, core: Lifecycle) -> None:
+        """Say it where the shards that are short of holders have changed, or have got more of them."""
+        short = {str(shard): len(core.holders[shard].all) for shard in core.short}
+        if short == self._told_short:
+            return
+        self._told_short = short
+        step = 1 + (core.shape.initial.step if core.record is None else core.record.step)
+        since = min(core.short.values(), default=None)
+        self._journal.write("window", step=step, short=short, since_step=since)
+        self._agent.say(am.Window(step=step, short=short, since_step=since))
 
     def notice(self, reason: str) -> None:
         """It was put right; whoever looks after the machine should know."""

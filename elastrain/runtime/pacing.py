@@ -1,4 +1,5 @@
-"""When the engine does what: the training loop goes first after a commit and a hand-over; a recovery has a deadline.
+"""When the engine does what: the training loop goes first after a commit and a hand-over; a recovery has a deadline;
+copies to new holders take what time they may.
 
 The clock is a parameter, so that tests need not wait.
 """
@@ -6,6 +7,10 @@ The clock is a parameter, so that tests need not wait.
 from __future__ import annotations
 
 from collections.abc import Callable
+
+from elastrain.runtime.copy_pace import Clock
+from elastrain.runtime.copy_traffic import CopyTraffic, Giver
+from elastrain.runtime.whereabouts import LoopWhereabouts
 
 BETWEEN_STEPS_S = 0.05
 """How long background work waits at most between a commit and the next run: nobody computes meanwhile."""
@@ -16,7 +21,18 @@ LOOK_EVERY_S = 0.5
 RECOVERY_DEADLINE_S = 10.0
 """A report that has not come by then is reported to the agent, who judges its sender."""
 
-Clock = Callable[[], float]
+
+class EnginePace:
+    """Owns the three clocks of an engine, whose core is `giver`."""
+
+    def __init__(self, giver: Giver, loop: LoopWhereabouts, *, clock: Clock, idle_cores: Callable[[], float]) -> None:
+        self.loop = LoopFirst(clock)
+        self.recovery = RecoveryDeadline(clock)
+        self.copies = CopyTraffic(giver, clock=clock, idle_cores=idle_cores, is_computing=lambda: loop.is_computing)
+
+    def wait_s(self, *, has_news: bool, has_work_behind: bool) -> float:
+        """How long to wait for the network."""
+        return self.copies.wait_s(self.loop.wait_s(has_news=has_news, has_work_behind=has_work_behind))
 
 
 class LoopFirst:

@@ -70,6 +70,11 @@ class LoopWhereabouts:
             self._declared.pop()
             self._show()
 
+    @property
+    def is_computing(self) -> bool:
+        """Whether the loop is inside a micro-batch. For any thread."""
+        return self._place is Station.COMPUTING
+
     def computed(self, took_s: float) -> None:
         """The loop has computed a micro-batch."""
         self._computed_s.append(took_s)

@@ -33,6 +33,8 @@ def _show(state: dict[str, Any]) -> None:
     print(f"restarts    {state['restarts_left']} left")
     if state["redundancy"]:
         print(f"redundancy  {state['redundancy']}")
+    if state.get("window"):
+        print(f"window      {window_words(state['window'])}")
     if len(state["nodes"]) > 1:
         nodes = sorted(state["nodes"], key=lambda node: (len(node["node"]), node["node"]))
         print(f"nodes       {', '.join(_node(node) for node in nodes)}")
@@ -46,6 +48,23 @@ def _show(state: dict[str, Any]) -> None:
         print()
     for reason in state["reasons"]:
         print(f"· {reason}")
+
+
+def window_words(window: dict[str, Any]) -> str:
+    """Which shards are short of holders, and since when."""
+    by_holders: dict[int, list[int]] = {}
+    for shard, living in window["shards"].items():
+        by_holders.setdefault(living, []).append(int(shard))
+    parts = [
+        f"{_shards(sorted(shards))} held by {living} {'member' if living == 1 else 'members'} only"
+        for living, shards in sorted(by_holders.items())
+    ]
+    return f"{', '.join(parts)}; since step {window['since_step']}, {window['since_s']:.1f} s ago"
+
+
+def _shards(shards: list[int]) -> str:
+    named = ", ".join(map(str, shards[:8])) + (" …" if len(shards) > 8 else "")
+    return f"shard {named}" if len(shards) == 1 else f"{len(shards)} shards ({named})"
 
 
 def _show_members(members: list[dict[str, Any]]) -> None:

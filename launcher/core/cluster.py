@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from elastrain.launcher.core.job_progress import JobProgress
 from elastrain.launcher.core.peers import Peers
+from elastrain.launcher.core.window import OpenWindow
 from elastrain.launcher.core.worker_table import Worker, Workers
 from elastrain.launcher.values import JobConfig, NodeRecord, Roster
 from elastrain.world import Member, View
@@ -22,6 +23,7 @@ class Cluster:
         self.workers = Workers()
         self.peers = Peers(NodeRecord(name=config.node, incarnation=config.incarnation, workers=config.workers))
         self.progress = JobProgress()
+        self.window = OpenWindow()
         self.roster: Roster | None = None
         self.view: View | None = None
 

@@ -149,6 +149,8 @@ class Core:
                 self._failures.watch.pace.commit(message.step, now)
                 commands = self.joins.on_progress(worker, message, now)
                 return commands + self._failures.stragglers.on_progress(worker, message, now)
+            case am.Window():
+                return self.cluster.window.take(worker.id, message, now)
             case am.Suspect():
                 # Its watcher sees deaths of members elsewhere on this machine; its own node's this agent sees itself.
                 proof = message.dead and message.member not in self.cluster.workers.by_id

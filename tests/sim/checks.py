@@ -70,6 +70,10 @@ class Checks:
         self.checkpoints = 0
         self.due: dict[int, int] = {}
         """Generation -> step that is not committed with fewer copies than there should be."""
+        self.short: dict[int, int] = {}
+        """Shard with fewer living holders than it should have -> the step that was open when that began."""
+        self.ids: tuple[str, ...] = ()
+        """Members of the newest view that was resumed in."""
 
     # ------------------------------------------------------------------------------------------------ after a command
 
@@ -149,6 +153,7 @@ class Checks:
         if first is recovery:
             self._each_run_once(view, recovery)
             self.due[view.generation] = recovery.committed + self._copies_to_make(me, recovery) + REGAIN_STEPS
+            self._note_short(me, view, recovery)
         elif first != recovery:
             raise Violation(f"{me} decided otherwise than another member of generation {view.generation}")
 
@@ -158,6 +163,23 @@ class Checks:
         for now, goal in zip(recovery.now, self.members[me].roles.target, strict=True):
             copies[now.primary] += len(set(goal.all) - set(now.all))
         return max(copies.values(), default=0)
+
+    def _note_short(self, me: str, view: View, recovery: Recovery) -> None:
+        """A loss grants its two steps anew; a join grants none to what was short before."""
+        since = self.short if set(self.ids) <= set(view.ids) else {}
+        goals = self.members[me].roles.target
+        short = [s for s, now in enumerate(recovery.now) if len(now.all) < len(goals[s].all)]
+        self.short = {shard: since.get(shard, recovery.committed + 1) for shard in short}
+        self.ids = view.ids
+
+    def _window_is_closed(self, member: SimMember, record: Record) -> None:
+        """Two steps after a loss without another one, every shard has as many holders as there can be."""
+        for shard, since in list(self.short.items()):
+            now, goal = member.roles.live[shard], member.roles.target[shard]
+            if len(now.all) >= len(goal.all):
+                del self.short[shard]
+            elif since < record.step:
+                raise Violation(f"step {record.step} is committed, but shard {shard} is held by {now.all} only")
 
     def _redundant_again(self, member: SimMember, record: Record) -> None:
         assert member.view is not None
@@ -231,6 +253,7 @@ class Checks:
             fresh, self.fresh = self.fresh, None
             if max(self.committed.values()) == fresh.step:  # else a member that was removed hears it long afterwards
                 self._all_holders_can_make(member.me, fresh)
+                self._window_is_closed(member, fresh)
                 self._redundant_again(member, fresh)
         if (
             member.view is None

@@ -59,7 +59,7 @@ class Scenario:
     trapped: bool = False
     """Crashes hit whoever publishes next: mostly the first to pass a step, while nobody else has."""
     budget_bytes: int = 1 << 20
-    """How much may be copied at a time; the shards have 8 to 13 bytes."""
+    """How much may be on its way at a time; the shards have 8 to 13 bytes."""
     check_every: int = 0
     """Members check each other in every so many steps, and in the first one."""
     carries: bool = False
@@ -264,6 +264,8 @@ class Cluster:
                 found.append((("view", name), self._view, name))
             if self.loops[name] and name not in self.stalled:
                 found.append((("loop", name, getattr(self.loops[name][0], "name", "")), self._loop, name))
+            if member.core.is_time_to_copy:
+                found.append((("copies", name), self._copy, name))
             if member.has_work_behind:
                 found.append((("behind", name), self._behind, name))
             if member.reads:
@@ -318,6 +320,9 @@ class Cluster:
 
     def _read(self, name: str) -> None:
         self._feed(name, self.members[name].read_initial())
+
+    def _copy(self, name: str) -> None:
+        self._feed(name, p.CopiesAllowed(parameters_bytes=self.rng.choice((1, 20, 1 << 20))))
 
     def _behind(self, name: str) -> None:
         self._say(f"{name} works behind")

@@ -251,13 +251,20 @@ def copies_never(rule: Rule, given: CopiesGiven) -> None:
 
 
 @_rule(
-    400,
+    200,
     CopiesGiven,
-    "renew_budget",
-    lambda scenario: scenario.budget_bytes < 1 << 20 and scenario.steps > 4 and not scenario.slow,
+    "is_overdue",
+    lambda drawn: drawn.budget_bytes == 1 and drawn.slow > 0.3 and drawn.backups * drawn.crashes > 0,
 )
-def never_renews_the_budget(rule: Rule, given: CopiesGiven) -> None:
-    """So many bytes are copied per step, not per job."""
+def votes_though_a_shard_is_short_of_holders(rule: Rule, given: CopiesGiven) -> bool:
+    """The second step after a loss is committed only when every shard has its holders again."""
+    return False
+
+
+@_rule(400, CopiesGiven, "has_moved", lambda scenario: scenario.joins > 0 and scenario.steps > 4)
+def never_moves_what_has_its_holders(rule: Rule, given: CopiesGiven) -> bool:
+    """In each step something comes nearer to the target."""
+    return True
 
 
 @_rule(60, Backups, "on_gradient")
@@ -501,10 +508,10 @@ def drops_what_it_gave_away_at_once(rule: Rule, given: CopiesGiven, source: str,
 
 
 @_rule(
-    600,
+    100,
     Holdings,
     "change_role",
-    lambda scenario: scenario.joins * scenario.backups > 0 and scenario.budget_bytes == 20 and scenario.steps < 5,
+    lambda drawn: drawn.backups == 2 and drawn.joins > 0 and drawn.budget_bytes == 1 and drawn.steps > 4,
 )
 def forgets_a_follower_that_must_wait(
     rule: Rule, holdings: Holdings, me: str, shard: int, before: Holders, after: Holders

@@ -26,6 +26,7 @@ from tests.support.sources import ROOT
 FROM_WORKER: list[am.FromWorker] = [
     am.Hello(member="m0", address="unix:x", spec={"seed": 0, "loss_scale": "none", "max_grad_norm": 1.0}),
     am.Suspect(member="m1", reason="reset"),
+    am.Window(step=4, short={"0": 1, "7": 2}, since_step=3),
     am.Suspect(member="m1", reason="ended", dead=True),
     am.Progress(step=3, loss=0.1, samples=8),
     am.Progress(step=3, holders={"0": ("m0", "m1")}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from elastrain import protocol as p
 from elastrain.agent_messages import ArmFault
 from elastrain.runtime.faults.actions import ACTIONS, Tools
 from elastrain.runtime.journal import Journal
@@ -40,6 +41,16 @@ class ArmedFaults:
             if fault.number is not None:
                 self._tell(fault.number)
             self._strike(fault)
+
+    def reach_before(self, command: p.Command) -> None:
+        """What the engine is about to carry out may be such a place."""
+        match command:
+            case p.Keep():
+                self.reach(command.step, "reduce")
+            case p.Apply():
+                self.reach(command.record.step, "apply")
+            case p.TakeCopy():
+                self.reach(command.step + 1, "copy")
 
     def _take_due(self, step: int, phase: str) -> list[ArmFault]:
         with self._lock:

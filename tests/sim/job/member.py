@@ -21,8 +21,10 @@ from elastrain.launcher.core import events as ev
 from elastrain.messages import Message, decode
 from elastrain.runtime.agent_link import AgentLink
 from elastrain.runtime.engine import Engine, EngineParts
+from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.handover import Assignment, LoopOver, StepBegun
 from elastrain.runtime.last_words import LastWords
+from elastrain.runtime.pacing import LOOK_EVERY_S
 from tests.sim.job.clock import Process
 from tests.sim.job.network import Stream
 from tests.sim.job.schedule import FROZEN
@@ -68,6 +70,8 @@ class SimMesh:
 
     def poll(self, wait_s: float) -> Iterable[Frame | PeerLost]:
         arrived, self._arrived = self._arrived, deque()
+        if wait_s < LOOK_EVERY_S:  # something is to be done without news
+            self._process.later(wait_s, self._process.turn)
         # Those of older generations are thrown away before anybody sees them.
         return [a for a in arrived if isinstance(a, PeerLost) or a.generation >= self.generation]
 
@@ -242,6 +246,8 @@ class SimPoints:
         if phase == self.phase:
             raise Died
 
+    reach_before = ArmedFaults.reach_before  # the same places
+
 
 class MemberProcess(Process):
     """From its start to its exit. `sim` is its core with its symbols, for whoever checks them."""
@@ -291,6 +297,7 @@ class MemberProcess(Process):
         parts.handover, parts.faults, parts.journal = handover, faults, journal
         parts.report = LastWords(self.link, lambda: None).report
         parts.clock = self.clock.monotonic
+        parts.idle_cores = lambda: self.clock.rng.choice((0.0, 0.3, 2.0))
         parts.trail = SimpleNamespace(move=lambda *_, **__: None, beat=lambda: None)
         return Engine(self.sim.core, parts)
 
