@@ -49,33 +49,6 @@ class Committing:
             and m.commit.roles.readers(shard) <= m.step.ballot.acknowledged(shard)
         )
 
-    def may_copy(self) -> bool:
-        """Whether shards can be copied now: in a step, before the vote, and not while their states are digested."""
-        m = self._machine
-        is_in_step = m.loop.step == m.step.number and not m.views.is_recovering
-        return is_in_step and not m.custody.announcements.is_digesting and not m.step.ballot.has_voted
-
-    def is_time_to_copy(self) -> bool:
-        """Whether a copy would be sent as soon as the driver has time: while runs are computed, since a vote waits."""
-        m = self._machine
-        return m.step.runs.is_computing() and self.may_copy() and m.custody.given.is_waiting()
-
-    def copy(self, parameters_bytes: int) -> None:
-        """Make use of the time that the driver has for copies. What it does not reach waits for the next time."""
-        # Asked again: the vote, or a change of view, may have come in between.
-        if self.is_time_to_copy():
-            self._machine.custody.given.send(parameters_bytes)
-
-    def copy_at_last(self) -> None:
-        """Once this member's runs are computed: send what its vote waits for, whatever the time."""
-        m, given = self._machine, self._machine.custody.given
-        if m.step.runs.is_computing() or not self.may_copy():
-            return
-        # Where digests take longer than the runs, the first copies of a step are made here.
-        if not given.has_moved():
-            given.send(1)
-        given.send_overdue()
-
     def is_settled(self) -> bool:
         """The last step's parameters and copies are compared, too: after the end nobody would notice."""
         m, custody = self._machine, self._machine.custody

@@ -10,12 +10,11 @@ the parts; each that keeps the bits has a planted bug in tests/sim.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from elastrain import messages as said
 from elastrain import protocol as p
 from elastrain.checkpoint import CheckpointPlan
 from elastrain.member.committing import Committing
+from elastrain.member.copying import Copying
 from elastrain.member.machine import Machine
 from elastrain.member.recovering import Recovering
 from elastrain.placement import Placement
@@ -27,6 +26,7 @@ class Lifecycle:
 
     def __init__(self, *, me: str, shape: Shape, checkpoints: CheckpointPlan | None = None) -> None:
         self.machine = Machine(me, shape, checkpoints or CheckpointPlan())
+        self.copying = Copying(self.machine)
         self._committing = Committing(self.machine)
         self._recovering = Recovering(self.machine, self._committing)
 
@@ -59,21 +59,6 @@ class Lifecycle:
     def holders(self) -> Placement:
         """The committed holders that are in this view."""
         return self.machine.commit.roles.live
-
-    @property
-    def short(self) -> Mapping[int, int]:
-        """Shards with fewer living holders than they should have -> the step that was open when that began."""
-        return self.machine.commit.shortage.since
-
-    @property
-    def is_time_to_copy(self) -> bool:
-        """Whether copies wait for `CopiesAllowed`."""
-        return self._committing.is_time_to_copy()
-
-    @property
-    def copied_bytes(self) -> int:
-        """Of parameters, sent to new holders so far."""
-        return self.machine.custody.given.sent_bytes
 
     def unreported(self) -> tuple[str, ...]:
         """Members of the view for whose report this one waits, though they should have answered at once."""
@@ -109,7 +94,7 @@ class Lifecycle:
             case p.CheckpointWanted():
                 m.checkpointing.on_wanted(event)
             case p.CopiesAllowed():
-                self._committing.copy(event.parameters_bytes)
+                self.copying.copy(event.parameters_bytes)
             case _:
                 self._on_result(event)
 
@@ -258,7 +243,7 @@ class Lifecycle:
             self._committing.vote()
             self._commit()
             m.checkpointing.capture()
-            self._committing.copy_at_last()
+            self.copying.copy_at_last()
             m.loop.enter()
             m.loop.feed()
             self._end()

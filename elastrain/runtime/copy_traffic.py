@@ -21,10 +21,11 @@ class Giver(Protocol):
     """The protocol core, as far as it gives copies."""
 
     @property
-    def is_time_to_copy(self) -> bool: ...
+    def is_time(self) -> bool:
+        """Whether copies wait for `CopiesAllowed`."""
 
     @property
-    def copied_bytes(self) -> int:
+    def sent_bytes(self) -> int:
         """Of parameters, sent as copies so far."""
 
 
@@ -46,7 +47,7 @@ class CopyTraffic:
         """How long to wait for other things, if no longer than that anyhow, until a copy may go."""
         if self._held and not self._is_computing():
             return 0.0
-        waits = self._held or self._giver.is_time_to_copy
+        waits = self._held or self._giver.is_time
         return min(at_most_s, self._pace.wait_s()) if waits else at_most_s
 
     def computed(self, micro_batch_s: float | None) -> None:
@@ -68,10 +69,10 @@ class CopyTraffic:
 
     def allowances(self) -> Iterator[p.CopiesAllowed]:
         """What may be sent in this turn, if anything. What it costs the caller is measured."""
-        if self._giver.is_time_to_copy and self._may_go():
-            before_bytes, began_s = self._giver.copied_bytes, self._clock()
+        if self._giver.is_time and self._may_go():
+            before_bytes, began_s = self._giver.sent_bytes, self._clock()
             yield p.CopiesAllowed(parameters_bytes=self._pace.allowed_bytes())
-            self._pace.spent(self._clock() - began_s, self._giver.copied_bytes - before_bytes)
+            self._pace.spent(self._clock() - began_s, self._giver.sent_bytes - before_bytes)
 
     def _may_go(self) -> bool:
         if self._pace.should_look():

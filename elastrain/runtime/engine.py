@@ -70,7 +70,9 @@ class Engine:
         self._parts = parts
         self._outgoing = Outgoing(parts.mesh, parts.executor.books.payload, parts.faults, parts.journal)
         self._events: deque[p.Event] = deque()
-        self._pace = EnginePace(core, parts.handover.whereabouts, clock=parts.clock, idle_cores=parts.idle_cores)
+        self._pace = EnginePace(
+            core.copying, parts.handover.whereabouts, clock=parts.clock, idle_cores=parts.idle_cores
+        )
         self._notes = Notes(parts.journal, parts.agent)
         self._unreleased: p.Advance | p.Enter | None = None
         """Waits until it is sure that the loop gets what was committed, and no memory that others use again."""

@@ -29,12 +29,12 @@ class Notes:
 
     def tell_window(self, core: Lifecycle) -> None:
         """Say it where the shards that are short of holders have changed, or have got more of them."""
-        short = {str(shard): len(core.holders[shard].all) for shard in core.short}
+        short = {str(shard): len(core.holders[shard].all) for shard in core.copying.short}
         if short == self._told_short:
             return
         self._told_short = short
         step = 1 + (core.shape.initial.step if core.record is None else core.record.step)
-        since = min(core.short.values(), default=None)
+        since = min(core.copying.short.values(), default=None)
         self._journal.write("window", step=step, short=short, since_step=since)
         self._agent.say(am.Window(step=step, short=short, since_step=since))
 

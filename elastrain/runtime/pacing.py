@@ -23,7 +23,7 @@ RECOVERY_DEADLINE_S = 10.0
 
 
 class EnginePace:
-    """Owns the three clocks of an engine, whose core is `giver`."""
+    """Owns the three clocks of an engine, whose core gives copies as `giver`."""
 
     def __init__(self, giver: Giver, loop: LoopWhereabouts, *, clock: Clock, idle_cores: Callable[[], float]) -> None:
         self.loop = LoopFirst(clock)

@@ -264,7 +264,7 @@ class Cluster:
                 found.append((("view", name), self._view, name))
             if self.loops[name] and name not in self.stalled:
                 found.append((("loop", name, getattr(self.loops[name][0], "name", "")), self._loop, name))
-            if member.core.is_time_to_copy:
+            if member.core.copying.is_time:
                 found.append((("copies", name), self._copy, name))
             if member.has_work_behind:
                 found.append((("behind", name), self._behind, name))

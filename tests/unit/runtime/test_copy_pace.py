@@ -77,8 +77,8 @@ def test_how_many_bytes_go_follows_from_what_the_last_ones_took() -> None:
 class Core:
     """Gives whatever it is allowed to."""
 
-    is_time_to_copy: bool = True
-    copied_bytes: int = 0
+    is_time: bool = True
+    sent_bytes: int = 0
 
 
 def frame(kind: type) -> Frame:
@@ -87,7 +87,7 @@ def frame(kind: type) -> Frame:
 
 def traffic(*, clock: Clock, computing: list[bool], giver: Any = None) -> CopyTraffic:
     return CopyTraffic(
-        giver or Core(is_time_to_copy=False), clock=clock, idle_cores=lambda: 0.0, is_computing=lambda: computing[0]
+        giver or Core(is_time=False), clock=clock, idle_cores=lambda: 0.0, is_computing=lambda: computing[0]
     )
 
 
@@ -108,11 +108,11 @@ def test_copies_wait_for_their_turn_while_the_loop_computes_and_nothing_else_doe
 
 
 def test_what_may_be_sent_is_asked_for_only_while_something_is_to_be_sent() -> None:
-    clock, giver = Clock(), Core(is_time_to_copy=False)
+    clock, giver = Clock(), Core(is_time=False)
     copies = traffic(clock=clock, computing=[True], giver=giver)
     clock.now_s = 1.0
     assert list(copies.allowances()) == []
     assert copies.wait_s(0.5) == 0.5
-    giver.is_time_to_copy = True
+    giver.is_time = True
     (allowed,) = copies.allowances()
     assert allowed.parameters_bytes > 0

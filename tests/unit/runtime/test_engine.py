@@ -130,9 +130,7 @@ class ScriptedCore:
 
     done: list[str]
     answers: dict[type, list[p.Command]] = field(default_factory=dict)
-    is_time_to_copy: bool = False
-    copied_bytes: int = 0
-    short: dict[int, int] = field(default_factory=dict)
+    copying: Any = field(default_factory=lambda: SimpleNamespace(is_time=False, sent_bytes=0, short={}))
     events: list[p.Event] = field(default_factory=list)
     holders: tuple[Holders, ...] = (Holders("m0", ("m1",)),)
     record: Record | None = None

@@ -1,0 +1,52 @@
+"""When shards are copied to new holders: in the time that the driver has while runs are computed, or before a vote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from elastrain.member.machine import Machine
+
+
+class Copying:
+    """Rules over the parts; owns nothing. What is copied is in `CopiesGiven`."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    @property
+    def short(self) -> Mapping[int, int]:
+        """Shards with fewer living holders than they should have -> the step that was open when that began."""
+        return self._machine.commit.shortage.since
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of parameters, sent to new holders so far."""
+        return self._machine.custody.given.sent_bytes
+
+    @property
+    def is_time(self) -> bool:
+        """Whether a copy would be sent as soon as the driver has time: while runs are computed, since a vote waits."""
+        m = self._machine
+        return m.step.runs.is_computing() and self._may_copy() and m.custody.given.is_waiting()
+
+    def copy(self, parameters_bytes: int) -> None:
+        """Make use of the time that the driver has for copies. What it does not reach waits for the next time."""
+        # Asked again: the vote, or a change of view, may have come in between.
+        if self.is_time:
+            self._machine.custody.given.send(parameters_bytes)
+
+    def copy_at_last(self) -> None:
+        """Once this member's runs are computed: send what its vote waits for, whatever the time."""
+        m, given = self._machine, self._machine.custody.given
+        if m.step.runs.is_computing() or not self._may_copy():
+            return
+        # Where digests take longer than the runs, the first copies of a step are made here.
+        if not given.has_moved():
+            given.send(1)
+        given.send_overdue()
+
+    def _may_copy(self) -> bool:
+        """Whether shards can be copied now: in a step, before the vote, and not while their states are digested."""
+        m = self._machine
+        is_in_step = m.loop.step == m.step.number and not m.views.is_recovering
+        return is_in_step and not m.custody.announcements.is_digesting and not m.step.ballot.has_voted
