@@ -6,19 +6,22 @@ The parameters of the whole model are put into the model as they come: nobody re
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from torch import Tensor
 
 from elastrain import protocol as p
-from elastrain.base.resume import Resume
+from elastrain.base.resume import Resume, changes
 from elastrain.errors import ConfigError, StateLostError
+from elastrain.runtime import by_name
 from elastrain.runtime.handover import InitialUnread, Told
 from elastrain.runtime.model import ModelState
 from elastrain.scaling import Scaler
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
-from elastrain.snapshot.durable.manifest import LOOP
+from elastrain.snapshot.durable.manifest import LOOP, Manifest
 from elastrain.snapshot.durable.places.opening import place_at
+from elastrain.snapshot.durable.plain import gather
 from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.state import ShardState
 from elastrain.values import Initial
@@ -53,6 +56,11 @@ class StoredInitial:
             case p.EndAttempt():  # what was read for roles that this member has lost meanwhile is needed by nobody
                 self._states.clear()
 
+    def changes(self, spec: Mapping[str, Any]) -> tuple[str, ...]:
+        """What was changed on purpose until now, a sentence each: for the checkpoints that this job writes."""
+        now = f" (accepted when the job went on after step {self._resume.step})"
+        return (*self._resume.changes, *(change + now for change in changes(self._resume, spec)))
+
     def take(self, shard: int) -> ShardState:
         """A state that was read; it is the caller's."""
         return self._states.pop(shard)
@@ -86,24 +94,28 @@ class StoredInitial:
             self._tell(p.InitialRead(shards=shards))
 
     def _take_in(self, shards: tuple[int, ...]) -> None:
-        checkpoint = self._open()
-        self._check(checkpoint)
         wanted = shards if self._has_parameters else range(len(self._layout.shards))
-        for state in checkpoint.read_shards(wanted):
+        for state in self._states_of(wanted):
             if not self._has_parameters:
                 self._model.parameters_of(self._layout.shards[state.shard]).copy_(state.parameters)
             if state.shard in shards:
                 self._states[state.shard] = state
         self._has_parameters = True
 
-    def _check(self, checkpoint: Checkpoint) -> None:
-        """Raises ConfigError where its shards are not those of this model."""
-        theirs = [(shard.numel, shard.dtype) for shard in checkpoint.manifest.shards]
-        if theirs != [(shard.numel, shard.master_dtype) for shard in self._layout.shards]:
-            raise ConfigError(
-                f"the model is cut into {len(self._layout.shards)} shards here and was into {len(theirs)} when "
-                f"{self._resume} was written: it is another model, or its blocks or parameter groups are others"
-            )
+    def _states_of(self, shards: Iterable[int]) -> Iterator[ShardState]:
+        """As they lie there; by the names of parameters where that model was cut otherwise, or never."""
+        checkpoint = self._open()
+        if self._is_cut_alike(checkpoint.manifest):
+            yield from checkpoint.read_shards(shards)
+            return
+        plain = gather(checkpoint)
+        by_name.check(plain, self._layout, str(self._resume))
+        for shard in shards:
+            yield by_name.shard_state(plain, self._layout, self._layout.shards[shard], self._resume.step)
+
+    def _is_cut_alike(self, manifest: Manifest) -> bool:
+        """A model's cutting has one digest. Without it (a spec that says nothing) no shard can be taken as it is."""
+        return manifest.spec.get("model") == self._layout.digest()
 
 
 def _error(resume: Resume, error: CheckpointError) -> Exception:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from elastrain.snapshot.durable.importing import import_files
+from elastrain.snapshot.durable.places.opening import place_at
 from tests.support.training import SCRIPTS, Run, run_job
 
 SCRIPT = SCRIPTS / "resumed_training.py"
@@ -18,9 +20,14 @@ CHECKPOINTS = Path(_FOLDER.name) / "checkpoints"
 
 
 def run(
-    folder: Path, workers: int, *arguments: str, options: tuple[str, ...] = (), faults: tuple[str, ...] = ()
+    folder: Path,
+    workers: int,
+    *arguments: str,
+    options: tuple[str, ...] = (),
+    faults: tuple[str, ...] = (),
+    steps: int = STEPS,
 ) -> Run:
-    arguments = ("--steps", str(STEPS), *arguments)
+    arguments = ("--steps", str(steps), *arguments)
     return run_job(folder, workers=workers, arguments=arguments, options=options, faults=faults, script=SCRIPT)
 
 
@@ -65,6 +72,21 @@ def test_members_that_are_lost_in_its_first_step_lose_nothing(tmp_path: Path) ->
     assert done.exit_code == 0, done.output
     assert "m1" in done.output and "lost" in done.output
     assert last_words(done) == whole
+
+
+def test_a_plain_state_dict_starts_a_job_as_if_the_script_had_loaded_it(tmp_path: Path) -> None:
+    other = tmp_path / "other.safetensors"
+    assert run(tmp_path / "dump", 1, "--seed", "9", "--dump", str(other), steps=1).exit_code == 0
+    import_files(place_at(str(tmp_path / "imported")), [other])
+    loaded = run(tmp_path / "loaded", 1, "--load", str(other), steps=2)
+    started = run(tmp_path / "started", 2, options=("--resume", str(tmp_path / "imported")), steps=2)
+    assert started.exit_code == 0, started.output
+    assert "the job starts with the parameters of" in started.output
+    assert _digests(started) == _digests(loaded) != set()
+
+
+def _digests(done: Run) -> set[str]:
+    return set(done.digests.values())
 
 
 def test_another_seed_is_refused_with_both_values_and_taken_on_purpose(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import elastrain
@@ -52,10 +53,14 @@ def main() -> None:
     parser.add_argument("--save-at", type=int, nargs="*", default=[])
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--slow", type=float, default=0.0)
+    parser.add_argument("--load", type=Path, help="a state dict that the script loads by itself")
+    parser.add_argument("--dump", type=Path, help="where the model's state dict goes before the first step")
     args = parser.parse_args()
     torch.set_num_threads(1)
     job = elastrain.init(seed=args.seed, backups=args.backups, loss_scale=elastrain.LossScale(growth_interval=2))
     model = Model()
+    if args.load is not None:
+        model.load_state_dict(load_file(args.load))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
     loader = elastrain.DataLoader(Samples(), global_batch_size=20, micro_batch_size=4)
@@ -65,6 +70,8 @@ def main() -> None:
     seen = torch.zeros(2)
     job.register("seen", seen)
     for step in job.steps(loader, until=args.steps):
+        if args.dump is not None and step.number == 0:
+            save_file({name: value.clone() for name, value in model.state_dict().items()}, args.dump)
         if step.number in args.save_at:
             save(job, step, args.folder)
         for inputs, labels in step:
