@@ -19,15 +19,19 @@ from elastrain.offload.records import SpillRecord
 
 
 class Operator(NamedTuple):
-    """An operator that autograd records. All that it saves, it saves under one number; the next one has another."""
+    """An operator that autograd records. All that it saves, it saves under one number; the next one has another.
+
+    `fills` says that it may still fill what it has saved: a compiled program does not.
+    """
 
     thread: int
     number: int
+    fills: bool = True
 
 
-def running_operator() -> Operator:
+def running_operator(*, fills: bool = True) -> Operator:
     """The operator of this thread that autograd recorded last: while something is being saved, the one that saves."""
-    return Operator(threading.get_ident(), torch._C._autograd._get_sequence_nr())
+    return Operator(threading.get_ident(), torch._C._autograd._get_sequence_nr(), fills)
 
 
 class Hold(NamedTuple):

@@ -21,13 +21,15 @@ import torch
 
 from elastrain.base import environment
 from elastrain.offload.compiled import CompileWatch
+from elastrain.offload.compiling import running
+from elastrain.offload.compiling.running import KeptValue
 from elastrain.offload.device import Device
 from elastrain.offload.directories import check_directory
 from elastrain.offload.engines.gds import GdsEngine
 from elastrain.offload.engines.port import IoEngine
 from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.errors import OffloadConfigError
-from elastrain.offload.holds import running_operator
+from elastrain.offload.holds import Operator, running_operator
 from elastrain.offload.identity import (
     SpillHandle,
     StayingTensor,
@@ -39,7 +41,7 @@ from elastrain.offload.identity import (
     view_of,
 )
 from elastrain.offload.manager import SpillManager
-from elastrain.offload.modules import ModuleTrail, TrailHooks, untraced
+from elastrain.offload.modules import ModuleTrail, untraced
 from elastrain.offload.planner import Planner, SpillPlan
 from elastrain.offload.profile import Occupancy, Profile, ProfileFile, default_file
 from elastrain.offload.records import Origin
@@ -119,27 +121,6 @@ def save_on_disk(
     return ActivationOffload(config)
 
 
-class _Hooks:
-    """What is in place while a forward runs: hooks on saved tensors, and those that follow the modules."""
-
-    def __init__(
-        self,
-        trail: ModuleTrail,
-        pack: Callable[[torch.Tensor], StayingTensor | SpillHandle],
-        unpack: Callable[[StayingTensor | SpillHandle], torch.Tensor],
-    ) -> None:
-        self._modules = TrailHooks(trail)
-        self._tensors = torch.autograd.graph.saved_tensors_hooks(untraced(pack), untraced(unpack))
-        self._tensors.__enter__()
-
-    def remove(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Take all of them away; the arguments are those of `__exit__`."""
-        self._tensors.__exit__(kind, error, trace)
-        self._modules.remove()
-
-
 class ActivationOffload:
     """A context manager that can be entered again and again, from one thread at a time.
 
@@ -165,8 +146,8 @@ class ActivationOffload:
         self._manager: SpillManager | None = None
         self._opening = threading.Lock()
         self._compile_watch = CompileWatch()
-        self._trail = ModuleTrail(self._compile_watch.notice)
-        self._entered: _Hooks | None = None
+        self._trail = ModuleTrail()
+        self._entered: torch.autograd.graph.saved_tensors_hooks | None = None
         self._closed = False
         file = default_file(config.run_dir, config.member) if config.profile is None else Path(config.profile)
         self._profile = ProfileFile(file, clock)
@@ -179,8 +160,9 @@ class ActivationOffload:
         manager = self._open()
         self._profile.offer(self.profile)
         manager.begin_pass()
-        self._trail.clear()
-        self._entered = _Hooks(self._trail, self._pack, self._unpack)
+        self._entered = torch.autograd.graph.saved_tensors_hooks(untraced(self._pack), untraced(self._unpack))
+        self._entered.__enter__()
+        running.enter(self._kept)
         self._compile_watch.begin()
         return self
 
@@ -190,7 +172,8 @@ class ActivationOffload:
         entered, manager = self._entered, self._manager
         assert entered is not None and manager is not None
         self._entered = None
-        entered.remove(kind, error, trace)
+        entered.__exit__(kind, error, trace)
+        running.leave()
         try:
             self._compile_watch.end(error)
         except BaseException:
@@ -269,13 +252,25 @@ class ActivationOffload:
     def _pack(self, tensor: torch.Tensor) -> StayingTensor | SpillHandle:
         module = self._trail.innermost()
         self._compile_watch.check(module)
+        return self._take(tensor, module, running_operator())
+
+    def _keep(self, value: torch.Tensor) -> StayingTensor | SpillHandle:
+        """What a compiled program saves: nothing fills it any more, so that it may leave at once."""
+        return self._take(value, "a compiled program", running_operator(fills=False))
+
+    def _kept(self, value: torch.Tensor) -> KeptValue:
+        saved = self._keep(value)
+        return KeptValue(bring=lambda: self._unpack(saved))
+
+    def _take(self, tensor: torch.Tensor, module: str, operator: Operator) -> StayingTensor | SpillHandle:
         # What backward itself saves (a recomputation, a second derivative) is used at once: it stays.
         if torch._C._current_graph_task_id() != -1 or stays_because(tensor, min_bytes=self.config.min_bytes):
             return StayingTensor(tensor, module)
         manager = self._open()
-        view, watch, pinned = view_of(tensor), VersionWatch(tensor, module), is_part(tensor)
+        view, pinned = view_of(tensor), is_part(tensor)
+        watch = VersionWatch(tensor, module) if operator.fills else None  # programs change nothing that they saved
         # Saving wakes a thread that wants the interpreter: no call of torch, which would give it away, comes after it.
-        storage, operator, record = tensor.untyped_storage(), running_operator(), record_of(tensor, pinned=pinned)
+        storage, record = tensor.untyped_storage(), record_of(tensor, pinned=pinned)
         if record is None or not manager.share(record, storage, operator):
             origin = Origin(storage, version=tensor._version, dtype=str(tensor.dtype), module=module, pinned=pinned)
             record = manager.save(storage, origin, operator)
@@ -285,7 +280,8 @@ class ActivationOffload:
     def _unpack(self, saved: StayingTensor | SpillHandle) -> torch.Tensor:
         if isinstance(saved, StayingTensor):
             return saved.tensor()
-        saved.watch.check()
+        if saved.watch is not None:
+            saved.watch.check()
         manager = self._open()
         tensor = saved.view.of(manager.need(saved.record))
         manager.read_ahead(saved.record)  # last, for the same reason as in `_pack`

@@ -96,7 +96,7 @@ class SpillHandle:
     __slots__ = ("_forget", "record", "view", "watch")
 
     def __init__(
-        self, record: SpillRecord, view: TensorView, watch: VersionWatch, forget: Callable[[SpillRecord], None]
+        self, record: SpillRecord, view: TensorView, watch: VersionWatch | None, forget: Callable[[SpillRecord], None]
     ) -> None:
         self._forget = forget
         self.record = record

@@ -133,7 +133,7 @@ class SpillManager:
             index = record.timing.index
             passed_bytes = self._forward.passed_bytes(index, record.size_bytes)
             record.wants_to_leave = self._passes.plan.spills(index)
-            if operator is not None:
+            if operator is not None and operator.fills:
                 self._holds.add(Hold(record, storage, operator, is_shared=False))
             self._holds.let_leave(record)
             try:
@@ -155,7 +155,8 @@ class SpillManager:
             if record not in self._passes or record.state is State.LEAVING:
                 return False
             record.handles += 1
-            self._holds.add(Hold(record, storage, operator, is_shared=True))
+            if operator.fills:
+                self._holds.add(Hold(record, storage, operator, is_shared=True))
             self._passes.totals.shared_bytes += record.size_bytes
             return True
 

@@ -1,51 +1,41 @@
 """Which module is running, by name, for error messages and lifetimes; and which storages belong to parameters.
 
-Uses the global module hooks of torch while it is active, so that no model has to be edited or passed in.
+Read from the stack of calls, so that no model has to be edited or passed in: hooks on all modules would be compiled
+with them, and break their graphs.
 """
 
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from elastrain.offload.compiled import COMPILER
 from elastrain.offload.identity import mark_as_staying
 
+_CALL = torch.nn.Module._call_impl.__code__
 
-class ModuleTrail(threading.local):
-    """The running modules of each thread, innermost last. `meets_compiled` is called at each one that is compiled."""
 
-    def __init__(self, meets_compiled: Callable[[], None]) -> None:
-        self._meets_compiled = meets_compiled
-        self._stack: list[str] = []
+class ModuleTrail:
+    """Names of modules, learned as they run."""
+
+    def __init__(self) -> None:
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 
     def innermost(self) -> str:
-        """Name and class of the innermost running module."""
-        return self._stack[-1] if self._stack else "no module"
-
-    def clear(self) -> None:
-        """Forget what is running: a forward that raised inside a checkpoint may not have left its modules."""
-        self._stack.clear()
-
-    def enter(self, module: torch.nn.Module, _args: Any) -> None:
-        """Forward-pre-hook."""
-        if module._compiled_call_impl is not None:
-            self._meets_compiled()
-        if not self._stack and module not in self._names:
-            self._learn(module)
-        self._stack.append(self._names.get(module) or type(module).__name__)
-
-    def leave(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
-        """Forward hook, called after exceptions too."""
-        if self._stack:
-            self._stack.pop()
+        """Name and class of the innermost running module of this thread."""
+        running = _running(sys._getframe(1))
+        module = next(running, None)
+        if module is None:
+            return "no module"
+        if module not in self._names:
+            *_, outermost = module, *running
+            self._learn(outermost)
+        return self._names.setdefault(module, type(module).__name__)
 
     def _learn(self, root: torch.nn.Module) -> None:
         for name, module in root.named_modules():
@@ -54,19 +44,12 @@ class ModuleTrail(threading.local):
                 mark_as_staying(parameter.data)
 
 
-class TrailHooks:
-    """Registers a trail's hooks, and removes them."""
-
-    def __init__(self, trail: ModuleTrail) -> None:
-        self._handles = (
-            register_module_forward_pre_hook(untraced(trail.enter)),
-            register_module_forward_hook(untraced(trail.leave), always_call=True),
-        )
-
-    def remove(self) -> None:
-        """Unregister."""
-        for handle in self._handles:
-            handle.remove()
+def _running(frame: FrameType | None) -> Iterator[torch.nn.Module]:
+    """The modules that are being called, the innermost first."""
+    while frame is not None:
+        if frame.f_code is _CALL:
+            yield frame.f_locals["self"]
+        frame = frame.f_back
 
 
 def untraced(hook: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,6 +12,8 @@ from types import TracebackType
 
 import torch
 
+from elastrain.offload.compiling import running
+from elastrain.offload.compiling.running import KeptValue
 from elastrain.offload.hooks import ActivationOffload
 from elastrain.offload.identity import SpillHandle, StayingTensor
 from elastrain.offload.manager import SpillManager
@@ -71,6 +73,7 @@ class SavedTensors:
         """A forward begins; nothing where one is under way."""
         if self._entered is None:
             self._offload.__enter__()
+            running.enter(self._keep)
             self._entered = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
             self._entered.__enter__()
 
@@ -84,15 +87,25 @@ class SavedTensors:
         if self._entered is not None:
             entered, self._entered = self._entered, None
             entered.__exit__(kind, error, trace)
+            running.leave()
             self._offload.__exit__(kind, error, trace)
 
     def _pack(self, tensor: torch.Tensor) -> StayingTensor | SpillHandle:
         saved = self._offload._pack(tensor)
+        self._collect(saved)
+        return saved
+
+    def _keep(self, value: torch.Tensor) -> KeptValue:
+        """What a compiled program saves."""
+        saved = self._offload._keep(value)
+        self._collect(saved)
+        return KeptValue(bring=lambda: self._unpack(saved))
+
+    def _collect(self, saved: StayingTensor | SpillHandle) -> None:
         if isinstance(saved, SpillHandle) and saved.record not in self._known:
             self._known.add(saved.record)
             self._collecting.append(weakref.ref(saved.record))
             self.saved(saved.record.size_bytes)
-        return saved
 
     def _unpack(self, saved: StayingTensor | SpillHandle) -> torch.Tensor:
         if isinstance(saved, StayingTensor):

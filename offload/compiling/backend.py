@@ -1,0 +1,107 @@
+"""`torch.compile(model, backend="elastrain")`: inductor's programs, from which saved values leave for `save_on_disk`.
+
+Without one around it, a program keeps all that it saves in memory, as every other one does.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from torch import fx
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
+
+from elastrain.offload.compiling import graphs, operators, running
+from elastrain.offload.errors import OffloadConfigError
+
+Program = Callable[..., Any]
+INDUCTOR, AOT_EAGER = "inductor", "aot_eager"
+
+
+def elastrain(
+    model: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Program:
+    """Compile one graph. `options` are inductor's, and two of ours.
+
+    "backend" names the compiler below, inductor or "aot_eager"; values of less than "min_bytes" stay. Raises
+    OffloadConfigError where CUDA graphs are asked for, or another compiler.
+    """
+    wanted = dict(options or {})
+    below, partition = wanted.pop("backend", INDUCTOR), SavedLeave(wanted.pop("min_bytes", graphs.MIN_BYTES))
+    compilers = {INDUCTOR: _compile_inductor, AOT_EAGER: _compile_eager}
+    if below not in compilers:
+        raise OffloadConfigError(f"options['backend'] is {below!r}: expected one of {sorted(compilers)}")
+    compiled = compilers[below](model, inputs, partition, mode, wanted)
+    running.made_program()
+
+    def run(*arguments: Any) -> Any:
+        with running.program():
+            return compiled(*arguments)
+
+    return run
+
+
+class SavedLeave(CustomPartitionerFn):
+    """The partitioner of both compilers; then what is saved leaves, if it has `min_bytes`."""
+
+    def __init__(self, min_bytes: int) -> None:
+        self._min_bytes = min_bytes
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+        found = graphs.let_leave(forward, backward, kwargs["num_fwd_outputs"], self._min_bytes)
+        if found.varying:
+            warnings.warn(
+                f"{found.varying} saved values stay in memory, since their sizes vary from call to call: compile "
+                f"with dynamic=False, so that they can leave",
+                stacklevel=2,
+            )
+        return forward, backward
+
+    def uuid(self) -> Any:
+        """Programs that are cached on disk are found again by this."""
+        return get_hash_for_files((graphs.__file__, operators.__file__, __file__)), self._min_bytes
+
+
+def _compile_inductor(
+    model: fx.GraphModule, inputs: Sequence[Any], partition: SavedLeave, mode: str | None, options: dict[str, Any]
+) -> Program:
+    from torch._inductor import config, list_mode_options
+    from torch._inductor.compile_fx import compile_fx
+
+    chosen = {**(list_mode_options(mode) if mode else {}), **options}
+    if chosen.get("triton.cudagraphs", config.triton.cudagraphs):
+        raise OffloadConfigError(
+            'backend="elastrain" can not be used with CUDA graphs (mode="reduce-overhead", "max-autotune"): a graph '
+            'replays fixed addresses, and what it saved has left them; use mode="max-autotune-no-cudagraphs"'
+        )
+    # A buffer that is being written to a drive, or that comes back, belongs to nobody else: it is freed and not reused.
+    patches = {
+        **chosen,
+        "custom_partitioner_fn": partition,
+        "allow_buffer_reuse": False,
+        "inplace_buffers": False,
+    }
+    return cast(Program, compile_fx(model, inputs, config_patches=patches))
+
+
+def _compile_eager(
+    model: fx.GraphModule, inputs: Sequence[Any], partition: SavedLeave, mode: str | None, options: dict[str, Any]
+) -> Program:
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.backends.debugging import boxed_nop
+
+    if mode or options:
+        raise OffloadConfigError(f"aot_eager has no mode and no options: got mode={mode!r} and {sorted(options)}")
+    compiler: Any = aot_autograd(
+        fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partition, keep_inference_input_mutations=True
+    )
+    return cast(Program, compiler(model, inputs))
