@@ -30,6 +30,7 @@ SLAB_GROWTH_BYTES = 256 << 20
 ASSUMED_BYTES_PER_S = 1e9
 ENOUGH_TO_TELL_BYTES = 16 << 20
 UNBOUNDED_BYTES = 1 << 62
+HOLES_SHARE = 1 / 8
 # The file system is full, or the user's quota or the limit on the size of files is reached.
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -265,6 +266,17 @@ class Device:
     def used_bytes(self) -> int:
         """What its slots hold now."""
         return self._slots.used_bytes
+
+    @property
+    def quota_bytes(self) -> int | None:
+        """What its slots may hold; None is no bound."""
+        return self._quota_bytes
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether so much more would fit beside what is queued. A part of a quota is left for holes between slots."""
+        if self._quota_bytes is None:
+            return True
+        return self.used_bytes + self.queued_bytes + size_bytes <= self._quota_bytes * (1 - HOLES_SHARE)
 
     def stats(self) -> DeviceStats:
         """Totals and recent rates."""

@@ -91,7 +91,8 @@ class Mover:
     # Writing.
 
     def _start_write(self, record: SpillRecord) -> None:
-        device = min(self._devices, key=lambda each: _done_after(each, record.size_bytes))
+        able = [each for each in self._devices if each.has_room(record.size_bytes)] or self._devices
+        device = min(able, key=lambda each: _done_after(each, record.size_bytes))
         device.queued_bytes += record.size_bytes
         record.disk.device, record.disk.was_written = device, True
         self.spilled_bytes += record.size_bytes

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from elastrain.offload.errors import OffloadConfigError
+from elastrain.offload.identity import DEVICES
 
 ELEMENTWISE = frozenset(
     {"Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"}
@@ -113,8 +114,8 @@ def places_of(tensors: Sequence[torch.Tensor]) -> tuple[tuple[PieceView, ...], i
     """Tensors one after the other, each at an aligned place; and what they take. Raises OffloadConfigError."""
     end_bytes, found = 0, []
     for tensor in tensors:
-        if tensor.device.type not in ("cpu", "meta") or not torch._debug_has_internal_overlap(tensor) == 0:
-            raise OffloadConfigError("parameters must be dense tensors in the CPU's memory")
+        if tensor.device.type not in (*DEVICES, "meta") or not torch._debug_has_internal_overlap(tensor) == 0:
+            raise OffloadConfigError("parameters must be dense tensors in the memory of the CPU or of a CUDA device")
         found.append(
             PieceView(offset_bytes=end_bytes, dtype=tensor.dtype, shape=tensor.shape, stride=tuple(tensor.stride()))
         )

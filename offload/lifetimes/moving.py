@@ -79,7 +79,8 @@ class PieceMover:
 
     def _place(self, piece: HeldPiece) -> list[PiecePart]:
         if not piece.shares:
-            device = min(self._devices, key=lambda each: each.queued_bytes / each.writes.recent_bytes_per_s)
+            able = [each for each in self._devices if each.has_room(piece.size_bytes)] or self._devices
+            device = min(able, key=lambda each: each.queued_bytes / each.writes.recent_bytes_per_s)
             return [PiecePart(device, Span(begin_bytes=0, size_bytes=piece.size_bytes))]
         begin_bytes, found = 0, []
         for tier, size_bytes in piece.shares:

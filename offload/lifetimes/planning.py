@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from elastrain.offload.device import Device
+from elastrain.offload.engines.host import HostEngine
 from elastrain.offload.lifetimes.carried import Carried
 from elastrain.offload.lifetimes.conductor import Conductor
 from elastrain.offload.lifetimes.orders import Arranged, Arrival, StepStage, UpdateOrder, arrange
@@ -68,6 +69,8 @@ class Planning:
                 name=device.engine.name,
                 read_bytes_per_s=device.reads.recent_bytes_per_s,
                 write_bytes_per_s=device.writes.recent_bytes_per_s,
+                capacity_bytes=device.quota_bytes,
+                is_memory=isinstance(device.engine, HostEngine),
             )
             for device in self._devices
         )

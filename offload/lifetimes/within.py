@@ -17,10 +17,12 @@ from torch.utils._pytree import tree_leaves
 from elastrain.offload.device import Device
 from elastrain.offload.engines.port import IoEngine
 from elastrain.offload.engines.posix import PosixEngine
+from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.hooks import ActivationOffload, OffloadConfig
 from elastrain.offload.lifetimes import heap
 from elastrain.offload.lifetimes.blocks import blocks_of, check_optimizer
 from elastrain.offload.lifetimes.conductor import Conductor
+from elastrain.offload.lifetimes.cuda import cuda_memory
 from elastrain.offload.lifetimes.custody import PieceCustody
 from elastrain.offload.lifetimes.held import HeldPiece
 from elastrain.offload.lifetimes.measuring import PointMeter
@@ -46,18 +48,18 @@ def within(
     *,
     dirs: Sequence[str],
     memory_limit: int,
-    engines: Sequence[IoEngine] | None = None,
+    engines: Sequence[IoEngine | Device] | None = None,
     policy: Policy | None = None,
 ) -> TrainingWithin:
     """Train within `memory_limit` bytes. Call `step` in place of clipping and `optimizer.step()`.
 
-    `engines` replaces the files in `dirs`, `policy` the way plans are made. Raises OffloadConfigError where the model
-    cannot be cut into blocks, or the optimizer needs whole tensors.
+    `engines` replaces the files in `dirs` (`cuda.host_tier` makes one of host memory), `policy` the way plans are made.
+    Raises OffloadConfigError where the model cannot be cut into blocks, or the optimizer needs whole tensors.
     """
     check_optimizer(model, optimizer)
     heap.give_back_what_is_freed()
     found = [PosixEngine(each) for each in dirs] if engines is None else engines
-    devices = [Device(each) for each in found]
+    devices = [each if isinstance(each, Device) else Device(each) for each in found]
     told = LeavesWhenTold()
     offload = ActivationOffload(OffloadConfig(dirs=tuple(dirs), min_bytes=SAVED_BYTES), engines=devices, plan=told)
     training = TrainingWithin(model, optimizer, memory_limit, SavedTensors(offload, told), devices)
@@ -66,8 +68,12 @@ def within(
 
 
 def memory_for(model: nn.Module, limit_bytes: int) -> tuple[MemoryPool, MemoryMeter]:
-    """The memory that a model's pieces lie in, and who tells how much of it is held."""
-    return PagePool(limit_bytes), KernelMeter()
+    """The memory that a model's pieces lie in, and who tells how much of it is held. Raises OffloadConfigError."""
+    devices = {each.device for each in model.parameters()}
+    if len(devices) > 1:
+        raise OffloadConfigError(f"all parameters must be on one device: these are on {sorted(map(str, devices))}")
+    device = next(iter(devices), torch.device("cpu"))
+    return cuda_memory(device) if device.type == "cuda" else (PagePool(limit_bytes), KernelMeter())
 
 
 class TrainingWithin:

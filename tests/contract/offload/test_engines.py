@@ -15,6 +15,7 @@ import pytest
 
 from elastrain.offload.buffers import lease
 from elastrain.offload.directories import check_directory
+from elastrain.offload.engines.host import HostEngine
 from elastrain.offload.engines.port import PAGE_BYTES, IoEngine
 from elastrain.offload.engines.posix import Calls, PosixEngine
 from elastrain.offload.errors import OffloadConfigError
@@ -25,6 +26,7 @@ Make = Callable[[Path], IoEngine]
 KEEPING: dict[str, Make] = {
     "posix": PosixEngine,
     "memory": lambda _: MemoryEngine(),
+    "host": lambda _: HostEngine(1 << 20),
     "faulty without faults": lambda path: FaultyEngine(PosixEngine(path), EngineFaults()),
     "throttled": lambda path: ThrottledEngine(PosixEngine(path), bytes_per_s=1e12),
 }

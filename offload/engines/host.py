@@ -1,0 +1,49 @@
+"""Host memory as an engine: the tier above drives, for what lies in a device's memory. Bounded."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+
+import numpy as np
+
+from elastrain.offload.buffers import pages
+from elastrain.offload.engines.port import round_up
+
+
+class HostEngine:
+    """So many bytes of host memory. Pages come when they are first written, and stay."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.name = "host memory"
+        self._memory = pages(round_up(capacity_bytes))
+
+    def reserve(self, size_bytes: int) -> None:
+        if size_bytes > self._memory.nbytes:
+            raise OSError(errno.ENOSPC, f"{size_bytes} bytes are wanted of {self._memory.nbytes}", self.name)
+
+    def write(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
+        for view in views:
+            _copy(self._part(offset_bytes, view.nbytes), view)
+            offset_bytes += view.nbytes
+
+    def read(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
+        for view in views:
+            _copy(view, self._part(offset_bytes, view.nbytes))
+            offset_bytes += view.nbytes
+
+    def capacity_bytes(self) -> int:
+        return 0  # memory does not wear
+
+    def close(self) -> None:
+        self._memory = memoryview(b"")
+
+    def _part(self, offset_bytes: int, size_bytes: int) -> memoryview:
+        if offset_bytes + size_bytes > self._memory.nbytes:
+            raise OSError(errno.EINVAL, f"offset {offset_bytes} with {size_bytes} bytes is outside", self.name)
+        return self._memory[offset_bytes : offset_bytes + size_bytes]
+
+
+def _copy(target: memoryview, source: memoryview) -> None:
+    """Without the interpreter's lock, which copying a memoryview would hold."""
+    np.copyto(np.frombuffer(target, dtype=np.uint8), np.frombuffer(source, dtype=np.uint8))

@@ -1,0 +1,88 @@
+"""Pieces whose storages are resized, as on a device, here in the CPU's memory: addresses change, and no bit does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from elastrain.offload.buffers import pages
+from elastrain.offload.device import Device
+from elastrain.offload.engines.posix import PosixEngine
+from elastrain.offload.errors import OffloadConfigError
+from elastrain.offload.lifetimes import within as room
+from elastrain.offload.lifetimes.memory import MemoryMeter, MemoryPool, Span
+from elastrain.offload.lifetimes.meter import KernelMeter
+from elastrain.offload.lifetimes.resized import ResizedPool
+from elastrain.offload.lifetimes.within import memory_for
+from elastrain.offload.staging import StagingPool
+from tests.integration.offload.lifetimes import test_within as training
+
+MIB = 1 << 20
+
+
+class CountedLanes:
+    """Marks are numbers; what is copied remembers the mark that it came after."""
+
+    def __init__(self) -> None:
+        self.marks = 0
+        self.copied_after: list[int] = []
+
+    def mark(self) -> int:
+        self.marks += 1
+        return self.marks
+
+    @contextmanager
+    def copying(self, mark: int) -> Iterator[None]:
+        self.copied_after.append(mark)
+        yield
+
+
+def resized(lanes: CountedLanes) -> ResizedPool:
+    staging = StagingPool(8 * MIB, lambda size_bytes: torch.frombuffer(pages(size_bytes), dtype=torch.uint8))
+    return ResizedPool(torch.device("cpu"), lanes, staging)
+
+
+def test_bits_are_those_of_plain_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lanes = CountedLanes()
+
+    def memory(_model: nn.Module, _limit_bytes: int) -> tuple[MemoryPool, MemoryMeter]:
+        return resized(lanes), KernelMeter()
+
+    monkeypatch.setattr(room, "memory_for", memory)
+    expected = training.plain(training.build("gpt", training.SHAPE)[0])
+    found = training.limited(training.build("gpt", training.SHAPE)[0], tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert lanes.copied_after
+
+
+def test_a_piece_that_is_out_has_no_bytes_and_all_views_see_them_come_back(tmp_path: Path) -> None:
+    lanes = CountedLanes()
+    pool, device = resized(lanes), Device(PosixEngine(tmp_path))
+    piece = pool.make(3 * MIB)
+    piece.tensor.copy_(torch.randint(0, 256, (3 * MIB,), dtype=torch.uint8))
+    view, before, span = piece.tensor[MIB:].view(torch.int32), piece.tensor.clone(), Span(begin_bytes=0, size_bytes=MIB)
+    rest = Span(begin_bytes=MIB, size_bytes=2 * MIB)
+    pool.mark(piece)
+    written = pool._lanes.marks  # type: ignore[attr-defined]
+    copies = [piece.write(device, each, lambda: False) for each in (span, rest)]
+    pool.take_from(piece)
+    assert piece.tensor.untyped_storage().nbytes() == 0
+    pool.give_to(piece)
+    for each, copy in zip((span, rest), copies, strict=True):
+        piece.read(device, each, copy, lambda: False)
+    device.close()
+    assert torch.equal(piece.tensor, before)
+    assert torch.equal(view, before[MIB:].view(torch.int32))
+    # Reads come after whoever had the memory before: the mark is one of when it was taken.
+    assert lanes.copied_after == [written, written, written + 1, written + 1]
+
+
+def test_parameters_on_two_devices_are_refused() -> None:
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2, device="meta")])
+    with pytest.raises(OffloadConfigError, match=r"on one device: these are on \['cpu', 'meta'\]"):
+        memory_for(model, 1)
