@@ -46,6 +46,16 @@ class SharedLives:
     park_timeout_s: float
     open_store: Callable[[], Store]
 
+    def begin_next(self, end: End, newest_step: int | None) -> Following:
+        """For whoever knows that no node of the life that stands is left. Raises StoreUnavailableError."""
+        store = self.open_store()
+        try:
+            sealed = SealedStore(store, self.secret)
+            ended = LifeEnd(life=read_life(sealed, self.job)[1], end=end, first_member=0)
+            return agree(sealed, self.job, self.key_ttl_s, ended, newest_step)
+        finally:
+            store.close()
+
     def after(self, ended: LifeEnd, newest_step: int | None) -> Following:
         """Agree with the other nodes on what follows. Raises StoreUnavailableError after `park_timeout_s`."""
         deadline_s = time.monotonic() + self.park_timeout_s

@@ -24,6 +24,7 @@ from elastrain.base.event_loop import EventLoop
 from elastrain.base.processes import die_with_parent, is_stopped
 from elastrain.errors import ConfigError, ElastrainError
 from elastrain.launcher import environment, rundir
+from elastrain.launcher.checkpoints import newest_step
 from elastrain.launcher.control_server import ControlServer
 from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.etcd_config import EtcdConfig
@@ -31,22 +32,23 @@ from elastrain.launcher.events import EventLog
 from elastrain.launcher.faults import grammar
 from elastrain.launcher.faults.table import CLASSES, Carrier
 from elastrain.launcher.guardian import Guardian
+from elastrain.launcher.lives import Following
 from elastrain.launcher.namespaces.programs import enter, lacking
 from elastrain.launcher.namespaces.switch import SWITCH, SWITCH_ADDRESS, Switch
+from elastrain.launcher.node_restarts import NodeRestarts
 from elastrain.launcher.operator_messages import Answer, AskFault, Request
 from elastrain.launcher.run_options import NodeOptions, RunOptions
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
-from elastrain.launcher.starting import count, run_node, say_last
+from elastrain.launcher.starting import count, run_node, say_last, shared_lives
 from elastrain.launcher.stop_signals import StopSignals
 from elastrain.launcher.store import StoreError, StoreUnavailableError
 from elastrain.launcher.surroundings import Surroundings
+from elastrain.launcher.values import End
 
 _STOP_AGAIN_S = 20.0
 _TOLD_TO_GO = 128 + signal.SIGTERM
 """The exit code of a node that was asked to leave."""
-RESTART_COUNTS_S = 3600.0
-"""How long a node's restart counts."""
 
 
 def run_local_nodes(options: RunOptions, *, netns: bool) -> int:
@@ -129,27 +131,6 @@ class _Ends:
         return codes[-1] if codes else 1
 
 
-class _Restarts:
-    """Which nodes were started again, and whether one more may be."""
-
-    def __init__(self, allowed: int) -> None:
-        self._allowed = allowed
-        self._at_s: list[float] = []
-        self.names: set[str] = set()
-
-    def take(self, name: str) -> bool:
-        """Says so, either way."""
-        now_s = time.monotonic()
-        self._at_s = [at_s for at_s in self._at_s if at_s + RESTART_COUNTS_S > now_s]
-        if len(self._at_s) >= self._allowed:
-            say(f"{name} was lost; it is not started again: --max-restarts {self._allowed}")
-            return False
-        self._at_s.append(now_s)
-        self.names.add(name)
-        say(f"{name} was lost; it is started again ({len(self._at_s)} of {self._allowed})")
-        return True
-
-
 class _Nodes:
     """The node processes, until the last has ended."""
 
@@ -157,9 +138,13 @@ class _Nodes:
         self._options, self._run, self._forks = options, run, forks
         self._around: Surroundings | None = None
         self._running: dict[str, BaseProcess] = {}
-        self._restarts = _Restarts(options.size.max_restarts)
+        self._restarts = NodeRestarts(options.size.max_restarts)
         self._ends = _Ends()
         self._dismissed: set[str] = set()
+        self._lost: list[str] = []
+        """Nodes that were killed and are not there again."""
+        self._to_start: set[str] = set()
+        """Those that were ended to be started again."""
         self._stopped_by = 0
         self._loop = EventLoop()
 
@@ -194,7 +179,11 @@ class _Nodes:
 
     def _start(self, name: str) -> None:
         assert self._around is not None
+        self._lost = [lost for lost in self._lost if lost != name]
         etcd, host = EtcdConfig(endpoints=(self._around.endpoint,)), self._around.address(name)
+        run = rundir.of_node(self._run, name)
+        for left in (run.control, run.state):  # by an earlier start of this node, which is asked about no more
+            left.unlink(missing_ok=True)
         is_first = name not in self._restarts.names
         node = NodeOptions(name=name, etcd=etcd, secret_file=self._run.secret, host=host, has_own_store=is_first)
         namespace = self._around.namespace(name)
@@ -212,6 +201,10 @@ class _Nodes:
         code = process.exitcode if process.exitcode is not None else 1
         if name in self._dismissed:
             return
+        if name in self._to_start:
+            self._to_start.remove(name)
+            self._start(name)
+            return
         if code >= 0:
             self._ends.add(code, name, self._run)
             self._dismiss_those_who_come_back()
@@ -220,11 +213,44 @@ class _Nodes:
         rundir.of_node(self._run, name).control.unlink(missing_ok=True)
         if self._ends.codes:
             return
+        self._lost.append(name)
+        if self._nobody_is_inside() and self._begin_next_life():
+            return
         if not self._running:
             say("every node was lost, and with them the state")
             self._ends.codes.append(1)
         elif not self._stopped_by and self._restarts.take(name):  # others go on
             self._start(name)
+
+    def _nobody_is_inside(self) -> bool:
+        """All that run were started again, and have not been let into a view: with the others the state was lost."""
+        return all(name in self._restarts.names and self._is_outside(name) for name in self._running)
+
+    def _begin_next_life(self) -> bool:
+        """The launcher does it, because no node is left to. False where none follows."""
+        end = End(code=1, sentence="every node was lost, and with them the state", lost=True)
+        following = None if self._stopped_by else self._next_life(end)
+        if following is None or following.life is None:
+            return False
+        say(f"{end.sentence}. {following.reason}")
+        for process in [self._running[name] for name in self._running]:
+            self._to_start.add(process.name)
+            process.kill()  # it waits for the leases of the dead
+        lost, self._lost = self._lost, []
+        for name in [name for name in lost if self._restarts.take(name)]:
+            self._start(name)
+        return bool(self._running)
+
+    def _next_life(self, end: End) -> Following | None:
+        """None where the job has no checkpoints, or etcd cannot be asked."""
+        folder = self._options.checkpoint_dir
+        if folder is None or self._around is None:
+            return None
+        etcd = EtcdConfig(endpoints=(self._around.endpoint,))
+        try:
+            return shared_lives(self._options, etcd, self._run).begin_next(end, newest_step(folder))
+        except StoreError:
+            return None
 
     def _dismiss_those_who_come_back(self) -> None:
         """End the nodes on their way into a job that is over: they would wait for others that never come.
@@ -288,8 +314,6 @@ def _node(options: RunOptions, node: NodeOptions, whole: RunDir, namespace: str 
     die_with_parent(signal.SIGTERM)
     sys.stdout.flush()
     run = rundir.of_node(whole, node.name)
-    for left in (run.control, run.state):  # by an earlier start of this node
-        left.unlink(missing_ok=True)
     options = options.started_again() if again else options
     try:
         code = _run(options, node, run, patient=again)

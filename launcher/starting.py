@@ -68,16 +68,9 @@ def run_node(options: RunOptions, node: NodeOptions, run: RunDir | None = None) 
     options = options if run is not None else options.with_own_log_dir()
     while True:
         ended, run = _run_life(options, node, run)
-        lives = SharedLives(
-            job=options.job,
-            secret=run.secret.read_bytes(),
-            key_ttl_s=options.waits.key_ttl_s,
-            park_timeout_s=options.waits.park_timeout_s,
-            open_store=lambda: _etcd_store(node.etcd),
-        )
         if ended.end.code == 0 or ended.end.code > _SIGNALLED:
             return ended.end
-        following = lives.after(ended, _newest_step(options, ended.end))
+        following = shared_lives(options, node.etcd, run).after(ended, _newest_step(options, ended.end))
         end = _tell(options, run, following, ended)
         if following.life is None:
             return end
@@ -106,7 +99,8 @@ def _run_life(options: RunOptions, node: NodeOptions, run: RunDir | None) -> tup
         raise
     with Guardian("AGENT", environment.without("ELASTRAIN_")) as guardian:
         faults = options.faults_from(time.monotonic())
-        settle_s = _SETTLE_S if place.is_new and not node.has_own_store else 0.0
+        is_ours = node.has_own_store or place.life.number > 1
+        settle_s = _SETTLE_S if place.is_new and not is_ours else 0.0
         agent_config = replace(_agent_config(options, config, run, node), settle_s=settle_s)
         agent = Agent(agent_config, place.store, guardian, faults)
         return LifeEnd(life=place.life, end=agent.run(), first_member=agent.first_unused_member), run
@@ -116,6 +110,17 @@ def _with_start(options: RunOptions, life: Life) -> Life:
     """With what this node would start the life from; not asked where the life has begun. Raises ConfigError."""
     found = find_start(options)
     return replace(life, resume=found.resume, start=found.sentence)
+
+
+def shared_lives(options: RunOptions, etcd: EtcdConfig, run: RunDir) -> SharedLives:
+    """The lives of a job of several nodes. Raises OSError where the job's secret cannot be read."""
+    return SharedLives(
+        job=options.job,
+        secret=run.secret.read_bytes(),
+        key_ttl_s=options.waits.key_ttl_s,
+        park_timeout_s=options.waits.park_timeout_s,
+        open_store=lambda: _etcd_store(etcd),
+    )
 
 
 def _newest_step(options: RunOptions, end: End) -> int | None:

@@ -98,6 +98,9 @@ class Worker:
         self.agent.say(am.Progress(step=step, loss=1 / (step + 1), samples=8 * step, holders=holders))
 
     def _maybe_fail(self, step: int) -> None:
+        if step == 3 and self.options.lose_state_below_life > read_environment().life:
+            self.agent.say(am.LostState(sentence="all holders of shard 0 are gone"))
+            self._listen(60)
         if self.options.bug_file and self.options.bug_file.exists() and self.me in self.options.bug:
             text = "Traceback (most recent call last):\nValueError: odd batch\n"
             self.agent.say(am.Failed(step=3, micro_batch=5, signature="ValueError: odd batch", traceback=text))
@@ -126,6 +129,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--finish", type=Path, required=True, help="finish once this file exists")
     parser.add_argument("--ignore-term", action="store_true")
+    parser.add_argument("--lose-state-below-life", type=int, default=0)
     parser.add_argument("--holders", action="store_true")
     parser.add_argument("--bug-file", type=Path)
     for name in ("other-digest", "raise-at-import", "other-spec", "never-ready", "garbage", "bug", "child-of"):
