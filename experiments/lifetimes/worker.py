@@ -40,6 +40,8 @@ class Case:
     drives: int = 1
     dtype: torch.dtype = torch.float32
     accumulated: int = 1
+    host_bytes: int = 0
+    """Of host memory, as a tier: besides the limit, and not in the peak."""
 
 
 class PeakMeter:
@@ -114,7 +116,8 @@ class Worker:
 
     def figures(self) -> dict[str, Any]:
         """What ours predicts and did."""
-        assert self._training is not None
+        if self._training is None:
+            return {}
         return {"reason": self._training.reason, **self._training.figures()}
 
     def _digest(self) -> str:

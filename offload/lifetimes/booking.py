@@ -218,7 +218,9 @@ class Books:
         return _Copy(shares=offer.shares, written_after=written_after, bookings=bookings, owner=gap)
 
     def _good(self, gap: Gap) -> tuple[int, int]:
-        """From which place to which a copy of this version can be used."""
+        """From which place to which a copy of this version can be used; nobody asks where no tier can be full."""
+        if not self._tiers.are_bounded:
+            return 0, 0
         if gap.changed is None:
             return 0, self.length
         changes = [use.point for use in self.program.pieces[gap.piece].uses if use.changes or use.begins]
@@ -317,6 +319,8 @@ class Books:
         copy = self._copies.get(self.version_of(gap))
         if copy is not None:
             return ((copy.shares,),)
+        if not self._tiers.are_bounded:
+            return self._tiers.ways(self._size(gap))
         window = self._good(gap)
         return tuple(
             [shares for shares in some if self._tiers.has_room(shares, window)]

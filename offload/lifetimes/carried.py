@@ -21,11 +21,12 @@ class Carried:
         self.copies: dict[int, list[PieceKey]] = defaultdict(list)
         self.leaves: dict[int, list[PieceKey]] = defaultdict(list)
         self.reads: dict[int, list[tuple[int, PieceKey]]] = defaultdict(list)
+        self.extra_bytes = [point.extra_bytes for point in arranged.program.points]
+        self.shares: dict[PieceKey, tuple[tuple[int, int], ...]] = {}
         for move in plan.moves:
             self._add(move)
         for due in self.reads.values():
             due.sort(key=lambda each: each[0])
-        self.extra_bytes = [point.extra_bytes for point in arranged.program.points]
         self._begun: dict[int, int] = defaultdict(int)
         self._uses: dict[PieceKey, list[int]] = {}
         for key, piece in zip(arranged.pieces, arranged.program.pieces, strict=True):
@@ -35,6 +36,7 @@ class Carried:
 
     def _add(self, move: Move) -> None:
         key = self.arranged.pieces[move.gap.piece]
+        self.shares[key] = tuple((share.tier, share.size_bytes) for share in move.shares)
         if move.write_after is not None and key[0] is not Kind.ACTIVATION:
             self.copies[move.write_after % self.length].append(key)
         self.leaves[move.gap.begin % self.length].append(key)

@@ -43,6 +43,8 @@ class Conductor:
         self._custody.account.outside_bytes = outside_bytes
         self.carried, self.steps, self._asked, self._place = carried, 0, [], -1
         self._saved.told.all_leave = False
+        for key, piece in self._pieces.items():
+            piece.shares = carried.shares.get(key, ())
 
     def is_at(self, stage: StepStage, block: int) -> bool:
         """Whether the step is at this point already."""

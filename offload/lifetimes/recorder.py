@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -110,7 +110,8 @@ class StepRecorder(TorchDispatchMode):
         """Give a storage a kind; the first one that it is given counts, so that tied weights have one name."""
         if not _has_storage(tensor):
             return
-        life = self._life(tensor.untyped_storage())
+        storage = tensor.untyped_storage()
+        life = self._life(storage, storage._cdata)
         if life.kind is None:
             life.kind, life.name = kind, name
 
@@ -140,9 +141,9 @@ class StepRecorder(TorchDispatchMode):
         result = func(*args, **kwargs)
         seconds = self._clock() - began_s
         number = len(self._operators)
-        taken = {_key(each): each for each in _tensors((args, kwargs))}
-        made = {_key(each): each for each in _tensors(result)}
-        changed = {_key(each) for each in _changed(func, args, kwargs)}
+        taken, made = _storages((args, kwargs)), _storages(result)
+        written = _written(func)
+        changed = _changed(written, args, kwargs) if written else {}
         fresh = made.keys() - taken.keys()
         self._operators.append(
             RecordedOperator(
@@ -150,18 +151,16 @@ class StepRecorder(TorchDispatchMode):
             )
         )
         if fresh or changed or not made:
-            for key, tensor in {**taken, **made}.items():
-                self._use(tensor, number, changes=key in changed or key in fresh, born=key in fresh)
+            taken.update(made)
+            for key, storage in taken.items():
+                is_fresh = key in fresh
+                life = self._life(storage, key, born=number if is_fresh else None)
+                life.uses.append(number)
+                if is_fresh or key in changed:
+                    life.changes.append(number)
         return result
 
-    def _use(self, tensor: torch.Tensor, number: int, *, changes: bool, born: bool) -> None:
-        life = self._life(tensor.untyped_storage(), born=number if born else None)
-        life.uses.append(number)
-        if changes:
-            life.changes.append(number)
-
-    def _life(self, storage: torch.UntypedStorage, born: int | None = None) -> _Life:
-        key = storage._cdata
+    def _life(self, storage: torch.UntypedStorage, key: int, born: int | None = None) -> _Life:
         life = self._living.get(key)
         if life is not None and life.watched() is not None:
             life.size_bytes = max(life.size_bytes, storage.nbytes())
@@ -183,32 +182,37 @@ def _name(func: Any) -> str:
     return str(func)
 
 
-def _key(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
 def _has_storage(value: Any) -> bool:
     """Whether a value is a tensor with memory of its own kind: no sparse one, no wrapper."""
     return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in arguments or results: they lie in lists and tuples at most, or in keyword arguments."""
+def _storages(value: Any) -> dict[int, torch.UntypedStorage]:
+    """All storages in arguments or results, by what tells them apart: they lie in lists, tuples or dicts at most."""
+    found: dict[int, torch.UntypedStorage] = {}
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, found: dict[int, torch.UntypedStorage]) -> None:
+    # Called for every argument of every operator: what most of them are comes first.
     if isinstance(value, torch.Tensor):
         if _has_storage(value):
-            yield value
+            storage = value.untyped_storage()
+            found[storage._cdata] = storage
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from _tensors(each)
+            _collect(each, found)
     elif isinstance(value, dict):
         for each in value.values():
-            yield from _tensors(each)
+            _collect(each, found)
 
 
-def _changed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """The arguments that an operator changes."""
-    for position, name in _written(func):
-        yield from _tensors(args[position] if position < len(args) else kwargs.get(name))
+def _changed(
+    written: tuple[tuple[int, str], ...], args: Sequence[Any], kwargs: dict[str, Any]
+) -> dict[int, torch.UntypedStorage]:
+    """The storages of the arguments that an operator changes."""
+    return _storages([args[position] if position < len(args) else kwargs.get(name) for position, name in written])
 
 
 @functools.cache

@@ -96,6 +96,11 @@ class Tiers:
             for share in shares
         )
 
+    @property
+    def are_bounded(self) -> bool:
+        """Whether any of them can be full."""
+        return any(tier.capacity_bytes is not None for tier in self._tiers)
+
     def has_room(self, shares: Shares, window: tuple[int, int]) -> bool:
         """Whether each tier can keep its share over a window of places."""
         return all(self._lines[share.tier].has_room(*window, share.size_bytes) for share in shares)

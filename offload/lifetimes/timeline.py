@@ -5,6 +5,7 @@ A window is a range of places on the ring, at most once around. Bookings only ev
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ class PointRing:
     def __init__(self, values: Sequence[float] | Seconds) -> None:
         self.values: Seconds = np.array(values, dtype=np.float64)
         self._length = len(self.values)
-        self._running: Seconds | None = None
+        self._running: list[float] | None = None  # plain numbers: looked up far more often than made anew
 
     def window(self, begin: int, end: int) -> Seconds:
         """The values at places `begin` to `end` (without it), as a copy or a view: not to be changed."""
@@ -53,26 +54,27 @@ class PointRing:
 
     def first_with(self, begin: int, wanted: float) -> int:
         """The first place up to which, from `begin` on and with it, there is so much. The ring must not be all zero."""
-        rounds, rest = divmod(self._before(begin) + wanted, self._whole())
-        return int(rounds) * self._length + int(self._sums().searchsorted(rest)) - 1
+        sums = self._sums()
+        rounds, rest = divmod(self._before(begin) + wanted, sums[-1])
+        return int(rounds) * self._length + bisect_left(sums, rest) - 1
 
     def last_with(self, end: int, wanted: float) -> int:
         """The last place from which on, before `end`, there is so much."""
-        rounds, rest = divmod(self._before(end) - wanted, self._whole())
-        return int(rounds) * self._length + int(self._sums().searchsorted(rest, side="right")) - 1
+        sums = self._sums()
+        rounds, rest = divmod(self._before(end) - wanted, sums[-1])
+        return int(rounds) * self._length + bisect_right(sums, rest) - 1
 
-    def _sums(self) -> Seconds:
+    def _sums(self) -> list[float]:
         if self._running is None:
-            self._running = np.concatenate(([0.0], np.cumsum(self.values)))
+            self._running = [0.0, *np.cumsum(self.values).tolist()]
         return self._running
 
-    def _whole(self) -> float:
-        return float(self._sums()[-1])
-
     def _before(self, place: int) -> float:
-        rounds, rest = divmod(place, self._length)
-        sums = self._sums()
-        return float(rounds * sums[-1] + sums[rest])
+        sums, length = self._running or self._sums(), self._length
+        if 0 <= place <= length:
+            return sums[place]
+        rounds, rest = divmod(place, length)
+        return rounds * sums[-1] + sums[rest]
 
 
 @dataclass(frozen=True, kw_only=True)
