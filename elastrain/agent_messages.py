@@ -37,6 +37,14 @@ class Suspect(Tagged, frozen=True, kw_only=True):
     """Their connection broke, or never came about: it may come about again."""
 
 
+class StepAnew(Tagged, frozen=True, kw_only=True):
+    """The worker has found something wrong in the open step: a view is wanted in which that begins anew."""
+
+    generation: int
+    """Of the view in which it was found: one that began anew later needs no other."""
+    reason: str
+
+
 class Progress(Tagged, frozen=True, kw_only=True):
     """The worker has passed the commit of `step`."""
 
@@ -113,7 +121,7 @@ class Note(Tagged, frozen=True, kw_only=True):
 
 
 FromWorker: TypeAlias = (
-    Hello | Suspect | Progress | Window | Failed | LostState | Diverged | NoRoom | Finished | Struck | Note
+    Hello | Suspect | StepAnew | Progress | Window | Failed | LostState | Diverged | NoRoom | Finished | Struck | Note
 )
 FROM_WORKER: LineCodec[FromWorker] = LineCodec(FromWorker)
 

@@ -265,8 +265,16 @@ def with_new_links(view: View, suspect: Proposal) -> Proposal:
     reason = f"{suspect.reason.partition(':')[0]}: all links between nodes are made anew"
     generation = view.generation + 1
     begun = suspect.view.begun if suspect.view is not None else view.begun
-    renewed = View(generation=generation, members=view.members, reason=reason, begun=begun, links_since=generation)
+    renewed = replace(view, generation=generation, reason=reason, begun=begun, links_since=generation)
     return Proposal(outcome=Outcome.CHANGE, reason=reason, view=renewed)
+
+
+def with_step_anew(view: View, proposed: View | None, reason: str) -> View:
+    """Make the next view one in which the open step begins anew; `proposed`: what it is to be besides, if anything."""
+    generation = view.generation + 1
+    if proposed is None:
+        return replace(view, generation=generation, reason=f"step anew: {reason}", anew_since=generation)
+    return replace(proposed, reason=f"{proposed.reason}; step anew: {reason}", anew_since=generation)
 
 
 def _parties(words: Mapping[str, Collection[str]]) -> set[str]:
@@ -291,6 +299,7 @@ def _without(view: View, gone: Sequence[str], newcomers: Sequence[Member], *, be
             reason=reason,
             begun=begun,
             links_since=view.links_since,
+            anew_since=view.anew_since,
         ),
     )
 

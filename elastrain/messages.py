@@ -110,12 +110,35 @@ class Doubt:
 # Sent in any case: the asker judges when all have answered, and must not wait for those that have nothing.
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The answer to a doubt; None: the receiver has nothing to compare."""
+    """The answer to a doubt, or to a trial; None: the sender has nothing to compare."""
 
     step: int
     shard: int
     parameters: bool
     digest: int | None
+    is_trial: bool
+
+
+# The last resort where there is no third copy: of two machines that make the same of it, both compute rightly.
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A backup's state before `step`, and its gradient: the primary is to make the update again and tell the digest."""
+
+    step: int
+    shard: int
+    touched: tuple[BitMask, ...]
+    """Per lane."""
+
+
+# To its maker, which alone can tell whether its memory has changed or the way there is bad.
+@dataclass(frozen=True, kw_only=True)
+class Damaged:
+    """What has come of the receiver's partial, for the sender's `shard`, is not what the receiver had."""
+
+    step: int
+    block: int
+    node: Node
+    shard: int
 
 
 # Text and tensors, never objects: what comes from another process is not executed.
@@ -185,6 +208,8 @@ Message: TypeAlias = (
     | Copied
     | Doubt
     | Evidence
+    | Trial
+    | Damaged
     | LoopHandover
     | PartReport
     | WriteInstead

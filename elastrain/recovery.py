@@ -6,7 +6,8 @@ docs/index.md, "One failure".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from elastrain.fold import Node, leaves
 from elastrain.placement import Holders, Placement, effective, target
@@ -38,7 +39,8 @@ def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery 
     is_initial = committed == shape.initial.step
     base = _initial(view, reports[leader].base, shape) if is_initial else reports[leader].base
     assert base is not None
-    able, lost = (base, ()) if is_initial else _able_holders(view, reports, base, committed)
+    wrong, reports = _what_counts(reports, committed)
+    able, lost = (base, ()) if is_initial else _able_holders(view, reports, base, committed, wrong or ())
     if lost:
         return Unrecoverable(shards=lost, reason=_lost_sentence(lost, base, committed))
     # What is left to do: not what some primary has, nor what survivors have computed, nor what they are computing.
@@ -49,21 +51,41 @@ def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery 
     extra = assign(missing, {m: len(pending[m]) for m in members}, view.quotas)
     runs = level({m: (*pending[m], *extra[m]) for m in members}, fixed, view.quotas)
     source = _source(members, reports) if is_initial and not shape.initial.is_stored else None
-    newcomers = () if is_initial else tuple(m for m in members if reports[m].begun < 0)
     return Recovery(
         committed=committed,
         record=reports[leader].record,
         base=base,
         now=able,
         source=source,
-        lacking={m: _lacking(reports[m], committed, is_source=m == source) for m in members},
-        unverified={m: _unverified(m, reports[m], able, committed) for m in members},
-        newcomers=newcomers,
+        lacking={m: _lacking(reports[m], committed, wrong or (), is_source=m == source) for m in members},
+        newcomers=() if is_initial else tuple(m for m in members if reports[m].begun < 0),
         runs=runs,
         redone=len(missing),
         folded=folded,
         reason=f"step {committed} is the highest committed one; {len(missing)} of {shape.runs} runs handed out",
+        wrong=wrong,
     )
+
+
+def _what_counts(
+    reports: Mapping[str, Report], committed: int
+) -> tuple[tuple[tuple[int, str], ...] | None, Mapping[str, Report]]:
+    """Collect what members know to be wrong of the open step (see `Report.wrong`); leave what counts all the same."""
+    # Of a member that is a step behind nothing: what it has found wrong was committed without it, and so was right.
+    told = [report.wrong for report in reports.values() if report.committed == committed]
+    known = [wrong for wrong in told if wrong is not None]
+    if not known:
+        return None, reports
+    wrong = tuple(sorted({pair for each in known for pair in each}))
+    return wrong, {member: _voided(report, committed) for member, report in reports.items()}
+
+
+def _voided(report: Report, committed: int) -> Report:
+    """What is left of a report when nothing of the open step counts: states, as of the committed step."""
+    # All of it, although mostly one partial is wrong: it is in sums already, and which of them is known to nobody.
+    held = tuple((shard, version, tuple(s for s in kept if s <= committed)) for shard, version, kept in report.held)
+    # Runs under way included: their loops are told, and give no result.
+    return replace(report, own=(), folded=(), pending=(), fixed=0, held=held)
 
 
 def _initial(view: View, base: Placement | None, shape: Shape) -> Placement:
@@ -83,17 +105,18 @@ def _source(members: Sequence[str], reports: Mapping[str, Report]) -> str:
 
 
 def _able_holders(
-    view: View, reports: Mapping[str, Report], base: Placement, committed: int
+    view: View, reports: Mapping[str, Report], base: Placement, committed: int, wrong: Collection[tuple[int, str]]
 ) -> tuple[tuple[Holders, ...], tuple[int, ...]]:
     """Find the living holders of each shard that have or can make the state of `committed`, and shards without any.
 
-    The first of them is the primary.
+    The first of them is the primary. `wrong`: (shard, holder) of states that count for nothing.
     """
     held = {m: {shard: (version, kept) for shard, version, kept in reports[m].held} for m in view.ids}
     able: list[Holders] = []
     lost: list[int] = []
     for shard, holders in enumerate(base):
-        left = [m for m in holders.all if m in held and _can_serve(held[m].get(shard), committed)]
+        living = [m for m in holders.all if m in held and (shard, m) not in wrong]
+        left = [m for m in living if _can_serve(held[m].get(shard), committed)]
         if left:
             able.append(Holders(left[0], tuple(left[1:])))
         else:
@@ -166,16 +189,12 @@ def _missing(
     return tuple(sorted(missing))
 
 
-def _lacking(report: Report, committed: int, *, is_source: bool) -> tuple[int, ...]:
+def _lacking(report: Report, committed: int, wrong: Collection[tuple[int, str]], *, is_source: bool) -> tuple[int, ...]:
     # The source's parameters are right by definition.
     if is_source:
         return ()
-    return tuple(shard for shard, version in enumerate(report.parameters) if version != committed)
-
-
-def _unverified(member: str, report: Report, now: tuple[Holders, ...], committed: int) -> frozenset[int]:
-    versions = {shard: version for shard, version, _ in report.held}
-    return frozenset(s for s, h in enumerate(now) if member in h.backups and versions.get(s) != committed)
+    again = {shard for shard, _ in wrong}
+    return tuple(shard for shard, version in enumerate(report.parameters) if version != committed or shard in again)
 
 
 def _lost_sentence(lost: tuple[int, ...], base: Placement, committed: int) -> str:

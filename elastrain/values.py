@@ -177,6 +177,12 @@ class Report:
     """Per block, the partials of step `committed + 1` that this member has computed."""
     folded: tuple[tuple[int, int, tuple[Node, ...]], ...]
     """(shard, lane, partials that this primary has)."""
+    # By one member's word alone: who computed with wrong parameters knows it, and the others have its sums.
+    wrong: tuple[tuple[int, str], ...] | None
+    """Something of step `committed + 1` was wrong, so that nothing of it counts. None: nothing is known to be.
+
+    Shards whose parameters of `committed` all are to take again, each with the holder whose state is wrong, if any.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,8 +198,6 @@ class Recovery:
     """Before the first commit: the member whose initial parameters are everybody's; None where they are stored."""
     lacking: Mapping[str, tuple[int, ...]]
     """Per member, the shards whose parameters of `committed` it does not have."""
-    unverified: Mapping[str, frozenset[int]]
-    """Per member, the shards that it backs up and has not yet verified as of `committed`."""
     newcomers: tuple[str, ...]
     """Members whose training loop needs the loop state of the others, from the `donor`."""
     runs: Mapping[str, tuple[int, ...]]
@@ -203,6 +207,13 @@ class Recovery:
     folded: Mapping[tuple[int, int], frozenset[Node]]
     """(shard, lane) -> what its primary has."""
     reason: str
+    wrong: tuple[tuple[int, str], ...] | None = None
+    """The open step begins anew, whatever was computed of it; see `Report.wrong`. None: it goes on."""
+
+    @property
+    def distrusted(self) -> frozenset[int]:
+        """Shards whose parameters all take again."""
+        return frozenset(shard for shard, _ in self.wrong or ())
 
     @property
     def donor(self) -> str | None:

@@ -1,8 +1,7 @@
 """Judges which of two members is wrong, where both must agree to the bit and do not. Each verdict has its reason.
 
-If the member that noticed the difference is wrong, it ends, and the others go on with the right bits. If the primary
-is wrong, its parameters may be in gradients that are committed already. Then, and where nobody can tell, the job ends
-on all nodes: going on would break the promise, and there is no durable checkpoint to go back to.
+Whoever is wrong lets go of what it has, and the step begins anew with what the other one has (`member/repair.py`).
+Where nobody can tell, the job ends on all nodes: going on would break the promise.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-
-_START_AGAIN = "start the job again without that machine"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,37 +29,44 @@ class Difference:
         )
 
 
-class Ends(Enum):
-    """What a verdict ends."""
+class Side(Enum):
+    """Who is wrong."""
 
-    NOTHING = "nothing"
+    NOBODY = "nobody any more"
     MEMBER = "the member that asked"
-    JOB = "the job"
+    PRIMARY = "the primary"
+    UNKNOWN = "one of the two"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    ends: Ends
+    wrong: Side
     reason: str
 
 
-def look_again(difference: Difference, *, verified: int | None, verified_now: int, found_now: int) -> Verdict | None:
+def look_again(
+    difference: Difference, *, verified: int | None, verified_now: int, has_gradient: bool, found_now: int
+) -> Verdict | None:
     """Judge by what the backup can find out alone; None if others have to be asked.
 
     verified: the digest of its state before the step, as it was compared with the primary's; None if it never was.
     verified_now: the digest of the same state now.
+    has_gradient: the gradient that it keeps is still what its primary had.
     found_now: the digest of the update, made again from that state.
     """
     d = difference
     # The backup looks at itself first: that costs no message, and a fault of its own must not end the job.
     if verified is not None and verified_now != verified:
-        reason = f"what {d.member} keeps has changed in its memory since it was verified; {_START_AGAIN} if this recurs"
-        return Verdict(Ends.MEMBER, f"{d}: {reason}")
+        reason = f"what {d.member} keeps has changed in its memory since it was verified"
+        return Verdict(Side.MEMBER, f"{d}: {reason}")
+    if not has_gradient:
+        reason = f"the gradient that {d.member} keeps has changed in its memory since it came"
+        return Verdict(Side.MEMBER, f"{d}: {reason}")
     if found_now == d.told:
-        return Verdict(Ends.NOTHING, f"{d}, but computed again it is equal: {d.member} had a passing fault")
+        return Verdict(Side.NOBODY, f"{d}, but computed again it is equal: {d.member} had a passing fault")
     # Neither of its two results can be trusted, so that a third copy would decide nothing about the primary.
     if found_now != d.found:
-        return Verdict(Ends.MEMBER, f"{d}: {d.member} computes the same update with another result each time")
+        return Verdict(Side.MEMBER, f"{d}: {d.member} computes the same update with another result each time")
     return None
 
 
@@ -75,18 +79,35 @@ def judge(difference: Difference, answers: Mapping[str, int | None]) -> Verdict:
     # Without a third copy, a primary that no longer has what it told is known to be wrong all the same.
     now = answers.get(d.primary)
     if now is not None and now != d.told:
-        return Verdict(Ends.JOB, f"{d}: it has changed in the memory of {d.primary} since then; {_START_AGAIN}")
+        return Verdict(Side.PRIMARY, f"{d}: it has changed in the memory of {d.primary} since then")
     # The primary's own word is no third copy: it told it before.
     third = {member: digest for member, digest in answers.items() if member != d.primary}
     with_me = sorted(member for member, digest in third.items() if digest == d.found)
     with_primary = sorted(member for member, digest in third.items() if digest == d.told)
     if with_me and not with_primary:
         reason = f"{', '.join(with_me)} has what {d.member} has: {d.primary} is wrong, and has published it"
-        return Verdict(Ends.JOB, f"{d}; {reason}; {_START_AGAIN}")
+        return Verdict(Side.PRIMARY, f"{d}; {reason}")
     if with_primary and not with_me:
-        return Verdict(Ends.MEMBER, f"{d}, and {', '.join(with_primary)} has what {d.primary} has: {d.member} is wrong")
-    reason = "no third copy tells which of the two is wrong; start the job again without one of them, then the other"
-    return Verdict(Ends.JOB, f"{d}: {reason}")
+        return Verdict(Side.MEMBER, f"{d}, and {', '.join(with_primary)} has what {d.primary} has: {d.member} is wrong")
+    return Verdict(Side.UNKNOWN, f"{d}: no third copy tells which of the two is wrong")
+
+
+def judge_trial(difference: Difference, made: int | None) -> Verdict:
+    """Judge by what the primary makes of the backup's state before the step and its gradient.
+
+    made: the digest of that update, computed by the primary; None where what came was not what the primary had then.
+    """
+    d = difference
+    again = f"{d.primary} has made the update again, from what both had before"
+    if made is None:
+        reason = f"what {d.member} has sent of the step before is not what {d.primary} had then"
+        return Verdict(Side.UNKNOWN, f"{d}: {reason}")
+    # Two machines have made the same of it: what differs is what one of them had in its memory.
+    if made == d.found:
+        return Verdict(Side.PRIMARY, f"{d}: {again}, and gets what {d.member} has: its own was wrong in its memory")
+    if made == d.told:
+        return Verdict(Side.MEMBER, f"{d}: {again}, and gets what it had: {d.member} computes wrongly")
+    return Verdict(Side.UNKNOWN, f"{d}: {again}, and gets a third result")
 
 
 def judge_copy(*, shard: int, step: int, receiver: str, sender: str, told: int, now: int | None) -> Verdict:
@@ -94,35 +115,38 @@ def judge_copy(*, shard: int, step: int, receiver: str, sender: str, told: int, 
     # Twice, because a copy that is damaged once may have had bad luck on its way: it is asked for again.
     copy = f"the copy of shard {shard} after step {step} came twice from {sender} to {receiver} with other content"
     if now == told:
-        return Verdict(Ends.MEMBER, f"{copy}; {sender} has it unchanged: {receiver} is wrong")
-    return Verdict(Ends.JOB, f"{copy}, and it has changed in the memory of {sender}; {_START_AGAIN}")
+        return Verdict(Side.MEMBER, f"{copy}; {sender} has it unchanged: {receiver} is wrong")
+    return Verdict(Side.PRIMARY, f"{copy}: it has changed in the memory of {sender}")
 
 
 def judge_parameters(*, shard: int, step: int, member: str, publisher: str, told: int, now: int | None) -> Verdict:
     """Judge a `member` that computes with other parameters than `publisher` published with the digest `told`.
 
-    now: the digest of what the publisher has at present. The job ends whoever is wrong, because gradients that were
+    now: the digest of what the publisher has at present. Whoever is wrong, the step begins anew: gradients that were
     computed with the wrong parameters may be in other members' sums already.
     """
     # A publisher that no longer has what it published has convicted itself, whoever noticed.
     if member == publisher or now != told:
         return Verdict(
-            Ends.JOB,
+            Side.PRIMARY,
             f"the parameters of shard {shard} have changed in the memory of {publisher}, its primary, since they were "
-            f"published after step {step}; {_START_AGAIN}",
+            f"published after step {step}",
         )
     return Verdict(
-        Ends.JOB,
+        Side.MEMBER,
         f"{member} computes with other parameters of shard {shard} than {publisher} published after step {step} (and "
-        f"still has): they have changed in the memory of {member} or on the way there, and what it computed "
-        f"with them may be in the sums of others; {_START_AGAIN}",
+        f"still has): they have changed in the memory of {member} or on the way there",
     )
 
 
-def other_primary(*, shard: int, step: int, member: str) -> Verdict:
-    """Judge a `member` that has become a shard's primary, and whose state is not what the last primary published."""
-    return Verdict(
-        Ends.JOB,
-        f"the parameters of shard {shard} that its last primary published after step {step} are not those of its copy "
-        f"at {member}: one of the two is wrong, and gradients may have been computed with it; start the job again",
+def changed_since(*, shard: int, step: int, member: str) -> str:
+    """Say that a `member` has no more what it has told of a shard."""
+    return f"what {member} has of shard {shard} after step {step} has changed in its memory since it was told"
+
+
+def other_primary(*, shard: int, step: int, member: str) -> str:
+    """Say that a `member` has become a shard's primary, and its state is not what the last primary published."""
+    return (
+        f"the parameters of shard {shard} that its last primary published after step {step} are not those of the "
+        f"verified state at {member}"
     )

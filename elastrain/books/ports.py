@@ -45,6 +45,14 @@ class Arithmetic(Protocol):
 
     def square_norm(self, shard: int, total: Tensor) -> float: ...
 
+    def checksum(self, tensor: Tensor) -> int:
+        """Of its bits: cheap enough to be made of all that is sent, and made again of all that is read."""
+
+    def pack_checksums(self, checksums: Sequence[int]) -> Tensor:
+        """As they travel: before the tensors that they are of."""
+
+    def unpack_checksums(self, packed: Tensor) -> list[int]: ...
+
     def create(self, shard: int, *, bound: bool) -> State:
         """The initial state, as it was read, else from the parameters; bound, it works on the model's own memory."""
 

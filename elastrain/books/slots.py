@@ -17,6 +17,8 @@ class UsedSlot:
     # By block: the partials of one slot are added and let go of block by block, as backward passes them.
     blocks: set[int] = field(default_factory=set)
     is_running: bool = True
+    is_void: bool = False
+    """What is being computed into it counts for nothing: the attempt that it belongs to was given up."""
 
 
 class GradientSlots:
@@ -28,6 +30,8 @@ class GradientSlots:
         self._running: UsedSlot | None = None
         self._own: dict[tuple[int, int], dict[Node, UsedSlot]] = {}
         """(step, block) -> this member's partials."""
+        self._checksums: dict[tuple[int, int, Node], dict[tuple[int, int], int]] = {}
+        """(step, block, node) -> (shard, lane) -> checksum of that part as it was when it was first read from here."""
         self._ended = -1
         """Newest step whose attempt has ended: what is computed for it from then on serves nobody."""
 
@@ -42,6 +46,8 @@ class GradientSlots:
     def block_done(self, event: p.BlockDone) -> None:
         """The block's part of the run is a partial of this member, unless it has it already or the step has ended."""
         assert self._running is not None
+        if self._running.is_void:
+            return
         node, mine = (event.run, event.run + 1), self._own.setdefault((event.step, event.block), {})
         # Covered: the run is computed again after a fault of the drive, and this block was reported the first time.
         if event.step > self._ended and not is_covered(node, mine):
@@ -54,6 +60,8 @@ class GradientSlots:
         before = self._running
         assert before is not None
         slot = self.start_run()
+        assert self._running is not None
+        self._running.is_void = before.is_void
         self._stop(before)
         return slot
 
@@ -87,12 +95,39 @@ class GradientSlots:
         step, block, node = at
         return self._arithmetic.lane(self._own[step, block][node].slot, shard, lane)
 
+    def checksum(self, at: tuple[int, int, Node], shard: int, lane: int) -> int:
+        """Of a shard's part of a partial, as it was when this was asked first: the partial was complete just then."""
+        # Never made anew: what has changed in this memory since would get a checksum that fits.
+        made = self._checksums.setdefault(at, {})
+        if (shard, lane) not in made:
+            made[shard, lane] = self._arithmetic.checksum(self.lane(at, shard, lane))
+        return made[shard, lane]
+
+    def is_intact(self, at: tuple[int, int, Node]) -> bool:
+        """Whether the partial is what it was when others were sent it; of one that is gone there is nothing to say."""
+        step, block, node = at
+        if node not in self._own.get((step, block), {}):
+            return True
+        made = self._checksums.get(at, {}).items()
+        return all(self._arithmetic.checksum(self.lane(at, *key)) == checksum for key, checksum in made)
+
+    def void_step(self) -> None:
+        """All that was computed of the open step counts for nothing, what is being computed included."""
+        # Not taken away: the training loop writes into this slot until it asks for more.
+        if self._running is not None:
+            self._running.is_void = True
+        self._let_go()
+
     def end_step(self, step: int) -> None:
+        # The training loop may still be computing for this step: what it reports from now on is not taken in.
+        self._ended = step
+        self._let_go()
+
+    def _let_go(self) -> None:
         # Each once: a slot holds partials of many blocks.
         slots = dict.fromkeys(slot for mine in self._own.values() for slot in mine.values())
         self._own.clear()
-        # The training loop may still be computing for this step: what it reports from now on is not taken in.
-        self._ended = step
+        self._checksums.clear()
         for slot in slots:
             slot.blocks.clear()
             self._recycle(slot)

@@ -29,16 +29,31 @@ class StateBooks:
         """(shard, step) -> what a backup has made of its state, until it is verified."""
         self._kept: dict[tuple[int, int], Tensor] = {}
         """(shard, step) -> finished gradient at a backup, until its update is verified."""
+        self._checksums: dict[tuple[int, int], int] = {}
+        """(shard, step) -> the primary's checksum of that gradient."""
 
     # ------------------------------------------------------------------------------------------------------- gradients
 
-    def store_gradient(self, command: p.StoreGradient) -> None:
-        source: Tensor = command.payload[command.index]
+    def store_gradient(self, command: p.StoreGradient) -> p.Event | None:
+        """Looked at when it is here: what was damaged on its way is no gradient to answer for."""
+        packed, *tensors = command.payload
+        source: Tensor = tensors[command.index]
         # It may come twice, from a primary before a change of view and from its successor after it: the same bits.
         kept = self._kept.get((command.shard, command.step))
         if kept is None:
             kept = self._kept[command.shard, command.step] = self._buffers.take(source)
         self._arithmetic.copy(source, kept)
+        self._checksums[command.shard, command.step] = self._arithmetic.unpack_checksums(packed)[command.index]
+        if self.is_kept_intact(command.shard, command.step):
+            return None
+        return p.GradientDamaged(step=command.step, shard=command.shard)
+
+    def is_kept_intact(self, shard: int, step: int) -> bool:
+        """Whether the gradient that is kept is still what its primary had."""
+        return self._arithmetic.checksum(self._kept[shard, step]) == self._checksums[shard, step]
+
+    def kept_checksum(self, step: int, shard: int) -> int:
+        return self._checksums[shard, step]
 
     def all_kept(self) -> list[Tensor]:
         """The gradients that are kept now, as they lie there; those of the newest step first."""
@@ -109,10 +124,27 @@ class StateBooks:
         # From the state itself, which is still that of the step before: the scratch is what is in doubt.
         step, shard = command.record.step, command.shard
         state = self.states.copy(shard)
-        before = self._arithmetic.digest(state)
+        before, is_intact = self._arithmetic.digest(state), self.is_kept_intact(shard, step)
         self._arithmetic.update([(state, self._kept[shard, step], command.touched)], command.record)
         self._scratch[shard, step] = state
-        return p.UpdatedAgain(step=step, shard=shard, before=before, digest=self._arithmetic.digest(state))
+        now = self._arithmetic.digest(state)
+        return p.UpdatedAgain(step=step, shard=shard, before=before, has_gradient=is_intact, digest=now)
+
+    def try_update(self, command: p.TryUpdate) -> p.Event:
+        """As a witness: nothing of it is kept."""
+        packed, gradient, *packed_state = command.payload
+        state, _ = self._arithmetic.unpack(packed_state)
+        before, has_gradient = self._arithmetic.digest(state), self._arithmetic.checksum(gradient)
+        (told,) = self._arithmetic.unpack_checksums(packed)
+        self._arithmetic.update([(state, gradient, command.touched)], command.record)
+        return p.UpdateTried(
+            step=command.record.step,
+            shard=command.shard,
+            before=before,
+            has_gradient=has_gradient == told,
+            digest=self._arithmetic.digest(state),
+            asker=command.asker,
+        )
 
     def swap(self, command: p.Swap) -> None:
         self.states.adopt(command.shard, self._scratch, (command.shard, command.step))
@@ -133,9 +165,18 @@ class StateBooks:
             del self.states[shard]
         self.let_go(shard, EVER)
 
+    def void_step(self, step: int) -> None:
+        """The finished gradients of this step count for nothing."""
+        for key in [key for key in self._kept if key[1] == step]:
+            self._let_gradient_go(key)
+
+    def _let_gradient_go(self, key: tuple[int, int]) -> None:
+        self._buffers.give_back(self._kept.pop(key))
+        del self._checksums[key]
+
     def let_go(self, shard: int, step: int) -> None:
         """Nothing that belongs to this shard's steps up to `step` is needed any more."""
         for key in [key for key in self._kept if key[0] == shard and key[1] <= step]:
-            self._buffers.give_back(self._kept.pop(key))
+            self._let_gradient_go(key)
         for key in [key for key in self._scratch if key[0] == shard and key[1] <= step]:
             del self._scratch[key]

@@ -9,21 +9,26 @@ from elastrain.member.commands import Commands
 from elastrain.member.commit import Commit
 from elastrain.member.comparison import Comparison
 from elastrain.member.holdings import Holdings
+from elastrain.member.repair import Repair
 from elastrain.member.views import Views
 from elastrain.messages import Digests
 from elastrain.placement import Placement
+from elastrain.witness import changed_since
 
 
 class Announcements:
     """Owns whether digests are being made."""
 
-    def __init__(self, views: Views, commit: Commit, holdings: Holdings, comparison: Comparison, out: Commands) -> None:
+    def __init__(
+        self, views: Views, commit: Commit, holdings: Holdings, comparison: Comparison, repair: Repair, out: Commands
+    ) -> None:
         self.is_digesting = False
         """The states must stay as they are until their digests are taken: no vote meanwhile."""
         self._views = views
         self._commit = commit
         self._holdings = holdings
         self._comparison = comparison
+        self._repair = repair
         self._out = out
         self._has_announced_initial = False
         """Whether the digests of the parameters that the job starts with were asked for in this view."""
@@ -32,10 +37,10 @@ class Announcements:
         self._has_announced_initial = False
 
     def announce_initial(self) -> None:
-        """Tell, once per view, what this member's part of the parameters is worth that the job starts with."""
+        """Tell, once per view, what this member's part is worth of what the job starts with."""
         if not self._has_announced_initial:
             self._has_announced_initial = True
-            self.announce((), self._commit.roles.mine, self._commit.roles.live)
+            self.announce(self._commit.roles.mine, self._commit.roles.mine, self._commit.roles.live)
 
     def announce(self, states: Iterable[int], published: Iterable[int], before: Placement) -> None:
         """Digest these states, and what was published of these shards.
@@ -58,15 +63,27 @@ class Announcements:
         holders = {*before[shard].all, *roles.live[shard].all, *roles.readers(shard)}
         return not holders.isdisjoint(self._views.others)
 
+    def _has_changed(self, event: p.StatesDigested) -> bool:
+        """Whether something is not what was told of it before: then it is not told again, but given up."""
+        # Told anew in every view: what has changed meanwhile would be taken for right by all who compare with it.
+        for shard in sorted({*event.digests, *event.published}):
+            held = self._holdings.find(shard)
+            if held is None or held.version != event.step:
+                continue
+            state, published = event.digests.get(shard, held.digest), event.published.get(shard, held.published)
+            if held.digest not in (None, state) or held.published not in (None, published):
+                self._repair.give_up(shard, changed_since(shard=shard, step=event.step, member=self._views.me))
+            # Remembered: a copy that is given later carries the digest that others have compared.
+            held.digest, held.published = state, published
+        return self._repair.is_due
+
     def on_digested(self, event: p.StatesDigested) -> None:
         self.is_digesting = False
         # A view came in between, or another step: its own announcement tells what counts then.
         if event.step != self._commit.step or self._views.is_recovering:
             return
-        # Remembered: a copy that is given later carries the digest that others have compared.
-        for shard, digest in event.digests.items():
-            if self._holdings.has(shard, event.step):
-                self._holdings[shard].digest = digest
+        if self._has_changed(event):
+            return
         self._comparison.tell_own(event.published)
         message = Digests(
             step=event.step,

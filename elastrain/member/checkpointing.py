@@ -255,6 +255,11 @@ class Checkpointing:
         """Others go on: whoever was to be stopped with the last checkpoint has left."""
         self.is_last = False
 
+    def distrust(self) -> None:
+        """Something of the step was found wrong after its commit: what was written may be that very state."""
+        if self.open is not None:
+            self.open.problem = self.open.problem or "a state of that step was found to be wrong"
+
     def resume(self) -> None:
         """The view is in order: say again what is written, since what was told in the last view may be lost."""
         if self.open is None:

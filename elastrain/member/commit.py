@@ -9,6 +9,7 @@ from elastrain.messages import (
     Ack,
     CheckpointOver,
     Copied,
+    Damaged,
     Digests,
     Doubt,
     Evidence,
@@ -17,6 +18,7 @@ from elastrain.messages import (
     Partial,
     PartReport,
     ShardCopy,
+    Trial,
     WriteInstead,
 )
 from elastrain.scaling import Scaler
@@ -56,9 +58,9 @@ class Commit:
         """Whether the message belongs to a step that this member reaches later, on its own or by another message."""
         # The first kinds belong to the open step, which is one further than the committed one.
         match message:
-            case Partial() | Gradient() | Ack() | Vote():
+            case Partial() | Gradient() | Ack() | Vote() | Damaged():
                 return message.step > self.step + 1
-            case Digests() | ShardCopy() | Copied() | Doubt() | Evidence():
+            case Digests() | ShardCopy() | Copied() | Doubt() | Evidence() | Trial():
                 return message.step > self.step
             case PartReport() | WriteInstead() | CheckpointOver():
                 return message.step > self.step

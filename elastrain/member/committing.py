@@ -26,6 +26,7 @@ class Committing:
         m, custody = self._machine, self._machine.custody
         return (
             not m.views.is_recovering  # the votes of a view are void in the next
+            and not custody.repair.is_due  # what is known to be wrong is never committed
             and m.loop.has_asked_in(m.step.number)  # a script may still read what the commit overwrites
             and not m.checkpointing.is_last  # what is committed after it would be lost when the job is stopped
             and not custody.announcements.is_digesting  # of states that the commit changes
@@ -58,6 +59,7 @@ class Committing:
         backed = [shard for shard, holders in enumerate(m.commit.roles.live) if m.me in holders.backups]
         return (
             custody.comparison.is_settled()
+            and not custody.repair.is_due
             and not custody.announcements.is_digesting
             and not custody.holdings.in_doubt()
             and all(custody.holdings.has(shard, m.commit.step) for shard in backed)

@@ -11,18 +11,20 @@ from collections.abc import Iterable, Mapping
 from elastrain import protocol as p
 from elastrain.member.commands import Commands
 from elastrain.member.commit import Commit
+from elastrain.member.repair import Repair
 from elastrain.member.views import Views
 from elastrain.messages import Doubt
-from elastrain.witness import Ends, Verdict, judge_parameters, other_primary
+from elastrain.witness import Side, judge_parameters, other_primary
 
 
 class Comparison:
     """Owns what was told of the published parameters, and what was found here."""
 
-    def __init__(self, me: str, views: Views, commit: Commit, out: Commands) -> None:
+    def __init__(self, me: str, views: Views, commit: Commit, repair: Repair, out: Commands) -> None:
         self._me = me
         self._views = views
         self._commit = commit
+        self._repair = repair
         self._out = out
         self._told: dict[int, tuple[str, int]] = {}
         """Shard -> who published its parameters of the committed step, and their digest there."""
@@ -33,8 +35,6 @@ class Comparison:
         self._turn = 0
         """Counts what makes an earlier comparison void."""
         self._asked_turn = -1
-        self._verdict: Verdict | None = None
-        """This member is known to be wrong: it ends as soon as it is known what it has computed with."""
         self._replaced: dict[int, int] = {}
         """Shard -> digest of what this member computed with until it became its primary."""
 
@@ -64,20 +64,12 @@ class Comparison:
 
     # ---------------------------------------------------------------------------------------------------- comparing
 
-    @property
-    def is_condemned(self) -> bool:
-        """This member is wrong: it has nothing left to do but to look at its parameters."""
-        return self._verdict is not None
-
     def may_compare(self) -> bool:
         """Whether there is something left to compare, and somebody to compare with."""
         return not self.is_settled() and not self._views.is_recovering and self._commit.parameters.are_here()
 
     def go_on(self) -> None:
         """Digest what the model has, and compare it when all is told."""
-        # A wrong member must not end on a comparison with half of what was published.
-        if self.is_condemned and not self._is_all_told():
-            return
         if self._found is None:
             if self._asked_turn != self._turn:
                 self._asked_turn = self._turn
@@ -97,9 +89,6 @@ class Comparison:
         wrong = next((s for s, (_, digest) in sorted(self._told.items()) if found[s] != digest), None)
         if wrong is None:
             self._is_equal = True
-            # What it has contributed was computed with the right bits: it ends alone, and nothing of it has to go.
-            if self._verdict is not None:
-                self._out.fail("CorruptedError", self._verdict.reason)
             return
         publisher, _ = self._told[wrong]
         if publisher == self._me:
@@ -119,15 +108,13 @@ class Comparison:
         verdict = judge_parameters(
             shard=shard, step=self._commit.step, member=self._me, publisher=publisher, told=told, now=now
         )
-        self._out.fail("DivergedError", verdict.reason)
-
-    def end(self, verdict: Verdict) -> None:
-        """End by a verdict. A wrong member looks at its parameters first: what it computed with them stays in sums."""
-        if verdict.ends is Ends.MEMBER:
-            self._verdict = verdict
-            self.forget_found()
+        # Computed with by this member: nothing of the step can stay as it is, whoever is wrong.
+        if publisher == self._me:
+            self._repair.give_up(shard, verdict.reason)
+        elif verdict.wrong is Side.MEMBER:
+            self._repair.came_wrong(shard, verdict.reason)
         else:
-            self._out.fail("DivergedError", verdict.reason)
+            self._repair.begin_anew(verdict.reason, {shard: publisher})
 
     # --------------------------------------------------------------------------------------------- becoming a primary
 
@@ -145,5 +132,5 @@ class Comparison:
         if before is None:
             self._replaced[shard] = digest
         elif before != digest:
-            verdict = other_primary(shard=shard, step=self._commit.step, member=self._me)
-            self._out.fail("DivergedError", verdict.reason)
+            reason = other_primary(shard=shard, step=self._commit.step, member=self._me)
+            self._repair.begin_anew(reason, {shard: ""})

@@ -12,12 +12,12 @@ from typing import TypeAlias
 from elastrain import protocol as p
 from elastrain.member.commands import Commands
 from elastrain.member.commit import Commit
-from elastrain.member.comparison import Comparison
 from elastrain.member.holdings import Holdings
 from elastrain.member.reduction import Reduction
+from elastrain.member.repair import Repair
 from elastrain.member.views import Views
 from elastrain.messages import Copied, Doubt, Evidence, ShardCopy
-from elastrain.witness import judge_copy
+from elastrain.witness import Side, judge_copy
 
 COPY_BUDGET_BYTES = 4 << 20
 """So many parameters a primary has on their way towards new holders at a time: the vote waits for them."""
@@ -111,7 +111,7 @@ class CopiesGiven:
     def _has_room(self, copy: Copy) -> bool:
         shard, _ = copy
         # A state that is a step behind would be a copy of something else than the receiver expects.
-        if self._holdings[shard].version != self._commit.step:
+        if not self._holdings.has(shard, self._commit.step):
             return False
         under_way_bytes = sum(self._sizes[each] for each, _ in self._under_way)
         return not under_way_bytes or under_way_bytes + self._sizes[shard] <= self.budget_bytes
@@ -146,11 +146,11 @@ class CopiesGiven:
 class CopiesTaken:
     """Owns what did not come through of the copies that were sent to this member."""
 
-    def __init__(self, me: str, commit: Commit, holdings: Holdings, comparison: Comparison, out: Commands) -> None:
+    def __init__(self, me: str, commit: Commit, holdings: Holdings, repair: Repair, out: Commands) -> None:
         self._me = me
         self._commit = commit
         self._holdings = holdings
-        self._comparison = comparison
+        self._repair = repair
         self._out = out
         self._broken: dict[int, tuple[str, int, int]] = {}
         """Shard whose copy did not come through -> sender, digest that was told, how often."""
@@ -201,4 +201,8 @@ class CopiesTaken:
                 told=told,
                 now=message.digest,
             )
-            self._comparison.end(verdict)
+            # A sender that has it no more as it was says so itself; the step begins anew, and with it the copies.
+            if verdict.wrong is Side.MEMBER:
+                self._repair.own_fault(verdict.reason)
+            else:
+                self._repair.begin_anew(verdict.reason)

@@ -73,7 +73,7 @@ class CrossCheck:
         return p.Recompute(step=self._runs.step, run=run, loss_scale=self._commit.next_scaler().scale)
 
     def on_checked(self, event: p.Checked) -> None:
-        if event.step != self._runs.step:
+        if event.step != self._runs.step or self._runs.is_void:
             return
         self._awaited.discard(event.run)
         # Given up where the drive did not give activations back: the micro-batch comes again, with a check of its own.

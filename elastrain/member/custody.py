@@ -13,6 +13,7 @@ from elastrain.member.holdings import Holdings
 from elastrain.member.initial_state import InitialState
 from elastrain.member.open_step import OpenStep
 from elastrain.member.primaries import Primaries
+from elastrain.member.repair import Repair
 from elastrain.member.views import Views
 from elastrain.messages import Evidence
 from elastrain.values import Shape
@@ -25,13 +26,14 @@ class Custody:
         # One set of states for all: a shard that was a backup's becomes a primary's where it lies.
         self.holdings = Holdings(out)
         self.initial = InitialState(me, shape.initial, commit, self.holdings, out)
-        self.comparison = Comparison(me, views, commit, out)
-        self.doubts = Doubts(me, views, commit, self.holdings, self.comparison, out)
+        self.repair = Repair(views, commit, self.holdings, out)
+        self.comparison = Comparison(me, views, commit, self.repair, out)
+        self.doubts = Doubts(views, commit, self.holdings, self.comparison, self.repair, out)
         self.primaries = Primaries(commit, self.holdings, self.comparison, out)
         self.backups = Backups(commit, step.runs, self.holdings, self.primaries, self.doubts, out)
         self.given = CopiesGiven(shape.sizes, views, commit, self.holdings, step.reduction, out)
-        self.taken = CopiesTaken(me, commit, self.holdings, self.comparison, out)
-        self.announcements = Announcements(views, commit, self.holdings, self.comparison, out)
+        self.taken = CopiesTaken(me, commit, self.holdings, self.repair, out)
+        self.announcements = Announcements(views, commit, self.holdings, self.comparison, self.repair, out)
 
     def forget_view(self) -> None:
         """Whatever was asked, told or under way between members of the last view is void."""
@@ -46,6 +48,7 @@ class Custody:
         self.comparison.forget_told()
         self.given.begin_step()
         self.taken.forget_broken()
+        self.repair.forget_step()
 
     def on_evidence(self, source: str, message: Evidence) -> None:
         """Hand the answer to whoever asked: of parameters, of a broken copy, or of a backup's update."""

@@ -1,32 +1,35 @@
 """Find out who is wrong where a backup's update is not its primary's; answer others who ask the same.
 
-A difference is a doubt first: the backup looks again at what it has, then asks all others. What follows from the
-answers is decided in witness.py.
+A difference is a doubt first: the backup looks again at what it has, then asks all others, and where there is no
+third copy it has the primary make the update again. What follows from the answers is decided in witness.py, and what
+was wrong is put right in repair.py.
 """
 
 from __future__ import annotations
 
 from elastrain import protocol as p
+from elastrain.codec import BitMask
 from elastrain.member.commands import Commands
 from elastrain.member.commit import Commit
 from elastrain.member.comparison import Comparison
 from elastrain.member.holdings import HeldShard, Holdings
+from elastrain.member.repair import Repair
 from elastrain.member.views import Views
-from elastrain.messages import Doubt, Evidence
-from elastrain.witness import Difference, Ends, Verdict, judge, look_again
+from elastrain.messages import Doubt, Evidence, Trial
+from elastrain.witness import Difference, Side, Verdict, changed_since, judge, judge_trial, look_again
 
 
 class Doubts:
     """The open questions lie with the states that they are about, in `Holdings`."""
 
     def __init__(
-        self, me: str, views: Views, commit: Commit, holdings: Holdings, comparison: Comparison, out: Commands
+        self, views: Views, commit: Commit, holdings: Holdings, comparison: Comparison, repair: Repair, out: Commands
     ) -> None:
-        self._me = me
         self._views = views
         self._commit = commit
         self._holdings = holdings
         self._comparison = comparison
+        self._repair = repair
         self._out = out
 
     # ------------------------------------------------------------------------------------------------ this member's
@@ -39,7 +42,7 @@ class Doubts:
         held.difference = Difference(
             shard=shard,
             step=step,
-            member=self._me,
+            member=self._views.me,
             primary=held.primary,
             told=held.expected[step],
             found=held.scratch[step],
@@ -52,7 +55,13 @@ class Doubts:
         if held is None or held.difference is None or held.difference.step != event.step:
             return False
         held.scratch[event.step] = event.digest
-        verdict = look_again(held.difference, verified=held.digest, verified_now=event.before, found_now=event.digest)
+        verdict = look_again(
+            held.difference,
+            verified=held.digest,
+            verified_now=event.before,
+            has_gradient=event.has_gradient,
+            found_now=event.digest,
+        )
         return self._conclude(held, verdict) if verdict is not None else self.ask(event.shard)
 
     def ask(self, shard: int) -> bool:
@@ -73,7 +82,11 @@ class Doubts:
 
     def on_evidence(self, source: str, message: Evidence) -> None:
         held = self._holdings.find(message.shard)
-        if held is not None and held.difference is not None:
+        if held is None or held.difference is None:
+            return
+        if message.is_trial:
+            self._conclude(held, judge_trial(held.difference, message.digest))
+        else:
             held.answers[source] = message.digest
             self._judge(held)
 
@@ -82,22 +95,42 @@ class Doubts:
         # All of them: a third copy that answers late could turn the verdict around.
         if not held.answers.keys() >= set(self._views.others):
             return False
-        return self._conclude(held, judge(held.difference, held.answers))
+        verdict = judge(held.difference, held.answers)
+        # Who made the update first can make it again: from what both had verified, though not from what it has now.
+        if verdict.wrong is Side.UNKNOWN and held.answers.get(held.difference.primary) is not None:
+            self._try(held, held.difference)
+            return False
+        return self._conclude(held, verdict)
+
+    def _try(self, held: HeldShard, difference: Difference) -> None:
+        touched = tuple(map(BitMask, held.kept[difference.step].touched))
+        trial = Trial(step=difference.step, shard=difference.shard, touched=touched)
+        self._out.send(difference.primary, trial)
 
     def _conclude(self, held: HeldShard, verdict: Verdict) -> bool:
-        if verdict.ends is not Ends.NOTHING:
-            self._comparison.end(verdict)
-            return False
-        # A passing fault: nothing is wrong any more, but somebody should know that it was.
-        held.difference = None
-        self._out.do(p.Noticed(reason=verdict.reason))
-        return True
+        difference = held.difference
+        assert difference is not None
+        match verdict.wrong:
+            case Side.NOBODY:  # nothing is wrong any more, but somebody should know that it was
+                held.difference = None
+                self._out.do(p.Noticed(reason=verdict.reason))
+                return True
+            case Side.MEMBER:
+                self._repair.give_up(difference.shard, verdict.reason)
+            case Side.PRIMARY:
+                held.difference = None
+                self._repair.begin_anew(verdict.reason, {difference.shard: difference.primary})
+            case Side.UNKNOWN:
+                self._out.fail("DivergedError", f"{verdict.reason}: start the job again without one of the two")
+        return False
 
     # ------------------------------------------------------------------------------------------------------ others'
 
     def on_doubt(self, source: str, message: Doubt) -> None:
         """Say what is here now, if this member has made it itself. Where it has still to do so, it answers later."""
         shard, held = message.shard, self._holdings.find(message.shard)
+        if shard in self._repair.given_up:
+            return
         if message.step != self._commit.step:
             self._answer(source, message, None)
         elif message.parameters:
@@ -115,15 +148,51 @@ class Doubts:
             self._answer(source, message, None)
 
     def _answer(self, to: str, asked: Doubt, digest: int | None) -> None:
-        answer = Evidence(step=asked.step, shard=asked.shard, parameters=asked.parameters, digest=digest)
-        self._out.send(to, answer)
+        told = {"step": asked.step, "shard": asked.shard}
+        self._out.send(to, Evidence(**told, parameters=asked.parameters, digest=digest, is_trial=False))
 
     def on_digested_again(self, event: p.DigestedAgain) -> None:
-        if event.asker == self._me:
+        if event.asker == self._views.me:
             self._comparison.on_replaced(event.shard, event.digest)
-        elif event.asker in self._views.others:
+            return
+        if event.asker in self._views.others:
             asked = Doubt(step=event.step, shard=event.shard, parameters=event.parameters)
             self._answer(event.asker, asked, event.digest)
+        self._look_at_oneself(event)
+
+    def _look_at_oneself(self, event: p.DigestedAgain) -> None:
+        """Who is asked, and has no more what it told, is wrong whatever the other one has."""
+        held = self._holdings.find(event.shard)
+        if held is None:
+            return
+        told = held.published if event.parameters else held.digest
+        if told is not None and told != event.digest:
+            reason = changed_since(shard=event.shard, step=event.step, member=self._views.me)
+            self._repair.give_up(event.shard, reason)
+
+    def on_trial(self, source: str, message: Trial, payload: object) -> None:
+        """Make the update once more, of what a backup has sent."""
+        # By this very member: its machine computes it, but from memory that cannot have changed as its own has.
+        if message.shard not in self._repair.given_up and message.step == self._commit.step:
+            assert self._commit.record is not None
+            self._out.do(
+                p.TryUpdate(
+                    record=self._commit.record,
+                    shard=message.shard,
+                    touched=message.touched,
+                    payload=payload,
+                    asker=source,
+                )
+            )
+
+    def on_tried(self, event: p.UpdateTried) -> None:
+        held = self._holdings.find(event.shard)
+        # The state that came is the one that both had: its digest was told by this member, and compared by the other.
+        is_known = held is not None and held.expected.get(event.step - 1) == event.before and event.has_gradient
+        made = event.digest if is_known else None
+        if event.asker in self._views.others:
+            answer = Evidence(step=event.step, shard=event.shard, parameters=False, digest=made, is_trial=True)
+            self._out.send(event.asker, answer)
 
     def answer_askers(self, shard: int, step: int) -> None:
         """This member's own update is made: tell those who were waiting for it."""

@@ -29,6 +29,8 @@ class HeldShard:
     """Step -> the primary that waits for an acknowledgement."""
     digest: int | None = None
     """Of the state at `version`, when it was last compared or told; None: never."""
+    published: int | None = None
+    """Digest of the parameters at `version`, when this member told it as their publisher; None: never."""
     is_copy: bool = False
     """It was copied from its primary as of `version`: equal to that whether right or wrong."""
     primary: str = ""
@@ -43,22 +45,24 @@ class HeldShard:
     def apply(self, step: int) -> None:
         """Its primary has made the update of `step`: nothing that belongs to an earlier one counts any more."""
         # Gradients of later steps stay: a backup until now, it may have the next step's already.
-        self.version, self.digest, self.is_copy = step, None, False
+        before, self.digest = self.digest, None
+        self.version, self.is_copy, self.published = step, False, None
         self.kept = {later: gradient for later, gradient in self.kept.items() if later > step}
         self.scratch.clear()
-        self.expected.clear()
+        # What it told of the version before: a backup may send that one back, where it is in doubt about the update.
+        self.expected = {} if before is None else {step - 1: before}
 
     def verify(self, step: int) -> None:
         """The update that was made behind is the primary's."""
         self.digest = self.scratch.pop(step)
         del self.expected[step]
-        self.version, self.is_copy = step, False
+        self.version, self.is_copy, self.published = step, False, None
         self.kept.pop(step, None)
 
     def replace(self, step: int, digest: int) -> None:
         """A copy of the primary's state as of `step` has taken its place."""
         # Equal to its primary's state whether that is right or wrong: it can follow, but it cannot be a witness.
-        self.version, self.is_copy, self.digest = step, True, digest
+        self.version, self.is_copy, self.digest, self.published = step, True, digest, None
         self.kept.clear()
         self.scratch.clear()
         self.expected.clear()
@@ -106,6 +110,12 @@ class Holdings:
         for held in self._held.values():
             held.owed.clear()
             held.askers.clear()
+
+    def void_step(self, step: int) -> None:
+        """The finished gradients of this step count for nothing."""
+        for held in self._held.values():
+            held.kept.pop(step, None)
+            held.owed.pop(step, None)
 
     # ----------------------------------------------------------------------------------------------------- giving up
 

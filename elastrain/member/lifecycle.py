@@ -104,12 +104,21 @@ class Lifecycle:
         match event:
             case p.GradientsFinished():
                 m.step.reduction.on_finished(event)
+            case p.PartialDamaged() if event.step == m.step.number:
+                m.step.reduction.on_damaged(event)
+                custody.repair.on_damaged(event, m.shape.shards[event.shard].lanes[event.lane])
+            case p.GradientDamaged() if event.step == m.step.number:
+                custody.repair.on_gradient_damaged(event.shard, m.commit.roles.live[event.shard].primary)
+            case p.PartialChecked():
+                custody.repair.on_partial_checked(event)
             case p.Checked():
                 m.step.check.on_checked(event)
             case p.AppliedBehind():
                 custody.backups.on_applied_behind(event)
             case p.UpdatedAgain():
                 custody.backups.on_updated_again(event)
+            case p.UpdateTried():
+                custody.doubts.on_tried(event)
             case p.StatesDigested():
                 custody.announcements.on_digested(event)
             case p.ParametersDigested():
@@ -147,7 +156,7 @@ class Lifecycle:
         m, source, message = self.machine, arrival.source, arrival.message
         match message:
             case said.Partial():
-                m.step.reduction.on_partial(message, arrival.payload)
+                m.step.reduction.on_partial(source, message, arrival.payload)
             case said.Ack():
                 if message.step == m.step.number:
                     m.step.ballot.acknowledge(source, message.shards)
@@ -190,6 +199,10 @@ class Lifecycle:
                 custody.given.on_copied(source, message)
             case said.Doubt():
                 custody.doubts.on_doubt(source, message)
+            case said.Trial():
+                custody.doubts.on_trial(source, message, arrival.payload)
+            case said.Damaged():
+                custody.repair.on_told_damaged(message)
             case said.Evidence():
                 if message.step == self.machine.commit.step:
                     custody.on_evidence(source, message)
@@ -237,6 +250,7 @@ class Lifecycle:
             before = len(m.out)
             self._recover()
             self._create()
+            m.custody.repair.depart()
             m.loop.hand_over()
             m.step.reduction.finish()
             self._compare()
@@ -262,12 +276,15 @@ class Lifecycle:
         """Compare parameters once this member has computed all that it has to in a step."""
         # Not earlier: parameters that change between the comparison and the last run would be computed with unseen.
         comparison = self.machine.custody.comparison
-        if comparison.may_compare() and (comparison.is_condemned or self._has_computed()):
+        is_due = self.machine.custody.repair.is_due  # what is computed anew is compared then
+        if not is_due and comparison.may_compare() and self._has_computed():
             comparison.go_on()
 
     def _has_computed(self) -> bool:
         m = self.machine
-        return m.loop.step == m.step.number and (m.end.step is not None or m.step.runs.are_computed())
+        # Its check of another member included: parameters that were wrong in that only would accuse the other one.
+        is_done = m.step.runs.are_computed() and m.step.check.is_done()
+        return m.loop.step == m.step.number and (m.end.step is not None or is_done)
 
     def _commit(self) -> None:
         record = self._committing.decide()

@@ -100,6 +100,10 @@ class LoopFeed:
     def is_outside(self) -> bool:
         return self.stage is LoopStage.OUTSIDE
 
+    @property
+    def is_computing(self) -> bool:
+        return self.stage is LoopStage.COMPUTING
+
     # --------------------------------------------------------------------------------------------- changes of view
 
     def forget_view(self) -> None:

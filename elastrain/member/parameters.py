@@ -35,6 +35,11 @@ class Parameters:
         if self._missing is not None:
             self._missing.discard(shard)
 
+    def lose(self, shard: int) -> None:
+        """What is in the model of the shard is not to be computed with."""
+        self.versions[shard] = NEVER
+        self._missing = None
+
     def have_initial(self) -> None:
         """What this member has made or read is what the job starts with."""
         self.versions = [self._step] * len(self.versions)

@@ -55,6 +55,7 @@ class Primaries:
         if held.version == step:
             if shard not in self._holdings.bound:
                 self.bind(shard)
+            self._commit.parameters.have(shard)
             return
         # Verified as of the step before, with the gradient kept: recovery names only those who can do this.
         assert record is not None

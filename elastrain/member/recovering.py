@@ -53,6 +53,7 @@ class Recovering:
             fixed=runs.under_way,
             own=tuple(tuple(sorted(partials.nodes)) for partials in runs.own),
             folded=m.step.reduction.folded(),
+            wrong=m.custody.repair.known(),
         )
 
     def _gradients_of(self, shard: int) -> tuple[int, ...]:
@@ -95,9 +96,10 @@ class Recovering:
         goal = target(decision.now, m.shape.sizes, m.views.view.nodes, m.shape.backups)
         m.commit.roles.settle(decision.base, decision.now, goal)
         m.custody.given.plan()
+        self._distrust(decision)
         self._take_up_roles(decision)
         self._publish_lacking(decision)
-        self._announce_unverified(decision)
+        self._announce(decision)
 
     def arrive(self, decision: Recovery) -> None:
         """A newcomer goes on from what the others have committed."""
@@ -106,6 +108,16 @@ class Recovering:
         m.custody.comparison.forget_found()
         # Whatever it had of an older step is of no use to anybody.
         m.step.begin(decision.committed + 1)
+
+    def _distrust(self, decision: Recovery) -> None:
+        """Parameters that somebody has computed with were not right: all take them again, from who has the state."""
+        m = self._machine
+        for shard in decision.distrusted:
+            m.commit.parameters.lose(shard)
+            held = m.custody.holdings.find(shard)
+            # Who has published them wrongly has let go of its state: a difference from that one is settled.
+            if held is not None and m.commit.roles.is_mine(shard):
+                held.difference = None
 
     def _take_up_roles(self, decision: Recovery) -> None:
         m = self._machine
@@ -128,19 +140,21 @@ class Recovering:
             m.commit.parameters.have_initial()
             self._committing.publish(decision.lacking, None)
 
-    def _announce_unverified(self, decision: Recovery) -> None:
+    def _announce(self, decision: Recovery) -> None:
         m = self._machine
         if not m.commit.is_initial:
-            # Asked of the primaries that live: the one that told the digests before may be the one that is lost.
-            unverified = frozenset[int]().union(*decision.unverified.values())
+            # By the primaries that live: the one that told the digests before may be the one that is lost. And of all,
+            # so that who has taken over looks at what it has verified, too.
             mine = m.commit.roles.mine
-            m.custody.announcements.announce([s for s in mine if s in unverified], mine, m.commit.roles.live)
+            m.custody.announcements.announce(mine, mine, m.commit.roles.live)
 
     # --------------------------------------------------------------------------------------------------------- resume
 
     def resume(self, decision: Recovery) -> None:
         """Survivors' partials stay valid; only what nobody has is computed again."""
         m = self._machine
+        if decision.wrong is not None:
+            self._begin_anew()
         m.step.runs.hand(decision.runs[m.me])
         if decision.redone == m.shape.runs:  # nobody has begun
             m.step.check.plan(decision.runs, decision.newcomers)
@@ -150,7 +164,19 @@ class Recovering:
         m.out.do(self._resumed(decision))
         m.step.reduction.resume(decision.folded)
         m.custody.doubts.ask_again()
+        if decision.wrong is not None:
+            m.checkpointing.distrust()
         m.checkpointing.resume()
+        m.custody.repair.resume(decision)
+
+    def _begin_anew(self) -> None:
+        """Nothing of the open step counts. All have reported: nobody reads any more what the others had of it."""
+        m = self._machine
+        m.step.begin(m.step.number)
+        m.custody.holdings.void_step(m.step.number)
+        if m.loop.is_computing:
+            m.step.runs.void_running()
+        m.out.do(p.VoidAttempt(step=m.step.number))
 
     def _resumed(self, decision: Recovery) -> p.Resumed:
         m = self._machine

@@ -43,17 +43,21 @@ class Reduction:
         """Shards whose folds are complete and not yet measured."""
         self._deferred: list[p.BlockDone] = []
         """What the training loop computed during a recovery."""
+        self._broken: set[int] = set()
+        """Shards of which something damaged was added up: they are not finished in this attempt."""
 
     def begin(self) -> None:
         """Start anew with the next step."""
         self.finished = {}
         self._folds = {}
+        self._whole, self._deferred = [], []
+        self._broken.clear()
 
     # -------------------------------------------------------------------------------------------------- own partials
 
     def on_block_done(self, event: p.BlockDone) -> None:
         # The loop may still be computing a run of a step that was committed without it.
-        if event.step != self._runs.step:
+        if event.step != self._runs.step or self._runs.is_void:
             return
         if self._views.is_recovering:
             # The reports said what this member had: the decision that follows from them must not be overtaken.
@@ -76,7 +80,7 @@ class Reduction:
         # One message per primary: a block has many shards, and a frame costs more than the name of a shard.
         for primary, wanted in by_primary.items():
             if primary == self._me:
-                self.fold_in(block, node, weight, wanted, None)
+                self.fold_in(self._me, block, node, weight, wanted)
                 continue
             message = Partial(
                 step=self._runs.step,
@@ -96,12 +100,12 @@ class Reduction:
 
     # --------------------------------------------------------------------------------------------------------- folds
 
-    def on_partial(self, message: Partial, payload: object) -> None:
+    def on_partial(self, source: str, message: Partial, payload: object) -> None:
         if message.step == self._runs.step:
             weight = (message.contribution, message.touched)
-            self.fold_in(message.block, message.node, weight, message.lanes, payload)
+            self.fold_in(source, message.block, message.node, weight, message.lanes, payload)
 
-    def fold_in(self, block: int, node: Node, weight: Weight, lanes: Lanes, payload: object) -> None:
+    def fold_in(self, maker: str, block: int, node: Node, weight: Weight, lanes: Lanes, payload: object = None) -> None:
         for index, (shard, lane) in enumerate(lanes):
             if shard in self.finished:
                 continue  # sent for other shards' sake; its owner does not wait for this reader
@@ -111,7 +115,16 @@ class Reduction:
                 continue
             step = self._runs.step
             self._out.do(
-                p.Keep(step=step, shard=shard, lane=lane, node=node, payload=payload, index=index, block=block)
+                p.Keep(
+                    step=step,
+                    shard=shard,
+                    lane=lane,
+                    node=node,
+                    block=block,
+                    maker=maker,
+                    payload=payload,
+                    index=index,
+                )
             )
             for combine in combines:
                 self._out.do(p.CombineShard(step=step, shard=shard, lane=lane, combine=combine))
@@ -131,14 +144,20 @@ class Reduction:
     def on_finished(self, event: p.GradientsFinished) -> None:
         if event.step != self._runs.step:
             return
-        for shard, square_norm in event.square_norms.items():
+        self._broken.update(event.damaged)
+        finished = {shard: norm for shard, norm in event.square_norms.items() if shard not in self._broken}
+        for shard, square_norm in finished.items():
             lanes = range(len(self._shards[shard].lanes))
             weights = [self._folds[shard, lane].weight(self._fold.root) for lane in lanes]
             # Every lane has been folded over the same runs: the first one's contribution is that of all.
             self.finished[shard] = FinishedGradient(weights[0][0], tuple(w[1] for w in weights), square_norm)
         # During a recovery who the backups are is being decided; `resume` forwards then.
         if not self._views.is_recovering:
-            self.forward(event.square_norms)
+            self.forward(finished)
+
+    def on_damaged(self, event: p.PartialDamaged) -> None:
+        """What was added up of the shard counts for nothing."""
+        self._broken.add(event.shard)
 
     def forward(self, shards: Iterable[int], only: str | None = None) -> None:
         """Send finished gradients to backups and followers, or to one of them."""

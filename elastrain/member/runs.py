@@ -14,6 +14,8 @@ class Runs:
     def __init__(self, fold: Fold, blocks: int, first: int) -> None:
         self.fold = fold
         self._blocks = blocks
+        self.is_void = False
+        """The training loop is at something that was handed out before the step began anew."""
         self.begin(first)
 
     def begin(self, step: int) -> None:
@@ -29,6 +31,11 @@ class Runs:
         self.sent: set[tuple[int, Node]] = set()
         """(block, target) that the shards' primaries were told of."""
         self._ended: set[int] = set()
+
+    def void_running(self) -> None:
+        """What the training loop is computing counts for nothing, until it asks for more."""
+        # Until it asks, and not by the number of the run: it may be given the same one again at once.
+        self.is_void = True
 
     # ------------------------------------------------------------------------------------------------- the hand-out
 
@@ -54,6 +61,7 @@ class Runs:
 
     def end_running(self) -> None:
         """The training loop has computed the run that it was given, if it was given one."""
+        self.is_void = False
         run, self.running = self.running, None
         if run is not None:
             self._ended.add(run)

@@ -16,11 +16,11 @@ class Views:
     """Owns the member's views, the reports of the present one, and the messages that wait."""
 
     def __init__(self, me: str, out: Commands) -> None:
+        self.me = me
         self.current: View | None = None
         self.newest: View | None = None
         self.is_recovering = True
         self.reports: dict[str, Report] = {}
-        self.me = me
         self._out = out
         self._waiting: list[p.Arrived] = []
 
@@ -52,7 +52,10 @@ class Views:
         """A view that only adds members waits for the commit whose record names it, for everyone alike."""
         # A loss cannot wait: without the lost member's vote the step is never committed. Nor without links to it.
         before = self.current
-        return before is None or bool(set(before.ids) - set(view.ids)) or view.links_since > before.generation
+        if before is None or set(before.ids) - set(view.ids):
+            return True
+        # And where something of the open step was found wrong, it is never committed.
+        return max(view.links_since, view.anew_since) > before.generation
 
     def is_left_behind(self) -> bool:
         """One of this view has gone on to a view that this member knows: nothing can be committed here without it.

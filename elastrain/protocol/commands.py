@@ -91,6 +91,17 @@ class Enter:
     """What came beside the state."""
 
 
+# By a view and not by a message: whoever is in it knows that nothing of the former attempt reaches it any more.
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeginAnew:
+    """Something of the open step is wrong: a view is wanted in which it begins anew, after this `generation`."""
+
+    generation: int
+    reason: str
+
+
 # In place: the right slot is free afterwards, and memory does not grow with the number of runs.
 
 
@@ -192,6 +203,7 @@ Command: TypeAlias = (
     | EditMesh
     | SendMessage
     | ReadView
+    | BeginAnew
     | Compute
     | Recompute
     | Advance

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from elastrain.fold import Node
 from elastrain.messages import Message
 from elastrain.values import Check, Contribution
 from elastrain.world import View
@@ -86,6 +87,38 @@ class GradientsFinished:
 
     step: int
     square_norms: dict[int, float]
+    damaged: tuple[int, ...] = ()
+    """Shards of which a lane was not what it was when it had been added up."""
+
+
+# While it is used, and not before: what changes between a look and the addition would be added unseen.
+@dataclass(frozen=True, kw_only=True)
+class PartialDamaged:
+    """Result of `Keep` or `CombineShard` where a partial of a shard's lane is not what its maker had."""
+
+    step: int
+    shard: int
+    lane: int
+    node: Node
+    maker: str
+    """Empty: it was added up here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientDamaged:
+    """Result of `StoreGradient` where the finished gradient is not what its primary had."""
+
+    step: int
+    shard: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialChecked:
+    """Result of `CheckPartial`: whether this member still has what it has sent."""
+
+    step: int
+    block: int
+    is_intact: bool
 
 
 # Per shard and step, since a backup may be several shards, and a step, behind.
@@ -124,6 +157,8 @@ class UpdatedAgain:
     step: int
     shard: int
     before: int
+    has_gradient: bool
+    """The gradient is still what its primary had."""
     digest: int
 
 
@@ -136,6 +171,19 @@ class DigestedAgain:
     parameters: bool
     asker: str
     digest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateTried:
+    """Result of `TryUpdate`: digests of the state that came, and of the update that was made from it."""
+
+    step: int
+    shard: int
+    before: int
+    has_gradient: bool
+    """The gradient has come as it was sent."""
+    digest: int
+    asker: str
 
 
 # The sender is named: where the copy is damaged, it is asked again.
@@ -218,10 +266,14 @@ Event: TypeAlias = (
     | BlockDone
     | Checked
     | GradientsFinished
+    | PartialDamaged
+    | GradientDamaged
+    | PartialChecked
     | AppliedBehind
     | StatesDigested
     | ParametersDigested
     | UpdatedAgain
+    | UpdateTried
     | DigestedAgain
     | TookCopy
     | CheckpointWanted

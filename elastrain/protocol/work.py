@@ -23,7 +23,10 @@ class CombineOwn:
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """A partial enters the fold of a shard's lane: from `payload[index]`, or from this member's own block."""
+    """A partial enters the fold of a shard's lane: tensor `index` of the payload, or from this member's own block.
+
+    Answer, if it is damaged: `PartialDamaged`.
+    """
 
     step: int
     shard: int
@@ -32,11 +35,13 @@ class Keep:
     payload: Any
     index: int
     block: int
+    maker: str
+    """The member that has computed it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CombineShard:
-    """Add two partials in the fold of a shard's lane, at its primary."""
+    """Add two partials in the fold of a shard's lane, at its primary. Answer, if one is damaged: `PartialDamaged`."""
 
     step: int
     shard: int
@@ -60,7 +65,7 @@ class FinishGradients:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreGradient:
-    """Copy a finished gradient from `payload[index]`, as a backup."""
+    """Copy a finished gradient, tensor `index` of the payload, as a backup. If it is damaged: `GradientDamaged`."""
 
     step: int
     shard: int
@@ -177,6 +182,20 @@ class UpdateAgain:
     touched: tuple[int, ...]
 
 
+# In memory of its own: what this member has of the shard is what is in question.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TryUpdate:
+    """Make the update from the state and the gradient of the payload, which a backup sent. Answer: `UpdateTried`."""
+
+    record: Record
+    shard: int
+    touched: tuple[int, ...]
+    payload: Any
+    asker: str
+
+
 # As it is now, and not what was told before: memory that has changed since shows only that way.
 
 
@@ -250,8 +269,32 @@ class EndAttempt:
     step: int
 
 
+# Its maker looks, because only it can tell memory that has changed from what was damaged on its way.
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckPartial:
+    """Look whether this member's partial is still what it was when it was sent. Answer: `PartialChecked`."""
+
+    step: int
+    block: int
+    node: Node
+
+
+# By all members, when each has stopped reading what the others have.
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoidAttempt:
+    """The open step begins anew: its partials, folds and finished gradients count for nothing, here and elsewhere."""
+
+    step: int
+
+
 Work: TypeAlias = (
-    CombineOwn
+    CheckPartial
+    | VoidAttempt
+    | CombineOwn
     | Keep
     | CombineShard
     | FinishGradients
@@ -266,6 +309,7 @@ Work: TypeAlias = (
     | ComputeDigests
     | DigestParameters
     | UpdateAgain
+    | TryUpdate
     | DigestAgain
     | TakeParameters
     | TakeCopy

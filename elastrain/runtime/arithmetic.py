@@ -16,7 +16,7 @@ from elastrain.runtime import statistics
 from elastrain.runtime.model import Allocate, GradientSlot, ModelState, allocated
 from elastrain.runtime.optimizer import Hyper, PieceOptimizer
 from elastrain.runtime.stored_initial import StoredInitial
-from elastrain.snapshot.digest import digest
+from elastrain.snapshot.digest import checksum, digest
 from elastrain.snapshot.state import ShardState
 from elastrain.values import Record
 
@@ -83,6 +83,15 @@ class TensorArithmetic:
         if statistics.is_statistics(self._layout, shard):
             return statistics.square_norm(total)
         return float(torch.linalg.vector_norm(total, dtype=torch.float64)) ** 2
+
+    def checksum(self, tensor: Tensor) -> int:
+        return checksum(tensor)
+
+    def pack_checksums(self, checksums: Sequence[int]) -> Tensor:
+        return torch.tensor([value - (1 << 63) for value in checksums], dtype=torch.int64)
+
+    def unpack_checksums(self, packed: Tensor) -> list[int]:
+        return [int(value) + (1 << 63) for value in packed.tolist()]
 
     # ---------------------------------------------------------------------------------------------------------- states
 

@@ -160,8 +160,7 @@ class Engine:
                         link_lost=arrival.cause in (LossCause.BROKEN, LossCause.UNREACHED),
                     )
                 )
-            case Newer():
-                pass  # the agent tells every view as soon as it stands: there is nothing to ask for
+            # Of a `Newer` view the agent tells as soon as it stands: there is nothing to ask for.
 
     def _on_message(self, message: am.ToWorker) -> None:
         match message:
@@ -234,11 +233,11 @@ class Engine:
                 self._passed(command.record)
             case p.Resumed():
                 return self._resumed(command)
-            case p.Noticed():
-                self._notes.notice(command.reason)
             case p.Fail():
                 self._parts.journal.write("failed", kind=command.kind, reason=command.reason)
                 raise getattr(errors, command.kind)(command.reason)
+            case p.Noticed() | p.BeginAnew():
+                return self._notes.hear(command, self.view)
             case p.ReadView():
                 self._parts.journal.write("newer", generation=command.generation)
             case _:

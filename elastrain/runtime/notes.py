@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 from elastrain import agent_messages as am
+from elastrain import protocol as p
 from elastrain.member.lifecycle import Lifecycle
 from elastrain.runtime.agent_link import AgentLink
 from elastrain.runtime.journal import Journal
@@ -38,11 +40,28 @@ class Notes:
         self._journal.write("window", step=step, short=short, since_step=since)
         self._agent.say(am.Window(step=step, short=short, since_step=since))
 
-    def notice(self, reason: str) -> None:
+    def hear(self, command: p.Noticed | p.BeginAnew, view: View | None) -> p.Event | None:
+        """What the core has to tell; the event that follows, if any."""
+        if isinstance(command, p.BeginAnew):
+            return self._begin_anew(command, view)
+        self._notice(command.reason)
+        return None
+
+    def _notice(self, reason: str) -> None:
         """It was put right; whoever looks after the machine should know."""
         self._journal.write("noticed", reason=reason)
         self._agent.say(am.Note(fields={"noticed": reason}))
         _show(reason)
+
+    def _begin_anew(self, command: p.BeginAnew, view: View | None) -> p.Viewed | None:
+        """Have the agent make a view in which the open step begins anew; a job of one makes its own."""
+        self._journal.write("anew", generation=command.generation, reason=command.reason)
+        if self._agent.is_there:
+            self._agent.say(am.StepAnew(generation=command.generation, reason=command.reason))
+            return None
+        assert view is not None
+        generation = view.generation + 1
+        return p.Viewed(view=replace(view, generation=generation, reason=command.reason, anew_since=generation))
 
 
 def _show(sentence: str) -> None:

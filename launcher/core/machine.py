@@ -156,6 +156,8 @@ class Core:
                 proof = message.dead and message.member not in self.cluster.workers.by_id
                 part = self._peers.on_seen_dead if proof else self._suspicions.on_suspect
                 return part(worker, message, now)
+            case am.StepAnew():
+                return self._views.wish_anew(message, now)
             case am.Failed():
                 return self._script.on_failed(worker, message, now)
             case am.LostState():

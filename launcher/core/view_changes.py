@@ -6,7 +6,7 @@ afterwards is proposed on top.
 
 from __future__ import annotations
 
-from elastrain.agent_messages import NewView
+from elastrain.agent_messages import NewView, StepAnew
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import AskStoreDue, Deadlines, JoinDue, LeaveDue, MeetDue, WarmUpDue
 from elastrain.launcher.core.events import ProposalAnswered, ViewRemoved
@@ -17,7 +17,7 @@ from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.stages import IN_A_VIEW, Course, Stage
 from elastrain.launcher.notices import Stands
 from elastrain.launcher.values import Command, FullPriority, Log, Propose, Tell, TellNodes
-from elastrain.membership import NOBODY_LEFT, Outcome, propose, with_quotas
+from elastrain.membership import NOBODY_LEFT, Outcome, propose, with_quotas, with_step_anew
 from elastrain.world import Member, View
 
 
@@ -40,6 +40,8 @@ class ViewChanges:
         self.proposing = False
         self._quotas: dict[str, int] = {}
         """Of this node's members, where they are to have another than before."""
+        self._anew: StepAnew | None = None
+        """A member of this node has found something wrong in the open step."""
 
     def settle(self, now: float) -> list[Command]:
         """Whatever the job lacks by now: a roster, its first view, another view, its end."""
@@ -172,6 +174,9 @@ class ViewChanges:
             joining=[] if unlinked else self._joiners(),
             begun=self._cluster.progress.begun,
         )
+        # A wish for the step anew goes with whatever else is to change; it is refused with nothing but a wait.
+        if proposal.outcome in (Outcome.KEEP, Outcome.CHANGE) and (reason := self._why_anew(view)):
+            return self.propose(with_step_anew(view, proposal.view, reason))
         if proposal.view is not None:
             return self.propose(proposal.view)
         if proposal.outcome is Outcome.KEEP and (other := with_quotas(view, self._quotas)) is not None:
@@ -180,6 +185,18 @@ class ViewChanges:
             reason = f"{proposal.reason}; it waits for an answer of theirs, or for the end of their leases"
             return self._parking.park(reason, now)
         return self._parking.unpark(now)
+
+    def wish_anew(self, message: StepAnew, now: float) -> list[Command]:
+        """A member of this node has found something wrong in the open step."""
+        if self._anew is None or message.generation > self._anew.generation:
+            self._anew = message
+        log = Log(event="anew", fields={"generation": message.generation, "reason": message.reason})
+        return [log, *self.settle(now)]
+
+    def _why_anew(self, view: View) -> str:
+        """Empty where nobody wishes it, or the members have begun anew since."""
+        wish = self._anew
+        return "" if wish is None or view.anew_since > wish.generation else wish.reason
 
     def wish_quota(self, member: str, quota: int, now: float) -> list[Command]:
         """A member of this node is to get more or fewer runs, from the next view on."""

@@ -16,6 +16,7 @@ from elastrain.messages import (
     Ack,
     CheckpointOver,
     Copied,
+    Damaged,
     Digests,
     Doubt,
     EndsBefore,
@@ -28,6 +29,7 @@ from elastrain.messages import (
     PartReport,
     Publish,
     ShardCopy,
+    Trial,
     WriteInstead,
     decode,
     encode,
@@ -73,6 +75,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         fixed=ints,
         own=tuples(tuples(nodes)),
         folded=tuples(st.tuples(ints, ints, tuples(nodes))),
+        wrong=st.none() | tuples(st.tuples(ints, names)),
     ),
     Partial: st.builds(
         Partial, step=ints, block=ints, node=nodes, contribution=contributions, touched=masks, lanes=tuples(nodes)
@@ -103,7 +106,11 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     ShardCopy: st.builds(ShardCopy, step=ints, shard=ints, digest=st.none() | ints),
     Copied: st.builds(Copied, step=ints, shard=ints, intact=st.booleans()),
     Doubt: st.builds(Doubt, step=ints, shard=ints, parameters=st.booleans()),
-    Evidence: st.builds(Evidence, step=ints, shard=ints, parameters=st.booleans(), digest=st.none() | ints),
+    Evidence: st.builds(
+        Evidence, step=ints, shard=ints, parameters=st.booleans(), digest=st.none() | ints, is_trial=st.booleans()
+    ),
+    Trial: st.builds(Trial, step=ints, shard=ints, touched=tuples(masks)),
+    Damaged: st.builds(Damaged, step=ints, block=ints, node=nodes, shard=ints),
     LoopHandover: st.builds(LoopHandover, step=ints, state=names),
     PartReport: st.builds(
         PartReport,

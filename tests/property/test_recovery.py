@@ -49,6 +49,7 @@ def world(rng: random.Random, runs: int, backups: int) -> tuple[View, dict[str, 
             if name in h.all
         ]
         reports[name] = Report(
+            wrong=None,
             committed=committed if passed else committed - 1,
             record=record_of(committed if passed else committed - 1),
             base=base,
@@ -69,6 +70,7 @@ def world(rng: random.Random, runs: int, backups: int) -> tuple[View, dict[str, 
 
 def newcomer(shape: Shape) -> Report:
     return Report(
+        wrong=None,
         committed=-1,
         record=None,
         base=None,

@@ -135,7 +135,7 @@ class Checks:
         assert member.view is not None
         for shard, holders in enumerate(member.roles.committed or ()):
             for holder in holders.all:
-                if holder in member.view and holder not in self.dead:
+                if holder in member.view and holder not in self.dead and holder not in self.flipped:
                     self._can_make(self.members[holder], shard, record.step)
 
     def _can_make(self, member: SimMember, shard: int, step: int) -> None:
@@ -178,7 +178,7 @@ class Checks:
             now, goal = member.roles.live[shard], member.roles.target[shard]
             if len(now.all) >= len(goal.all):
                 del self.short[shard]
-            elif since < record.step:
+            elif since < record.step and not self.flipped:  # a state that was found wrong is let go of, as after a loss
                 raise Violation(f"step {record.step} is committed, but shard {shard} is held by {now.all} only")
 
     def _redundant_again(self, member: SimMember, record: Record) -> None:
@@ -192,8 +192,8 @@ class Checks:
                 )
 
     def _each_run_once(self, view: View, recovery: Recovery) -> None:
-        if len(view.members) == 1:
-            return  # it reports to nobody
+        if len(view.members) == 1 or recovery.wrong is not None:
+            return  # it reports to nobody; or nothing of what was reported counts
         unheard = [m for m in view.ids if (view.generation, m) not in self.reports]
         if unheard:
             raise Violation(f"generation {view.generation} was decided before {unheard} reported")

@@ -14,7 +14,7 @@ from typing import Any
 
 from elastrain import protocol as p
 from elastrain.checkpoint import CheckpointPlan
-from elastrain.membership import HoldersByShard, Outcome, propose
+from elastrain.membership import HoldersByShard, Outcome, propose, with_step_anew
 from elastrain.messages import Ack, Digests, Gradient, Partial, Publish, ShardCopy
 from elastrain.placement import Placement
 from elastrain.scaling import LossScale
@@ -370,6 +370,9 @@ class Cluster:
             self._die(name)
             return
         self.checks.event(member)
+        for wish in out.anew:
+            self._say(f"    {name} wants the step anew: {wish.reason}")
+            self.agent_todo.append(lambda wish=wish: self._begin_anew(wish))  # type: ignore[misc]
         if out.read_view:
             self.agent_todo.append(lambda: self.views[name].append(self.view))
         for command in out.compute:
@@ -455,7 +458,7 @@ class Cluster:
         weights, check = member.digest(), member.check_of_run(step, run, command.loss_scale)
 
         def checked() -> p.Event:
-            if member.digest() != weights and name in self.view and name not in self.flipped:
+            if member.digest() != weights and name in self.view and not self.flipped:
                 raise Violation(f"the parameters of {name} changed while it computed run {run} of step {step}")
             return p.Checked(step=step, run=run, check=check)
 
@@ -484,6 +487,8 @@ class Cluster:
             self.wrong[name] = f"{name}: parameters after step {step} differ from the undisturbed job"
             if not self.flipped:
                 raise Violation(self.wrong[name])
+        else:
+            self.wrong.pop(name, None)
         if self.scenario.noisy and self.seen.digests.get(step, digest) != digest:
             raise Violation(f"{name}: parameters after step {step} differ from those of another member")
         self.seen.digests[step] = digest
@@ -706,6 +711,12 @@ class Cluster:
             if self.joining:
                 self.agent_todo.append(self._consider)
 
+    def _begin_anew(self, wish: p.BeginAnew) -> None:
+        """What an agent does when a member has found something wrong in the open step."""
+        if self.view.anew_since <= wish.generation and not self.finished & set(self.view.ids):
+            self.view = with_step_anew(self.view, None, wish.reason)
+            self._tell_view()
+
     def _has_begun(self) -> bool:
         return any(member.committed > self.shape.initial.step for member in self.members.values())
 
@@ -724,7 +735,9 @@ class Cluster:
         if self.lost or self.diverged:
             return
         for name, wrong in self.wrong.items():
-            if name not in self.dead:
+            member = self.members[name]
+            assert self.truth is not None
+            if name not in self.dead and member.digest() != self.truth.digests[member.committed]:
                 raise Violation(f"{wrong}, and nobody has noticed")
         waiting = [m for m in self.view.ids if m not in self.finished and m not in self.dead]
         if waiting:

@@ -21,7 +21,7 @@ from elastrain.member.roles import Roles
 from elastrain.messages import Message
 from elastrain.values import Check, Contribution, Shape
 from elastrain.world import View
-from tests.sim.symbols import RELEASED, Ref, Shelf, Slot, State, Symbols, Violation, symbol
+from tests.sim.symbols import NOTHING, RELEASED, Cell, Lane, Ref, Shelf, Slot, State, Symbols, Violation, symbol
 
 __all__ = ["Outbox", "Run", "SimMember", "Violation", "symbol"]
 
@@ -44,6 +44,7 @@ class Outbox:
 
     frames: list[tuple[str, int, Message, list[Ref]]] = field(default_factory=list)
     read_view: bool = False
+    anew: list[p.BeginAnew] = field(default_factory=list)
     compute: list[Run | p.Recompute] = field(default_factory=list)
     advanced: list[p.Advance] = field(default_factory=list)
     entered: list[p.Enter] = field(default_factory=list)
@@ -223,12 +224,28 @@ class SimMember:
     def flip(self, rng: random.Random) -> None:
         """One bit somewhere in this member's memory, or in what it computes or copies next."""
         kept = list(self.ledger._states._kept.values())
-        cells = [*self.symbols.model, *(self.states[shard].cell for shard in self.states), *kept]
+        cells = [*self.symbols.model, *(self.states[shard].cell for shard in self.states), *kept, *self._sums()]
         cell = rng.choice([None, *cells])
         if cell is None:
             self.flips += rng.randint(1, 2)
         else:
             cell.flip()
+
+    def _sums(self) -> list[Cell | Lane]:
+        """Partials that are complete, sums, and finished gradients."""
+        slots, folds = self.ledger.slots, self.ledger._folds
+        partials = [
+            self.symbols.lane(self.ledger.slots._own[at[:2]][at[2]].slot, *key)
+            for at, made in slots._checksums.items()
+            for key in made
+            if at[2] in slots._own.get(at[:2], {})
+        ]
+        sums = [its.tensor for fold in (*folds._folds.values(), folds._finished) for its in fold.values()]
+        return [
+            each
+            for each in (*partials, *sums)
+            if isinstance(each, Cell | Lane) and each.value not in (NOTHING, RELEASED)
+        ]
 
     def _flip(self) -> int:
         """1 where the device computes or stores wrongly this time."""
@@ -294,6 +311,8 @@ class SimMember:
                 self.generation = command.view.generation
             case p.ReadView():
                 out.read_view = True
+            case p.BeginAnew():
+                out.anew.append(command)
             case p.Compute():
                 out.compute.append(Run(command, self.ledger.slots.start_run()))
             case p.Recompute():

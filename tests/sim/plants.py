@@ -28,7 +28,7 @@ from elastrain.member.comparison import Comparison
 from elastrain.member.copies import CopiesGiven
 from elastrain.member.cross_check import CrossCheck
 from elastrain.member.doubts import Doubts
-from elastrain.member.holdings import Holdings
+from elastrain.member.holdings import HeldShard, Holdings
 from elastrain.member.initial_state import InitialState
 from elastrain.member.job_end import JobEnd
 from elastrain.member.lifecycle import Lifecycle
@@ -43,7 +43,7 @@ from elastrain.recovery import decide
 from elastrain.scaling import advance
 from elastrain.values import Contribution, Initial, Record, Recovery, Report, Shape, Unrecoverable, Vote
 from elastrain.voting import Disagreement, combine_votes
-from elastrain.witness import Ends, Verdict
+from elastrain.witness import Side, Verdict
 from elastrain.world import View
 from tests.sim.cluster import Cluster, Scenario
 
@@ -154,10 +154,13 @@ def skips_the_digest(rule: Rule, backups: Backups, shard: int, step: int) -> Non
     rule(backups, shard, step)
 
 
-@_rule(100, Comparison, "end", _FLIPS)
-def ends_the_healthy_side(rule: Rule, comparison: Comparison, verdict: Verdict) -> None:
-    """Whoever ends alone because of a difference is the one that is wrong."""
-    rule(comparison, replace(verdict, ends=Ends.MEMBER))
+_OTHER_SIDE = {Side.MEMBER: Side.PRIMARY, Side.PRIMARY: Side.MEMBER}
+
+
+@_rule(100, Doubts, "_conclude", _FLIPS)
+def chooses_the_wrong_side(rule: Rule, doubts: Doubts, held: HeldShard, verdict: Verdict) -> bool:
+    """Whoever lets go of its state because of a difference is the one that is wrong."""
+    return bool(rule(doubts, held, replace(verdict, wrong=_OTHER_SIDE.get(verdict.wrong, verdict.wrong))))
 
 
 @_rule(100, Doubts, "ask", _FLIPS)
@@ -338,6 +341,7 @@ def publishes_only_to_the_late(rule: Rule, recovering: Recovering, decision: Rec
 
 def _blank(shape: Shape) -> Report:
     return Report(
+        wrong=None,
         committed=-1,
         record=None,
         base=None,

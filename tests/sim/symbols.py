@@ -54,10 +54,13 @@ class Slot:
     def __init__(self, keys: Sequence[tuple[int, int, int]]) -> None:
         self._keys = keys
         self.values: dict[tuple[int, int, int], Any] = {}
+        self.flipped: set[tuple[int, int, int]] = set()
+        """Those that have changed by themselves."""
         self.zero()
 
     def zero(self) -> None:
         self.values = dict.fromkeys(self._keys, 0)
+        self.flipped.clear()
 
     def accumulate(self, key: tuple[int, int, int], gradient: int) -> None:
         """As a backward does: it adds to what is there, which is nothing only where somebody has zeroed it."""
@@ -75,6 +78,14 @@ class Lane:
     @property
     def value(self) -> Any:
         return self.slot.values[self.key]
+
+    @property
+    def is_flipped(self) -> bool:
+        return self.key in self.slot.flipped
+
+    def flip(self) -> None:
+        self.slot.values[self.key] = symbol("flipped", self.value)
+        self.slot.flipped.add(self.key)
 
 
 @dataclass(eq=False)
@@ -202,6 +213,15 @@ class Symbols:
         for cell, value in zip(self.model, self.stored, strict=True):
             cell.value = value
         self._read.update({shard: self.stored[shard] for shard in shards})
+
+    def checksum(self, tensor: Place) -> int:
+        return symbol("checksum", tensor.value)
+
+    def pack_checksums(self, checksums: Sequence[int]) -> Cell:
+        return Cell(tuple(checksums))
+
+    def unpack_checksums(self, packed: Place) -> list[int]:
+        return list(packed.value)
 
     def create(self, shard: int, *, bound: bool) -> State:
         home = self.model[shard]

@@ -254,6 +254,7 @@ def _messages() -> list[bytes]:
             writing=False,
         ),
         Report(
+            wrong=None,
             committed=3,
             record=_RECORD,
             base=(Holders("m0", ()),),

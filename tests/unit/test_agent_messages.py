@@ -28,6 +28,7 @@ FROM_WORKER: list[am.FromWorker] = [
     am.Suspect(member="m1", reason="reset"),
     am.Window(step=4, short={"0": 1, "7": 2}, since_step=3),
     am.Suspect(member="m1", reason="ended", dead=True),
+    am.StepAnew(generation=3, reason="a gradient came changed"),
     am.Progress(step=3, loss=0.1, samples=8),
     am.Progress(step=3, holders={"0": ("m0", "m1")}),
     am.Failed(step=3, micro_batch=None, signature="E", traceback="TB"),

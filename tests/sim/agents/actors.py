@@ -43,6 +43,7 @@ class SimWorker:
         record = None if self.committed < 0 else record_of(self.committed)
         held = tuple((s, v, (self.committed + 1,) if s in self.kept else ()) for s, v in sorted(self.held.items()))
         return Report(
+            wrong=None,
             committed=self.committed,
             record=record,
             base=self.base,

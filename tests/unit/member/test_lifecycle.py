@@ -11,7 +11,21 @@ from elastrain.checkpoint import Wish
 from elastrain.member.job_end import job_ends
 from elastrain.member.lifecycle import Lifecycle
 from elastrain.member.partials import FinishedGradient
-from elastrain.messages import Ack, Copied, Digests, Doubt, EndsBefore, Evidence, Gradient, Message, Partial, ShardCopy
+from elastrain.member.repair import TRIES_MAX
+from elastrain.messages import (
+    Ack,
+    Copied,
+    Digests,
+    Doubt,
+    EndsBefore,
+    Evidence,
+    Gradient,
+    Message,
+    Partial,
+    ShardCopy,
+    Trial,
+)
+from elastrain.placement import Holders
 from elastrain.values import Check, Contribution, Report, Shape, ShardShape, Vote
 from elastrain.world import Member, View
 
@@ -72,10 +86,9 @@ class Pair:
                 self.tell(name, p.Checked(step=command.step, run=command.run, check=check))
             if isinstance(command, p.Recompute):
                 self.tell(name, p.Ready())
-            if isinstance(command, p.ComputeDigests) and not command.shards:
-                self.tell(
-                    name, p.StatesDigested(step=command.step, digests={}, published=dict.fromkeys(command.published, 5))
-                )
+            if isinstance(command, p.ComputeDigests) and (command.step < 0 or not command.shards):
+                states, published = dict.fromkeys(command.shards, 9), dict.fromkeys(command.published, 5)
+                self.tell(name, p.StatesDigested(step=command.step, digests=states, published=published))
             if isinstance(command, p.DigestParameters):
                 self.tell(name, p.ParametersDigested(turn=command.turn, digests={0: self.computes_with[name]}))
         return commands
@@ -127,8 +140,8 @@ def doubting() -> tuple[Pair, Lifecycle]:
     return pair, pair.b
 
 
-def again(digest: int, *, before: int = 9) -> p.UpdatedAgain:
-    return p.UpdatedAgain(step=0, shard=0, before=before, digest=digest)
+def again(digest: int, *, before: int = 9, has_gradient: bool = True) -> p.UpdatedAgain:
+    return p.UpdatedAgain(step=0, shard=0, before=before, has_gradient=has_gradient, digest=digest)
 
 
 def from_a(message: Message) -> p.Arrived:
@@ -136,7 +149,12 @@ def from_a(message: Message) -> p.Arrived:
 
 
 def evidence(digest: int | None, *, step: int = 0, parameters: bool = False) -> Evidence:
-    return Evidence(step=step, shard=0, parameters=parameters, digest=digest)
+    return Evidence(step=step, shard=0, parameters=parameters, digest=digest, is_trial=False)
+
+
+def wishes(commands: list[p.Command]) -> list[str]:
+    """Why a member wants the open step begun anew."""
+    return [c.reason for c in commands if isinstance(c, p.BeginAnew)]
 
 
 def ends(commands: list[p.Command]) -> list[str]:
@@ -162,47 +180,132 @@ def test_a_backup_in_doubt_does_not_acknowledge_and_does_not_vote() -> None:
     assert not sent(commands, Vote)
 
 
-def changed_in_memory(b: Lifecycle) -> p.DigestParameters:
-    """`b` finds that the state before the step is not what it was; it looks at its parameters before it goes."""
+def test_a_backup_whose_state_has_changed_since_it_was_verified_lets_go_of_it_and_begins_the_step_anew() -> None:
+    _, b = doubting()
     b.machine.custody.holdings[0].digest = 8
-    has_parameters_of(b, 0)
-    (asked,) = [c for c in b.handle(again(2, before=9)) if isinstance(c, p.DigestParameters)]
-    return asked
+    commands = b.handle(again(2, before=9))
+    assert p.Drop(shard=0) in commands
+    (reason,) = wishes(commands)
+    assert "what b keeps has changed in its memory since it was verified" in reason
+    assert 0 not in b.machine.custody.holdings
 
 
-def test_a_backup_whose_state_has_changed_since_it_was_verified_ends_and_the_job_goes_on() -> None:
+def test_a_backup_whose_gradient_has_changed_since_it_came_lets_go_of_its_state() -> None:
     _, b = doubting()
-    asked = changed_in_memory(b)
-    commands = b.handle(p.ParametersDigested(turn=asked.turn, digests={0: 6}))
-    assert ends(commands) == ["CorruptedError"]
-    assert "what b keeps has changed in its memory since it was verified" in str(commands)
+    commands = b.handle(again(2, has_gradient=False))
+    assert p.Drop(shard=0) in commands
+    assert "the gradient that b keeps has changed in its memory" in wishes(commands)[0]
 
 
-def test_a_wrong_backup_that_has_computed_with_wrong_parameters_too_ends_the_job() -> None:
-    _, b = doubting()
-    asked = changed_in_memory(b)
-    (question,) = sent(b.handle(p.ParametersDigested(turn=asked.turn, digests={0: 7})), Doubt)
-    assert question == p.SendMessage(to="a", message=Doubt(step=0, shard=0, parameters=True))
-    commands = b.handle(from_a(evidence(6, parameters=True)))
-    assert ends(commands) == ["DivergedError"]
-    assert "b computes with other parameters of shard 0 than a published after step 0" in str(commands)
-
-
-def test_two_that_differ_without_a_third_end_the_job_with_a_sentence() -> None:
+def test_two_that_differ_without_a_third_have_the_primary_make_the_update_again() -> None:
     _, b = doubting()
     assert [c.to for c in sent(b.handle(again(2)), Doubt)] == ["a"]
-    commands = b.handle(from_a(evidence(1)))
+    (trial,) = sent(b.handle(from_a(evidence(1))), Trial)
+    assert trial == p.SendMessage(to="a", message=Trial(step=0, shard=0, touched=(1,)))
+
+
+def tried(made: int | None) -> tuple[Lifecycle, list[p.Command]]:
+    """What `b` does when the primary has made `made` of what it was sent."""
+    _, b = doubting()
+    b.handle(again(2))
+    b.handle(from_a(evidence(1)))
+    return b, b.handle(from_a(replace(evidence(made), is_trial=True)))
+
+
+def test_a_primary_that_makes_what_its_backup_has_is_wrong() -> None:
+    b, commands = tried(2)
+    assert "its own was wrong in its memory" in wishes(commands)[0]
+    assert b.machine.custody.repair.wrong == {(0, "a")}
+    assert not b.machine.custody.holdings.in_doubt()
+
+
+def test_a_backup_computes_wrongly_where_the_primary_makes_again_what_it_had() -> None:
+    b, commands = tried(1)
+    assert "b computes wrongly" in wishes(commands)[0]
+    assert 0 not in b.machine.custody.holdings
+
+
+def test_the_job_ends_where_a_third_result_comes_of_the_trial() -> None:
+    b, commands = tried(3)
     assert ends(commands) == ["DivergedError"]
-    assert "no third copy tells which of the two is wrong" in str(commands)
+    assert "gets a third result" in str(commands)
     assert b.handle(p.Ready()) == []  # it has ended
 
 
-def test_a_primary_that_has_changed_since_it_told_its_digest_ends_the_job() -> None:
+def test_the_primary_tells_what_comes_of_a_trial_only_if_it_began_with_what_it_had_told() -> None:
+    for before, told in ((9, 2), (8, None)):
+        pair, _ = doubting()
+        trial = Trial(step=0, shard=0, touched=(1,))
+        (asked,) = pair.a.handle(p.Arrived(source="b", generation=1, message=trial))
+        assert isinstance(asked, p.TryUpdate)
+        came = p.UpdateTried(step=0, shard=0, before=before, has_gradient=True, digest=2, asker="b")
+        assert [c.message for c in sent(pair.a.handle(came), Evidence)] == [replace(evidence(told), is_trial=True)]
+
+
+def test_a_primary_that_has_changed_since_it_told_its_digest_is_wrong() -> None:
     _, b = doubting()
     b.handle(again(2))
     commands = b.handle(from_a(evidence(3)))
-    assert ends(commands) == ["DivergedError"]
-    assert "it has changed in the memory of a since then" in str(commands)
+    assert "it has changed in the memory of a since then" in wishes(commands)[0]
+    assert b.machine.custody.repair.wrong == {(0, "a")}
+
+
+def begun_anew(pair: Pair) -> list[p.Command]:
+    """What `a` does when both have reported in a view in which the open step begins anew."""
+    again = replace(view(3, "a", "b"), anew_since=3)
+    (said,) = sent(pair.a.handle(p.Viewed(view=again)), Report)
+    assert isinstance(said.message, Report)
+    assert said.message.wrong == ()
+    (theirs,) = sent(pair.b.handle(p.Viewed(view=again)), Report)
+    return pair.a.handle(p.Arrived(source="b", generation=3, message=theirs.message))
+
+
+def test_who_was_at_fault_twice_stays_until_the_step_is_committed_since_only_then_all_know_of_it() -> None:
+    pair, _ = doubting()
+    repair = pair.a.machine.custody.repair
+    repair.own_fault("once")
+    repair.own_fault("twice")
+    pair.a.machine.out.take()
+    commands = begun_anew(pair)
+    assert p.VoidAttempt(step=1) in commands
+    assert not ends(commands)
+    repair.forget_step()
+    repair.depart()
+    assert ends(pair.a.machine.out.take()) == ["CorruptedError"]
+
+
+def test_who_alone_has_a_state_stays_however_often_it_was_at_fault() -> None:
+    pair, _ = doubting()
+    repair = pair.a.machine.custody.repair
+    repair._faults += ["once", "twice"]
+    pair.a.machine.commit.roles.set_live((Holders("a"),))
+    repair.depart()
+    assert not ends(pair.a.machine.out.take())
+
+
+def test_a_step_that_is_begun_anew_again_and_again_ends_the_job() -> None:
+    pair, _ = doubting()
+    repair = pair.a.machine.custody.repair
+    for _ in range(TRIES_MAX + 1):
+        repair.is_new = False
+        repair.begin_anew("the same again")
+    assert ends(pair.a.machine.out.take()) == ["DivergedError"]
+
+
+def test_who_computes_with_other_parameters_is_at_fault_unless_their_publisher_was_wrong() -> None:
+    pair, _ = doubting()
+    repair = pair.b.machine.custody.repair
+    repair.came_wrong(0, "other parameters")
+    repair.forget_step()
+    assert repair._faults == ["other parameters"]
+
+
+def test_who_knows_of_something_wrong_does_not_vote_before_the_step_has_begun_anew() -> None:
+    pair = Pair()
+    pair.start()
+    pair.a.machine.custody.repair.begin_anew("something")
+    pair.one_step()
+    assert not sent(pair.done["a"], Vote)
 
 
 def test_a_primary_answers_a_doubt_with_what_it_has_now() -> None:
@@ -211,6 +314,7 @@ def test_a_primary_answers_a_doubt_with_what_it_has_now() -> None:
     assert pair.a.handle(doubt) == [p.DigestAgain(step=0, shard=0, parameters=False, asker="b")]
     commands = pair.a.handle(p.DigestedAgain(step=0, shard=0, parameters=False, asker="b", digest=4))
     assert [c.message for c in sent(commands, Evidence)] == [evidence(4)]
+    assert "has changed in its memory since it was told" in wishes(commands)[0], "it had told 1"
 
 
 def test_a_copy_of_this_very_step_is_no_witness() -> None:
@@ -240,8 +344,7 @@ def test_nobody_votes_before_what_it_has_computed_with_is_known_to_be_right(wron
     if wrong == "b":  # it asks the publisher, who still has them
         assert [c.to for c in sent(commands, Doubt)] == ["a"]
         commands = pair.b.handle(from_a(evidence(5, step=-1, parameters=True)))
-    assert ends(commands) == ["DivergedError"]
-    assert ("b computes with other parameters" if wrong == "b" else "in the memory of a") in str(commands)
+    assert ("b computes with other parameters" if wrong == "b" else "in the memory of a") in wishes(commands)[0]
 
 
 def test_a_verified_backup_acknowledges_the_next_gradient_that_waits() -> None:
@@ -358,11 +461,11 @@ def test_a_damaged_copy_is_sent_once_more() -> None:
     pair.start()
     pair.a.machine.custody.given._under_way.add((0, "b"))
     broken = p.Arrived(source="b", generation=1, message=Copied(step=-1, shard=0, intact=False))
-    assert [c.message for c in sent(pair.a.handle(broken), ShardCopy)] == [ShardCopy(step=-1, shard=0, digest=None)]
+    assert [c.message for c in sent(pair.a.handle(broken), ShardCopy)] == [ShardCopy(step=-1, shard=0, digest=9)]
 
 
-@pytest.mark.parametrize(("now", "kind"), [(1, "CorruptedError"), (3, "DivergedError")])
-def test_a_copy_that_is_damaged_twice_tells_who_is_wrong(now: int, kind: str) -> None:
+@pytest.mark.parametrize(("now", "who"), [(1, "b is wrong"), (3, "has changed in the memory of a")])
+def test_a_copy_that_is_damaged_twice_tells_who_is_wrong(now: int, who: str) -> None:
     """The receiver, where the sender still has what it told; else the sender."""
     pair = Pair()
     pair.start()
@@ -370,9 +473,7 @@ def test_a_copy_that_is_damaged_twice_tells_who_is_wrong(now: int, kind: str) ->
     assert [c.message for c in sent(pair.b.handle(broken), Copied)] == [Copied(step=-1, shard=0, intact=False)]
     assert [c.to for c in sent(pair.b.handle(broken), Doubt)] == ["a"]
     commands = pair.b.handle(from_a(evidence(now, step=-1)))
-    for asked in [c for c in commands if isinstance(c, p.DigestParameters)]:
-        commands = pair.b.handle(p.ParametersDigested(turn=asked.turn, digests={0: 5}))
-    assert ends(commands) == [kind]
+    assert who in wishes(commands)[0]
 
 
 def test_a_copy_of_the_committed_step_is_taken_and_answered() -> None:

@@ -379,7 +379,6 @@ def resumed() -> p.Resumed:
         now=(),
         source=None,
         lacking={},
-        unverified={},
         newcomers=(),
         runs={"m0": (1,), "m1": (0,)},
         redone=1,

@@ -20,6 +20,7 @@ from elastrain.runtime.executor import Executor
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.scaling import Scaler
+from elastrain.snapshot.digest import checksum
 from elastrain.values import Contribution, Record
 from tests.support.memory_engine import MemoryEngine
 
@@ -149,7 +150,7 @@ def _partial(executor: Executor, block: int) -> torch.Tensor:
     layout = executor.layout
     shard = next(n for n, s in enumerate(layout.shards) if layout.flats[s.flat].block == block)
     told = Partial(step=0, block=block, node=(0, 1), contribution=Contribution(), touched=0, lanes=((shard, 0),))
-    return executor.books.payload(told)[0]
+    return executor.books.payload(told)[1]
 
 
 def test_a_run_computed_again_leaves_what_others_may_be_reading_and_takes_another_slot_for_the_rest(
@@ -172,7 +173,13 @@ def test_a_run_computed_again_leaves_what_others_may_be_reading_and_takes_anothe
 
 
 def _keep(executor: Executor, node: tuple[int, int], tensor: torch.Tensor) -> None:
-    executor.carry_out(p.Keep(step=0, shard=0, lane=0, node=node, payload=[tensor], index=0, block=0))
+    its = _sent(tensor)
+    executor.carry_out(p.Keep(step=0, shard=0, lane=0, node=node, payload=its, index=0, block=0, maker="m1"))
+
+
+def _sent(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """As it comes from another member, after its checksum."""
+    return [torch.tensor([checksum(tensor) - (1 << 63)]), tensor]
 
 
 def test_a_fold_never_writes_what_belongs_to_another_member() -> None:
@@ -221,10 +228,11 @@ def test_a_finished_gradient_is_the_sum_over_all_runs_and_nothing_less() -> None
 
 def _finish(executor: Executor, value: float, step: int = 0) -> None:
     for shard in executor.layout.shards:
-        tensor = torch.full((shard.numel,), value)
-        executor.carry_out(
-            p.Keep(step=step, shard=shard.index, lane=0, node=(0, 1), payload=[tensor], index=0, block=shard.block)
+        its = _sent(torch.full((shard.numel,), value))
+        keep = p.Keep(
+            step=step, shard=shard.index, lane=0, node=(0, 1), payload=its, index=0, block=shard.block, maker="m1"
         )
+        executor.carry_out(keep)
     executor.carry_out(p.FinishGradients(step=step, shards=tuple(s.index for s in executor.layout.shards)))
 
 
@@ -245,11 +253,11 @@ def test_a_frozen_block_is_folded_and_backed_up_with_nothing() -> None:
     executor = _executor(runs=2, frozen=True)
     nothing = torch.empty(0)
     for run in range(2):
-        executor.carry_out(p.Keep(step=0, shard=0, lane=0, node=(run, run + 1), payload=[nothing], index=0, block=0))
+        _keep(executor, (run, run + 1), nothing)
     combine = Combine(left=(0, 1), right=(1, 2), parent=(0, 2))
     executor.carry_out(p.CombineShard(step=0, shard=0, lane=0, combine=combine))
     result = executor.carry_out(p.FinishGradients(step=0, shards=(0,)))
-    executor.carry_out(p.StoreGradient(step=0, shard=0, payload=[nothing], index=0))
+    executor.carry_out(p.StoreGradient(step=0, shard=0, payload=_sent(nothing), index=0))
     assert result == p.GradientsFinished(step=0, square_norms={0: 0.0})
 
 
@@ -375,3 +383,74 @@ def test_a_parameter_without_elements_of_its_own_dtype_needs_no_memory() -> None
     layout = describe(model, torch.optim.SGD(model.parameters(), lr=0.1))
     state = ModelState(model, layout, _allocate)
     assert {str(buffer.dtype) for buffer in state.new_slot().views.values()} == {"torch.float32", "torch.float64"}
+
+
+def _damage(tensor: torch.Tensor) -> None:
+    tensor.view(torch.int32)[0] ^= 1
+
+
+def test_a_partial_that_has_changed_since_it_was_sent_is_not_added_unseen() -> None:
+    executor = _executor(runs=2)
+    left, right = (torch.full((executor.layout.shards[0].numel,), value) for value in (1.0, 2.0))
+    _keep(executor, (0, 1), left)
+    _keep(executor, (1, 2), right)
+    _damage(right)
+    combine = Combine(left=(0, 1), right=(1, 2), parent=(0, 2))
+    result = executor.carry_out(p.CombineShard(step=0, shard=0, lane=0, combine=combine))
+    assert result == p.PartialDamaged(step=0, shard=0, lane=0, node=(1, 2), maker="m1")
+
+
+def test_a_sum_that_has_changed_since_it_was_added_up_is_not_added_unseen() -> None:
+    executor = _executor(runs=4)
+    for run in range(4):
+        _keep(executor, (run, run + 1), torch.ones(executor.layout.shards[0].numel))
+    for left in (0, 2):
+        combine = Combine(left=(left, left + 1), right=(left + 1, left + 2), parent=(left, left + 2))
+        assert executor.carry_out(p.CombineShard(step=0, shard=0, lane=0, combine=combine)) is None
+    _damage(executor.books._folds._folds[0, 0][0, 2].tensor)
+    combine = Combine(left=(0, 2), right=(2, 4), parent=(0, 4))
+    result = executor.carry_out(p.CombineShard(step=0, shard=0, lane=0, combine=combine))
+    assert result == p.PartialDamaged(step=0, shard=0, lane=0, node=(0, 2), maker="")
+
+
+def test_a_whole_gradient_that_came_changed_is_not_taken_for_finished_unseen() -> None:
+    executor = _executor()
+    its = _sent(torch.ones(executor.layout.shards[0].numel))
+    _damage(its[1])
+    keep = p.Keep(step=0, shard=0, lane=0, node=(0, 1), payload=its, index=0, block=0, maker="m1")
+    assert executor.carry_out(keep) == p.PartialDamaged(step=0, shard=0, lane=0, node=(0, 1), maker="m1")
+
+
+def test_a_finished_gradient_that_came_changed_is_not_kept_unseen(executor: Executor) -> None:
+    _finish(executor, 3.0)
+    told = Gradient(step=0, shards=(0,), contribution=Contribution(), touched=((1,),), square_norms=(1.0,))
+    came = [tensor.clone() for tensor in executor.books.payload(told)]
+    assert executor.carry_out(p.StoreGradient(step=0, shard=0, payload=came, index=0)) is None
+    _damage(came[1])
+    damaged = executor.carry_out(p.StoreGradient(step=0, shard=0, payload=came, index=0))
+    assert damaged == p.GradientDamaged(step=0, shard=0)
+
+
+def test_what_was_sent_keeps_the_checksum_that_it_had_then(executor: Executor) -> None:
+    """Sent again after a change of view, it must not get one that fits what has become of it."""
+    executor.books.slots.start_run().block_flats(0)[0].fill_(2.0)
+    _done(executor, 0)
+    before = _partial(executor, 0)
+    _damage(before)
+    shard = next(n for n, s in enumerate(executor.layout.shards) if executor.layout.flats[s.flat].block == 0)
+    told = Partial(step=0, block=0, node=(0, 1), contribution=Contribution(), touched=0, lanes=((shard, 0),))
+    packed, tensor = executor.books.payload(told)
+    assert int(packed[0]) + (1 << 63) != checksum(tensor)
+    look = p.CheckPartial(step=0, block=0, node=(0, 1))
+    assert executor.carry_out(look) == p.PartialChecked(step=0, block=0, is_intact=False)
+
+
+def test_what_is_computed_of_an_attempt_that_was_given_up_enters_no_fold(executor: Executor) -> None:
+    slot = executor.books.slots.start_run()
+    _done(executor, 1)
+    executor.carry_out(p.VoidAttempt(step=0))
+    _done(executor, 0)
+    with pytest.raises(KeyError):
+        _partial(executor, 0)
+    executor.books.slots.end_run()
+    assert executor.books.slots.start_run() is slot, "free again"
