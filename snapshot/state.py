@@ -81,6 +81,16 @@ class ShardState:
         return json.dumps(meta, separators=(",", ":"), sort_keys=True).encode(), tensors
 
     @staticmethod
+    def described(meta: bytes) -> int | None:
+        """Which shard's state `pack` described; None where it is no description."""
+        try:
+            found = json.loads(meta)
+        except (ValueError, RecursionError):
+            return None
+        shard = found.get("shard") if isinstance(found, dict) else None
+        return shard if isinstance(shard, int) else None
+
+    @staticmethod
     def unpack(meta: bytes, tensors: Sequence[Tensor]) -> ShardState:
         """The state that `pack` described. The tensors are taken over, not copied.
 

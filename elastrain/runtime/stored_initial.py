@@ -6,7 +6,7 @@ The parameters of the whole model are put into the model as they come: nobody re
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -94,24 +94,28 @@ class StoredInitial:
             self._tell(p.InitialRead(shards=shards))
 
     def _take_in(self, shards: tuple[int, ...]) -> None:
-        wanted = shards if self._has_parameters else range(len(self._layout.shards))
-        for state in self._states_of(wanted):
-            if not self._has_parameters:
-                self._model.parameters_of(self._layout.shards[state.shard]).copy_(state.parameters)
-            if state.shard in shards:
-                self._states[state.shard] = state
-        self._has_parameters = True
-
-    def _states_of(self, shards: Iterable[int]) -> Iterator[ShardState]:
         """As they lie there; by the names of parameters where that model was cut otherwise, or never."""
         checkpoint = self._open()
+        others = () if self._has_parameters else [s for s in range(len(self._layout.shards)) if s not in shards]
         if self._is_cut_alike(checkpoint.manifest):
-            yield from checkpoint.read_shards(shards)
-            return
-        plain = gather(checkpoint)
-        by_name.check(plain, self._layout, str(self._resume))
-        for shard in shards:
-            yield by_name.shard_state(plain, self._layout, self._layout.shards[shard], self._resume.step)
+            self._put(checkpoint.read_shards(shards), shards)
+            # Of what others hold only the parameters are read: optimizer state is twice as much.
+            for shard, parameters in checkpoint.read_parameters(others):
+                self._model.parameters_of(self._layout.shards[shard]).copy_(parameters)
+        else:
+            plain = gather(checkpoint)
+            by_name.check(plain, self._layout, str(self._resume))
+            cut = (self._layout.shards[shard] for shard in (*shards, *others))
+            self._put((by_name.shard_state(plain, self._layout, shard, self._resume.step) for shard in cut), shards)
+        self._has_parameters = True
+
+    def _put(self, states: Iterable[ShardState], kept: Container[int]) -> None:
+        for state in states:
+            # Never twice: the model may be computing by the time that a change of view gives this member more shards.
+            if not self._has_parameters:
+                self._model.parameters_of(self._layout.shards[state.shard]).copy_(state.parameters)
+            if state.shard in kept:
+                self._states[state.shard] = state
 
     def _is_cut_alike(self, manifest: Manifest) -> bool:
         """A model's cutting has one digest. Without it (a spec that says nothing) no shard can be taken as it is."""

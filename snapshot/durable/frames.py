@@ -120,11 +120,18 @@ def read_tail(source: Source, part: Part, what: str) -> Tail:
     return tail
 
 
-def read_frames(source: Source, part: Part, tail: Tail, what: str, into: Callable[[FrameEntry], memoryview]) -> None:
-    """Read and check every frame. `into` says where the next one goes: `memory_bytes` of it. Raises as `read_tail`."""
+def read_frames(
+    source: Source, part: Part, tail: Tail, what: str, into: Callable[[FrameEntry], memoryview | None]
+) -> None:
+    """Read and check frames. `into` says where the next one goes: `memory_bytes` of it; None: it is not wanted.
+
+    Raises as `read_tail`.
+    """
     offset = part.offset_bytes
     for number, frame in enumerate(tail.frames):
-        _read(source, frame, offset, into(frame), f"frame {number} of {what} in {part.file}")
+        view = into(frame)
+        if view is not None:
+            _read(source, frame, offset, view, f"frame {number} of {what} in {part.file}")
         offset += frame.stored_bytes
 
 

@@ -77,7 +77,7 @@ class Checkpoint:
         """
         from elastrain.snapshot.state import ShardState
 
-        return ShardState.unpack(*self._first_good(_shard(self.manifest.shards[index])))
+        return ShardState.unpack(*self._first_good(_shard(self.manifest.shards[index]), _content))
 
     def read_shards(self, indices: Iterable[int], on_bytes: OnBytes | None = None) -> Iterator[ShardState]:
         """Several shards in their order, read by several threads, a few ahead. Raises as `read_shard`."""
@@ -86,11 +86,19 @@ class Checkpoint:
                 on_bytes(state.nbytes)
             yield state
 
+    def read_parameters(self, indices: Iterable[int]) -> Iterator[tuple[int, Tensor]]:
+        """Of several shards the parameters alone, as `read_shards` reads them: checksums are right. Raises as that."""
+        wanted = list(indices)
+        yield from zip(wanted, _in_threads(partial(self._parameters, index) for index in wanted), strict=True)
+
+    def _parameters(self, index: int) -> Tensor:
+        return self._first_good(_shard(self.manifest.shards[index]), _parameters)
+
     def read_attachment(self, name: str) -> tuple[str, list[Tensor]]:
         """Text and tensors of an attachment. Raises as `read_shard`."""
         if name not in self.manifest.attachments:
             raise CheckpointError(f"{self.manifest.name} in {_named(self.places)} has no {name!r}")
-        text, tensors = self._first_good(_Item(what=repr(name), parts=self.manifest.attachments[name]))
+        text, tensors = self._first_good(_Item(what=repr(name), parts=self.manifest.attachments[name]), _content)
         return text.decode(errors="replace"), tensors
 
     def read_loop(self) -> tuple[str, list[Tensor]]:
@@ -154,11 +162,11 @@ class Checkpoint:
             raise CheckpointError(f"{item.what} of {self.manifest.name} is missing: {files} in {_named(self.places)}")
         return found
 
-    def _first_good(self, item: _Item) -> Content:
+    def _first_good(self, item: _Item, look: Look[T]) -> T:
         problems: list[CheckpointError] = []
         for part, place in self._copies(item):
             try:
-                return self._at(item, part, place, _content)
+                return self._at(item, part, place, look)
             except CheckpointError as error:
                 problems.append(error)
         told = "; ".join(str(problem) for problem in problems)
@@ -210,6 +218,13 @@ def _content(item: _Item, part: Part, source: Source) -> Content:
     if item.shard is not None:
         sections.check_state(item.shard, part, content)
     return content
+
+
+def _parameters(item: _Item, part: Part, source: Source) -> Tensor:
+    from elastrain.snapshot.durable import sections
+
+    assert item.shard is not None
+    return sections.check_parameters(item.shard, part, sections.read_first(source, part, item.what))
 
 
 def _read_manifest(place: CheckpointPlace, name: str) -> Manifest:

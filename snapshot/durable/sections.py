@@ -11,7 +11,7 @@ from torch import Tensor
 
 from elastrain.snapshot.durable import frames
 from elastrain.snapshot.durable.errors import DamagedError
-from elastrain.snapshot.durable.frames import FrameEntry
+from elastrain.snapshot.durable.frames import FrameEntry, Tail
 from elastrain.snapshot.durable.manifest import Part, ShardEntry
 from elastrain.snapshot.durable.places.port import Sink, Source
 from elastrain.snapshot.state import ShardState
@@ -32,16 +32,28 @@ def read(source: Source, part: Part, what: str) -> Content:
     Raises DamagedError, what the source raises, and MemoryError.
     """
     tail = frames.read_tail(source, part, what)
-    made = [_fresh(numel, getattr(torch, dtype)) for dtype, numel in tail.arrays]
+    return tail.meta, _arrays(source, part, tail, what, len(tail.arrays))
+
+
+def read_first(source: Source, part: Part, what: str) -> Content:
+    """As `read`, of the first tensor alone: the other frames are left where they are. Raises as `read`."""
+    tail = frames.read_tail(source, part, what)
+    return tail.meta, _arrays(source, part, tail, what, 1)
+
+
+def _arrays(source: Source, part: Part, tail: Tail, what: str, count: int) -> list[Tensor]:
+    made = [_fresh(numel, getattr(torch, dtype)) for dtype, numel in tail.arrays[:count]]
     rest = [memory for _, memory in made]
 
-    def into(frame: FrameEntry) -> memoryview:
+    def into(frame: FrameEntry) -> memoryview | None:
+        if frame.array >= count:
+            return None
         memory = rest[frame.array]
         rest[frame.array] = memory[frame.plain_bytes :]
         return memory[: frame.memory_bytes]
 
     frames.read_frames(source, part, tail, what, into)
-    return tail.meta, [tensor for tensor, _ in made]
+    return [tensor for tensor, _ in made]
 
 
 def _fresh(numel: int, dtype: torch.dtype) -> tuple[Tensor, memoryview]:
@@ -70,6 +82,15 @@ def check_state(entry: ShardEntry, part: Part, content: Content) -> ShardState:
             "shard or step, or it was damaged before it was written"
         )
     return state
+
+
+def check_parameters(entry: ShardEntry, part: Part, content: Content) -> Tensor:
+    """A shard's parameters. Raises DamagedError unless the section is that shard's: its digest is not looked at."""
+    meta, tensors = content
+    described = ShardState.described(meta)
+    if described != entry.index or len(tensors) != 1 or tensors[0].numel() != entry.numel:
+        raise DamagedError(f"shard {entry.index} in {part.file} is none: it is described as {described}")
+    return tensors[0]
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

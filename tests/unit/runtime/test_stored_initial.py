@@ -1,0 +1,113 @@
+"""What a member reads of a checkpoint: the whole model's parameters, its own shards' states, and nothing twice."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from elastrain import protocol as p
+from elastrain.base.resume import Resume
+from elastrain.errors import ConfigError, StateLostError
+from elastrain.runtime.describe import describe
+from elastrain.runtime.handover import InitialUnread
+from elastrain.runtime.model import ModelState
+from elastrain.runtime.stored_initial import StoredInitial
+from elastrain.snapshot.durable.manifest import Manifest, ShardEntry, name_of
+from elastrain.snapshot.durable.places.opening import place_at
+from elastrain.snapshot.durable.publishing import publish
+from elastrain.snapshot.durable.writing import PartWriter
+from elastrain.snapshot.state import ShardState
+
+
+def model_state() -> ModelState:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(80, 80), nn.Linear(80, 80).to(torch.bfloat16))
+    optimizer = torch.optim.AdamW(model.parameters())
+    return ModelState(model, describe(model, optimizer, None), lambda numel, dtype: torch.zeros(numel, dtype=dtype))
+
+
+def saved(folder: Path, model: ModelState, step: int = 4) -> tuple[Resume, list[ShardState]]:
+    """A checkpoint with random numbers."""
+    layout = model.layout
+    states = [
+        ShardState(
+            shard=shard.index,
+            version=step,
+            parameters=torch.randn(shard.numel, dtype=getattr(torch, shard.master_dtype)),
+            pieces=[{"exp_avg": torch.randn(piece.stop - piece.start)} for piece in layout.pieces[shard.index]],
+        )
+        for shard in layout.shards
+    ]
+    writer = PartWriter(place_at(str(folder)), name_of(1, step), writer="m0")
+    written = [writer.write(state) for state in states]
+    writer.finish()
+    shards = tuple(
+        ShardEntry(
+            index=s.index, block="", dtype=s.master_dtype, numel=s.numel, pieces=(), digest=w.digest, parts=(w.part,)
+        )
+        for s, w in zip(layout.shards, written, strict=True)
+    )
+    spec: dict[str, Any] = {"model": layout.digest()}
+    manifest = Manifest(
+        job="job", life=1, step=step, time_s=0.0, spec=spec, counters={}, optimizer="AdamW", parameters=(), groups=(),
+        shards=shards, attachments={},
+    )  # fmt: skip
+    publish(place_at(str(folder)), manifest)
+    return Resume(place=str(folder), name=manifest.name, step=step, spec=spec), states
+
+
+def read(stored: StoredInitial, told: queue.SimpleQueue[Any], *shards: int) -> Any:
+    stored.carry_out(p.ReadInitial(shards=shards))
+    return told.get(timeout=60)
+
+
+def test_all_parameters_come_into_the_model_and_own_shards_beside_it(tmp_path: Path) -> None:
+    model, told = model_state(), queue.SimpleQueue[Any]()
+    resume, states = saved(tmp_path, model)
+    stored = StoredInitial(resume, model, told.put)
+    assert read(stored, told, 1) == p.InitialRead(shards=(1,))
+    for shard, state in zip(model.layout.shards, states, strict=True):
+        here = model.parameters_of(shard)
+        assert torch.equal(here, state.parameters.to(here.dtype))
+    assert stored.take(1).digest() == states[1].digest()
+    with pytest.raises(KeyError):
+        stored.take(0)
+
+
+def test_what_a_change_of_view_adds_is_read_without_touching_the_model_again(tmp_path: Path) -> None:
+    model, told = model_state(), queue.SimpleQueue[Any]()
+    resume, states = saved(tmp_path, model)
+    stored = StoredInitial(resume, model, told.put)
+    read(stored, told)
+    model.parameters_of(model.layout.shards[0]).fill_(7.0)  # a step was committed meanwhile, say
+    read(stored, told, 0)
+    assert bool((model.parameters_of(model.layout.shards[0]) == 7.0).all())
+    assert stored.take(0).digest() == states[0].digest()
+
+
+@pytest.mark.parametrize("shards", [(), (0, 1)])
+def test_a_damaged_shard_ends_the_life_with_a_sentence_whoever_holds_it(
+    shards: tuple[int, ...], tmp_path: Path
+) -> None:
+    model, told = model_state(), queue.SimpleQueue[Any]()
+    resume, _ = saved(tmp_path, model)
+    file = next(f for f in (tmp_path / resume.name).iterdir() if f.name.startswith("part"))
+    content = bytearray(file.read_bytes())
+    content[5] ^= 1
+    file.write_bytes(bytes(content))
+    failed = read(StoredInitial(resume, model, told.put), told, *shards)
+    assert isinstance(failed, InitialUnread) and isinstance(failed.error, StateLostError)
+    assert "is damaged" in str(failed.error) and "shard" in str(failed.error)
+
+
+def test_a_checkpoint_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
+    model, told = model_state(), queue.SimpleQueue[Any]()
+    resume = Resume(place=str(tmp_path), name=name_of(1, 9), step=9)
+    failed = read(StoredInitial(resume, model, told.put), told)
+    assert isinstance(failed, InitialUnread) and isinstance(failed.error, ConfigError)
+    assert "step-0000000009" in str(failed.error)
