@@ -1,0 +1,1 @@
+"""What snapshots and checkpoints cost, and what they catch."""
