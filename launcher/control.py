@@ -58,7 +58,10 @@ def state(run: RunDir) -> dict[str, Any]:
     if not found:
         raise ConfigError(f"{run.path} holds no readable run")
     living = [state for state in found if state["exit_code"] is None and state["state"] != "vanished"]
-    return _merged(max(living or found, key=lambda state: int(state["generation"])), living or found)
+    # A node that has not heard yet that its life is over says what was; generations begin anew in each.
+    life = max(int(state["life"]) for state in living or found)
+    newest = [state for state in living or found if state["life"] == life]
+    return _merged(max(newest, key=lambda state: int(state["generation"])), newest)
 
 
 def _merged(whole: dict[str, Any], states: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -113,7 +113,9 @@ class StandingKeys:
         if view is not None and (news.view is None or news.view.generation < view.generation):
             self._call(lambda _: keys.put_view_again(view, roster))
         if roster is not None and news.roster is None:
-            self._call(lambda _: keys.put_roster(roster))
+            # With the count of members: a fresh node may take a number as soon as it sees a roster.
+            used = self._used.get("members", 0)
+            self._call(lambda _: keys.put_roster(roster, used))
         if spec is not None and news.spec is None:
             self._call(lambda _: keys.put_spec(spec))
         if terms is not None and news.terms is None:

@@ -11,6 +11,8 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
 from elastrain.errors import ConfigError
 from elastrain.launcher import environment, rundir
 from elastrain.launcher.checkpoints import find_start, newest_step
@@ -132,7 +134,11 @@ def _tell(options: RunOptions, run: RunDir, following: Following, ended: LifeEnd
     if options.checkpoint_dir is None:  # the sentence says already that there is no way back
         return ended.end
     with closing(EventLog(run.events, "launcher")) as log:
-        return tell(following, ended, log)
+        end = tell(following, ended, log)
+    # The agent has left the end of its life there. Who asks meanwhile is to read whether the job is over.
+    goes_on = {"state": "starting", "exit_code": None, "end": None}
+    run.write_state(run.read_state() | (goes_on if following.life is not None else {"end": asdict(end)}))
+    return end
 
 
 def _etcd_store(config: EtcdConfig) -> EtcdStore:

@@ -27,6 +27,7 @@ def describe(core: Core, job: str, now: float) -> dict[str, Any]:
         "state": _state(core),
         "running_s": now - cluster.config.began_s,
         "roster": [record.name for record in cluster.roster.nodes] if cluster.roster is not None else None,
+        "life": cluster.config.life.number,
         "generation": view.generation if view else 0,
         "step": cluster.progress.step,
         "loss": cluster.progress.loss,

@@ -120,13 +120,13 @@ class JobKeys:
         """Put the spec if there is none. Returns the one that the store holds."""
         return dict(self.put_once("spec", spec))
 
-    def put_roster(self, roster: Roster) -> Roster:
-        """Likewise; the ids of the roster's workers are used up with it."""
+    def put_roster(self, roster: Roster, used: int = 0) -> Roster:
+        """Likewise; the ids of the roster's workers are used up with it, and all below `used`."""
         key, members = self.prefix + "roster", self.prefix + "members"
-        put = {key: encode_roster(roster), members: str(roster.first_member + roster.workers).encode()}
+        put = {key: encode_roster(roster), members: str(max(roster.first_member + roster.workers, used)).encode()}
         if self._commit({key: 0}, put) is not None:
             return roster
-        return self._roster() or self.put_roster(roster)
+        return self._roster() or self.put_roster(roster, used)
 
     def _roster(self) -> Roster | None:
         there = self._store.get(self.prefix + "roster")

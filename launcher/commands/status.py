@@ -28,6 +28,8 @@ def status(
 
 def _show(state: dict[str, Any]) -> None:
     print(f"job         {state['job']} ({state['state']})")
+    if state["life"] > 1:
+        print(f"life        {state['life']}, after the job had lost its state")
     print(f"generation  {state['generation']}")
     print(f"step        {_or_dash(state['step'])}, loss {_number(state['loss'])}, steps lost {state['steps_lost']}")
     print(f"restarts    {state['restarts_left']} left")

@@ -75,6 +75,13 @@ FOUND = {
         '{"seed":7763,"nodes":2,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
         '{"type":"Pause","at_s":3.0,"who":5,"for_s":13.0,"is_node":true}]}'
     ),
+    "a fresh node takes a number between the roster and the count that are put again": (
+        '{"seed":46681,"nodes":4,"workers":1,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
+        '{"type":"Join","at_s":2.379},'
+        '{"type":"Cut","at_s":2.485,"node":5,"other":-1,"for_s":3.0,"both":true},'
+        '{"type":"Wipe","at_s":3.0,"for_s":1.0},'
+        '{"type":"KillNode","at_s":3.168,"node":1,"again_s":1.0,"is_silent":false,"agent_only":false}]}'
+    ),
     "fresh nodes put another roster into a store that has lost its data": (
         '{"seed":15449,"nodes":2,"workers":1,"backups":0,"steps":3,"runs":2,"one_host":true,"check_every":1,"faults":['
         '{"type":"Wipe","at_s":2.586,"for_s":4.0},'
