@@ -114,6 +114,23 @@ class Struck(Tagged, frozen=True, kw_only=True):
     number: int
 
 
+class CheckpointReady(Tagged, frozen=True, kw_only=True):
+    """All parts of the checkpoint of `step` are written: may it become visible? Answer: `CheckpointSettled`."""
+
+    step: int
+    name: str
+    size_bytes: int
+
+
+class CheckpointEnded(Tagged, frozen=True, kw_only=True):
+    """The checkpoint of `step` is visible, or given up for this reason; told by the member of lowest rank."""
+
+    step: int
+    size_bytes: int = 0
+    took_s: float = 0.0
+    reason: str = ""
+
+
 class Note(Tagged, frozen=True, kw_only=True):
     """A line for the run's event log; the fields are the worker's own."""
 
@@ -121,7 +138,20 @@ class Note(Tagged, frozen=True, kw_only=True):
 
 
 FromWorker: TypeAlias = (
-    Hello | Suspect | StepAnew | Progress | Window | Failed | LostState | Diverged | NoRoom | Finished | Struck | Note
+    Hello
+    | Suspect
+    | StepAnew
+    | Progress
+    | Window
+    | Failed
+    | LostState
+    | Diverged
+    | NoRoom
+    | Finished
+    | Struck
+    | CheckpointReady
+    | CheckpointEnded
+    | Note
 )
 FROM_WORKER: LineCodec[FromWorker] = LineCodec(FromWorker)
 
@@ -155,6 +185,17 @@ class HandOver(Tagged, frozen=True, kw_only=True):
     """This node is to leave while others go on: the worker ends as soon as the step that it is in is committed."""
 
 
+class CheckpointSettled(Tagged, frozen=True, kw_only=True):
+    """The store names the checkpoint of `step` as the newest; or it may not become visible, for this problem."""
+
+    step: int
+    problem: str
+
+
+class WriteLast(Tagged, frozen=True, kw_only=True):
+    """The job is about to be stopped: the next step that is committed becomes the last checkpoint."""
+
+
 class Refused(Tagged, frozen=True, kw_only=True):
     """This worker may not join; the reason names the setting that differs."""
 
@@ -167,5 +208,5 @@ class Stop(Tagged, frozen=True, kw_only=True):
     reason: str
 
 
-ToWorker: TypeAlias = NewView | EndReached | ArmFault | HandOver | Refused | Stop
+ToWorker: TypeAlias = NewView | EndReached | ArmFault | HandOver | CheckpointSettled | WriteLast | Refused | Stop
 TO_WORKER: LineCodec[ToWorker] = LineCodec(ToWorker)

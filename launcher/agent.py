@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from elastrain.base.checkpoints import CheckpointOptions
 from elastrain.base.event_loop import EventLoop
 from elastrain.base.scope import scope
 from elastrain.comm.wire.acceptor import Acceptor
@@ -56,6 +57,7 @@ class AgentConfig:
     script: Script
     logs: Logs
     memory: WorkerMemory
+    checkpoints: CheckpointOptions | None = None
     host: str = "127.0.0.1"
     """This node's address for other nodes."""
     one_host: bool = True
@@ -191,6 +193,7 @@ class Agent:
             master=self._master,
             mark=self._guardian.mark,
             memory=config.memory,
+            checkpoints=config.checkpoints,
         )
         return WorkerSpec(script=config.script, common=common, logs=config.logs)
 

@@ -26,14 +26,14 @@ class Beginning:
     sentence: str = ""
 
 
-def newest_step(folder: Path | None) -> int | None:
+def newest_step(folder: str | None) -> int | None:
     """None where no checkpoint was asked for, or none is complete. Looks at sizes and marks, reads no shard."""
     if folder is None:
         return None
     from elastrain.snapshot.durable.errors import CheckpointError
 
     try:
-        found = _choose(str(folder), is_thorough=False).checkpoint
+        found = _choose(folder, is_thorough=False).checkpoint
     except CheckpointError:
         return None
     return None if found is None else found.manifest.step

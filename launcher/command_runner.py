@@ -31,6 +31,7 @@ from elastrain.launcher.values import (
     Log,
     Propose,
     PutBegun,
+    PutCheckpoint,
     PutRecord,
     PutRoster,
     PutSpec,
@@ -109,7 +110,9 @@ class CommandRunner:
             case _:
                 self._ask_store(command)
 
-    def _ask_store(self, command: Propose | PutSpec | PutRoster | PutBegun | PutRecord | TakeNumber) -> None:
+    def _ask_store(
+        self, command: Propose | PutSpec | PutRoster | PutBegun | PutRecord | PutCheckpoint | TakeNumber
+    ) -> None:
         registry, answered = self._parts.registry, self._answered
         match command:
             case Propose():
@@ -122,6 +125,13 @@ class CommandRunner:
                 registry.put_begun()
             case PutRecord():
                 registry.put_record(command.record)
+            case PutCheckpoint():
+                registry.put_checkpoint(
+                    command,
+                    lambda problem: answered(
+                        ev.CheckpointAnswered(member=command.member, step=command.step, problem=problem)
+                    ),
+                )
             case TakeNumber():
                 at_least = self._core.cluster.first_unused_number()
                 registry.take_number(at_least, lambda number: answered(ev.NumberTaken(number=number)))

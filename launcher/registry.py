@@ -19,7 +19,7 @@ from elastrain.launcher.standing_keys import News, StandingKeys, Trust
 from elastrain.launcher.store import Item, Store, StoreError, StoreUnavailableError
 from elastrain.launcher.store_calls import RepeatedCalls
 from elastrain.launcher.storethread import Inbox, StoreThread
-from elastrain.launcher.values import NodeRecord, Roster
+from elastrain.launcher.values import NodeRecord, PutCheckpoint, Roster
 from elastrain.launcher.views import JobKeys, decode_roster, decode_view, encode_record
 from elastrain.world import View
 
@@ -47,6 +47,9 @@ class Registry(Protocol):
     def put_begun(self) -> None: ...
 
     def put_record(self, record: NodeRecord) -> None: ...
+
+    def put_checkpoint(self, command: PutCheckpoint, then: Callable[[str], None]) -> None:
+        """Answers with the problem where it may not be the newest; empty: it is."""
 
     def put_end(self, over: Over) -> None: ...
 
@@ -80,6 +83,9 @@ class LoneRegistry:
     def put_begun(self) -> None: ...
 
     def put_record(self, record: NodeRecord) -> None: ...
+
+    def put_checkpoint(self, command: PutCheckpoint, then: Callable[[str], None]) -> None:
+        then(self._keys.put_checkpoint(command))
 
     def put_end(self, over: Over) -> None: ...
 
@@ -179,12 +185,15 @@ class SharedRegistry:
         key = self._keys.node(record.name)
         self._presence = Presence(self._store, self._inbox, key, value, LEASE_S, self._on_presence)
 
+    def put_checkpoint(self, command: PutCheckpoint, then: Callable[[str], None]) -> None:
+        self._calls.until_answered(lambda: self._keys.put_checkpoint(command), then)
+
     def put_end(self, over: Over) -> None:
         self._standing.may_follow = over.lost
         self._thread.call(lambda _: self._keys.put_once("end", asdict(over)), lambda _: None)
 
     def put_left(self, incarnation: int) -> None:
-        self._thread.call(lambda _: self._keys.put_left(incarnation), lambda _: None)
+        self._thread.call(lambda _: self._keys.put_once(f"left/{incarnation}", {}), lambda _: None)
 
     def next_deadline_s(self) -> float | None:
         dues = (self._calls.next_deadline_s(), self._trust.until_s)

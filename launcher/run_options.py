@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from elastrain.base.checkpoints import CheckpointOptions
 from elastrain.errors import ConfigError
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.faults.fault import Fault
@@ -94,9 +95,14 @@ class RunOptions:
     began_s: float = 0.0
     """When the command began, monotonic."""
 
-    checkpoint_dir: Path | None = None
-    """Where durable checkpoints are, if the job has any."""
+    checkpoints: CheckpointOptions | None = None
+    """Where durable checkpoints are, and how they are written, if the job has any."""
     resume: StartWish = StartWish()
+
+    @property
+    def checkpoint_dir(self) -> str | None:
+        """Folder or URL."""
+        return self.checkpoints.place if self.checkpoints is not None else None
 
     def config(self, *, node: str | None = None, incarnation: int = 0, life: Life = _FIRST) -> JobConfig:
         """For the core. `node`: this one's name among several; None: it is the only one."""

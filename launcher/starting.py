@@ -160,6 +160,7 @@ def _agent_config(
         run=run,
         script=options.script,
         memory=options.memory,
+        checkpoints=options.checkpoints,
         logs=options.output.logs(run),
         host=host or "127.0.0.1",
         one_host=host is None,

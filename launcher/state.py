@@ -36,6 +36,7 @@ def describe(core: Core, job: str, now: float) -> dict[str, Any]:
         "restarts_left": cluster.config.max_restarts - cluster.workers.restarts_used,
         "redundancy": _redundancy(core),
         "window": cluster.window.described(now),
+        "checkpoint": cluster.checkpoints.newest.step if cluster.checkpoints.newest is not None else None,
         "parked": parking.parked.reason if parking.parked else "",
         "parked_s": now - parking.parked.since_s if parking.parked else None,
         "store_away_s": now - parking.store_away_since_s if parking.store_away_since_s is not None else None,

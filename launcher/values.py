@@ -190,6 +190,15 @@ class PutBegun(Struct, frozen=True, kw_only=True):
     """Say in the store that a step has been committed."""
 
 
+class PutCheckpoint(Struct, frozen=True, kw_only=True):
+    """Put into the store that this is the job's newest checkpoint, if this member is still in its view."""
+
+    member: str
+    step: int
+    name: str
+    life: int
+
+
 class PutRecord(Struct, frozen=True, kw_only=True):
     """Put what this node says of itself, under its lease."""
 
@@ -293,6 +302,7 @@ Command = (
     | PutRoster
     | PutBegun
     | PutRecord
+    | PutCheckpoint
     | TakeNumber
     | Propose
     | Tell

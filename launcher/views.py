@@ -6,6 +6,7 @@
     /elastrain/<job>/spec            immutable: what every member must have in common
     /elastrain/<job>/view            the newest view
     /elastrain/<job>/begun           a step has been committed: there is state to lose
+    /elastrain/<job>/checkpoint      the newest durable checkpoint that may be seen
     /elastrain/<job>/end             how the job ended, until its last node has left
     /elastrain/<job>/left/<start>    the node of this incarnation has gone in good order while others go on
     /elastrain/<job>/members         how many member ids are used up; /incarnations likewise for starts of nodes
@@ -35,7 +36,7 @@ import msgspec
 from elastrain.base.scope import job_of, scope
 from elastrain.launcher.life_keys import life_key, read_life
 from elastrain.launcher.store import Item, LeaseLostError, Store, StoreUnavailableError
-from elastrain.launcher.values import NodeRecord, Roster
+from elastrain.launcher.values import NodeRecord, PutCheckpoint, Roster
 from elastrain.world import View
 
 _LOOK_AGAIN_S = 0.1
@@ -142,8 +143,21 @@ class JobKeys:
             if there is not None:
                 return self.read(there)
 
-    def put_left(self, incarnation: int) -> None:
-        self.put_once(f"left/{incarnation}", {})
+    def put_checkpoint(self, told: PutCheckpoint) -> str:
+        """Name it as the newest while the member is in the view that stands. Returns why not; empty: it is done."""
+        key = self.prefix + "checkpoint"
+        while True:
+            revision, view = self._view()
+            if view is None or told.member not in view:
+                return f"{told.member} is no longer a member of the job"
+            there = self._get(key)
+            before = self.read(there) if there is not None else {"life": 0, "step": -1}
+            if (before["life"], before["step"]) >= (told.life, told.step):
+                return f"the checkpoint of step {before['step']} is newer"
+            value = {"life": told.life, "step": told.step, "name": told.name, "generation": view.generation}
+            expect = {self._view_key: revision, key: there.revision if there is not None else 0}
+            if self._commit(expect, {key: json.dumps(value, sort_keys=True).encode()}) is not None:
+                return ""
 
     def raise_number(self, counter: str, at_least: int) -> None:
         """So many are used up, should the store have forgotten."""

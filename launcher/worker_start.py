@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastrain.base.checkpoints import CheckpointOptions
 from elastrain.base.resume import as_text
 from elastrain.launcher import priority
 from elastrain.launcher.environment import inherited, set_for_a_moment
@@ -169,6 +170,7 @@ class WorkerEnvironment:
     mark: Mapping[str, str]
     """By which the agent's guardian knows them, and what they have started."""
     memory: WorkerMemory
+    checkpoints: CheckpointOptions | None = None
 
 
 def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
@@ -208,6 +210,7 @@ def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
         "ELASTRAIN_WRONG": worker.wrong,
         "ELASTRAIN_HOST": common.host or "",
         **common.memory.environment(),
+        **(common.checkpoints.environment() if common.checkpoints is not None else {}),
         **common.mark,
     }
     return {name: str(value) for name, value in env.items()}

@@ -30,7 +30,6 @@ class Ledger:
         arithmetic: Arithmetic,
         states: StateStore[int],
         scratch: StateStore[tuple[int, int]],
-        sink: CaptureSink | None = None,
     ) -> None:
         self._arithmetic = arithmetic
         self._buffers: Buffers[Tensor] = Buffers(arithmetic.new_buffer, arithmetic.kind)
@@ -38,7 +37,11 @@ class Ledger:
         self._folds = Folds(runs, lanes, arithmetic, self._buffers)
         self._states = StateBooks(arithmetic, self._buffers, states, scratch)
         self._behind = WorkBehind(len(lanes), arithmetic, self._states)
-        self._captures = Captures(states, sink or NoSink())
+        self._captures = Captures(states, NoSink())
+
+    def capture_into(self, sink: CaptureSink) -> None:
+        """States that are captured for a checkpoint go there."""
+        self._captures = Captures(self._states.states, sink)
 
     @property
     def has_work_behind(self) -> bool:

@@ -246,7 +246,8 @@ class Checkpointing:
 
     def _close(self, over: CheckpointOver) -> None:
         self._out.do(p.DropCaptures(step=over.step))
-        self._out.do(p.EndCheckpoint(step=over.step, reason=over.reason))
+        is_told = self._collector == self._views.me
+        self._out.do(p.EndCheckpoint(step=over.step, reason=over.reason, is_told=is_told))
         self.open, self._over = None, over
 
     # --------------------------------------------------------------------------------------------------- another view

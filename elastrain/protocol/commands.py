@@ -179,6 +179,8 @@ class EndCheckpoint:
 
     step: int
     reason: str
+    is_told: bool
+    """This member tells people of it, for all."""
 
 
 @dataclass(frozen=True, kw_only=True)

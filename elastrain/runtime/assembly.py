@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from elastrain import agent_messages as am
+from elastrain.base.checkpoints import CheckpointOptions
 from elastrain.base.environment import Environment
 from elastrain.base.resume import Resume
 from elastrain.comm.shm.liveness import Beacon
@@ -26,6 +27,8 @@ from elastrain.layout import Layout
 from elastrain.member.lifecycle import Lifecycle
 from elastrain.runtime.agent_link import AgentLink
 from elastrain.runtime.channel import connect
+from elastrain.runtime.durable.checkpoints import Bearings, Checkpoints
+from elastrain.runtime.durable.manifests import Described
 from elastrain.runtime.engine import Engine, EngineParts
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.facade import Facade
@@ -57,6 +60,7 @@ class Chosen:
     limit: MemoryLimit | None
     resume: Resume | None = None
     """The checkpoint that the job starts from."""
+    checkpoints: CheckpointOptions | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +97,7 @@ class Prepared:
     facade: Facade
     model: nn.Module
     memory: MemoryKeeper | None
+    checkpoints: Checkpoints | None
     first_step: int
     """Of the job."""
     stored: StoredInitial | None
@@ -133,6 +138,7 @@ def assemble(
     pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
     state = ModelState(request.model, layout, mesh.memory.empty)
     shape = replace(settings.shape(layout, request.loader.micro_batches), initial=initial_of(chosen.resume))
+    handover = Handover(mesh.wake, connections.whereabouts)
     executor = Executor(
         layout=layout,
         runs=shape.runs,
@@ -141,13 +147,14 @@ def assemble(
         allocate=mesh.memory.empty,
         max_grad_norm=request.max_grad_norm,
     )
-    parts = _engine_parts(chosen, connections, mesh, executor, report)
+    if (checkpoints := _checkpoints(request, layout, chosen, connections, handover)) is not None:
+        executor.write_checkpoints(checkpoints)
+    parts = _engine_parts(chosen, connections, mesh, executor, report, handover)
     stored = _stored(chosen, executor, parts)
     facade = Facade(request.optimizer)
     executor.warm_up()
-    device = compute_device(request.model)
-    me, wrong = chosen.environment.member, chosen.environment.wrong
-    core = Lifecycle(me=me, shape=shape)
+    me = chosen.environment.member
+    core = Lifecycle(me=me, shape=shape, checkpoints=checkpoints.plan if checkpoints is not None else None)
     connections.faults.tools.memory = MemberMemory(me=me, executor=executor, holders=lambda: core.holders)
     return Prepared(
         engine=Engine(core, parts),
@@ -156,13 +163,22 @@ def assemble(
         facade=facade,
         model=request.model,
         memory=parts.memory,
+        checkpoints=checkpoints,
         first_step=shape.initial.step + 1,
         stored=stored,
-        describe=lambda: altered(
-            settings.describe(layout, request.loader, request.optimizer, request.max_grad_norm, device),
-            wrong,
-            connections.journal,
-        ),
+        describe=_describing(request, layout, chosen, connections),
+    )
+
+
+def _describing(
+    request: Request, layout: Layout, chosen: Chosen, connections: Connections
+) -> Callable[[], dict[str, Any]]:
+    """What all members must have in common, as it is when this one joins."""
+    device, settings = compute_device(request.model), chosen.settings
+    return lambda: altered(
+        settings.describe(layout, request.loader, request.optimizer, request.max_grad_norm, device),
+        chosen.environment.wrong,
+        connections.journal,
     )
 
 
@@ -175,8 +191,36 @@ def _stored(chosen: Chosen, executor: Executor, parts: EngineParts) -> StoredIni
     return stored
 
 
+def _checkpoints(
+    request: Request, layout: Layout, chosen: Chosen, connections: Connections, handover: Handover
+) -> Checkpoints | None:
+    """Raises ConfigError where the place is another job's."""
+    if chosen.checkpoints is None:
+        return None
+    environment, agent = chosen.environment, connections.agent
+    bearings = Bearings(
+        options=chosen.checkpoints,
+        me=environment.member,
+        job=environment.job,
+        life=environment.life,
+        changes=chosen.resume.changes if chosen.resume is not None else (),
+        tell=handover.tell,
+        say=agent.say,
+        has_agent=agent.is_there,
+        log=connections.journal.write,
+    )
+    made = Checkpoints(bearings, Described(layout, request.model, request.optimizer))
+    made.open()
+    return made
+
+
 def _engine_parts(
-    chosen: Chosen, connections: Connections, mesh: Mesh, executor: Executor, report: Callable[[Exception], None]
+    chosen: Chosen,
+    connections: Connections,
+    mesh: Mesh,
+    executor: Executor,
+    report: Callable[[Exception], None],
+    handover: Handover,
 ) -> EngineParts:
     environment, journal = chosen.environment, connections.journal
     memory, limit = None, chosen.limit
@@ -194,7 +238,7 @@ def _engine_parts(
         beacon=connections.beacon,
         agent=connections.agent,
         executor=executor,
-        handover=Handover(mesh.wake, connections.whereabouts),
+        handover=handover,
         faults=connections.faults,
         journal=journal,
         memory=memory,

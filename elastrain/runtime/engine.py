@@ -143,6 +143,8 @@ class Engine:
                 self._handle(result)
         if self._pace.recovery.is_over():
             self._suspect_the_silent()
+        if executor.is_checkpoint_due(self.view, self._parts.clock()):
+            self._handle(p.CheckpointWanted(last=False))
 
     def _on_arrival(self, arrival: Frame | PeerLost | Newer) -> None:
         match arrival:
@@ -169,6 +171,10 @@ class Engine:
                 self._handle(p.Viewed(view=view))
             case am.HandOver():
                 self._is_leaving = True
+            case am.WriteLast():
+                self._handle(p.CheckpointWanted(last=True))
+            case am.CheckpointSettled():
+                self._parts.executor.checkpoint_settled(message)
             case am.EndReached():
                 self._handle(p.JobEnded())
             case am.ArmFault():
@@ -185,7 +191,7 @@ class Engine:
             case InitialUnread(error=error):
                 raise error
             case StepBegun(event=event):
-                self._parts.executor.hyper[event.step] = told.hyper
+                self._parts.executor.begin_step(event.step, told.hyper, told.payload)
                 self._outgoing.use_loop_payload(told.payload)
                 self._handle(event)
             case _:
@@ -304,15 +310,7 @@ class Engine:
     def _resumed(self, command: p.Resumed) -> p.Event | None:
         self._reach_recovery("complete")
         self._pace.recovery.end()
-        recovery = command.recovery
-        self._parts.journal.write(
-            "resumed",
-            generation=command.view.generation,
-            committed=recovery.committed,
-            redone=recovery.redone,
-            reason=recovery.reason,
-            runs={member: list(runs) for member, runs in recovery.runs.items()},
-        )
+        self._notes.resumed(command)
         self._notes.tell_window(self._core)
         if self._parts.memory is None:
             return None
@@ -325,8 +323,8 @@ class Engine:
         self._pace.copies.computed(took_s)
         self._parts.agent.committed(record, self._core.holders, took_s)
         self._notes.tell_window(self._core)
-        if record.warning:
-            self._notes.warn(record, self.view)
+        self._notes.passed(record, self.view)
+        self._parts.executor.carry_out(p.Passed(record=record))
         if self._parts.memory is not None:
             self._parts.memory.passed()
         self._parts.executor.check_is_over()

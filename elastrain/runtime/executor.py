@@ -6,20 +6,23 @@ lies in this member's shared memory and is not changed before the protocol says 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from elastrain import agent_messages as am
 from elastrain import protocol as p
 from elastrain.books.ledger import Ledger
 from elastrain.layout import Layout
 from elastrain.offload.device import Device
 from elastrain.runtime.arithmetic import TensorArithmetic
+from elastrain.runtime.durable.checkpoints import Checkpoints
 from elastrain.runtime.model import Allocate, GradientSlot, ModelState
 from elastrain.runtime.optimizer import Hyper, PieceOptimizer
 from elastrain.runtime.spilled_states import StateSpill
 from elastrain.runtime.stored_initial import StoredInitial
 from elastrain.snapshot.store import SnapshotStore
+from elastrain.world import View
 
 
 class Executor:
@@ -35,6 +38,8 @@ class Executor:
         allocate: Allocate,
         max_grad_norm: float | None,
     ) -> None:
+        self.checkpoints: Checkpoints | None = None
+        """None where this member was not told where to write any."""
         self.layout = layout
         self.model = model
         self.optimizer = optimizer
@@ -79,6 +84,8 @@ class Executor:
 
     def carry_out(self, command: p.Command) -> p.Event | None:
         """Do the work of one command, on tensors."""
+        if isinstance(command, p.BeginPart | p.CaptureLoop | p.WriteManifest | p.EndCheckpoint | p.Passed):
+            return self._write(command)
         result = self.books.carry_out(command)
         if self._stored is not None:
             self._stored.carry_out(command)
@@ -86,6 +93,35 @@ class Executor:
             for over in [at for at in list(self.hyper) if at < command.step]:
                 del self.hyper[over]
         return result
+
+    def _write(self, command: p.Command) -> p.Event | None:
+        """Of checkpoints; other nodes may have been told to write them where this one was not."""
+        if self.checkpoints is not None:
+            self.checkpoints.carry_out(command)
+        elif isinstance(command, p.BeginPart):
+            problem = "this node was not told where to write checkpoints (--checkpoint-dir)"
+            return p.PartWritten(step=command.step, shards=(), told=(), problem=problem)
+        return None
+
+    def begin_step(self, step: int, hyper: Hyper, loop_payload: Callable[[], list[Tensor]]) -> None:
+        """The loop has come to a step's micro-batches, with these settings and tensors of its state."""
+        self.hyper[step] = hyper
+        if self.checkpoints is not None:
+            self.checkpoints.use_loop(loop_payload)
+
+    def checkpoint_settled(self, message: am.CheckpointSettled) -> None:
+        """The agent has answered whether a checkpoint may become visible."""
+        if self.checkpoints is not None:
+            self.checkpoints.settled(message)
+
+    def is_checkpoint_due(self, view: View | None, now_s: float) -> bool:
+        """By the clock of the member of lowest rank."""
+        return self.checkpoints is not None and self.checkpoints.is_due(view, now_s)
+
+    def write_checkpoints(self, checkpoints: Checkpoints) -> None:
+        """What is captured goes there."""
+        self.checkpoints = checkpoints
+        self.books.capture_into(checkpoints)
 
     # ----------------------------------------------------------------------------------------------- memory, in bytes
 

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from elastrain import protocol as p
+from elastrain.base import checkpoints
 from elastrain.base.environment import read_environment, resume
 from elastrain.errors import ConfigError
 from elastrain.runtime.assembly import (
@@ -81,7 +83,15 @@ def init(
         deterministic=deterministic,
         cross_check_every=cross_check_every,
     )
-    job = Job(Chosen(environment=environment, settings=settings, limit=limit, resume=resume()))
+    job = Job(
+        Chosen(
+            environment=environment,
+            settings=settings,
+            limit=limit,
+            checkpoints=checkpoints.from_environment(),
+            resume=resume(),
+        )
+    )
     job.open()
     return job
 
@@ -154,6 +164,16 @@ class Job:
             raise ConfigError(f"{name!r} is registered already, or a name of the job's own: choose another")
         stateful(name, thing)
         self._registered[name] = thing
+
+    def checkpoint(self) -> None:
+        """Have the next step that is committed become a durable checkpoint; returns at once, and nobody waits for it.
+
+        One member's wish is enough, and all members' count as one. Raises ConfigError where the job was not told where
+        to write them (`elastrain run --checkpoint-dir`).
+        """
+        if self._chosen.checkpoints is None:
+            raise ConfigError("this job was not told where to write checkpoints: elastrain run --checkpoint-dir DIR")
+        self._ready().parts.handover.tell(p.CheckpointWanted(last=False))
 
     @contextmanager
     def phase(self, name: str, timeout: float = PHASE_TIMEOUT_S) -> Iterator[None]:

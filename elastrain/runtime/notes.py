@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from elastrain import agent_messages as am
 from elastrain import protocol as p
+from elastrain.checkpoint import Checkpointed
 from elastrain.member.lifecycle import Lifecycle
 from elastrain.runtime.agent_link import AgentLink
 from elastrain.runtime.journal import Journal
@@ -22,7 +23,29 @@ class Notes:
         self._has_warned = False
         self._told_short: dict[str, int] = {}
 
-    def warn(self, record: Record, view: View | None) -> None:
+    def resumed(self, command: p.Resumed) -> None:
+        """A view is in order."""
+        recovery = command.recovery
+        self._journal.write(
+            "resumed",
+            generation=command.view.generation,
+            committed=recovery.committed,
+            redone=recovery.redone,
+            reason=recovery.reason,
+            runs={member: list(runs) for member, runs in recovery.runs.items()},
+        )
+
+    def passed(self, record: Record, view: View | None) -> None:
+        """What a record says besides its step."""
+        if record.warning:
+            self._warn(record, view)
+        if record.checkpoint is Checkpointed.PASSED_OVER:
+            reason = "the one before is still being written"
+            self._journal.write("checkpoint_passed_over", step=record.step, reason=reason)
+            if view is not None and view.ids[0] == self._agent.me:
+                self._agent.say(am.CheckpointEnded(step=record.step, reason=reason))
+
+    def _warn(self, record: Record, view: View | None) -> None:
         """Every record of the job may carry a warning; the screen shows the first, by one member."""
         self._journal.write("warning", step=record.step, reason=record.warning)
         if not self._has_warned and view is not None and view.ids[0] == self._agent.me:

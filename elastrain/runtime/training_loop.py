@@ -83,6 +83,8 @@ class TrainingLoop:
         parts.loader.start(self._prepared.first_step, self._expected_micro_batches, self._loader_died)
         warm_up(compute_device(self._prepared.model))
         spec = {**self._prepared.describe(), "layers' switches and numbers": parts.layers.digest()}
+        if (checkpoints := self._prepared.checkpoints) is not None:
+            checkpoints.spec = spec
         self._prepared.engine.start(spec)
         entered = parts.handover.wait()
         if isinstance(entered, LoopOver):
@@ -152,6 +154,8 @@ class TrainingLoop:
         except ChannelClosedError:
             pass  # the launcher has gone before us: nothing depends on it any more
         self._prepared.engine.close()
+        if self._prepared.checkpoints is not None:
+            self._prepared.checkpoints.close()
         if self._prepared.memory is not None:
             self._prepared.memory.close()
         self._parts.loader.close()

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from elastrain.launcher import worker_start
+from elastrain.launcher.commands.options.checkpoint_options import CheckpointFlags
 from elastrain.launcher.commands.options.grouped import grouped
 from elastrain.launcher.commands.options.job_options import FaultFlags, MemoryFlags, WaitFlags
 from elastrain.launcher.commands.options.node_options import EtcdFlags, RendezvousFlags, SizeFlags
@@ -34,13 +35,14 @@ class RunFlags:
     waits: WaitFlags
     faults: FaultFlags
     resume: ResumeFlags
+    checkpoints: CheckpointFlags
 
     def options(self, target: str, args: list[str]) -> RunOptions:
         """Raises ConfigError."""
         refuse_unknown(target)
         refuse_backend(self.rendezvous.rdzv_backend)
         script, memory, job = self.script.script(target, args), self.memory.limit(), self.rendezvous.job()
-        size = self.size.size(self.rendezvous)
+        size, checkpoints = self.size.size(self.rendezvous), self.checkpoints.checkpoints()
         return RunOptions(
             job=job,
             script=script,
@@ -52,6 +54,7 @@ class RunFlags:
             armed=self.faults.armed,
             faults=self.faults.read(),
             began_s=time.monotonic(),
+            checkpoints=checkpoints,
             resume=self.resume.wish(),
         )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from elastrain.launcher.core.checkpoints import CheckpointCare
 from elastrain.launcher.core.job_progress import JobProgress
 from elastrain.launcher.core.peers import Peers
 from elastrain.launcher.core.window import OpenWindow
@@ -24,6 +25,7 @@ class Cluster:
         self.peers = Peers(NodeRecord(name=config.node, incarnation=config.incarnation, workers=config.workers))
         self.progress = JobProgress()
         self.window = OpenWindow()
+        self.checkpoints = CheckpointCare(config.life.number, self.progress)
         self.roster: Roster | None = None
         self.view: View | None = None
 

@@ -180,6 +180,14 @@ class ViewRemoved(Struct, frozen=True, kw_only=True):
     """Somebody has taken the job's keys out of the store, as the last node of a job does."""
 
 
+class CheckpointAnswered(Struct, frozen=True, kw_only=True):
+    """The store names this checkpoint of a member's as the newest; or it may not, for the problem."""
+
+    member: str
+    step: int
+    problem: str
+
+
 class FirstCommitStands(Struct, frozen=True, kw_only=True):
     """The store says that a step has been committed."""
 
@@ -230,6 +238,7 @@ StoreEvent: TypeAlias = (
     | ViewStands
     | ProposalAnswered
     | ViewRemoved
+    | CheckpointAnswered
     | FirstCommitStands
     | EndStands
     | StoreWentAway

@@ -126,6 +126,8 @@ class Core:
                 return self._views.on_answer(event, now)
             case ev.ViewRemoved():
                 return self._views.on_removed(event, now)
+            case ev.CheckpointAnswered():
+                return self.cluster.checkpoints.on_answered(event)
             case ev.FirstCommitStands():
                 self.cluster.progress.begun = True
                 return []
@@ -168,6 +170,10 @@ class Core:
                 return self.shutdown.on_finished(worker, message, now)
             case am.Struck():
                 return self.faults.on_struck(worker, message, now)
+            case am.CheckpointReady():
+                return self.cluster.checkpoints.on_ready(worker, message)
+            case am.CheckpointEnded():
+                return self.cluster.checkpoints.on_ended(message)
 
     def _on_notice(self, node: str, notice: notices.Notice, now: float) -> list[Command]:
         """Another agent spoke."""

@@ -122,8 +122,8 @@ class SimMember:
             arithmetic=self.symbols,
             states=self.states,
             scratch=Shelf[tuple[int, int]](self.symbols.model),
-            sink=self.disk,
         )
+        self.ledger.capture_into(self.disk)
         self.generation = 0
         """Stamped on what is sent: it changes with the edit, between two commands of one event."""
         self.flips = 0

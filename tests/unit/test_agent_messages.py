@@ -37,6 +37,8 @@ FROM_WORKER: list[am.FromWorker] = [
     am.NoRoom(sentence="12 MiB too small"),
     am.Finished(step=9, digest="d"),
     am.Struck(number=3),
+    am.CheckpointReady(step=3, name="life-0001-step-0000000003", size_bytes=9),
+    am.CheckpointEnded(step=3, size_bytes=9, took_s=0.5, reason="no space"),
     am.Note(fields={"noticed": "x"}),
 ]
 MEMBERS = (Member(id="m0", node="a", address="tcp:a:1", incarnation=2), Member(id="m1", node="b"))
@@ -45,6 +47,8 @@ TO_WORKER: list[am.ToWorker] = [
     am.EndReached(),
     am.ArmFault(kind="slow", step=4, phase=None, for_s=2.5, options={"factor": 3.0, "how": "busy"}, number=3),
     am.HandOver(),
+    am.CheckpointSettled(step=3, problem=""),
+    am.WriteLast(),
     am.Refused(reason="seed"),
     am.Stop(reason="finished"),
 ]

@@ -40,7 +40,7 @@ def write_all(keys: JobKeys) -> None:
     keys.put_spec({"seed": 0})
     keys.put_view(view(1))
     keys.put_once("end", {"code": 0})
-    keys.put_left(1)
+    keys.put_once("left/1", {})
 
 
 def names(store: Store) -> list[str]:

@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--nan-at", type=int, default=-1, help="step whose loss is NaN")
     parser.add_argument("--raise-at", type=int, default=-1, help="step in which the fifth micro-batch raises")
     parser.add_argument("--break-at", type=int, default=-1, help="step after which the loop is left")
+    parser.add_argument("--checkpoint-at", type=int, default=-1, help="step in which one member asks for a checkpoint")
     parser.add_argument("--patience", type=int, default=-1, help="steps that a process waits for a better loss")
     parser.add_argument("--slow-while", type=Path, help="micro-batches wait a little while this file exists")
     args = parser.parse_args()
@@ -63,6 +64,8 @@ def main() -> None:
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=0.5)
     waited = 0  # of this process alone: nothing carries it over to a newcomer
     for step in job.steps(loader, until=args.steps):
+        if step.number == args.checkpoint_at and job.rank == 0:
+            job.checkpoint()
         for number, (inputs, labels) in enumerate(step):
             loss = nn.functional.cross_entropy(model(inputs, labels), labels)
             if step.number == args.nan_at:

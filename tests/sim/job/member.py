@@ -211,6 +211,12 @@ class SimExecutor:
         self.books = member.ledger
         self.hyper: dict[int, Any] = {}
 
+    def begin_step(self, step: int, hyper: Any, loop_payload: Any) -> None:
+        self.hyper[step] = hyper
+
+    def is_checkpoint_due(self, view: Any, now_s: float) -> bool:
+        return False
+
     def check_slot(self) -> Slot:
         return self._member.symbols.new_slot()
 

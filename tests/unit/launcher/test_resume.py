@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from elastrain.agent_messages import Failed
+from elastrain.base.checkpoints import CheckpointOptions
 from elastrain.base.resume import Resume, as_text, changes, from_text, refusal
 from elastrain.errors import ConfigError
 from elastrain.launcher.checkpoints import find_start
@@ -85,7 +86,8 @@ def test_it_travels_as_text() -> None:
 def options(folder: Path | None, source: str = "auto", *, thorough: bool = False) -> RunOptions:
     wish = StartWish(source=source, is_thorough=thorough)
     script = Script.of("train.py", ())
-    return RunOptions(job="job", script=script, target="train.py", checkpoint_dir=folder, resume=wish)
+    checkpoints = CheckpointOptions(place=str(folder)) if folder is not None else None
+    return RunOptions(job="job", script=script, target="train.py", checkpoints=checkpoints, resume=wish)
 
 
 def damage(folder: Path) -> None:

@@ -71,7 +71,7 @@ def test_every_second_step_is_written_and_made_visible() -> None:
     assert job.all(p.CaptureLoop) == [p.CaptureLoop(step=1, state="2")]
     assert [manifest.told for manifest in job.all(p.WriteManifest)] == [("at 0", "at 1")]
     job.tell(p.ManifestWritten(step=1, reason=""))
-    assert job.all(p.EndCheckpoint) == [p.EndCheckpoint(step=1, reason="")]
+    assert job.all(p.EndCheckpoint) == [p.EndCheckpoint(step=1, reason="", is_told=True)]
 
 
 def test_the_next_one_is_passed_over_while_one_is_being_written() -> None:
@@ -109,7 +109,7 @@ def test_a_disk_that_takes_nothing_gives_one_checkpoint_up_and_the_next_is_tried
     job = Alone(CheckpointPlan(every_steps=1))
     job.compute(0)
     job.tell(job.written(0, problem="no space left on device"))
-    assert job.all(p.EndCheckpoint) == [p.EndCheckpoint(step=0, reason="a: no space left on device")]
+    assert job.all(p.EndCheckpoint) == [p.EndCheckpoint(step=0, reason="a: no space left on device", is_told=True)]
     assert job.all(p.DropCaptures) == [p.DropCaptures(step=0)]
     job.go_on(1)
     job.compute(1)

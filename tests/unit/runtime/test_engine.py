@@ -97,6 +97,12 @@ class FakeExecutor:
     def start_run(self) -> str:
         return "slot"
 
+    def begin_step(self, step: int, hyper: Any, loop_payload: Any) -> None:
+        self.hyper[step] = hyper
+
+    def is_checkpoint_due(self, view: Any, now_s: float) -> bool:
+        return False
+
     def check_slot(self) -> str:
         return "slot of a check"
 

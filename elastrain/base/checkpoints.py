@@ -1,0 +1,55 @@
+"""How a job writes durable checkpoints, as the launcher was asked: carried to its workers in their environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+DIR, EVERY, KEEP, LAYOUT = (f"ELASTRAIN_CHECKPOINT_{name}" for name in ("DIR", "EVERY", "KEEP", "LAYOUT"))
+LAYOUTS = ("shared", "local")
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """`place`: a folder, or a URL. Without a number of steps or a time, only what the script asks for is written."""
+
+    place: str
+    every_steps: int = 0
+    every_s: float = 0.0
+    keep: int = 3
+    layout: str = "shared"
+    """`local`: each node has a disk of its own there, and every holder writes its copy."""
+    resumes: bool = False
+    """The job goes on from what lies there, whoever wrote it."""
+
+    def environment(self) -> dict[str, str]:
+        every = str(self.every_steps) if self.every_steps else f"{self.every_s:g}s" if self.every_s else ""
+        return {DIR: self.place, EVERY: every, KEEP: str(self.keep), LAYOUT: self.layout}
+
+
+def parse_every(text: str) -> tuple[int, float]:
+    """Steps, or seconds of a time such as 30s, 5m or 1h; the other one is 0. Raises ValueError."""
+    found = re.fullmatch(r"([1-9]\d*)([smh]?)", text)
+    if found is None:
+        raise ValueError(f"{text!r}: write a number of steps, or a time such as 30s, 5m or 1h")
+    number, unit = int(found[1]), found[2]
+    return (number, 0.0) if not unit else (0, number * _UNITS_S[unit])
+
+
+def from_environment() -> CheckpointOptions | None:
+    """None where nothing is written. Raises ValueError for what the launcher would not have let through."""
+    place = os.environ.get(DIR)
+    if not place:
+        return None
+    every = os.environ.get(EVERY)
+    steps, seconds = parse_every(every) if every else (0, 0.0)
+    return CheckpointOptions(
+        place=place,
+        every_steps=steps,
+        every_s=seconds,
+        keep=int(os.environ.get(KEEP, "3")),
+        layout=os.environ.get(LAYOUT, "shared"),
+        resumes=bool(os.environ.get("ELASTRAIN_RESUME")),
+    )

@@ -1,0 +1,139 @@
+"""The manifest of a checkpoint, made of the layout, the optimizer, the record and what was written. Values only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from elastrain.layout import Layout, Shard, round_up
+from elastrain.snapshot.durable.manifest import (
+    GroupEntry,
+    Manifest,
+    ParameterEntry,
+    Part,
+    PieceEntry,
+    ShardEntry,
+)
+from elastrain.snapshot.durable.writing import Written
+from elastrain.values import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begin:
+    """What a manifest says of its job. `hyper`: per parameter group, after the step."""
+
+    job: str
+    life: int
+    time_s: float
+    spec: Mapping[str, Any]
+    hyper: Sequence[Mapping[str, Any]]
+    changes: tuple[str, ...]
+
+
+class Described:
+    """What stays the same for the whole job: the model's names, and which of them the optimizer has where."""
+
+    def __init__(self, layout: Layout, model: nn.Module, optimizer: Optimizer) -> None:
+        self._layout = layout
+        self._model = model
+        self._optimizer = type(optimizer).__name__
+        named = dict(model.named_parameters(remove_duplicate=False))
+        known = {spec.name for spec in layout.parameters}
+        names = {id(parameter): name for name, parameter in named.items() if name in known}
+        self._groups = [
+            tuple(names[id(each)] for each in g["params"] if id(each) in names) for g in optimizer.param_groups
+        ]
+        state = model.state_dict()
+        self._parameters = tuple(
+            ParameterEntry(name=s.name, shape=s.shape, dtype=s.dtype, group=s.flat_group, also=_also(s.name, state))
+            for s in layout.parameters
+        )
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Those of the model that are neither parameters nor running statistics."""
+        known = {name for entry in self._parameters for name in (entry.name, *entry.also)}
+        return {name: value for name, value in self._model.state_dict().items() if name not in known}
+
+    def manifest(
+        self, begin: Begin, record: Record, told: Sequence[str], attachments: Mapping[str, tuple[Part, ...]]
+    ) -> Manifest:
+        """`told`: what writers told of all shards."""
+        copies: dict[int, list[Written]] = {}
+        for each in told:
+            written = msgspec.json.decode(each, type=Written)
+            copies.setdefault(written.shard, []).append(written)
+        groups = [GroupEntry(parameters=n, hyper=dict(h)) for n, h in zip(self._groups, begin.hyper, strict=True)]
+        return Manifest(
+            job=begin.job,
+            life=begin.life,
+            step=record.step,
+            time_s=begin.time_s,
+            spec=dict(begin.spec),
+            changes=begin.changes,
+            counters=_counters(record),
+            optimizer=self._optimizer,
+            parameters=self._parameters,
+            groups=tuple(groups),
+            shards=tuple(self._shard(shard, copies.get(shard.index, [])) for shard in self._layout.shards),
+            attachments=dict(attachments),
+        )
+
+    def _shard(self, shard: Shard, copies: Sequence[Written]) -> ShardEntry:
+        return ShardEntry(
+            index=shard.index,
+            block=self._layout.blocks[shard.block],
+            dtype=shard.master_dtype,
+            numel=shard.numel,
+            pieces=tuple(self._pieces(shard)),
+            digest=copies[0].digest if copies else 0,
+            parts=tuple(copy.part for copy in copies),
+        )
+
+    def _pieces(self, shard: Shard) -> list[PieceEntry]:
+        """Everything that lies in the shard; the layout's own pieces are what an optimizer steps."""
+        found = []
+        for leaf in self._layout.leaves:
+            start, stop = max(shard.start, leaf.start), min(shard.stop, leaf.start + round_up(leaf.numel))
+            if leaf.flat != shard.flat or start >= stop:
+                continue
+            valid = max(0, min(stop, leaf.start + leaf.numel) - start)
+            offset = min(start - leaf.start, leaf.numel)
+            found.append(
+                PieceEntry(
+                    parameter=leaf.parameter,
+                    start=start - shard.start,
+                    numel=stop - start,
+                    valid_numel=valid,
+                    offset=offset,
+                )
+            )
+        return found
+
+
+def hyper_of(loop: str) -> list[dict[str, Any]]:
+    """Per parameter group, as the loop's state has them."""
+    hyper: list[dict[str, Any]] = json.loads(loop)["hyper"]
+    return hyper
+
+
+def _counters(record: Record) -> dict[str, Any]:
+    counted = record.contribution
+    return {
+        "loss": counted.loss / counted.weight if counted.weight else None,
+        "samples": counted.samples,
+        "skipped": record.skipped,
+        "scaler": msgspec.to_builtins(record.next_scaler),
+    }
+
+
+def _also(name: str, state: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Further names of the same memory in a `state_dict`."""
+    mine = state[name]
+    same = [key for key, value in state.items() if value.data_ptr() == mine.data_ptr() and value.shape == mine.shape]
+    return tuple(key for key in same if key != name) if mine.numel() else ()

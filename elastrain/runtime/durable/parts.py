@@ -1,0 +1,119 @@
+"""The part of a checkpoint that one member writes: captured states wait here for the thread that writes them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+import msgspec
+
+from elastrain import protocol as p
+from elastrain.snapshot.durable.errors import CheckpointError
+from elastrain.snapshot.durable.places.port import CheckpointPlace
+from elastrain.snapshot.durable.writing import PartWriter
+from elastrain.snapshot.state import ShardState
+
+NICE = 10
+"""Added to the writer's niceness: two threads that compute have the processors, it has what they leave."""
+Task = Callable[[], None]
+
+
+class WriterThread:
+    """Does one task after the other. Daemon: a disk that hangs must not keep the process."""
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="elastrain-checkpoints", daemon=True)
+
+    def start(self) -> None:
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    def do(self, task: Task) -> None:
+        self._tasks.put(task)
+
+    def close(self, wait_s: float) -> None:
+        """What was asked for before is done, if that does not take longer."""
+        self._tasks.put(None)
+        if self._thread.is_alive():
+            self._thread.join(wait_s)
+
+    def _run(self) -> None:
+        # Of this thread alone, and of those that it starts.
+        mine = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, mine, min(19, os.getpriority(os.PRIO_PROCESS, mine) + NICE))
+        while (task := self._tasks.get()) is not None:
+            task()
+
+
+class Room:
+    """Counts the bytes of captured states that are not written yet. Safe for two threads."""
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        self.used_bytes = 0
+        self.limit_bytes = limit_bytes
+        """None: as much as the states have, since the next checkpoint waits for this one."""
+        self._freed = threading.Condition()
+
+    def fits(self, size_bytes: int) -> bool:
+        # One at least, or a state that is larger than all the room would never be written.
+        return self.limit_bytes is None or not self.used_bytes or self.used_bytes + size_bytes <= self.limit_bytes
+
+    def wait(self, size_bytes: int, at_most_s: float) -> bool:
+        """True when it fits."""
+        with self._freed:
+            return self._freed.wait_for(lambda: self.fits(size_bytes), at_most_s)
+
+    def take(self, size_bytes: int) -> None:
+        with self._freed:
+            self.used_bytes += size_bytes
+
+    def free(self, size_bytes: int) -> None:
+        with self._freed:
+            self.used_bytes -= size_bytes
+            self._freed.notify_all()
+
+
+class PartInWriting:
+    """Some shards of a checkpoint, from `BeginPart` to `PartWritten`. Its methods run in the writer's thread."""
+
+    def __init__(
+        self, command: p.BeginPart, place: CheckpointPlace, name: str, me: str, tell: Callable[[p.PartWritten], None]
+    ) -> None:
+        self.step = command.step
+        self.shards = frozenset(command.shards)
+        self.is_over = False
+        """Nothing more is wanted of it."""
+        self._left = set(command.shards)
+        self._told: dict[int, str] = {}
+        self._writer = PartWriter(place, name, writer=me)
+        self._tell = tell
+
+    def write(self, state: ShardState) -> None:
+        """One of its states; the last one ends it."""
+        if self.is_over:
+            self._writer.give_up()
+            return
+        try:
+            self._told[state.shard] = msgspec.json.encode(self._writer.write(state)).decode()
+            self._left.discard(state.shard)
+            if not self._left:
+                self._writer.finish()
+                self._end()
+        except CheckpointError as error:
+            self.fail(str(error))
+
+    def give_up(self) -> None:
+        self.is_over = True
+        self._writer.give_up()
+
+    def fail(self, problem: str) -> None:
+        self.give_up()
+        self._tell(p.PartWritten(step=self.step, shards=(), told=(), problem=problem))
+
+    def _end(self) -> None:
+        shards = tuple(sorted(self._told))
+        told = tuple(self._told[shard] for shard in shards)
+        self._tell(p.PartWritten(step=self.step, shards=shards, told=told, problem=""))

@@ -1,0 +1,40 @@
+"""Where and when a job writes durable checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elastrain.base.checkpoints import CheckpointOptions, parse_every
+from elastrain.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFlags:
+    """Without a directory there are none."""
+
+    checkpoint_dir: Annotated[
+        str | None,
+        typer.Option("--checkpoint-dir", help="Folder or URL for durable checkpoints; the same for all nodes."),
+    ] = None
+    checkpoint_every: Annotated[
+        str | None,
+        typer.Option("--checkpoint-every", help="Steps, or a time such as 5m, from one checkpoint to the next."),
+    ] = None
+    keep: Annotated[int, typer.Option("--keep", min=1, help="Checkpoints that are kept; older ones go.")] = 3
+
+    def checkpoints(self) -> CheckpointOptions | None:
+        """Raises ConfigError."""
+        if self.checkpoint_dir is None:
+            if self.checkpoint_every is not None:
+                raise ConfigError("--checkpoint-every: say where they are written, too, with --checkpoint-dir DIR")
+            return None
+        try:
+            steps, seconds = parse_every(self.checkpoint_every) if self.checkpoint_every else (0, 0.0)
+        except ValueError as error:
+            raise ConfigError(f"--checkpoint-every {error}") from None
+        place = self.checkpoint_dir if "://" in self.checkpoint_dir else str(Path(self.checkpoint_dir).absolute())
+        return CheckpointOptions(place=place, every_steps=steps, every_s=seconds, keep=self.keep)

@@ -1,0 +1,110 @@
+"""Running jobs write durable checkpoints: whole, in the background, whatever strikes them meanwhile."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastrain.snapshot.durable.places.opening import place_at
+from elastrain.snapshot.durable.publishing import visible
+from elastrain.snapshot.durable.reading import Checkpoint
+from tests.support.training import Run, assert_equal_to_undisturbed, run_job, undisturbed
+
+STEPS = ("--steps", "12")
+
+
+def run(
+    folder: Path, place: Path, *, workers: int = 2, every: str = "3", more: tuple[str, ...] = (), **rest: object
+) -> Run:
+    options = ("--checkpoint-dir", str(place), "--checkpoint-every", every, *more)
+    return run_job(folder, workers=workers, arguments=STEPS, options=options, **rest)  # type: ignore[arg-type]
+
+
+def steps_of(place: Path) -> list[int]:
+    """Of the checkpoints that are there, each of which is read back whole, digests and all."""
+    found = []
+    for name in visible(place_at(str(place))):
+        checkpoint = Checkpoint.open([place_at(str(place))], name)
+        assert checkpoint.verify() == []
+        found.append(checkpoint.manifest.step)
+    return found
+
+
+def went_on_from(folder: Path, place: Path, step: int, workers: int) -> None:
+    """A job that goes on from there ends with the parameters of the undisturbed one."""
+    folder.mkdir()
+    done = run_job(folder, workers=workers, arguments=STEPS, options=("--checkpoint-dir", str(place)))
+    assert done.exit_code == 0, done.output
+    assert f"the job goes on after step {step}" in done.output
+    assert set(done.digests.values()) == set(undisturbed(*STEPS).digests.values())
+
+
+def test_what_is_written_meanwhile_is_the_state_of_its_step(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    done = run(tmp_path, place, workers=3, more=("--keep", "2"))
+    assert_equal_to_undisturbed(done, *STEPS)
+    there = steps_of(place)
+    # One may be passed over because the one before is still being written; the first is always taken.
+    assert there and set(there) <= {2, 5, 8, 11} and "is complete: " in done.output
+    if there[-1] < 11:
+        went_on_from(tmp_path / "again", place, there[-1], workers=1)
+
+
+def test_a_script_asks_for_one_at_any_time_and_it_is_the_state_to_go_on_from(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    options = ("--checkpoint-dir", str(place))
+    done = run_job(tmp_path, workers=2, arguments=(*STEPS, "--checkpoint-at", "4"), options=options)
+    assert_equal_to_undisturbed(done, *STEPS)
+    (step,) = steps_of(place)
+    assert step >= 4
+    went_on_from(tmp_path / "again", place, step, workers=3)
+
+
+def test_a_member_that_dies_while_it_is_written_spoils_neither_job_nor_checkpoints(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    done = run(tmp_path, place, workers=3, every="1", faults=["kill --target member:m1 --at step=6,phase=backward"])
+    assert_equal_to_undisturbed(done, *STEPS)
+    assert steps_of(place)
+
+
+@pytest.fixture
+def full_disk() -> Iterator[Path]:
+    """A file system with next to no room."""
+    folder = Path(f"/tmp/writing-full-{os.getpid()}")
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)], capture_output=True)
+    if mounted.returncode != 0:
+        folder.rmdir()
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+        folder.rmdir()
+
+
+def test_a_full_disk_is_said_and_the_job_goes_on(tmp_path: Path, full_disk: Path) -> None:
+    done = run(tmp_path, full_disk, every="4")
+    assert_equal_to_undisturbed(done, *STEPS)
+    assert "is given up, because" in done.output and "there is no room" in done.output
+    assert visible(place_at(str(full_disk))) == []
+
+
+def test_another_jobs_directory_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    assert run(tmp_path / "first", place).exit_code == 0
+    done = run(tmp_path / "second", place, more=("--resume", "none"))
+    assert done.exit_code == 1
+    assert "holds checkpoints of job" in done.output
+    assert steps_of(place)
+
+
+def test_every_without_a_directory_is_refused(tmp_path: Path) -> None:
+    done = run_job(tmp_path, workers=1, arguments=STEPS, options=("--checkpoint-every", "3"))
+    assert done.exit_code != 0 and "--checkpoint-dir" in done.output
