@@ -654,7 +654,7 @@ def makes_what_is_not_read(rule: Rule, initial: InitialState) -> bool:
     return True
 
 
-@_rule(150, InitialState, "_missing", _resumes)
+@_rule(60, InitialState, "_missing", _resumes)
 def forgets_what_a_view_adds(rule: Rule, initial: InitialState) -> list[int]:
     """What a change of view gives a member before the first commit, it reads, too."""
     missing: list[int] = [] if initial._commit.parameters.are_here() else rule(initial)
@@ -733,7 +733,7 @@ def reuses_a_slot_that_is_written(rule: Rule, slots: GradientSlots) -> Any:
 _CHECKPOINTS: Filter = lambda scenario: scenario.checkpoint_every > 0  # noqa: E731  a filter among filters
 
 
-@_rule(40, Ledger, "_settle", _CHECKPOINTS)
+@_rule(120, Ledger, "_settle", _CHECKPOINTS)
 def captures_after_the_next_update(rule: Rule, ledger: Ledger, command: p.Command) -> None:
     """A checkpoint has the state of its step: what is not copied yet is copied before the next update."""
     if not isinstance(command, p.Apply):

@@ -14,7 +14,8 @@ def draw(seed: int) -> Scenario:
     rng = random.Random(seed)
     faults, check_every, slow_behind = _draw_faults(rng), rng.choice([0, 0, 1, 2]), rng.randrange(10) == 0
     resumes = rng.choice([None] * 10 + [-1, 0, 1])
-    drawn = _with(faults, check_every=check_every, slow_behind=slow_behind, resumes=resumes)
+    early = resumes is not None and rng.random() < 0.5  # while members still read what they start from
+    drawn = _with(faults, check_every=check_every, slow_behind=slow_behind, resumes=resumes, early=early)
     if rng.randrange(4):
         return drawn
     return _with(
