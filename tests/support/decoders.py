@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
+from msgspec.structs import replace
 
 from elastrain import agent_messages as am
 from elastrain import messages
@@ -44,12 +46,19 @@ from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.stats import OffloadStats
 from elastrain.placement import Holders
 from elastrain.runtime import carried, packing
+from elastrain.snapshot.durable import frames as durable_frames
+from elastrain.snapshot.durable import manifest
+from elastrain.snapshot.durable.errors import CheckpointError
+from elastrain.snapshot.durable.manifest import Part
+from elastrain.snapshot.durable.writing import Written
 from elastrain.snapshot.state import ShardState
 from elastrain.values import Contribution, Record, Report, Vote
 from elastrain.world import Member, View
+from tests.support import checkpoints
 
 CAPS = Caps(max_body_bytes=1 << 20, max_tensor_bytes=1 << 20)
 SECRET = b"s" * 32
+_PART = ("offset_bytes", "size_bytes", "tail_bytes", "tail_checksum", "plain_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -381,6 +390,65 @@ def _files(folder: Path) -> list[Decoder]:
 # --------------------------------------------------------------------------------------------------- what tensors carry
 
 
+class _Bytes:
+    """A file in memory, as `places.port.Source` and, while it is made, as `Sink`."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = data
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data)
+
+    def write(self, data: memoryview) -> None:
+        self.data += bytes(data)
+
+    def sync(self) -> None: ...
+
+    def commit(self) -> None: ...
+
+    def discard(self) -> None: ...
+
+    def read_into(self, view: memoryview, offset_bytes: int) -> None:
+        view[:] = self.data[offset_bytes : offset_bytes + view.nbytes]
+
+    def close(self) -> None: ...
+
+
+def _checkpoints() -> list[Decoder]:
+    """Checksums are made right again: what lies behind them is reached."""
+    written = Written(shard=0, version=1, digest=2, part=Part(file="f", **dict.fromkeys(_PART, 1)))
+    text = manifest.encode(checkpoints.manifest(1, [[written]]))
+    section = _Bytes()
+    arrays = [("float32", memoryview(bytes(70_000))), ("uint8", memoryview(b"x" * 9))]
+    part = durable_frames.write(section, "f", b"{}", arrays)
+
+    def repair(data: bytes) -> bytes:
+        body = data.partition(b"\n")[2]
+        head = {"format": 1, "bytes": len(body), "xxh3": f"{xxhash.xxh3_64_intdigest(body):016x}"}
+        return json.dumps(head).encode() + b"\n" + body
+
+    def read_section(data: bytes) -> object:
+        tail = data[-part.tail_bytes :]
+        damaged = replace(
+            part, size_bytes=len(data), tail_bytes=len(tail), tail_checksum=xxhash.xxh3_64_intdigest(tail)
+        )
+        return durable_frames.check(_Bytes(data), damaged, "it")
+
+    errors = (CheckpointError,)
+    return [
+        Decoder(name="a manifest", samples=[text], decode=lambda d: manifest.decode(d, "it"), errors=errors),
+        Decoder(
+            name="a repaired manifest",
+            samples=[text],
+            decode=lambda d: manifest.decode(d, "it"),
+            errors=errors,
+            repair=repair,
+        ),
+        Decoder(name="a section of a part", samples=[section.data], decode=read_section, errors=errors),
+    ]
+
+
 def _states() -> list[Decoder]:
     piece = {"step": torch.tensor(3.0), "exp_avg": torch.ones(4), "lr": 0.1, "none": None, "yes": True}
     meta, tensors = ShardState(shard=0, version=3, parameters=torch.ones(4), pieces=[piece]).pack()
@@ -493,4 +561,5 @@ def decoders(folder: Path) -> list[Decoder]:
         *_store_values(),
         *_files(folder),
         *_states(),
+        *_checkpoints(),
     ]
