@@ -6,6 +6,13 @@ for batch in loader:
         loss = model(batch)
     loss.backward()
 
+Parameters, gradients and optimizer state leave, too:
+
+training = elastrain.offload.within(model, optimizer, dirs=["/ssd"], memory_limit=8 << 30)
+for batch in loader:
+    model(batch).backward()
+    training.step(max_grad_norm=1.0)
+
 Lazy on purpose: `elastrain offload show` reads profiles without importing torch.
 """
 
@@ -21,10 +28,12 @@ if TYPE_CHECKING:
         ModifiedInPlaceError,
         OffloadConfigError,
         OffloadError,
+        PieceLostError,
         SpillReadError,
         SpillWriteError,
     )
     from elastrain.offload.hooks import ActivationOffload, OffloadConfig, save_on_disk
+    from elastrain.offload.lifetimes.within import TrainingWithin, within
     from elastrain.offload.stats import DeviceStats, Lifetime, OffloadStats, PassProfile, Path
 
 __all__ = [
@@ -40,17 +49,22 @@ __all__ = [
     "OffloadStats",
     "PassProfile",
     "Path",
+    "PieceLostError",
     "SpillReadError",
     "SpillWriteError",
+    "TrainingWithin",
     "save_on_disk",
+    "within",
 ]
 
 
 _HOOKS = ("ActivationOffload", "OffloadConfig", "save_on_disk")
+_WITHIN = ("TrainingWithin", "within")
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'elastrain.offload' has no attribute {name!r}")
     home = "errors" if name.endswith("Error") else "hooks" if name in _HOOKS else "stats"
+    home = "lifetimes.within" if name in _WITHIN else home
     return getattr(import_module(f"elastrain.offload.{home}"), name)

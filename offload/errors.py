@@ -22,14 +22,15 @@ class OffloadConfigError(OffloadError, ValueError):
 
 
 class LimitTooSmallError(OffloadConfigError):
-    """`memory_limit` is below what one operation of the model needs at once."""
+    """`memory_limit` is below what one operation of the model needs at once, or one block of it: `needed_by`."""
 
-    def __init__(self, limit_bytes: int, smallest_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, smallest_bytes: int, needed_by: str = "") -> None:
         self.limit_bytes = limit_bytes
         self.smallest_bytes = smallest_bytes
+        needs = f", which {needed_by} needs" if needed_by else ""
         super().__init__(
             f"memory_limit={limit_bytes} bytes is too small: the smallest that works for this model and batch is "
-            f"{smallest_bytes} bytes; raise it, or use a smaller micro-batch"
+            f"{smallest_bytes} bytes{needs}; raise it, or use a smaller micro-batch"
         )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from elastrain.offload.errors import OffloadConfigError
+from elastrain.offload.errors import LimitTooSmallError, OffloadConfigError
 from elastrain.offload.identity import DEVICES
 
 ELEMENTWISE = frozenset(
@@ -72,6 +72,14 @@ def _cut(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
 
 def _is_list(module: nn.Module) -> bool:
     return isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
+
+
+def check_limit(blocks: Sequence[ModelBlock], limit_bytes: int) -> None:
+    """Raises LimitTooSmallError where a block does not fit with its gradients: more is known after a step."""
+    needs = {each.name: sum(p.nbytes * (1 + p.requires_grad) for p in each.parameters) for each in blocks}
+    largest = max(needs, key=lambda name: needs[name])
+    if needs[largest] > limit_bytes:
+        raise LimitTooSmallError(limit_bytes, needs[largest], f"{largest} with its gradients")
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -36,6 +36,7 @@ class Conductor:
         self._place = -1
         self._now: tuple[StepStage, int] | None = None
         self._asked: list[PieceKey] = []
+        self._extra_bytes: dict[tuple[StepStage, int], int] = {}  # as last looked at
         saved.saved = self._was_saved
 
     def carry(self, carried: Carried, outside_bytes: int) -> None:
@@ -72,12 +73,14 @@ class Conductor:
         if self._now is None:
             return
         (stage, block), figures = self._now, self._meter.end()
+        if figures.extra_bytes is not None:
+            self._extra_bytes[stage, block] = figures.extra_bytes
         self.seen.append(
             Arrival(
                 stage=stage,
                 block=block,
                 seconds=figures.seconds,
-                extra_bytes=figures.extra_bytes or 0,
+                extra_bytes=self._extra_bytes.get((stage, block), 0),
                 saved_bytes=figures.saved_bytes,
             )
         )

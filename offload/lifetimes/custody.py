@@ -50,6 +50,7 @@ class PieceCustody:
         self._mover = PieceMover(devices, account, pool, self._changed)
         self._pieces: list[HeldPiece] = []
         self._pinned: set[HeldPiece] = set()
+        self._kept: set[HeldPiece] = set()
 
     # What the training thread asks for.
 
@@ -110,10 +111,18 @@ class PieceCustody:
             if piece.state is not State.DROPPED:
                 self._mover.apply(piece, residency.Release())
 
-    def release(self) -> None:
-        """Let go of all pins: another point begins."""
+    def release(self, *, wholly: bool = False) -> None:
+        """Let go of all pins, as another point begins; of those that `hold` has made, too, if `wholly`."""
         with self._changed:
-            self._pinned.clear()
+            if wholly:
+                self._kept.clear()
+            self._pinned = set(self._kept)
+
+    def hold(self, pieces: Iterable[HeldPiece]) -> None:
+        """Have pieces in memory until everything is let go of `wholly`."""
+        wanted = list(pieces)
+        self._kept.update(wanted)
+        self.acquire(wanted)
 
     # What the plan wishes.
 
@@ -188,12 +197,11 @@ class PieceCustody:
                 continue
             if self._is_moving():
                 self._wait_once(until_s, "making room")
-            elif not self._has_more_to_give() and self.account.missing_bytes(size_bytes):
+            elif self.account.others.give_up() or self.account.forget_estimates():
+                continue
+            elif self.account.missing_bytes(size_bytes):
                 raise self._refusal(size_bytes)
         self._pool.trim(self.account.limit_bytes - self.account.total())
-
-    def _has_more_to_give(self) -> bool:
-        return self.account.others.give_up() > 0 or self.account.forget_estimates()
 
     def _is_moving(self) -> bool:
         moving = any(piece.state in residency.IN_FLIGHT for piece in self._pieces)
@@ -202,7 +210,9 @@ class PieceCustody:
     def _refusal(self, size_bytes: int) -> OffloadError:
         """Why there is no room: a drive takes nothing, or the limit is too small for what is used at a time."""
         faults = (piece.fault for piece in self._pieces if isinstance(piece.fault, SpillWriteError))
-        return next(faults, None) or LimitTooSmallError(self.account.limit_bytes, self.account.total() + size_bytes)
+        together = " with ".join(sorted(piece.name for piece in self._pinned))
+        smallest_bytes = self.account.total() + size_bytes
+        return next(faults, None) or LimitTooSmallError(self.account.limit_bytes, smallest_bytes, together)
 
     def _evict(self) -> bool:
         """Let one piece more leave: the one that is used last, at once where its copy is good."""

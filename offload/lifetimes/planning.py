@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from elastrain.offload.device import Device
 from elastrain.offload.engines.host import HostEngine
+from elastrain.offload.errors import LimitTooSmallError
 from elastrain.offload.lifetimes.carried import Carried
 from elastrain.offload.lifetimes.conductor import Conductor
 from elastrain.offload.lifetimes.orders import Arranged, Arrival, StepStage, UpdateOrder, arrange
@@ -78,14 +79,13 @@ class Planning:
         seen = [replace(each, extra_bytes=each.extra_bytes - outside_bytes) for each in seen]
         usable_bytes = self._limit_bytes - outside_bytes - int(MARGIN_SHARE * self._limit_bytes)
         budget, found = Budget(limit_bytes=usable_bytes, tiers=tiers), list[tuple[Arranged, Plan]]()
-        for order in self.policy.orders:
-            arranged = arrange(self._states.sizes(), seen, order)
-            try:
+        try:
+            for order in self.policy.orders:
+                arranged = arrange(self._states.sizes(), seen, order)
                 found.append((arranged, self.policy.make(arranged.program, budget)))
-            except LimitBelowLeastError as error:
-                self.reason = f"no plan: {error}"
-        if not found:
-            return
+        except LimitBelowLeastError as error:
+            smallest_bytes = int((error.least_bytes + outside_bytes) / (1 - MARGIN_SHARE)) + 1
+            raise LimitTooSmallError(self._limit_bytes, smallest_bytes, error.point) from error
         arranged, plan = min(found, key=lambda each: each[1].played.step_s)
         self.order, self.reason = arranged.order, f"updates {arranged.order.value}: {plan.reason}"
         self._conductor.carry(Carried(arranged, plan), outside_bytes)

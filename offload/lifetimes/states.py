@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.lifetimes import heap
 from elastrain.offload.lifetimes.blocks import ModelBlock, PieceView, places_of
 from elastrain.offload.lifetimes.carried import PieceKey
@@ -31,14 +32,15 @@ class BlockStates:
         self._gradients: dict[nn.Parameter, PieceView] = {}
         self._by_storage: dict[int, HeldPiece] = {}
         self._state_places: dict[tuple[nn.Parameter, str], PieceView] = {}
-        self.adopted_bytes = custody.account.outside_bytes = self.unadopted_bytes()
+        # Before it is adopted, the model takes memory that cannot leave: a wish for room, and no reason to refuse.
+        self.adopted_bytes = custody.account.reserved_bytes = self.unadopted_bytes()
         for number, block in enumerate(blocks):
             if block.parameters:
                 self._adopt_parameters(number, block)
                 self.adopt_optimizer_states(number, self.trained(number))
                 heap.trim()
                 custody.release()
-                custody.account.outside_bytes = self.unadopted_bytes()
+                custody.account.reserved_bytes = self.unadopted_bytes()
 
     def unadopted_bytes(self) -> int:
         """What parameters and optimizer states take that do not lie in pieces yet."""
@@ -78,6 +80,16 @@ class BlockStates:
         """The piece whose memory a tensor lies in, if it is one of parameters."""
         piece = self._by_storage.get(tensor.untyped_storage()._cdata)
         return [] if piece is None else [piece]
+
+    def check_parameters(self) -> None:
+        """Raises OffloadConfigError where a parameter does not lie in its piece any more. Touches none."""
+        for block in self._blocks:
+            for parameter in block.parameters:
+                if not self.holding(parameter):
+                    raise OffloadConfigError(
+                        f"a parameter of {block.name} was replaced after `within` was called (by .to() or .data = …, "
+                        f"it may be): do that before, or change its values inside `with training.whole():`"
+                    )
 
     # Gradients.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -24,6 +26,7 @@ class Updates:
         self._custody = custody
         self._conductor = conductor
         self._norms: dict[nn.Parameter, torch.Tensor] = {}
+        self._options: list[dict[str, Any]] = []
 
     def landed(self, parameter: nn.Parameter) -> None:
         """A gradient is complete, or as far as this backward goes."""
@@ -35,6 +38,10 @@ class Updates:
 
         It is computed as `torch.nn.utils.clip_grad_norm_` does.
         """
+        for block in list(self.due):  # what no forward has used since the last step
+            self.update(block)
+        # A scheduler may change them before a block is updated.
+        self._options = [_options_of(group) for group in self._optimizer.param_groups]
         norms = [self._norms[each] for each in order if each in self._norms]
         total = torch.linalg.vector_norm(torch.stack(norms)) if norms else None
         scale = None
@@ -69,18 +76,24 @@ class Updates:
             self._custody.drop(piece)
 
     def _step(self, parameters: list[nn.Parameter]) -> None:
-        """Let the optimizer see one block's parameters alone."""
+        """Let the optimizer see one block's parameters alone, with the options that its step was closed with."""
         wanted, groups = set(parameters), self._optimizer.param_groups
-        whole = [group["params"] for group in groups]
+        now = [dict(group) for group in groups]
         try:
-            for group in groups:
-                group["params"] = [each for each in group["params"] if each in wanted]
+            for group, options in zip(groups, self._options, strict=True):
+                group.update(options, params=[each for each in group["params"] if each in wanted])
             self._optimizer.step()
         finally:
-            for group, each in zip(groups, whole, strict=True):
-                group["params"] = each
+            for group, before in zip(groups, now, strict=True):
+                group.update(before)
 
 
 def _norm(gradient: torch.Tensor) -> torch.Tensor:
     """As `clip_grad_norm_` takes it: on CUDA the operator for many tensors has other bits than that for one."""
     return torch._foreach_norm([gradient])[0] if gradient.is_cuda else torch.linalg.vector_norm(gradient)
+
+
+def _options_of(group: dict[str, Any]) -> dict[str, Any]:
+    """All but the parameters, as they are now."""
+    options = {key: value for key, value in group.items() if key != "params"}
+    return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in options.items()}

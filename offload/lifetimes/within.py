@@ -20,7 +20,7 @@ from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.hooks import ActivationOffload, OffloadConfig
 from elastrain.offload.lifetimes import heap
-from elastrain.offload.lifetimes.blocks import blocks_of, check_optimizer
+from elastrain.offload.lifetimes.blocks import blocks_of, check_limit, check_optimizer
 from elastrain.offload.lifetimes.conductor import Conductor
 from elastrain.offload.lifetimes.cuda import cuda_memory
 from elastrain.offload.lifetimes.custody import PieceCustody
@@ -51,17 +51,22 @@ def within(
     engines: Sequence[IoEngine | Device] | None = None,
     policy: Policy | None = None,
 ) -> TrainingWithin:
-    """Train within `memory_limit` bytes. Call `step` in place of clipping and `optimizer.step()`.
+    """Train within `memory_limit` bytes above what the process holds already, parameters and states left out of that.
 
+    Call `step` of what this returns in place of clipping, `optimizer.step()` and `zero_grad()`. Only that, forwards and
+    backwards may touch parameters and states: other code enters `whole()`. Not for several threads.
     `engines` replaces the files in `dirs` (`cuda.host_tier` makes one of host memory), `policy` the way plans are made.
-    Raises OffloadConfigError where the model cannot be cut into blocks, or the optimizer needs whole tensors.
+    Raises OffloadConfigError where the model cannot be cut into blocks, the optimizer needs whole tensors, or there is
+    no drive; LimitTooSmallError, with the block that needs more, here or after the second step.
     """
     check_optimizer(model, optimizer)
+    check_limit(blocks_of(model), memory_limit)
+    config = OffloadConfig(dirs=tuple(dirs), min_bytes=SAVED_BYTES)
     heap.give_back_what_is_freed()
     found = [PosixEngine(each) for each in dirs] if engines is None else engines
     devices = [each if isinstance(each, Device) else Device(each) for each in found]
     told = LeavesWhenTold()
-    offload = ActivationOffload(OffloadConfig(dirs=tuple(dirs), min_bytes=SAVED_BYTES), engines=devices, plan=told)
+    offload = ActivationOffload(config, engines=devices, plan=told)
     training = TrainingWithin(model, optimizer, memory_limit, SavedTensors(offload, told), devices)
     training._planning.policy = policy or Policy()
     return training
@@ -127,6 +132,7 @@ class TrainingWithin:
 
         Where the plan says so, blocks are updated before they are used next.
         """
+        self._custody.release(wholly=True)
         total = self._updates.close_step(list(self._model.parameters()), max_grad_norm)
         if self._planning.order is UpdateOrder.AFTER_BACKWARD:
             self._settle()
@@ -174,6 +180,7 @@ class TrainingWithin:
                     yield parameter.register_post_accumulate_grad_hook(self._landed)  # type: ignore[no-untyped-call]
 
     def _model_begins(self, _module: nn.Module, _args: Any) -> None:
+        self._states.check_parameters()
         self._updates.update(len(self._blocks) - 1)
         self._custody.acquire(self._rest())
         if torch.is_grad_enabled():
@@ -199,6 +206,10 @@ class TrainingWithin:
                 each.register_hook(lambda _grad: self._backward(number))  # type: ignore[no-untyped-call]
 
     def _backward(self, number: int) -> None:
+        if torch.is_grad_enabled():
+            # This backward makes a graph, which saves parameters where no hook of ours sees it.
+            used = self._states.of(Kind.PARAMETER, self._blocks[number].touches)
+            self._custody.hold([*used, *self._rest()])
         if self._conductor.is_at(StepStage.BACKWARD, number):
             return
         touched = self._blocks[number].touches

@@ -16,7 +16,6 @@ from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.lifetimes import within as room
 from elastrain.offload.lifetimes.memory import MemoryMeter, MemoryPool, Span
-from elastrain.offload.lifetimes.meter import KernelMeter
 from elastrain.offload.lifetimes.resized import ResizedPool
 from elastrain.offload.lifetimes.within import memory_for
 from elastrain.offload.staging import StagingPool
@@ -51,7 +50,7 @@ def test_bits_are_those_of_plain_training(monkeypatch: pytest.MonkeyPatch, tmp_p
     lanes = CountedLanes()
 
     def memory(_model: nn.Module, _limit_bytes: int) -> tuple[MemoryPool, MemoryMeter]:
-        return resized(lanes), KernelMeter()
+        return resized(lanes), training.NothingBesides()
 
     monkeypatch.setattr(room, "memory_for", memory)
     expected = training.plain(training.build("gpt", training.SHAPE)[0])

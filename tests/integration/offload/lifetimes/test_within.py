@@ -217,6 +217,44 @@ def test_two_forwards_before_two_backwards(tmp_path: Path) -> None:
     assert_same(limited(build("gpt", SHAPE)[0], tmp_path, loss), plain(build("gpt", SHAPE)[0], loss))
 
 
+@pytest.mark.parametrize("order", UpdateOrder)
+def test_a_scheduler_changes_the_next_update_and_none_that_is_due(order: UpdateOrder, tmp_path: Path) -> None:
+    def trained(training_of: Callable[[nn.Module, torch.optim.Optimizer], TrainingWithin | None]) -> list[Tensor]:
+        model, _ = build("gpt", SHAPE)
+        optimizer = adamw(model)
+        training, scheduler = training_of(model, optimizer), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for step in range(STEPS):
+            loss_of(model, step).backward()
+            if training is None:
+                optimizer.step()
+                optimizer.zero_grad()
+            else:
+                training._planning.order = order
+                training.step()
+            scheduler.step()
+        if training is None:
+            return snapshot(model, optimizer)
+        with training.whole():
+            found = snapshot(model, optimizer)
+        training.close()
+        return found
+
+    def ours(model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainingWithin:
+        return within(model, optimizer, dirs=[str(tmp_path)], memory_limit=limit_of(model, 0.25))
+
+    assert_same(trained(ours), trained(lambda _model, _optimizer: None))
+
+
+def test_a_gradient_penalty_differentiates_twice(tmp_path: Path) -> None:
+    def loss(model: nn.Module, step: int) -> Tensor:
+        first = loss_of(model, step)
+        (slope,) = torch.autograd.grad(first, [model.embed.weight], create_graph=True)
+        return first + slope.square().sum()
+
+    # The graph of the first backward keeps all parameters in memory for the second.
+    assert_same(limited(Tied(), tmp_path, loss, part=0.8), plain(Tied(), loss))
+
+
 def test_an_evaluation_between_steps_changes_nothing(tmp_path: Path) -> None:
     def loss(model: nn.Module, step: int) -> Tensor:
         with torch.no_grad():
@@ -282,8 +320,31 @@ def test_what_cannot_be_cut_or_updated_in_parts_is_refused_by_name(tmp_path: Pat
 
 def test_a_limit_below_one_block_is_refused(tmp_path: Path) -> None:
     model, _ = build("gpt", SHAPE)
-    with pytest.raises(LimitTooSmallError, match="smallest that works"):
+    with pytest.raises(LimitTooSmallError, match=r"smallest that works .* which decoder\.0 with its gradients needs"):
         within(model, adamw(model), dirs=[str(tmp_path)], memory_limit=100 << 10)
+
+
+def test_a_limit_below_what_a_point_needs_is_refused_with_the_point(tmp_path: Path) -> None:
+    model, _ = build("gpt", SHAPE)
+    training = within(model, adamw(model), dirs=[str(tmp_path)], memory_limit=810 << 10)
+    with pytest.raises(LimitTooSmallError, match=r"smallest that works .* which .* of decoder\.0.* needs"):
+        train(model, training)
+    training.abandon()
+
+
+def test_parameters_that_are_replaced_are_refused_by_their_block(tmp_path: Path) -> None:
+    model, _ = build("gpt", SHAPE)
+    training = within(model, adamw(model), dirs=[str(tmp_path)], memory_limit=64 << 20)
+    model.decoder[1].up.weight.data = torch.zeros_like(model.decoder[1].up.weight)
+    with pytest.raises(OffloadConfigError, match=r"a parameter of decoder\.1 was replaced after `within`"):
+        loss_of(model, 0)
+    training.abandon()
+
+
+def test_no_drive_is_refused() -> None:
+    model, _ = build("gpt", SHAPE)
+    with pytest.raises(OffloadConfigError, match="dirs is empty"):
+        within(model, adamw(model), dirs=[], memory_limit=64 << 20)
 
 
 @pytest.mark.parametrize("faults", [EngineFaults(read_fails_after=6), EngineFaults(flips_after=6)])
