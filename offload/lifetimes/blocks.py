@@ -53,7 +53,9 @@ def blocks_of(model: nn.Module) -> tuple[ModelBlock, ...]:
             name=name,
             module=module,
             parameters=tuple(own),
-            touches=tuple(sorted({number, *(owners[each] for each in (module.parameters() if module else ()))})),
+            touches=tuple(
+                sorted({number, *(owners[each] for each in (() if module is None else module.parameters()))})
+            ),
         )
         for number, (name, module, own) in enumerate(found)
     )

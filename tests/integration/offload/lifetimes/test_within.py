@@ -390,3 +390,19 @@ def test_a_touch_from_outside_ends_the_process_instead_of_reading_zeros(tmp_path
         [sys.executable, "-c", TOUCH, str(tmp_path)], env=env, capture_output=True, text=True, timeout=120
     )
     assert done.stdout.split() == ["steps"] and done.returncode == -signal.SIGSEGV, done.stderr
+
+
+def test_blocks_that_are_compiled(tmp_path: Path) -> None:
+    """Parameters move around compiled blocks by the same hooks; what the programs save leaves as the plan says."""
+    from elastrain.offload.compiling.backend import elastrain
+
+    def compiled(backend: object, **more: object) -> nn.Module:
+        torch._dynamo.reset()
+        model = build("gpt", SHAPE)[0]
+        for number in (0, 2):
+            model.decoder[number] = torch.compile(model.decoder[number], backend=backend, fullgraph=True, **more)  # type: ignore[call-overload]
+        return model
+
+    expected = plain(compiled("aot_eager"))
+    ours = compiled(elastrain, options={"backend": "aot_eager", "min_bytes": 4096})
+    assert_same(limited(ours, tmp_path, part=0.5), expected)
