@@ -89,7 +89,6 @@ class Cell:
 
 _STEP_PHASES = ("forward", "backward", "reduce", "commit", "apply", "publish")
 _COMPUTING = ("forward", "backward")
-_FLIPPED = "wrong|differ|diverge|other parameters"
 _REFUSED = "is refused|not started again"
 _GONE = r"holder|state|gone|lost"
 
@@ -124,13 +123,13 @@ WAYS: tuple[Way, ...] = (
     Way(kind="wrong-replacement", words="--what threads", answer=Answer.SHRINKS, says=_REFUSED),
     Way(kind="wrong-replacement", words="--what torch", answer=Answer.SHRINKS, says=_REFUSED),
     Way(kind="wrong-replacement", words="--what secret", answer=Answer.SHRINKS, says=_REFUSED),
-    # ---- a bit flips: right bits, or a sentence
-    Way(kind="flip", words="--where taken", answer=Answer.EITHER, loses=None, says=_FLIPPED),
-    Way(kind="flip", words="--where backup"),
-    Way(kind="flip", words="--where parameters", answer=Answer.EITHER, loses=None, says=_FLIPPED),
-    Way(kind="flip", words="--where moments", answer=Answer.EITHER, loses=None, says=_FLIPPED),
-    Way(kind="flip", words="--where gradient", answer=Answer.EITHER, loses=None, says=_FLIPPED),
-    Way(kind="flip", words="--where partial", answer=Answer.EITHER, loses=None, says=_FLIPPED),
+    # ---- a bit flips: it is put right, and costs nobody
+    Way(kind="flip", words="--where taken", loses=None),
+    Way(kind="flip", words="--where backup", loses=None),
+    Way(kind="flip", words="--where parameters", loses=None),
+    Way(kind="flip", words="--where moments", loses=None),
+    Way(kind="flip", words="--where gradient", loses=None),
+    Way(kind="flip", words="--where partial", loses=None),
     # ---- whole nodes
     Way(kind="kill", aim=Aim.NODE, ground=Ground.NODES),
     Way(kind="kill", aim=Aim.NODE, ground=Ground.NODES, phases=(START,)),

@@ -36,6 +36,7 @@ from elastrain.member.loop_feed import LoopFeed
 from elastrain.member.partials import PartialSet, Weight
 from elastrain.member.recovering import Recovering
 from elastrain.member.reduction import Reduction
+from elastrain.member.repair import Repair
 from elastrain.member.views import Views
 from elastrain.messages import Copied, Gradient, LoopHandover
 from elastrain.placement import Holders
@@ -177,6 +178,24 @@ def forgets_the_doubt(rule: Rule, doubts: Doubts, shard: int) -> bool:
 def votes_before_parameters_are_compared(rule: Rule, comparison: Comparison, found: dict[int, int]) -> None:
     """What a member has computed with is compared with what was published before it votes."""
     rule(comparison, {shard: digest for shard, (_, digest) in comparison._told.items()})
+
+
+@_rule(100, Folds, "_is_intact", _FLIPS)
+def adds_what_came_changed(rule: Rule, folds: Folds, tensor: Tensor, checksum: int | None) -> bool:
+    """What is added up is what its maker had: it is compared when it is used."""
+    return True
+
+
+@_rule(100, Repair, "known", _FLIPS)
+def keeps_sums_of_wrong_parameters(rule: Rule, repair: Repair) -> None:
+    """Of a step in which something was wrong nothing counts: whose sums it is in already is known to nobody."""
+    rule(repair)
+
+
+@_rule(100, Repair, "give_up", _FLIPS)
+def keeps_a_state_that_has_changed(rule: Rule, repair: Repair, shard: int, reason: str) -> None:
+    """Who knows that its state is wrong lets go of it: others answer for the shard."""
+    repair.begin_anew(reason)
 
 
 @_rule(60, CrossCheck, "is_done")

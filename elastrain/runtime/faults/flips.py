@@ -37,8 +37,9 @@ class PartialFlip:
         self._bit = bit
 
     def strike(self, payload: Sequence[Tensor]) -> None:
-        if self._bit is not None and payload:
-            flip(payload[0], self._bit)
+        """`payload`: the checksums of the partial's parts, then the parts."""
+        if self._bit is not None and len(payload) > 1:
+            flip(payload[1], self._bit)
             self._bit = None
 
 

@@ -113,11 +113,28 @@ def test_a_member_whose_drives_fail_for_good_is_lost_with_a_sentence_and_no_bit(
     assert list((tmp_path / "disk").iterdir()) == []
 
 
-def test_a_flipped_master_of_half_precision_parameters_ends_the_job_with_a_sentence(tmp_path: Path) -> None:
+def test_a_flipped_master_of_half_precision_parameters_is_put_right(tmp_path: Path) -> None:
     arguments = ("--steps", "20", "--precision", "mixed")
     faults = ["flip --target member:m1 --at step=8 --where masters --bit 5"]
     run = run_job(tmp_path, workers=3, script=PRECISION, arguments=arguments, faults=faults)
     assert struck(run) == {("m1", "flip")}
-    assert run.exit_code == 1
+    assert_equal_to_undisturbed(run, *arguments, script=PRECISION)
     assert "differs between its primary m1 and its backup" in run.output
-    assert run.digests == {}
+    assert "m1 has made the update again" in run.output
+
+
+def test_bits_of_every_kind_are_put_right_and_who_was_at_fault_twice_is_replaced(tmp_path: Path) -> None:
+    """One member after the other; m0 has two faults of its own, and ends after the commit that follows the second."""
+    arguments = ("--steps", "60", "--backups", "1")
+    faults = [
+        "flip --target member:m0 --at step=4 --where moments",
+        "flip --target member:m1 --at step=10 --where partial",
+        "flip --target member:m2 --at step=16 --where gradient",
+        "flip --target member:m3 --at step=22 --where taken",
+        "flip --target member:m0 --at step=28 --where parameters",
+    ]
+    run = run_job(tmp_path, workers=4, arguments=arguments, faults=faults)
+    assert_equal_to_undisturbed(run, *arguments)
+    assert struck(run) == {(f"m{n}", "flip") for n in range(4)}
+    assert "it is fault 2 of m0, whose machine should be looked at" in run.output
+    assert run.output.count("the open step begins anew") >= 5

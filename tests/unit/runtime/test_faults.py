@@ -269,13 +269,13 @@ def test_a_flip_changes_one_bit_and_torch_does_not_know() -> None:
 
 
 def test_a_partial_is_flipped_once_when_it_leaves() -> None:
-    partial, values = PartialFlip(), torch.zeros(4)
-    partial.strike([values])
+    partial, checksums, values = PartialFlip(), torch.ones(1), torch.zeros(4)
+    partial.strike([checksums, values])
     assert values.count_nonzero() == 0
     partial.ask(6)
     partial.strike([])
-    partial.strike([values])
-    partial.strike([values])
+    partial.strike([checksums, values])
+    partial.strike([checksums, values])
     assert values.count_nonzero() == 1
 
 
