@@ -129,6 +129,8 @@ class CheckpointEnded(Tagged, frozen=True, kw_only=True):
     size_bytes: int = 0
     took_s: float = 0.0
     reason: str = ""
+    last: bool = False
+    """The job was to be stopped with it."""
 
 
 class Note(Tagged, frozen=True, kw_only=True):

@@ -79,6 +79,10 @@ class Leaving(Tagged, frozen=True, kw_only=True):
     """The sender's node was told to go, and does so at the end of the step that its members are in."""
 
 
+class LastWritten(Tagged, frozen=True, kw_only=True):
+    """The last checkpoint before the job is stopped is complete, or given up: nobody waits for it any more."""
+
+
 class Left(Tagged, frozen=True, kw_only=True):
     """The sender's workers have ended well, and its agent goes: nothing is lost with it."""
 
@@ -112,6 +116,7 @@ Notice: TypeAlias = (
     | Ended
     | Digested
     | Leaving
+    | LastWritten
     | Left
     | Over
     | Ask

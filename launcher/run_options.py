@@ -12,7 +12,7 @@ from elastrain.errors import ConfigError
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.rundir import RunDir
-from elastrain.launcher.values import HangTimes, JobConfig, JobTimes, Life
+from elastrain.launcher.values import HangTimes, JobConfig, JobTimes, LeaveTimes, Life
 from elastrain.launcher.worker_start import Logs, Script, WorkerMemory
 
 _FIRST = Life()
@@ -38,6 +38,8 @@ class Waits:
     join_timeout_s: float = 120.0
     last_call_s: float = 5.0
     stop_grace_s: float = 5.0
+    last_checkpoint_s: float = 30.0
+    """Where durable checkpoints are written."""
     park_timeout_s: float = 3600.0
     hang_timeout_s: float = 2.5
     key_ttl_s: float = KEY_TTL_S
@@ -120,7 +122,10 @@ class RunOptions:
             times=times,
             hangs=HangTimes(hang_timeout_s=waits.hang_timeout_s),
             life=life,
-            hand_over_s=waits.stop_grace_s,
+            leave=LeaveTimes(
+                hand_over_s=waits.stop_grace_s,
+                last_checkpoint_s=waits.last_checkpoint_s if self.checkpoints is not None else 0.0,
+            ),
         )
         if node is None:
             return alone

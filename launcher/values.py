@@ -66,6 +66,18 @@ class HangTimes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LeaveTimes:
+    """How long a node that is told to go waits before it goes, in seconds."""
+
+    hand_over_s: float = 5.0
+    """For the end of the step that its members are in, where others go on."""
+    last_checkpoint_s: float = 0.0
+    """For one last checkpoint, where nobody goes on; 0: none is written."""
+    together_s: float = 0.5
+    """For other nodes to say that they were told the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Life:
     """One life of the job, as all its nodes know it: each later one goes on from a durable checkpoint."""
 
@@ -101,8 +113,7 @@ class JobConfig:
     times: JobTimes = JobTimes()
     hangs: HangTimes = HangTimes()
     life: Life = Life()
-    hand_over_s: float = 5.0
-    """How long a node that is told to go waits for the end of the step that its members are in."""
+    leave: LeaveTimes = LeaveTimes()
 
     @property
     def alone(self) -> bool:

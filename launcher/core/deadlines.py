@@ -84,8 +84,12 @@ class FaultDue(Struct, frozen=True):
     number: int
 
 
+class TogetherDue(Struct, frozen=True):
+    """Other nodes that were told to go at the same time have said so by now."""
+
+
 class HandOverDue(Struct, frozen=True):
-    """The members of a node that leaves should have come to the end of their step."""
+    """The members of a node that leaves should have come to the end of their step, or written the last checkpoint."""
 
 
 class HangDue(Struct, frozen=True):
@@ -116,6 +120,7 @@ Due: TypeAlias = (
     | RestartDue
     | LeaveDue
     | FaultDue
+    | TogetherDue
     | HandOverDue
     | HangDue
     | KilledDue

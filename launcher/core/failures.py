@@ -35,7 +35,7 @@ class Failures:
     ) -> None:
         self._cluster, self._config = cluster, cluster.config
         self._deadlines, self._shutdown, self._script = deadlines, shutdown, script
-        self._suspicions, self._view_changes = suspicions, view_changes
+        self.suspicions, self._view_changes = suspicions, view_changes
         self.watch = HangWatch(cluster, deadlines, shutdown)
         self.stragglers = Stragglers(cluster, shutdown, view_changes)
 
@@ -50,7 +50,7 @@ class Failures:
             return []
         worker.follow(Course.DIE)
         # Whom it did not reach, or who did not reach it, no longer matters: it is out of the next view.
-        self._suspicions.forget(worker.id)
+        self.suspicions.forget(worker.id)
         self._deadlines.drop(*(due(worker.id) for due in _OF_A_LIVING_WORKER))
         # The others hear of it before this agent proposes: several proposals at once are answered by one view.
         commands: list[Command] = [death(worker.id, event.source, event.at_s, now)]

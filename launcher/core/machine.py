@@ -21,6 +21,7 @@ from elastrain.launcher.core.peer_changes import PeerChanges
 from elastrain.launcher.core.rendezvous import Rendezvous
 from elastrain.launcher.core.script_failures import ScriptFailures
 from elastrain.launcher.core.shutdown import Shutdown
+from elastrain.launcher.core.stopping import Stopping
 from elastrain.launcher.core.suspicions import Suspicions
 from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Worker
@@ -36,6 +37,7 @@ class Core:
         self.cluster = cluster = Cluster(config)
         self.deadlines = deadlines = dl.Deadlines()
         self.shutdown = shutdown = Shutdown(cluster, deadlines)
+        self._stopping = Stopping(cluster, deadlines, shutdown)
         self.parking = parking = Parking(cluster, deadlines, shutdown)
         self.faults = requests = FaultRequests(cluster, deadlines, faults, choose)
         self._script = script = ScriptFailures(cluster, deadlines, shutdown)
@@ -43,7 +45,7 @@ class Core:
         self._views = views = ViewChanges(
             cluster, deadlines, shutdown=shutdown, parking=parking, rendezvous=rendezvous, faults=requests
         )
-        self._suspicions = suspicions = Suspicions(cluster, deadlines, shutdown=shutdown, view_changes=views)
+        suspicions = Suspicions(cluster, deadlines, shutdown=shutdown, view_changes=views)
         self.joins = Joins(
             cluster, deadlines, shutdown=shutdown, rendezvous=rendezvous, view_changes=views, faults=requests
         )
@@ -58,7 +60,7 @@ class Core:
 
     def handle(self, event: ev.Event, now: float) -> list[Command]:
         if isinstance(event, ev.StopAsked):
-            return self.shutdown.on_stop(event, now)
+            return self._stopping.on_stop(event, now)
         if isinstance(event, ev.StoreEvent):
             return self._on_store_event(event, now)
         if isinstance(event, ev.NodeEvent):
@@ -156,7 +158,7 @@ class Core:
             case am.Suspect():
                 # Its watcher sees deaths of members elsewhere on this machine; its own node's this agent sees itself.
                 proof = message.dead and message.member not in self.cluster.workers.by_id
-                part = self._peers.on_seen_dead if proof else self._suspicions.on_suspect
+                part = self._peers.on_seen_dead if proof else self._failures.suspicions.on_suspect
                 return part(worker, message, now)
             case am.StepAnew():
                 return self._views.wish_anew(message, now)
@@ -173,7 +175,7 @@ class Core:
             case am.CheckpointReady():
                 return self.cluster.checkpoints.on_ready(worker, message)
             case am.CheckpointEnded():
-                return self.cluster.checkpoints.on_ended(message)
+                return self.cluster.checkpoints.on_ended(message) + self._stopping.on_written(message)
 
     def _on_notice(self, node: str, notice: notices.Notice, now: float) -> list[Command]:
         """Another agent spoke."""
@@ -185,7 +187,7 @@ class Core:
             case notices.Raised():
                 return self._script.on_raised(node, notice, now)
             case notices.Suspected():
-                return self._suspicions.on_suspected(node, notice, now)
+                return self._failures.suspicions.on_suspected(node, notice, now)
             case notices.Stands():
                 return self._views.on_told(notice, now)
             case notices.SomebodyWaits():
@@ -199,7 +201,9 @@ class Core:
             case notices.Digested():
                 return self.shutdown.on_digested(node, notice, now)
             case notices.Leaving():
-                return self.shutdown.on_leaving(node, now)
+                return self._stopping.on_leaving(node, now)
+            case notices.LastWritten():
+                return self._stopping.on_others_written()
             case notices.Left():
                 return self._peers.on_left(node)
             case notices.Over():
@@ -224,7 +228,7 @@ class Core:
             case dl.RestartDue():
                 return self.joins.on_restart_forgotten(due, now)
             case dl.SuspicionDue():
-                return self._suspicions.on_due(due, now)
+                return self._failures.suspicions.on_due(due, now)
             case dl.SilenceDue():
                 return self._peers.on_silence(due, now)
             case dl.MeetDue():
@@ -239,8 +243,8 @@ class Core:
                 return self.shutdown.on_overdue(due, now)
             case dl.FaultDue():
                 return self.faults.on_due(due, now)
-            case dl.HandOverDue():
-                return self.shutdown.leave()
+            case dl.TogetherDue() | dl.HandOverDue():
+                return self._stopping.on_due(due, now)
             case dl.HangDue():
                 return self._failures.watch.on_stacks_taken(due, now)
             case dl.KilledDue():

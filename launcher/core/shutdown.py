@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from elastrain.agent_messages import Diverged, EndReached, Finished, HandOver, LostState, NoRoom
+from elastrain.agent_messages import Diverged, EndReached, Finished, LostState, NoRoom
 from elastrain.launcher.core.cluster import Cluster
-from elastrain.launcher.core.deadlines import Deadlines, DigestsDue, HandOverDue, LeaveDue
+from elastrain.launcher.core.deadlines import Deadlines, DigestsDue, LeaveDue
 from elastrain.launcher.core.events import EndStands, StopAsked
 from elastrain.launcher.core.final_digests import FinalDigests
 from elastrain.launcher.core.stages import Course, Stage
 from elastrain.launcher.core.worker_table import Worker
-from elastrain.launcher.notices import Digested, Ended, Leaving, Left, Over
+from elastrain.launcher.notices import Digested, Ended, Left, Over
 from elastrain.launcher.values import Command, End, Kill, Log, Tell, TellNodes
-
-PREEMPTED = 128 + 15
-"""The code of an agent that has got SIGTERM: a notice that its machine is wanted elsewhere, or a stop of the job."""
 
 
 class Shutdown:
@@ -25,7 +22,7 @@ class Shutdown:
         self._digests = FinalDigests(cluster)
         self.end: End | None = None
         self.leaving: StopAsked | None = None
-        """This node was told to go, and hands over first: its members end with the step that they are in."""
+        """This node was told to go, and waits for something first: see `Stopping`."""
         self.finishing = False
         """A member of this node or another has passed the end of the job: nobody waits for anybody any more."""
         self.last_words = ""
@@ -54,30 +51,8 @@ class Shutdown:
         told = Over(code=code, sentence=sentence, detail=detail, lost=lost) if everywhere else Left()
         return [self.end, TellNodes(message=told)]
 
-    def on_stop(self, event: StopAsked, now: float) -> list[Command]:
-        """Where others go on, a preempted node leaves between two steps, so that nothing is computed again."""
-        mine = self._cluster.unfinished()
-        is_notice = event.code == PREEMPTED and self.leaving is None and self._cluster.progress.begun
-        if self.end is not None or not is_notice or not mine or self.finishing or not self._cluster.others_go_on():
-            # Others who were told the same need not wait for the end of a step that nobody goes on from.
-            told = [TellNodes(message=Leaving())] if event.code == PREEMPTED and self.end is None else []
-            return [*told, *self.finish(event.code, event.sentence, everywhere=False)]
-        self.leaving = event
-        self._deadlines.set(HandOverDue(), now + self._config.hand_over_s)
-        say = (
-            f"{event.sentence}: {', '.join(w.id for w in mine)} hand over at the end of the step, then this node leaves"
-        )
-        log = Log(event="leaving", fields={"members": [w.id for w in mine]}, say=say)
-        return [log, *(Tell(member=w.id, message=HandOver()) for w in mine), TellNodes(message=Leaving())]
-
-    def on_leaving(self, node: str, now: float) -> list[Command]:
-        """Another node goes. Where all do, the whole job is stopped, and nobody is left to hand over to."""
-        if node in self._cluster.peers.nodes:
-            self._cluster.peers.nodes[node].leaving = True
-        return [] if self.leaving is None or self._cluster.others_go_on() else self.leave()
-
     def leave(self) -> list[Command]:
-        """Hand-over is done, or takes too long."""
+        """What it waited for is done, or takes too long."""
         assert self.leaving is not None
         return self.finish(self.leaving.code, self.leaving.sentence, everywhere=False)
 

@@ -68,6 +68,14 @@ class KeptLoop:
         return self.tensors
 
 
+@dataclass(frozen=True, kw_only=True)
+class Newest:
+    """The checkpoint that was begun last. `last_step`: of it, if the job is to be stopped with it."""
+
+    began_s: float = 0.0
+    last_step: int | None = None
+
+
 class Checkpoints:
     """Owns the parts that are being written, the manifest that waits for the agent, and the writer's thread."""
 
@@ -84,7 +92,7 @@ class Checkpoints:
         self._payload: Callable[[], list[Tensor]] = list
         self._loop: KeptLoop | None = None
         self._staged: tuple[Manifest, Staged] | None = None
-        self._began_s = 0.0
+        self._newest = Newest()
 
     @property
     def plan(self) -> CheckpointPlan:
@@ -151,14 +159,15 @@ class Checkpoints:
         if self._loop is not None and self._loop.step < record.step:
             self._copy_loop()
         if record.checkpoint in (Checkpointed.TAKEN, Checkpointed.LAST):
-            self._began_s = time.monotonic()
+            last = record.step if record.checkpoint is Checkpointed.LAST else None
+            self._newest = Newest(began_s=time.monotonic(), last_step=last)
 
     def is_due(self, view: View | None, now_s: float) -> bool:
         """By the clock of the member of lowest rank."""
         every_s = self._with.options.every_s
-        if not every_s or view is None or view.ids[0] != self._with.me or now_s - self._began_s < every_s:
+        if not every_s or view is None or view.ids[0] != self._with.me or now_s - self._newest.began_s < every_s:
             return False
-        has_begun, self._began_s = self._began_s > 0.0, now_s
+        has_begun, self._newest = self._newest.began_s > 0.0, Newest(began_s=now_s)
         return has_begun  # the first one is due when so much time has passed
 
     def settled(self, message: am.CheckpointSettled) -> None:
@@ -208,7 +217,8 @@ class Checkpoints:
             self._loop = None
         self._with.log("checkpoint", step=command.step, reason=command.reason)
         if command.is_told and command.reason:
-            self._with.say(am.CheckpointEnded(step=command.step, reason=command.reason))
+            is_last = command.step == self._newest.last_step
+            self._with.say(am.CheckpointEnded(step=command.step, reason=command.reason, last=is_last))
 
     # ------------------------------------------------------------------------------------- in the writer's thread
 
@@ -261,10 +271,16 @@ class Checkpoints:
             "checkpoint_written",
             step=manifest.step,
             size_bytes=manifest.size_bytes,
-            took_s=time.monotonic() - self._began_s,
+            took_s=time.monotonic() - self._newest.began_s,
         )
         self._with.tell(p.ManifestWritten(step=manifest.step, reason=""))
-        took_s = time.monotonic() - self._began_s
-        self._with.say(am.CheckpointEnded(step=manifest.step, size_bytes=manifest.size_bytes, took_s=took_s))
+        took_s = time.monotonic() - self._newest.began_s
+        ended = am.CheckpointEnded(
+            step=manifest.step,
+            size_bytes=manifest.size_bytes,
+            took_s=took_s,
+            last=manifest.step == self._newest.last_step,
+        )
+        self._with.say(ended)
         for sentence in tidy(self._place, keep=self._with.options.keep):
             self._with.log("checkpoint_tidied", reason=sentence)

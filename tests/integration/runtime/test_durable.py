@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,9 @@ import pytest
 from elastrain.snapshot.durable.places.opening import place_at
 from elastrain.snapshot.durable.publishing import visible
 from elastrain.snapshot.durable.reading import Checkpoint
-from tests.support.training import Run, assert_equal_to_undisturbed, run_job, undisturbed
+from tests.support import warm
+from tests.support.training import SCRIPT, Run, assert_equal_to_undisturbed, environment, run_job, undisturbed
+from tests.support.waiting import until
 
 STEPS = ("--steps", "12")
 
@@ -108,3 +112,39 @@ def test_another_jobs_directory_is_refused_in_one_sentence(tmp_path: Path) -> No
 def test_every_without_a_directory_is_refused(tmp_path: Path) -> None:
     done = run_job(tmp_path, workers=1, arguments=STEPS, options=("--checkpoint-every", "3"))
     assert done.exit_code != 0 and "--checkpoint-dir" in done.output
+
+
+@pytest.mark.parametrize(("nodes", "number"), [(1, signal.SIGTERM), (2, signal.SIGINT)])
+def test_a_job_that_is_stopped_writes_one_last_checkpoint(nodes: int, number: signal.Signals, tmp_path: Path) -> None:
+    place, run_folder, slow = tmp_path / "checkpoints", tmp_path / "run", tmp_path / "slow"
+    slow.touch()
+    several = ["--local-nodes", str(nodes)] if nodes > 1 else ["--nproc-per-node", "2"]
+    options = [*several, "--run-dir", str(run_folder), "--checkpoint-dir", str(place)]
+    command = [
+        sys.executable,
+        "-m",
+        "elastrain.launcher",
+        "run",
+        *options,
+        str(SCRIPT),
+        *STEPS,
+        "--slow-while",
+        str(slow),
+    ]
+    job = warm.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    # Each agent has heard of a commit: before the first one there is nothing to keep.
+    journals = lambda: [f.read_text() for f in run_folder.rglob("members/m*.jsonl")]  # noqa: E731
+    until(lambda: [text.count('"passed"') > 1 for text in journals()] == [True, True], 120.0)
+    job.send_signal(number)
+    output, _ = job.communicate(timeout=120.0)
+    assert job.returncode == 128 + number, output
+    assert "one last checkpoint is written" in output and "is complete: " in output
+    (step,) = steps_of(place)
+    passed = [e["step"] for e in Run(0, "", _members(run_folder)).journals["m0"] if e["event"] == "passed"]
+    assert passed[-1] == step  # nothing that was committed is lost
+    went_on_from(tmp_path / "again", place, step, workers=1)
+
+
+def _members(folder: Path) -> Path:
+    """The folder in which the journal of m0 is, whichever node it was on."""
+    return next(folder.rglob("members/m0.jsonl")).parent.parent
