@@ -51,7 +51,14 @@ class Described:
         ]
         state = model.state_dict()
         self._parameters = tuple(
-            ParameterEntry(name=s.name, shape=s.shape, dtype=s.dtype, group=s.flat_group, also=_also(s.name, state))
+            # The model's dtype: a running statistic is kept in a wider one than its layer has.
+            ParameterEntry(
+                name=s.name,
+                shape=s.shape,
+                dtype=str(state[s.name].dtype).removeprefix("torch."),
+                group=s.flat_group,
+                also=_also(s.name, state),
+            )
             for s in layout.parameters
         )
 
