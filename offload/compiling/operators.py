@@ -30,7 +30,7 @@ COME_BACK = torch.ops.elastrain.come_back.default
 
 def new_handle() -> torch.Tensor:
     """A handle that stands for nothing yet."""
-    return torch.zeros(1, dtype=torch.int64)
+    return torch.zeros(1, dtype=torch.int64, device="cpu")
 
 
 @torch.library.impl(_library, "leave", "CompositeExplicitAutograd")

@@ -2,7 +2,7 @@
 
 It sees operators below autograd, also those of the backward pass. What only gives another view of memory touches none,
 and is no use. Storages are told apart by their addresses as long as they live; nothing is kept alive. Seconds are those
-of the host: on a device that works on its own they say nothing.
+of the `clock`: on a device that works on its own it has to be one that waits for it (`CudaMeter.clock`).
 """
 
 from __future__ import annotations
