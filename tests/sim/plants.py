@@ -28,7 +28,7 @@ from elastrain.member.comparison import Comparison
 from elastrain.member.copies import CopiesGiven
 from elastrain.member.cross_check import CrossCheck
 from elastrain.member.doubts import Doubts
-from elastrain.member.holdings import HeldShard, Holdings
+from elastrain.member.holdings import HeldShard
 from elastrain.member.initial_state import InitialState
 from elastrain.member.job_end import JobEnd
 from elastrain.member.lifecycle import Lifecycle
@@ -528,21 +528,6 @@ def drops_what_it_gave_away_at_once(rule: Rule, given: CopiesGiven, source: str,
     goal = given._commit.roles.target[message.shard].all
     if source in goal and given._commit.roles._me not in goal:
         given._holdings.drop(message.shard)
-
-
-@_rule(
-    100,
-    Holdings,
-    "change_role",
-    lambda drawn: drawn.backups == 2 and drawn.joins > 0 and drawn.budget_bytes == 1 and drawn.steps > 4,
-)
-def forgets_a_follower_that_must_wait(
-    rule: Rule, holdings: Holdings, me: str, shard: int, before: Holders, after: Holders
-) -> None:
-    """A verified copy stays when roles change without it: its own time comes when the whole goal is verified."""
-    rule(holdings, me, shard, before, after)
-    if shard in holdings and me not in after.all:
-        holdings._leaving.add(shard)
 
 
 # ------------------------------------------------------------------------------------------------------------ agent
