@@ -1,8 +1,4 @@
-"""Who holds which shard: as the last commit says, as it is in this view, and as it should be.
-
-A durable tier would be one more holder: a row in `committed` and `target` under a name of its own, whose copies are
-sent by `copies.Copies` and whose word on what it has enters `recovery._able_holders` as a report.
-"""
+"""Who holds which shard: as the last commit says, as it is in this view, and as it should be."""
 
 from __future__ import annotations
 
