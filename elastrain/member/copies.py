@@ -1,8 +1,4 @@
-"""Copy shards towards the members that should hold them: what this primary gives, and what this member takes.
-
-A tier of durable storage would take copies like any other holder to come: it needs a name in `Roles.target` and a
-driver that answers `ShardCopy`; giving knows nothing of who takes.
-"""
+"""Copy shards towards the members that should hold them: what this primary gives, and what this member takes."""
 
 from __future__ import annotations
 

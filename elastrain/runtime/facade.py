@@ -58,8 +58,8 @@ def _refuse_step(*_: Any) -> NoReturn:
 def _refuse_state_dict(*_: Any) -> NoReturn:
     raise ConfigError(
         "optimizer.state_dict() has nothing to give: the state is sharded over the members, with verified copies in "
-        "memory. Let the job write durable checkpoints (elastrain run --checkpoint-dir), from which `elastrain checkpoint "
-        "export` makes plain state dicts"
+        "memory. Let the job write durable checkpoints (elastrain run --checkpoint-dir): `elastrain checkpoint export` "
+        "makes plain state dicts of them"
     )
 
 
