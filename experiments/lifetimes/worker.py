@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from elastrain.offload.device import Device
 from elastrain.offload.engines.port import IoEngine
 from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.faults import ThrottledEngine
 from elastrain.offload.lifetimes import heap
+from elastrain.offload.lifetimes.cuda import host_tier
 from elastrain.offload.lifetimes.meter import KernelMeter
 from elastrain.offload.lifetimes.planning import Policy
 from elastrain.offload.lifetimes.within import TrainingWithin, within
@@ -118,7 +120,8 @@ class Worker:
         """What ours predicts and did."""
         if self._training is None:
             return {}
-        return {"reason": self._training.reason, **self._training.figures()}
+        reason = self._training.reason.replace(str(self._case.directory), "the drive")
+        return {"reason": reason, **self._training.figures()}
 
     def _digest(self) -> str:
         found = hashlib.sha256()
@@ -138,9 +141,12 @@ class Worker:
 
     def _within(self) -> TrainingWithin:
         case = self._case
-        engines: list[IoEngine] = [PosixEngine(case.directory) for _ in range(case.drives)]
+        drives: list[IoEngine] = [PosixEngine(case.directory) for _ in range(case.drives)]
         if case.bytes_per_s is not None:
-            engines = [ThrottledEngine(each, bytes_per_s=case.bytes_per_s) for each in engines]
+            drives = [ThrottledEngine(each, bytes_per_s=case.bytes_per_s) for each in drives]
+        engines: list[IoEngine | Device] = [*drives]
+        if case.host_bytes:
+            engines.append(host_tier(case.host_bytes))
         return within(
             self._model,
             self._optimizer,

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from elastrain.offload.device import Device
 from elastrain.offload.errors import (
     LimitTooSmallError,
     OffloadConfigError,
@@ -26,6 +27,7 @@ from elastrain.offload.errors import (
     SpillWriteError,
 )
 from elastrain.offload.faults import EngineFaults, FaultyEngine
+from elastrain.offload.lifetimes.cuda import host_tier
 from elastrain.offload.lifetimes.orders import UpdateOrder
 from elastrain.offload.lifetimes.pages import PagePool
 from elastrain.offload.lifetimes.within import TrainingWithin, within
@@ -298,6 +300,37 @@ def test_parameters_can_be_read_and_written_while_they_are_whole(tmp_path: Path)
     loss_of(model, 2).backward()
 
 
+def test_large_pieces_are_striped_over_drives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("elastrain.offload.lifetimes.tiers.STRIPE_BYTES", 64 << 10)
+    model, _ = build("gpt", SHAPE)
+    optimizer, devices = adamw(model), [Device(MemoryEngine()), Device(MemoryEngine())]
+    limit_bytes = limit_of(model, 0.25)
+    training = within(model, optimizer, dirs=[str(tmp_path)], memory_limit=limit_bytes, engines=devices)
+    striped = 0
+    for step in range(STEPS):
+        loss_of(model, step).backward()
+        training.step(max_grad_norm=1.0)
+        striped = max(striped, sum(len(piece.parts) > 1 for piece in training._states.pieces.values()))
+    assert striped
+    with training.whole():
+        assert_same(snapshot(model, optimizer), plain(build("gpt", SHAPE)[0]))
+    training.close()
+
+
+def test_a_bounded_share_of_host_memory_is_a_tier(tmp_path: Path) -> None:
+    model, _ = build("gpt", SHAPE)
+    optimizer, host = adamw(model), host_tier(1 << 20)
+    engines = [Device(MemoryEngine()), host]
+    training = within(model, optimizer, dirs=[str(tmp_path)], memory_limit=limit_of(model, 0.25), engines=engines)
+    for step in range(STEPS):
+        loss_of(model, step).backward()
+        training.step(max_grad_norm=1.0)
+    assert host.writes.moved_bytes > 0 and host.used_bytes <= 1 << 20
+    with training.whole():
+        assert_same(snapshot(model, optimizer), plain(build("gpt", SHAPE)[0]))
+    training.close()
+
+
 # What cannot work is refused; what is lost is said.
 
 
@@ -356,6 +389,27 @@ def test_state_that_does_not_come_back_ends_training_with_one_sentence(faults: E
         (PieceLostError, SpillReadError), match=r"start from a checkpoint|compute the micro-batch again"
     ):
         train(model, training)
+
+
+@pytest.mark.parametrize(
+    "faults", [EngineFaults(write_fails_after=6), EngineFaults(vanishes_after=12), EngineFaults(full_after=0)]
+)
+@pytest.mark.parametrize("order", UpdateOrder)
+def test_a_drive_that_stops_ends_training_with_a_named_error(
+    faults: EngineFaults, order: UpdateOrder, tmp_path: Path
+) -> None:
+    model, _ = build("gpt", SHAPE)
+    engine = FaultyEngine(MemoryEngine(), faults)
+
+    def run() -> None:
+        training = within(
+            model, adamw(model), dirs=[str(tmp_path)], memory_limit=limit_of(model, 0.25), engines=[engine]
+        )
+        training._planning.order = order
+        train(model, training)
+
+    with pytest.raises((PieceLostError, SpillReadError, SpillWriteError), match="injected fault"):
+        run()
 
 
 def test_a_full_drive_is_said(tmp_path: Path) -> None:
