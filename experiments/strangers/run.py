@@ -1,13 +1,17 @@
 """Do models that we did not write come out, after kills, as if nothing had happened? See README.md.
 
-`python -m experiments.strangers.run [--only KIND …] [--nodes 3] [--record]`. Needs `pip install transformers`.
+`python -m experiments.strangers.run [--only KIND …] [--nodes 3] [--lose-all N] [--record]`. Needs
+`pip install transformers`.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +49,57 @@ def verdict(kind: str, folder: Path, nodes: int | None) -> str:
     return "equal" if found == right else "differs"
 
 
+def verdict_after_losing_all(kind: str, folder: Path, times: int, seed: int) -> str:
+    """As `verdict`, for a job of which every process dies at `times` random moments.
+
+    Each time another number of workers goes on from its newest checkpoint.
+    """
+    rng = random.Random(f"{seed} {kind}")
+    script = Script(path=SCRIPT, args=(kind, str(STEPS)))
+    with alone(folder / "alone", script) as process:
+        right = lines_of(finish(process, folder / "alone", timeout_s=TIMEOUT_S))
+    options = ["--standalone", "--checkpoint-dir", str(folder / "checkpoints"), "--checkpoint-every", "4"]
+    found = set[str]()
+    for go in range(times + 1):
+        here = folder / f"job-{go}"
+        with elastic(here, script, members=rng.choice([1, 2, 3]), options=options) as process:
+            try:
+                if go < times:
+                    _kill_after_steps(process, here / "output.log", rng.randint(2, 3 * STEPS // (2 * times)))
+                else:
+                    finish(process, here, timeout_s=TIMEOUT_S)
+            except RuntimeError as error:
+                return str(error)
+        found |= lines_of((here / "output.log").read_text(errors="replace"))
+    return "equal" if found == right else "differs"
+
+
+def _kill_after_steps(process: subprocess.Popen[bytes], output: Path, steps: int) -> None:
+    """SIGKILL for the launcher as soon as so many steps are said; its guardian ends what it started."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while len(lines_of(output.read_text(errors="replace"))) < steps:
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            raise RuntimeError(f"expected {steps} steps:\n{output.read_text(errors='replace')[-2000:]}")
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=sorted(MODELS), default=list(MODELS), help="these models")
     parser.add_argument("--nodes", type=int, choices=(3,), help="three simulated nodes instead of one")
+    parser.add_argument("--lose-all", type=int, default=0, metavar="N", help="kill everything N times, and resume")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments and the numbers of workers")
     add_record_flag(parser)
     args = parser.parse_args()
     found: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="elastrain-strangers-") as name:
         for kind in args.only:
-            found[kind] = verdict(kind, Path(name) / kind, args.nodes)
+            if args.lose_all:
+                found[kind] = verdict_after_losing_all(kind, Path(name) / kind, args.lose_all, args.seed)
+            else:
+                found[kind] = verdict(kind, Path(name) / kind, args.nodes)
             print(f"{kind:<12} {found[kind]}", flush=True)
     values: dict[str, Any] = {
         "models": len(found),
@@ -63,7 +108,7 @@ def main() -> int:
         "not_equal": sorted(kind for kind, each in found.items() if each != "equal"),
     }
     if args.record:
-        record("strangers", values, quick=False, settings={"steps": STEPS, "nodes": args.nodes, "only": args.only})
+        record("strangers", values, quick=False, settings={"steps": STEPS, **vars(args)})
     return 0 if report(values, REACHES) else 1
 
 
