@@ -6,17 +6,21 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from elastrain.launcher.checkpoints import newest_step
 from elastrain.launcher.lives import BARREN_MAX
 from elastrain.snapshot.durable.places.opening import place_at
 from tests.support import warm
 from tests.support.checkpoints import save
+from tests.support.launcher_harness import STUB
+from tests.support.nodes_harness import ELASTRAIN, NodesJob
 from tests.support.processes import in_sessions, kill_group
-from tests.support.training import environment
+from tests.support.training import assert_equal_to_undisturbed, environment
 from tests.support.waiting import until
 
 WITHIN_S = 10.0
@@ -31,15 +35,8 @@ class Lives:
         folder.mkdir()
         for step in steps:
             save(place_at(str(folder)), step)
-        command = [
-            sys.executable,
-            "-m",
-            "tests.support.run_lives",
-            str(self.run),
-            str(folder),
-            str(nodes),
-            str(workers),
-        ]
+        size = ["--nproc-per-node", str(workers), *(["--local-nodes", str(nodes)] if nodes > 1 else [])]
+        command = [*ELASTRAIN, "run", *size, "--checkpoint-dir", str(folder), "--run-dir", str(self.run), str(STUB)]
         with self.output.open("wb") as file:
             self.process = warm.Popen(
                 [*command, "--finish", str(self.finish), *args],
@@ -149,3 +146,33 @@ def test_a_job_all_of_whose_nodes_are_killed_goes_on_from_its_checkpoint(tmp_pat
         assert (
             "every node was lost, and with them the state. life 2 goes on from the checkpoint of step 7" in job.text()
         )
+
+
+# ---- real training
+
+
+@pytest.mark.parametrize(
+    ("options", "members", "strike"),
+    [
+        (("--nproc-per-node", "2"), 2, ("worker_start",)),
+        (("--local-nodes", "3"), 3, ("worker_start",)),
+        (("--local-nodes", "2"), 2, ("worker_start", "start")),
+    ],
+    ids=["all workers of one node", "all workers of three nodes", "all nodes"],
+)
+def test_all_is_killed_and_the_job_goes_on_from_its_own_checkpoint_bit_for_bit(
+    tmp_path: Path, options: tuple[str, ...], members: int, strike: tuple[str, ...]
+) -> None:
+    folder, arguments = tmp_path / "checkpoints", ("--steps", "14")
+    writes = ("--checkpoint-dir", str(folder), "--checkpoint-every", "2")
+    with NodesJob(tmp_path, *options, *writes, arguments=arguments) as job:
+        until(lambda: (newest_step(str(folder)) or 0) >= 3, 90, f"a checkpoint\n{job.text()}")
+        killed_s = time.monotonic()
+        for pid in [e["pid"] for e in job.events() if e["event"] in strike]:
+            kill_group(pid)
+        replacement = job.wait("worker_start", member=f"m{members}")
+        begins = job.wait("start", life=2)
+        assert begins["step"] >= 3, job.text()
+        assert max(begins["t"], replacement["t"]) - killed_s < WITHIN_S, job.text()
+        assert_equal_to_undisturbed(job.finish(), *arguments)
+        job.assert_nothing_left()

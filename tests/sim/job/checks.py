@@ -33,6 +33,7 @@ _LEGAL = (
     "is refused",
     "has all its",
     "see --local-addr",
+    "no worker is left on this node",
 )
 """Ends that are right although the state is whole: nobody could mend what they name."""
 STEPS_MAX = 8
@@ -147,7 +148,7 @@ class JobChecks:
             name
             for name in names
             for other in world.living_agents()
-            if other.node != name and world.network.reach_each_other(other.node, name)
+            if other.node != name and world.network.reach_each_other(other.node, name) and world.agents[name].runs
         }
         return {name for name in names - reached if world.etcd.item(f"nodes/{name}") is None}
 
