@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
+import random
 import re
+import shutil
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from elastrain.snapshot.durable.importing import import_files
 from elastrain.snapshot.durable.places.opening import place_at
-from tests.support.training import SCRIPTS, Run, run_job
+from elastrain.snapshot.durable.publishing import visible
+from tests.support.training import SCRIPTS, TIMEOUT_S, Run, environment, run_job
 
 SCRIPT = SCRIPTS / "resumed_training.py"
 STEPS = 7
@@ -98,3 +107,92 @@ def test_another_seed_is_refused_with_both_values_and_taken_on_purpose(tmp_path:
     taken = run(tmp_path / "b", 1, "--seed", "8", options=(*options, "--accept-changes"))
     assert taken.exit_code == 0, taken.output
     assert "accepted: its seed is 8, the checkpoint's is 7" in taken.output
+
+
+def _processes_of(run_folder: Path) -> list[int]:
+    """All that still runs for a job: its workers and what they started have its folder in their environment."""
+    mark = f"ELASTRAIN_RUN_DIR={run_folder}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+def killed(folder: Path, checkpoints: Path, workers: int, nodes: int, rng: random.Random) -> None:
+    """A job that is killed whole, at a random moment after one more checkpoint has become visible."""
+    place, run_folder = place_at(str(checkpoints)), folder / "run"
+    folder.mkdir()
+    before = set(visible(place)) if checkpoints.exists() else set()
+    command = [sys.executable, "-m", "elastrain.launcher", "run", "--run-dir", str(run_folder)]
+    command += ["--nproc-per-node", str(workers), *(("--local-nodes", str(nodes)) if nodes else ())]
+    command += ["--checkpoint-dir", str(checkpoints), "--checkpoint-every", "1", str(SCRIPT)]
+    command += ["--steps", str(STEPS), "--slow", "0.3"]
+    with (folder / "output.txt").open("wb") as output:
+        launcher = subprocess.Popen(command, env=environment(), stdout=output, stderr=output)
+    deadline_s = time.monotonic() + TIMEOUT_S
+    try:
+        while not (checkpoints.exists() and set(visible(place)) - before):
+            assert launcher.poll() is None and time.monotonic() < deadline_s, (folder / "output.txt").read_text()
+            time.sleep(0.05)
+        time.sleep(rng.uniform(0.0, 0.8))
+    finally:
+        launcher.kill()
+        for pid in _processes_of(run_folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    launcher.wait(timeout=30)
+    while _processes_of(run_folder):
+        assert time.monotonic() < deadline_s, "something outlives the job"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("seed", "sizes"),
+    [
+        (0, [(3, 0), (2, 0)]),
+        pytest.param(1, [(2, 0), (1, 2), (1, 0)], marks=pytest.mark.on_demand),
+        pytest.param(2, [(1, 3), (3, 0), (5, 0)], marks=pytest.mark.on_demand),
+        pytest.param(3, [(5, 0), (1, 3), (1, 2)], marks=pytest.mark.on_demand),
+    ],
+)
+def test_a_job_that_is_killed_whole_again_and_again_ends_as_if_nothing_had_happened(
+    seed: int, sizes: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    """On other numbers of members and nodes each time: `sizes` are (workers, nodes); the last comes to the end."""
+    whole, rng, checkpoints = undisturbed(), random.Random(seed), tmp_path / "checkpoints"
+    *lost, (workers, nodes) = sizes
+    for number, size in enumerate(lost):
+        killed(tmp_path / f"killed{number}", checkpoints, *size, rng)
+    (tmp_path / "last").mkdir()
+    options = ("--checkpoint-dir", str(checkpoints), *(("--local-nodes", str(nodes)) if nodes else ()))
+    done = run(tmp_path / "last", workers, options=options)
+    assert done.exit_code == 0, done.output
+    assert done.output.count("the job goes on after step") == 1
+    assert last_words(done) == whole
+
+
+@pytest.mark.parametrize("nodes", [0, pytest.param(2, marks=pytest.mark.on_demand)])
+def test_damage_that_only_its_readers_find_leads_all_of_them_to_the_older_checkpoint(
+    nodes: int, tmp_path: Path
+) -> None:
+    whole, copy = undisturbed(), tmp_path / "copy"
+    shutil.copytree(CHECKPOINTS, copy)
+    newest = copy / "life-0001-step-0000000003"
+    part = next(file for file in newest.iterdir() if file.name.startswith("part"))
+    content = bytearray(part.read_bytes())
+    content[1000] ^= 1
+    part.write_bytes(bytes(content))
+    more = ("--local-nodes", str(nodes)) if nodes else ()
+    done = run(tmp_path, 2, options=("--checkpoint-dir", str(copy), *more))
+    assert done.exit_code == 0, done.output
+    assert "the checkpoint that this job starts from is damaged" in done.output
+    assert (
+        f"the job goes on after step 1, from life-0001-step-0000000001 in {copy}; {newest.name} is passed over"
+        in done.output
+    )
+    assert last_words(done) == whole
+    named = run(tmp_path / "named", 1, options=("--resume", str(newest)))
+    assert named.exit_code != 0
+    assert f"--resume {newest}" in named.output and "name an older one" in named.output
