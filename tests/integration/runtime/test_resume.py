@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 import random
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from elastrain.snapshot.durable.importing import import_files
 from elastrain.snapshot.durable.places.opening import place_at
-from elastrain.snapshot.durable.publishing import visible
-from tests.support.training import SCRIPTS, TIMEOUT_S, Run, environment, run_job
+from tests.support.killing import killed, size_options
+from tests.support.training import SCRIPTS, Run, run_job
 
 SCRIPT = SCRIPTS / "resumed_training.py"
 STEPS = 7
@@ -109,45 +103,6 @@ def test_another_seed_is_refused_with_both_values_and_taken_on_purpose(tmp_path:
     assert "accepted: its seed is 8, the checkpoint's is 7" in taken.output
 
 
-def _processes_of(run_folder: Path) -> list[int]:
-    """All that still runs for a job: its workers and what they started have its folder in their environment."""
-    mark = f"ELASTRAIN_RUN_DIR={run_folder}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-    return found
-
-
-def killed(folder: Path, checkpoints: Path, workers: int, nodes: int, rng: random.Random) -> None:
-    """A job that is killed whole, at a random moment after one more checkpoint has become visible."""
-    place, run_folder = place_at(str(checkpoints)), folder / "run"
-    folder.mkdir()
-    before = set(visible(place)) if checkpoints.exists() else set()
-    command = [sys.executable, "-m", "elastrain.launcher", "run", "--run-dir", str(run_folder)]
-    command += ["--nproc-per-node", str(workers), *(("--local-nodes", str(nodes)) if nodes else ())]
-    command += ["--checkpoint-dir", str(checkpoints), "--checkpoint-every", "1", str(SCRIPT)]
-    command += ["--steps", str(STEPS), "--slow", "0.3"]
-    with (folder / "output.txt").open("wb") as output:
-        launcher = subprocess.Popen(command, env=environment(), stdout=output, stderr=output)
-    deadline_s = time.monotonic() + TIMEOUT_S
-    try:
-        while not (checkpoints.exists() and set(visible(place)) - before):
-            assert launcher.poll() is None and time.monotonic() < deadline_s, (folder / "output.txt").read_text()
-            time.sleep(0.05)
-        time.sleep(rng.uniform(0.0, 0.8))
-    finally:
-        launcher.kill()
-        for pid in _processes_of(run_folder):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    launcher.wait(timeout=30)
-    while _processes_of(run_folder):
-        assert time.monotonic() < deadline_s, "something outlives the job"
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize(
     ("seed", "sizes"),
     [
@@ -163,8 +118,9 @@ def test_a_job_that_is_killed_whole_again_and_again_ends_as_if_nothing_had_happe
     """On other numbers of members and nodes each time: `sizes` are (workers, nodes); the last comes to the end."""
     whole, rng, checkpoints = undisturbed(), random.Random(seed), tmp_path / "checkpoints"
     *lost, (workers, nodes) = sizes
+    script = (str(SCRIPT), "--steps", str(STEPS), "--slow", "0.3")
     for number, size in enumerate(lost):
-        killed(tmp_path / f"killed{number}", checkpoints, *size, rng)
+        killed(tmp_path / f"killed{number}", checkpoints, size_options(*size), script, rng.uniform(0.0, 0.8))
     (tmp_path / "last").mkdir()
     options = ("--checkpoint-dir", str(checkpoints), *(("--local-nodes", str(nodes)) if nodes else ()))
     done = run(tmp_path / "last", workers, options=options)
