@@ -65,6 +65,6 @@ def _refuse_state_dict(*_: Any) -> NoReturn:
 
 def _refuse_load(*_: Any) -> NoReturn:
     raise ConfigError(
-        "optimizer.load_state_dict() would do nothing here: the state is sharded over the members, and this version "
-        "starts with fresh state. Load the model before prepare and leave the optimizer's state out"
+        "optimizer.load_state_dict() would do nothing here: the state is sharded over the members. Begin the job from "
+        "a checkpoint with `elastrain run --resume`; `elastrain checkpoint import` makes one of a plain state"
     )

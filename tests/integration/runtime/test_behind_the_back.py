@@ -68,7 +68,7 @@ def test_a_rate_that_the_body_sets_before_its_batches_counts_in_that_step() -> N
         ("a group more", "call add_param_group before prepare"),
         ("optimizer.step", "Leave the call out"),
         ("optimizer.state_dict", "the state is sharded"),
-        ("optimizer.load_state_dict", "starts with fresh state"),
+        ("optimizer.load_state_dict", "elastrain checkpoint import"),
         ("a hook after prepare", "register_step_post_hook"),
         ("a hook before prepare", "register_step_post_hook"),
         ("an embedding with max_norm", "Embedding '1' has max_norm=1.0"),
