@@ -561,11 +561,11 @@ class TakesSilenceForProof(Cluster):
 
 @_rule(60, Reduction, "fold_in")
 def resends_without_contribution(
-    rule: Rule, reduction: Reduction, block: int, node: Node, weight: Weight, *rest: Any
+    rule: Rule, reduction: Reduction, maker: str, block: int, node: Node, weight: Weight, *rest: Any
 ) -> None:
     """What a partial stands for travels with it, also when it is sent again."""
     is_first = reduction._views.view.generation == 1
-    rule(reduction, block, node, weight if is_first else (Contribution(), weight[1]), *rest)
+    rule(reduction, maker, block, node, weight if is_first else (Contribution(), weight[1]), *rest)
 
 
 @_function(60, "member.committing.combine_votes")
