@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -34,6 +34,8 @@ from elastrain.world import View
 
 CLOSE_S = 10.0
 """How long the end of a member waits for what its writer has begun."""
+GIVE_UP_S = 600.0
+"""A disk, or a store, that has not answered by then gives the checkpoint up: the end of the job waits for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,16 @@ class Newest:
     """The checkpoint that was begun last. `last_step`: of it, if the job is to be stopped with it."""
 
     began_s: float = 0.0
+    open_step: int | None = None
+    """Of it, until it is complete or given up."""
     last_step: int | None = None
+    asked_s: float = 0.0
+    """When one was asked for by the clock."""
+
+    @property
+    def since_s(self) -> float:
+        """From when the clock counts to the next one."""
+        return max(self.began_s, self.asked_s)
 
 
 class Checkpoints:
@@ -160,14 +171,19 @@ class Checkpoints:
             self._copy_loop()
         if record.checkpoint in (Checkpointed.TAKEN, Checkpointed.LAST):
             last = record.step if record.checkpoint is Checkpointed.LAST else None
-            self._newest = Newest(began_s=time.monotonic(), last_step=last)
+            self._newest = Newest(began_s=time.monotonic(), open_step=record.step, last_step=last)
 
     def is_due(self, view: View | None, now_s: float) -> bool:
-        """By the clock of the member of lowest rank."""
+        """By the clock of the member of lowest rank. One that takes too long is given up by then."""
+        newest = self._newest
+        if newest.open_step is not None and now_s - newest.began_s > GIVE_UP_S:
+            self._newest = replace(newest, open_step=None)
+            problem = f"it is not written after {GIVE_UP_S:.0f} s"
+            self._with.tell(p.PartWritten(step=newest.open_step, shards=(), told=(), problem=problem))
         every_s = self._with.options.every_s
-        if not every_s or view is None or view.ids[0] != self._with.me or now_s - self._newest.began_s < every_s:
+        if not every_s or view is None or view.ids[0] != self._with.me or now_s - newest.since_s < every_s:
             return False
-        has_begun, self._newest = self._newest.began_s > 0.0, Newest(began_s=now_s)
+        has_begun, self._newest = newest.since_s > 0.0, replace(self._newest, asked_s=now_s)
         return has_begun  # the first one is due when so much time has passed
 
     def settled(self, message: am.CheckpointSettled) -> None:
@@ -215,6 +231,7 @@ class Checkpoints:
             self._thread.do(staged.give_up)
         if self._loop is not None and self._loop.step == command.step:
             self._loop = None
+        self._newest = replace(self._newest, open_step=None)
         self._with.log("checkpoint", step=command.step, reason=command.reason)
         if command.is_told and command.reason:
             is_last = command.step == self._newest.last_step
