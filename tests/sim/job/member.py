@@ -63,6 +63,7 @@ class SimMesh:
         self._lost: set[str] = set()
         self._arrived: deque[Frame | PeerLost] = deque()
         self._streams: dict[str, Stream] = {}
+        self._is_to_wake = False
         self.sends_left: int | None = None
         """It dies when it has sent so many more frames."""
 
@@ -70,10 +71,16 @@ class SimMesh:
 
     def poll(self, wait_s: float) -> Iterable[Frame | PeerLost]:
         arrived, self._arrived = self._arrived, deque()
-        if wait_s < LOOK_EVERY_S:  # something is to be done without news
-            self._process.later(wait_s, self._process.turn)
+        # A copy is to go without news; one wake-up at a time, and none where work behind brings turns anyway.
+        if wait_s < LOOK_EVERY_S and not self._is_to_wake and not self._process.sim.has_work_behind:
+            self._is_to_wake = True
+            self._process.later(max(wait_s, 0.001), self._wake_up)
         # Those of older generations are thrown away before anybody sees them.
         return [a for a in arrived if isinstance(a, PeerLost) or a.generation >= self.generation]
+
+    def _wake_up(self) -> None:
+        self._is_to_wake = False
+        self._process.turn()
 
     def send(self, member: str, kind: int, body: bytes, tensors: Sequence[Any]) -> None:
         if self.sends_left is not None:
