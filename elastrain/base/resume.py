@@ -62,6 +62,14 @@ def changes(resume: Resume, spec: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
+def changes_so_far(resume: Resume | None, spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """What was changed on purpose until now, a sentence each: for the checkpoints that a job with this spec writes."""
+    if resume is None:
+        return ()
+    now = f" (accepted when the job went on after step {resume.step})"
+    return (*resume.changes, *(change + now for change in changes(resume, spec)))
+
+
 def refusal(resume: Resume, spec: Mapping[str, Any]) -> str:
     """Why a job with this spec may not go on from the checkpoint, in one clause; empty if it may."""
     found = () if resume.accepts_changes else changes(resume, spec)

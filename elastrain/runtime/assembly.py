@@ -203,7 +203,7 @@ def _checkpoints(
         me=environment.member,
         job=environment.job,
         life=environment.life,
-        changes=chosen.resume.changes if chosen.resume is not None else (),
+        resume=chosen.resume,
         tell=handover.tell,
         say=agent.say,
         has_agent=agent.is_there,

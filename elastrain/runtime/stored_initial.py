@@ -6,13 +6,12 @@ The parameters of the whole model are put into the model as they come: nobody re
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Container, Iterable
 
 from torch import Tensor
 
 from elastrain import protocol as p
-from elastrain.base.resume import Resume, changes
+from elastrain.base.resume import Resume
 from elastrain.errors import ConfigError, StateLostError
 from elastrain.runtime import by_name
 from elastrain.runtime.handover import InitialUnread, Told
@@ -55,11 +54,6 @@ class StoredInitial:
                 threading.Thread(target=self._read, args=(command.shards,), name=name, daemon=True).start()
             case p.EndAttempt():  # what was read for roles that this member has lost meanwhile is needed by nobody
                 self._states.clear()
-
-    def changes(self, spec: Mapping[str, Any]) -> tuple[str, ...]:
-        """What was changed on purpose until now, a sentence each: for the checkpoints that this job writes."""
-        now = f" (accepted when the job went on after step {self._resume.step})"
-        return (*self._resume.changes, *(change + now for change in changes(self._resume, spec)))
 
     def take(self, shard: int) -> ShardState:
         """A state that was read; it is the caller's."""

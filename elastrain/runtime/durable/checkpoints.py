@@ -16,6 +16,7 @@ from torch import Tensor
 from elastrain import agent_messages as am
 from elastrain import protocol as p
 from elastrain.base.checkpoints import CheckpointOptions
+from elastrain.base.resume import Resume, changes_so_far
 from elastrain.checkpoint import Checkpointed, CheckpointPlan
 from elastrain.errors import ConfigError, ElastrainError
 from elastrain.runtime.durable.manifests import Begin, Described, hyper_of
@@ -46,8 +47,8 @@ class Bearings:
     me: str
     job: str
     life: int
-    changes: tuple[str, ...]
-    """What was changed on purpose on the way here."""
+    resume: Resume | None
+    """The checkpoint that this life started from."""
     tell: Callable[[p.Event], None]
     say: Callable[[am.FromWorker], None]
     has_agent: bool
@@ -248,7 +249,7 @@ class Checkpoints:
                 time_s=time_s,
                 spec=self.spec,
                 hyper=hyper_of(loop.text),
-                changes=self._with.changes,
+                changes=changes_so_far(self._with.resume, self.spec),
             )
             manifest = self._described.manifest(begin, command.record, command.told, self._attach(step, loop))
             staged = stage(self._place, manifest)

@@ -10,7 +10,7 @@ import pytest
 
 from elastrain.agent_messages import Failed
 from elastrain.base.checkpoints import CheckpointOptions
-from elastrain.base.resume import Resume, as_text, changes, from_text, refusal
+from elastrain.base.resume import Resume, as_text, changes, changes_so_far, from_text, refusal
 from elastrain.errors import ConfigError
 from elastrain.launcher.checkpoints import find_start
 from elastrain.launcher.run_options import RunOptions, StartWish
@@ -73,6 +73,13 @@ def test_a_script_that_raises_in_the_first_step_of_a_resumed_job_has_never_worke
         job.hello(member, seed=0, model="a", backups=1)
     failed = Failed(step=41, micro_batch=0, signature="KeyError: 'x'", traceback="")
     assert "before the first commit" in of(End, job.say("m1", failed))[0].sentence
+
+
+def test_what_was_accepted_is_in_the_manifests_that_follow_after_what_was_accepted_before() -> None:
+    before = replace(RESUME, changes=("one",))
+    so_far = changes_so_far(before, {"seed": 1, "model": "a", "backups": 1})
+    assert so_far == ("one", "its seed is 1, the checkpoint's is 0 (accepted when the job went on after step 40)")
+    assert changes_so_far(None, {}) == ()
 
 
 def test_it_travels_as_text() -> None:
