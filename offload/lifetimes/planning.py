@@ -17,7 +17,7 @@ from elastrain.offload.lifetimes.values import Budget, LimitBelowLeastError, Pla
 
 STEPS_BEFORE_A_PLAN = 2
 """The first step makes gradients and optimizer states; the second one shows how long a step takes."""
-MARGIN_SHARE = 0.04
+MARGIN_SHARE = 0.06
 """What is left free below the limit: the kernel counts in its own units, and later than things happen."""
 
 
