@@ -13,7 +13,7 @@ import msgspec
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, TakenError
 from elastrain.snapshot.durable.manifest import place_in_time
 from elastrain.snapshot.durable.places.port import CheckpointPlace, FileHold
-from elastrain.snapshot.durable.publishing import get, put
+from elastrain.snapshot.durable.publishing import get, put, visible
 
 OWNER = "owner.json"
 _BYTES_MAX = 4096
@@ -52,7 +52,8 @@ class Claim:
 def claim(place: CheckpointPlace, job: str, *, take_over: bool = False) -> Claim:
     """Claim the place for a job; each of its processes does so. `take_over`: the job resumes from what lies there.
 
-    Raises TakenError, with one sentence, where it is another job's, or holds checkpoints of nobody; CheckpointError.
+    A place in which its owner, which is gone, has no checkpoint is as good as new. Raises TakenError, with one sentence,
+    where it is another job's, or holds checkpoints of nobody; CheckpointError.
     """
     for _ in range(_TRIES):
         owner = owner_of(place)
@@ -96,6 +97,9 @@ def _joined(place: CheckpointPlace, owner: Owner) -> Claim | None:
 
 def _may_become(place: CheckpointPlace, owner: Owner | None, job: str, *, take_over: bool) -> bool:
     if take_over:
+        return True
+    # Nothing is lost where the owner has made nothing visible: `_become` refuses while a process of it lives.
+    if owner is not None and not visible(place):
         return True
     if owner is not None:
         raise TakenError(

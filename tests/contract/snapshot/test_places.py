@@ -127,6 +127,7 @@ def test_a_staged_manifest_is_not_seen(place: CheckpointPlace) -> None:
 def test_a_place_is_one_jobs(place: CheckpointPlace) -> None:
     mine = claim(place, "a")
     mine.check()
+    save(place, 10)
     with pytest.raises(TakenError, match="checkpoints of job a, and this is job b"):
         claim(place, "b")
     mine.release()

@@ -27,8 +27,17 @@ def test_all_processes_of_one_job_share_a_place(place: LocalPlace) -> None:
 
 def test_another_job_is_refused_with_both_names(place: LocalPlace) -> None:
     claim(place, "a").release()
+    save(place, 10)
     with pytest.raises(TakenError, match="checkpoints of job a, and this is job b"):
         claim(place, "b")
+
+
+def test_a_dead_job_without_a_checkpoint_leaves_the_place_to_the_next(place: LocalPlace) -> None:
+    held = claim(place, "a")
+    with pytest.raises(TakenError, match="in use by job a, which is alive"):
+        claim(place, "b")
+    held.release()
+    claim(place, "b").check()
 
 
 def test_checkpoints_without_an_owner_are_not_written_beside(place: LocalPlace) -> None:
