@@ -52,8 +52,8 @@ class Claim:
 def claim(place: CheckpointPlace, job: str, *, take_over: bool = False) -> Claim:
     """Claim the place for a job; each of its processes does so. `take_over`: the job resumes from what lies there.
 
-    A place in which its owner, which is gone, has no checkpoint is as good as new. Raises TakenError, with one sentence,
-    where it is another job's, or holds checkpoints of nobody; CheckpointError.
+    A place in which its owner, which is gone, has no checkpoint is as good as new. Raises TakenError, with one
+    sentence, where it is another job's, or holds checkpoints of nobody; CheckpointError.
     """
     for _ in range(_TRIES):
         owner = owner_of(place)
