@@ -116,7 +116,7 @@ def overwrites_the_view(rule: Rule, keys: JobKeys, view: View) -> View:
 
 
 @_plant(328, JobKeys, "put_next_view", _has(sc.Pause, sc.Isolate))
-def puts_a_view_that_follows_upon_none(rule: Rule, keys: JobKeys, view: View) -> View:
+def puts_a_view_that_follows_upon_none(rule: Rule, keys: JobKeys, view: View, roster: Any) -> View:
     """A view follows upon the one that the store holds: where there is none, the job may be over."""
     keys.put_view_again(view)
     stands = keys._view()[1]
@@ -186,7 +186,7 @@ def hears_of_no_broken_watch(rule: Rule, part: Followed, change: Change | Broken
 
 
 @_plant(437, JobKeys, "take_member", _has(sc.Wipe, sc.Isolate, sc.Cut))
-def counts_members_anew(rule: Rule, keys: JobKeys, *, at_least: int) -> int:
+def counts_members_anew(rule: Rule, keys: JobKeys, *, at_least: int, roster: Any) -> int:
     """No member's number is used twice, whatever the store forgets."""
     return keys.take_number("members")
 
