@@ -17,7 +17,7 @@ from elastrain.offload.lifetimes.values import Budget, LimitBelowLeastError, Pla
 
 STEPS_BEFORE_A_PLAN = 2
 """The first step makes gradients and optimizer states; the second one shows how long a step takes."""
-MARGIN_SHARE = 0.06
+MARGIN_SHARE = 0.04
 """What is left free below the limit: the kernel counts in its own units, and later than things happen."""
 
 
@@ -77,7 +77,7 @@ class Planning:
         )
         outside_bytes = min(each.extra_bytes for each in seen)
         seen = [replace(each, extra_bytes=each.extra_bytes - outside_bytes) for each in seen]
-        usable_bytes = self._limit_bytes - outside_bytes - int(MARGIN_SHARE * self._limit_bytes)
+        usable_bytes = int((1 - MARGIN_SHARE) * self._limit_bytes) - outside_bytes
         budget, found = Budget(limit_bytes=usable_bytes, tiers=tiers), list[tuple[Arranged, Plan]]()
         try:
             for order in self.policy.orders:
@@ -88,4 +88,5 @@ class Planning:
             raise LimitTooSmallError(self._limit_bytes, smallest_bytes, error.point) from error
         arranged, plan = min(found, key=lambda each: each[1].played.step_s)
         self.order, self.reason = arranged.order, f"updates {arranged.order.value}: {plan.reason}"
-        self._conductor.carry(Carried(arranged, plan), outside_bytes)
+        # Reads go ahead as far as there is room: the margin is none for them.
+        self._conductor.carry(Carried(arranged, plan), self._limit_bytes - usable_bytes)
