@@ -37,7 +37,7 @@ class RoomAccount:
     def add(self, more_bytes: int) -> None:
         """Count pieces' memory."""
         self.piece_bytes += more_bytes
-        self.most_bytes = max(self.most_bytes, self.total())
+        self.most_bytes = max(self.most_bytes, self.held())  # memory: estimates are none
 
     def came(self, size_bytes: int) -> None:
         """So much of what was to come is there."""
