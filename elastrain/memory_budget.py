@@ -208,12 +208,19 @@ class Held:
 
 
 def held_by(
-    member: str, placements: Iterable[Placement], sizes: Sequence[int], *, moments: float, masters: bool = False
+    member: str,
+    placements: Iterable[Placement],
+    sizes: Sequence[int],
+    *,
+    moments: float | Sequence[float],
+    masters: bool = False,
 ) -> tuple[Held, ...]:
     """List what `member` holds in any of these placements: that of now, and those to come.
 
-    moments: size of the optimizer's own state, in units of the parameters'. masters: whether primaries keep masters.
+    moments: size of the optimizer's own state, in units of the parameters': of all shards, or of each.
+    masters: whether primaries keep masters.
     """
+    more = moments if isinstance(moments, Sequence) else [moments] * len(sizes)
     # A primary's parameters are the model's, unless it keeps masters. A backup has parameters of its own, and a second
     # state while an update is not verified.
     primary: set[int] = set()
@@ -226,10 +233,29 @@ def held_by(
             shard=shard,
             is_primary=shard in primary,
             parameters_bytes=sizes[shard],
-            leaves_bytes=round(sizes[shard] * (2 * (1 + moments) if shard in backup else moments + masters)),
+            leaves_bytes=round(sizes[shard] * (2 * (1 + more[shard]) if shard in backup else more[shard] + masters)),
         )
         for shard in sorted(primary | backup)
     )
+
+
+def sums_bytes(held: Sequence[Held], members: int, behind_bytes: int) -> int:
+    """Count what gradients take besides a member's slots: `held` is what it holds, among `members` members.
+
+    As a primary: sums on the way, scratch of updates. As a backup: kept gradients of two steps, and scratch for the
+    `behind_bytes` that are updated in one go.
+    """
+    primary_bytes = sum(each.parameters_bytes for each in held if each.is_primary)
+    backup_bytes = sum(each.parameters_bytes for each in held if not each.is_primary)
+    return (1 + sums_needed(members)) * primary_bytes + 2 * backup_bytes + behind_bytes
+
+
+def shards_bytes(held: Sequence[Held]) -> tuple[int, int]:
+    """Count the states of all that a member holds, and what of them is in memory while all are kept on disk."""
+    largest_bytes = max((each.leaves_bytes for each in held), default=0)
+    total_bytes = sum(each.leaves_bytes for each in held)
+    # One is updated while the one before it is still being written.
+    return total_bytes, min(total_bytes, 2 * largest_bytes)
 
 
 def choose_shards(held: Iterable[Held], wanted_bytes: int) -> tuple[frozenset[int], str]:

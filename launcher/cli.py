@@ -12,7 +12,7 @@ from typing import ParamSpec
 import typer
 
 from elastrain.errors import ConfigError, ElastrainError
-from elastrain.launcher.commands import chaos, checkpoint, inject, offload, run, status
+from elastrain.launcher.commands import chaos, checkpoint, doctor, inject, offload, run, status
 from elastrain.launcher.say import say
 
 app = typer.Typer(
@@ -47,6 +47,7 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
 
 app.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(_exits(run.run))
 app.command("status")(_exits(status.status))
+app.command("doctor")(_exits(doctor.doctor))
 app.command("chaos")(_exits(chaos.chaos))
 app.command("inject", context_settings={"ignore_unknown_options": True})(_exits(inject.inject))
 

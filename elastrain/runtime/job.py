@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from elastrain import protocol as p
-from elastrain.base import checkpoints
+from elastrain.base import checkpoints, stating
 from elastrain.base.environment import read_environment, resume
 from elastrain.errors import ConfigError
 from elastrain.runtime.assembly import (
@@ -31,6 +31,7 @@ from elastrain.runtime.loader import DataLoader
 from elastrain.runtime.memory_keeper import MemoryLimit
 from elastrain.runtime.registered import stateful
 from elastrain.runtime.settings import Settings
+from elastrain.runtime.stating import answer
 from elastrain.runtime.step import Step
 from elastrain.runtime.training_loop import TrainingLoop
 from elastrain.runtime.whereabouts import PHASE_TIMEOUT_S
@@ -148,6 +149,8 @@ class Job:
         request = Request(
             model=model, optimizer=optimizer, loader=loader, max_grad_norm=max_grad_norm, elementwise=elementwise
         )
+        if (wish := stating.from_environment()) is not None:
+            answer(wish, request, layout, self._chosen)
         connections, last_words = self._opened()
         self._prepared = assemble(request, layout, self._chosen, connections, last_words.report)
         return model, optimizer, loader

@@ -153,7 +153,8 @@ class MemoryKeeper:
             self._me, (plan.recovery.now, plan.target), sizes, moments=moments, masters=self._executor.model.has_masters
         )
         gradients_bytes = self._expect(
-            self._slots(plan, shape) * self._executor.slot_bytes + self._sums_bytes(len(members))
+            self._slots(plan, shape) * self._executor.slot_bytes
+            + budget.sums_bytes(self._held, len(members), BEHIND_BYTES)
         )
         copied_bytes = budget.copy_budget(
             self._limit.limit_bytes,
@@ -199,12 +200,6 @@ class MemoryKeeper:
             budget.slots_needed(shape.runs, plan.own, _left_to_do(plan.recovery.runs[self._me], plan.own)),
         )
 
-    def _sums_bytes(self, members: int) -> int:
-        """As a primary: sums on the way, scratch of updates. As a backup: kept gradients of two steps, scratch."""
-        primary_bytes = sum(each.parameters_bytes for each in self._held if each.is_primary)
-        backup_bytes = sum(each.parameters_bytes for each in self._held if not each.is_primary)
-        return (1 + budget.sums_needed(members)) * primary_bytes + 2 * backup_bytes + BEHIND_BYTES
-
     def _expect(self, expected_bytes: int) -> int:
         """Bytes of gradients under the new plan.
 
@@ -244,14 +239,13 @@ class MemoryKeeper:
         if (last := self._last_pass()) is not None:
             saved_bytes = last.saved_bytes
             largest_bytes = max((each.size_bytes for each in last.lifetimes), default=0)
-        shards_bytes = sum(each.leaves_bytes for each in self._held)
-        largest_shard_bytes = max((each.leaves_bytes for each in self._held), default=0)
+        shards_bytes, shards_least_bytes = budget.shards_bytes(self._held)
         return budget.Needs(
             base_bytes=base_bytes,
             parameters_bytes=executor.model.nbytes,
             gradients_bytes=gradients_bytes,
             shards_bytes=shards_bytes,
-            shards_least_bytes=min(shards_bytes, 2 * largest_shard_bytes),
+            shards_least_bytes=shards_least_bytes,
             activations_bytes=saved_bytes,
             activations_least_bytes=min(saved_bytes, (IN_FLIGHT_STORAGES + 1) * largest_bytes),
             is_measured=self._taken.steps > 0,

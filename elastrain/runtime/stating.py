@@ -1,0 +1,64 @@
+"""What `prepare` does where nobody wants a job, but to know what a job will hold in memory (`elastrain doctor`)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import NoReturn
+
+import torch
+
+from elastrain.base.stating import StatementWish
+from elastrain.books.behind import BEHIND_BYTES
+from elastrain.layout import Layout
+from elastrain.memory_statement import ScriptNeeds, state_memory
+from elastrain.runtime.assembly import Chosen, Request
+from elastrain.runtime.memory import PeakMeter
+from elastrain.runtime.model import GradientSlot, ModelState
+from elastrain.runtime.optimizer import PieceOptimizer
+
+
+def answer(wish: StatementWish, request: Request, layout: Layout, chosen: Chosen) -> NoReturn:
+    """Write what each member will hold, and end the process. Raises SystemExit; ConfigError as `prepare` does."""
+    script = script_needs(wish, request, layout, chosen)
+    members = [{**asdict(each), "total": each.total} for each in state_memory(script, wish.members)]
+    wish.answer(json.dumps({"backups": script.backups, "limit": script.limit_bytes, "members": members}))
+    raise SystemExit(0)
+
+
+def script_needs(wish: StatementWish, request: Request, layout: Layout, chosen: Chosen) -> ScriptNeeds:
+    """Measure what the script prepares. The model and its optimizer are taken over, as for a job."""
+    held_bytes = PeakMeter(lambda: 0).now_bytes
+    pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
+    model = ModelState(request.model, layout, lambda numel, dtype: torch.zeros(numel, dtype=dtype))
+    # Counted and never filled: what a slot takes is asked of the class that makes it.
+    slot = GradientSlot(layout, lambda numel, dtype: torch.empty(numel, dtype=dtype, device="meta"))
+    shape = chosen.settings.shape(layout, request.loader.micro_batches)
+    return ScriptNeeds(
+        sizes=shape.sizes,
+        moments=_moments(pieces, layout),
+        masters=model.has_masters,
+        model_bytes=model.nbytes,
+        slot_bytes=slot.nbytes,
+        runs=shape.runs,
+        backups=shape.backups if wish.backups is None else wish.backups,
+        base_bytes=max(0, held_bytes - model.nbytes),
+        behind_bytes=BEHIND_BYTES,
+        writes_checkpoints=chosen.checkpoints is not None,
+        limit_bytes=chosen.limit.limit_bytes if chosen.limit is not None else None,
+        has_disk=chosen.limit is not None and bool(chosen.limit.directories),
+    )
+
+
+def _moments(pieces: PieceOptimizer, layout: Layout) -> tuple[float, ...]:
+    """Per shard, bytes of the optimizer's state per byte of its parameters: one update of zeros tells."""
+    hyper = pieces.hyperparameters()
+    found = []
+    # One shard at a time, so that this process never holds what eight members share.
+    for shard in layout.shards:
+        parameters = torch.zeros(shard.numel, dtype=getattr(torch, shard.master_dtype))
+        state = pieces.create(shard, parameters)
+        if layout.pieces[shard.index]:
+            pieces.apply([(state, torch.zeros_like(parameters), None)], hyper=hyper)
+        found.append((state.nbytes - parameters.nbytes) / max(1, parameters.nbytes))
+    return tuple(found)

@@ -1,0 +1,117 @@
+"""`elastrain doctor --memory`: what each member of a job will hold in memory, before it starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from elastrain.base.stating import StatementWish
+from elastrain.errors import ConfigError, ElastrainError
+from elastrain.launcher.commands.options.checkpoint_options import CheckpointFlags
+from elastrain.launcher.commands.options.grouped import grouped
+from elastrain.launcher.commands.options.job_options import MemoryFlags
+from elastrain.launcher.commands.tables import print_table
+from elastrain.launcher.environment import inherited, without
+from elastrain.launcher.say import say
+from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, Script
+
+_PARTS = ("base", "model", "gradients", "shards", "backups", "staging", "spill", "total")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionFlags:
+    """What is asked, of which job."""
+
+    memory: Annotated[bool, typer.Option("--memory", help="State the bytes that each member will hold.")] = False
+
+    nproc_per_node: Annotated[
+        int, typer.Option("--nproc-per-node", "--nproc_per_node", min=1, help="Workers on each node.")
+    ] = 1
+    nnodes: Annotated[int, typer.Option("--nnodes", min=1, help="Nodes.")] = 1
+    backups: Annotated[
+        int | None, typer.Option("--backups", min=0, help="Copies of each shard; default: what the script says.")
+    ] = None
+
+    def wish(self, file: Path) -> StatementWish:
+        return StatementWish(
+            file=str(file), nodes=self.nnodes, members_per_node=self.nproc_per_node, backups=self.backups
+        )
+
+
+@grouped
+def doctor(
+    script: Annotated[str, typer.Argument(help="The training script.")],
+    question: QuestionFlags,
+    limits: MemoryFlags,
+    checkpoints: CheckpointFlags,
+    args: Annotated[list[str] | None, typer.Argument(help="Its arguments, after --.", metavar="[-- ARGS...]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> int:
+    """Run SCRIPT up to `job.prepare`, alone, and say what each member of a job of it will hold. Exit code 1 if that is
+    more than --memory-limit.
+    """
+    if not question.memory:
+        raise ConfigError("doctor: say what to look at: --memory")
+    if not Path(script).is_file():
+        raise ConfigError(f"there is no script {script!r}: check the path")
+    written = checkpoints.checkpoints()
+    # A script is run as under plain `python`, as a job of one: whatever a launcher has set for another job is left out.
+    around = {name: value for name in (MEMORY_LIMIT, OFFLOAD_DIRS) if (value := inherited(name))}
+    environment = {**without("ELASTRAIN_"), **around, **limits.limit().environment()}
+    environment |= {"OMP_NUM_THREADS": inherited("OMP_NUM_THREADS", "1")}
+    environment |= written.environment() if written is not None else {}
+    told = _asked(script, Script.of(script, args or []), question, environment)
+    if as_json:
+        print(json.dumps(told))
+    else:
+        _show(told)
+    shortfall = next((each for each in told["members"] if each["shortfall"]), None)
+    if shortfall is not None:
+        say(f"member {shortfall['member']}: {shortfall['shortfall']}")
+    return 1 if shortfall is not None else 0
+
+
+def _asked(named: str, script: Script, question: QuestionFlags, environment: Mapping[str, str]) -> dict[str, Any]:
+    """What the script's own `prepare` answers. Raises ConfigError where it is never reached, ElastrainError."""
+    with tempfile.TemporaryDirectory(prefix="elastrain-doctor-") as folder:
+        file = Path(folder) / "memory.json"
+        # What the script prints is no part of the answer.
+        done = subprocess.run(
+            [script.command, *script.args],
+            env={**environment, **question.wish(file).environment()},
+            stdout=sys.stderr.fileno(),
+            check=False,
+        )
+        text = file.read_text() if file.is_file() else ""
+    if text:
+        told: dict[str, Any] = json.loads(text)
+        return told
+    if done.returncode:
+        how = f"code {done.returncode}" if done.returncode > 0 else f"signal {-done.returncode}"
+        raise ElastrainError(
+            f"{named} ended with {how} before job.prepare: put right what it says above, and ask again"
+        )
+    raise ConfigError(
+        f"{named} ended without calling job.prepare, so nothing is known of its model: name the script that trains"
+    )
+
+
+def _show(told: Mapping[str, Any]) -> None:
+    members = told["members"]
+    rows = [(each["member"], each["node"], *(f"{each[part]:,}" for part in _PARTS)) for each in members]
+    print_table(("member", "node", *_PARTS), rows)
+    worst = max(members, key=lambda each: each["total"])
+    limit = f" of {told['limit']:,} allowed" if told["limit"] is not None else ""
+    copies = min(told["backups"], len(members) - 1)
+    print(
+        f"worst: member {worst['member']}, {worst['total']:,} bytes{limit}; backups of each shard: {copies}; saved "
+        "activations come on top, which nobody has measured yet"
+    )

@@ -1,0 +1,92 @@
+"""`elastrain doctor --memory` on real scripts, and against what the members of a real job say that they hold."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import warm
+from tests.support.training import SCRIPTS, environment, run_job
+from tests.support.warm import ROOT
+
+SCRIPT = SCRIPTS / "squeezed_training.py"
+WIDE = ("--steps", "3", "--width", "2048", "--layers", "3", "--micro-batch-size", "16")
+"""Parameters of 35 MB under AdamW, hardly any activations."""
+LIMIT = ("--memory-limit", "64G")
+
+pytestmark = pytest.mark.slow
+
+
+def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "elastrain.launcher", "doctor", "--memory", *arguments]
+    return warm.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+
+
+def test_what_is_stated_is_what_the_members_of_a_job_find(tmp_path: Path) -> None:
+    asked = doctor(str(SCRIPT), "--nproc-per-node", "3", *LIMIT, "--json", "--", *WIDE)
+    assert asked.returncode == 0, asked.stderr
+    stated = {each["member"]: each for each in json.loads(asked.stdout)["members"]}
+    run = run_job(tmp_path, script=SCRIPT, workers=3, arguments=WIDE, options=LIMIT)
+    assert run.exit_code == 0, run.output
+    assert set(run.journals) == set(stated) == {"m0", "m1", "m2"}
+    for member, journal in run.journals.items():
+        said, first = stated[member], next(each for each in journal if each["event"] == "room")
+        assert said["model"] == first["need_parameters_bytes"]
+        assert said["gradients"] == first["need_gradients_bytes"]
+        assert said["shards"] + said["backups"] == pytest.approx(first["need_shards_bytes"], rel=0.05)
+        assert said["base"] == pytest.approx(first["need_base_bytes"], rel=0.05)
+        peaks = [each["peak_bytes"] for each in journal if each["event"] == "memory"]
+        # A start takes more for a moment: in the first step, members also receive the parameters of the first one.
+        assert max(peaks[1:]) <= 1.05 * said["total"], "as the kernel counts it"
+
+
+def rows(output: str) -> list[dict[str, str]]:
+    head, *lines = (line.split() for line in output.splitlines()[:-1])
+    return [dict(zip(head, line, strict=True)) for line in lines]
+
+
+def test_an_example_under_a_limit_that_is_too_small(tmp_path: Path) -> None:
+    asked = doctor(
+        str(ROOT / "examples/finetune.py"),
+        *("--nproc-per-node", "8", "--backups", "1", "--memory-limit", "10M", "--checkpoint-dir", str(tmp_path)),
+    )
+    assert asked.returncode == 1, "as the job itself would end"
+    assert "too small for this plan" in asked.stderr
+    stated = rows(asked.stdout)
+    assert [each["member"] for each in stated] == [f"m{rank}" for rank in range(8)]
+    assert any(each["staging"] != "0" for each in stated)
+    assert asked.stdout.splitlines()[-1].startswith("worst: member m")
+    assert list(tmp_path.iterdir()) == [], "no job was started"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "sentence"),
+    [
+        (None, 2, "elastrain: there is no script '{}': check the path"),
+        ("print('done')", 2, "elastrain: {} ended without calling job.prepare, so nothing is known of its model"),
+        ("raise RuntimeError('no data')", 1, "elastrain: {} ended with code 1 before job.prepare"),
+        ("import os; os.kill(os.getpid(), 9)", 1, "elastrain: {} ended with signal 9 before job.prepare"),
+    ],
+)
+def test_a_script_that_says_nothing_ends_with_a_sentence(
+    tmp_path: Path, text: str | None, code: int, sentence: str
+) -> None:
+    script = tmp_path / "train.py"
+    if text is not None:
+        script.write_text(text)
+    asked = doctor(str(script), "--json")
+    assert asked.returncode == code
+    assert asked.stdout == ""
+    assert asked.stderr.splitlines()[-1].startswith(sentence.format(script))
+
+
+def test_doctor_is_told_what_to_look_at() -> None:
+    command: list[Any] = [sys.executable, "-m", "elastrain.launcher", "doctor", "train.py"]
+    asked = warm.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    assert asked.returncode == 2
+    assert "--memory" in asked.stderr
