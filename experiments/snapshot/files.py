@@ -1,4 +1,4 @@
-"""What checkpoints' files cost and catch, without a job: packing, restoring, flipped bits; what torch takes to save."""
+"""What checkpoints' files cost and catch, without a job: packing, restoring, flipped bits; how long torch blocks."""
 
 from __future__ import annotations
 
@@ -217,6 +217,7 @@ def torch_blocks(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Op
 
 def figures(folder: Path, *, layers: int, rounds: int, flips: int) -> dict[str, float]:
     """All of them. `layers`: of a million parameters each."""
+    folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     model, optimizer = trained(layers)
     all_states = states(model, optimizer)
@@ -225,5 +226,4 @@ def figures(folder: Path, *, layers: int, rounds: int, flips: int) -> dict[str, 
         **packing(all_states),
         **restoring(folder, all_states, rounds),
         **flipping(folder, flips),
-        **torch_blocks(folder, model, optimizer),
     }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -67,10 +67,10 @@ def flip(folder: Path, where: str, wanted: str) -> Flip:
     return Flip(where=where, noticed=bool(says), equal=equal, says=says[0] if says else "")
 
 
-def figures(folder: Path) -> dict[str, object]:
+def figures(folder: Path, kinds: Sequence[str] = KINDS) -> dict[str, object]:
     """`flips` and `caught`, and what was said of each."""
     wanted = undisturbed(folder / "alone")
-    found = [flip(folder / where, where, wanted) for where in KINDS]
+    found = [flip(folder / where, where, wanted) for where in kinds]
     return {"flips": len(found), "caught": sum(each.is_caught for each in found), "each": [asdict(f) for f in found]}
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +85,7 @@ def _play(folder: Path, *, backups: int, steps: int) -> Course:
     with ExitStack() as stack:
         etcd = EmbeddedEtcd(folder / "etcd", host="127.0.0.1")
         stack.callback(etcd.close)
-        jobs = {name: stack.enter_context(_node(folder, name, etcd.endpoint, arguments)) for name in WORKERS}
+        jobs = {name: stack.enter_context(node(folder, name, etcd.endpoint, arguments)) for name in WORKERS}
         killed_s = _kill(folder, jobs[VICTIM])
         for name in set(jobs) - {VICTIM}:
             if jobs[name].wait(TIMEOUT_S) != 0:
@@ -102,11 +102,14 @@ def _play(folder: Path, *, backups: int, steps: int) -> Course:
 
 
 @contextmanager
-def _node(folder: Path, name: str, endpoint: str, arguments: tuple[str, ...]) -> Iterator[subprocess.Popen[bytes]]:
+def node(
+    folder: Path, name: str, endpoint: str, arguments: Sequence[str], options_of_job: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
+    """One node's agent with its workers, ended when the block is left; its output goes to `NAME.log` in `folder`."""
     options = ["--nnodes", str(len(WORKERS)), "--node-name", name, "--nproc-per-node", str(WORKERS[name])]
     options += ["--rdzv-endpoint", endpoint, "--rdzv-id", f"window-{os.getpid()}", "--max-restarts", "0"]
     options += ["--run-dir", str(folder / name), "--secret-file", str(_secret(folder))]
-    command = [sys.executable, "-m", "elastrain.launcher", "run", *options, str(SCRIPT), *arguments]
+    command = [sys.executable, "-m", "elastrain.launcher", "run", *options, *options_of_job, str(SCRIPT), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)

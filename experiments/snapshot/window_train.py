@@ -20,7 +20,7 @@ if __name__ == "__main__":  # as a script: make `experiments` importable from an
 
 import elastrain
 
-LAYERS, WIDTH = 20, 1024
+WIDTH = 1024
 GLOBAL_BATCH_SIZE = 16
 
 
@@ -39,12 +39,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--backups", type=int, default=1)
+    parser.add_argument("--layers", type=int, default=20, help="of a million parameters each")
     parser.add_argument("--wait-s", type=float, required=True, help="of each micro-batch, beside its computing")
     args = parser.parse_args()
     torch.set_num_threads(1)
     job = elastrain.init(seed=0, backups=args.backups)
     loader = elastrain.DataLoader(Samples(), global_batch_size=GLOBAL_BATCH_SIZE, micro_batch_size=1)
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(args.layers)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model, optimizer, loader = job.prepare(model, optimizer, loader)
     for step in job.steps(loader, until=args.steps):
