@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from elastrain.base.processes import die_with_parent
 from elastrain.base.stating import StatementWish
 from elastrain.errors import ConfigError, ElastrainError
 from elastrain.launcher.commands.options.checkpoint_options import CheckpointFlags
@@ -88,6 +91,7 @@ def _asked(named: str, script: Script, question: QuestionFlags, environment: Map
             [script.command, *script.args],
             env={**environment, **question.wish(file).environment()},
             stdout=sys.stderr.fileno(),
+            preexec_fn=partial(die_with_parent, signal.SIGKILL),
             check=False,
         )
         text = file.read_text() if file.is_file() else ""

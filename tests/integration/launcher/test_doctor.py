@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from elastrain.base.processes import state_of
 from tests.support import warm
 from tests.support.training import SCRIPTS, environment, run_job
+from tests.support.waiting import until
 from tests.support.warm import ROOT
 
 SCRIPT = SCRIPTS / "squeezed_training.py"
@@ -83,6 +85,21 @@ def test_a_script_that_says_nothing_ends_with_a_sentence(
     assert asked.returncode == code
     assert asked.stdout == ""
     assert asked.stderr.splitlines()[-1].startswith(sentence.format(script))
+
+
+def test_a_script_ends_with_the_command_that_asked_it(tmp_path: Path) -> None:
+    script, pid_file = tmp_path / "train.py", tmp_path / "pid"
+    script.write_text(
+        f"import os, time; open({str(tmp_path / 'new')!r}, 'w').write(str(os.getpid()));"
+        f"os.rename({str(tmp_path / 'new')!r}, {str(pid_file)!r}); time.sleep(600)"
+    )
+    command = [sys.executable, "-m", "elastrain.launcher", "doctor", "--memory", str(script)]
+    with warm.Popen(command, env=environment()) as asking:
+        until(pid_file.exists)
+        pid = int(pid_file.read_text())
+        asking.kill()
+        asking.wait()
+        until(lambda: state_of(pid) in ("", "Z"))
 
 
 def test_doctor_is_told_what_to_look_at() -> None:
