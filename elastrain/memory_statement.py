@@ -12,6 +12,16 @@ from elastrain.plan import plan as hand_out
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerLimit:
+    """What each member may hold, and how it decides what leaves."""
+
+    limit_bytes: int
+    has_disk: bool
+    assumed_moments: float
+    """Optimizer state in units of the parameters', as a worker takes it to be until it has measured it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScriptNeeds:
     """What a script prepares, in bytes; the same on every member."""
 
@@ -31,8 +41,7 @@ class ScriptNeeds:
     behind_bytes: int
     """Of backups, what is updated in one go."""
     writes_checkpoints: bool
-    limit_bytes: int | None = None
-    has_disk: bool = False
+    limit: WorkerLimit | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +94,7 @@ def _member(
     written = writers(placement, script.sizes, all_holders=False) if script.writes_checkpoints else frozenset()
     staged = [shard for writer, shard in written if writer == member]
     staging_bytes = sum(round(script.sizes[shard] * (1 + script.moments[shard])) for shard in staged)
-    fit = _fit(script, held, gradients_bytes)
+    outside, shortfall = _leaving(script, member, placement, gradients_bytes)
     return MemberBytes(
         member=member,
         node=nodes[member],
@@ -95,14 +104,22 @@ def _member(
         shards=shards_bytes,
         backups=backups_bytes,
         staging=staging_bytes,
-        spill=0 if isinstance(fit, budget.Shortfall) else fit.shards_on_disk_bytes,
-        shortfall=fit.reason if isinstance(fit, budget.Shortfall) else "",
+        spill=sum(each.leaves_bytes for each in held if each.shard in outside),
+        shortfall=shortfall,
     )
 
 
-def _fit(script: ScriptNeeds, held: tuple[budget.Held, ...], gradients_bytes: int) -> budget.Fit | budget.Shortfall:
-    """As a worker decides before its first step; captured states are not in its account."""
+def _leaving(
+    script: ScriptNeeds, member: str, placement: Placement, gradients_bytes: int
+) -> tuple[frozenset[int], str]:
+    """Name the shards whose states lie on disk, as a worker decides before its first step, or say why none helps."""
+    if script.limit is None:
+        return frozenset(), ""
+    # It has not seen an update yet: so it is with what it assumes that its limit has room, or has not.
+    moments = script.limit.assumed_moments
+    held = budget.held_by(member, (placement,), script.sizes, moments=moments, masters=script.masters)
     shards_bytes, least_bytes = budget.shards_bytes(held)
+    # Captured states are not in its account, and activations are not measured.
     needs = budget.Needs(
         base_bytes=script.base_bytes,
         parameters_bytes=script.model_bytes,
@@ -113,6 +130,7 @@ def _fit(script: ScriptNeeds, held: tuple[budget.Held, ...], gradients_bytes: in
         activations_least_bytes=0,
         is_measured=False,
     )
-    # Without a limit nothing leaves: as if it were what is needed.
-    limit_bytes = script.limit_bytes if script.limit_bytes is not None else needs.total_bytes
-    return budget.fit_plan(limit_bytes, needs, has_disk=script.has_disk, disk_bytes_per_s=1.0)
+    fit = budget.fit_plan(script.limit.limit_bytes, needs, has_disk=script.limit.has_disk, disk_bytes_per_s=1.0)
+    if isinstance(fit, budget.Shortfall):
+        return frozenset(), fit.reason
+    return budget.choose_shards(held, fit.shards_on_disk_bytes)[0], ""

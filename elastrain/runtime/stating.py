@@ -11,9 +11,10 @@ import torch
 from elastrain.base.stating import StatementWish
 from elastrain.books.behind import BEHIND_BYTES
 from elastrain.layout import Layout
-from elastrain.memory_statement import ScriptNeeds, state_memory
+from elastrain.memory_statement import ScriptNeeds, WorkerLimit, state_memory
 from elastrain.runtime.assembly import Chosen, Request
 from elastrain.runtime.memory import PeakMeter
+from elastrain.runtime.memory_keeper import ASSUMED_MOMENTS, MemoryLimit
 from elastrain.runtime.model import GradientSlot, ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 
@@ -22,7 +23,11 @@ def answer(wish: StatementWish, request: Request, layout: Layout, chosen: Chosen
     """Write what each member will hold, and end the process. Raises SystemExit; ConfigError as `prepare` does."""
     script = script_needs(wish, request, layout, chosen)
     members = [{**asdict(each), "total": each.total} for each in state_memory(script, wish.members)]
-    wish.answer(json.dumps({"backups": script.backups, "limit": script.limit_bytes, "members": members}))
+    wish.answer(
+        json.dumps(
+            {"backups": script.backups, "limit": chosen.limit.limit_bytes if chosen.limit else None, "members": members}
+        )
+    )
     raise SystemExit(0)
 
 
@@ -45,9 +50,14 @@ def script_needs(wish: StatementWish, request: Request, layout: Layout, chosen: 
         base_bytes=max(0, held_bytes - model.nbytes),
         behind_bytes=BEHIND_BYTES,
         writes_checkpoints=chosen.checkpoints is not None,
-        limit_bytes=chosen.limit.limit_bytes if chosen.limit is not None else None,
-        has_disk=chosen.limit is not None and bool(chosen.limit.directories),
+        limit=_limit(chosen.limit),
     )
+
+
+def _limit(limit: MemoryLimit | None) -> WorkerLimit | None:
+    if limit is None:
+        return None
+    return WorkerLimit(limit_bytes=limit.limit_bytes, has_disk=bool(limit.directories), assumed_moments=ASSUMED_MOMENTS)
 
 
 def _moments(pieces: PieceOptimizer, layout: Layout) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ import pytest
 
 from elastrain.base import stating
 from elastrain.base.stating import StatementWish
-from elastrain.memory_statement import MemberBytes, ScriptNeeds, state_memory
+from elastrain.memory_statement import MemberBytes, ScriptNeeds, WorkerLimit, state_memory
 
 MIB = 1 << 20
 SCRIPT = ScriptNeeds(
@@ -67,22 +67,29 @@ def test_each_state_of_a_checkpoint_waits_at_one_member(backups: int) -> None:
     assert sum(each.staging for each in stated) == 8 * 12 * MIB
 
 
-def tight(limit_mib: int, *, has_disk: bool) -> MemberBytes:
-    return state_memory(replace(SCRIPT, limit_bytes=limit_mib * MIB, has_disk=has_disk), ON_TWO_NODES)[0]
+def tight(limit_mib: int, *, has_disk: bool, moments: float = 2.0) -> MemberBytes:
+    limit = WorkerLimit(limit_bytes=limit_mib * MIB, has_disk=has_disk, assumed_moments=2.0)
+    return state_memory(replace(SCRIPT, limit=limit, moments=(moments,) * 8), ON_TWO_NODES)[0]
 
 
 def test_what_a_limit_leaves_no_room_for_is_on_disk() -> None:
     ample = tight(404, has_disk=True)
     assert (ample.spill, ample.shortfall) == (0, "")
     squeezed = tight(390, has_disk=True)
-    assert squeezed.spill >= 14 * MIB
-    assert squeezed.total == 404 * MIB - squeezed.spill
+    assert squeezed.spill == 24 * MIB, "a whole shard that is held as a backup"
+    assert squeezed.total == 380 * MIB
     assert squeezed.shortfall == ""
 
 
 @pytest.mark.parametrize(("limit_mib", "has_disk"), [(403, False), (300, True)])
 def test_a_limit_that_is_too_small_says_what_is_missing(limit_mib: int, has_disk: bool) -> None:
     assert "too small for this plan" in tight(limit_mib, has_disk=has_disk).shortfall
+
+
+def test_a_limit_has_room_by_what_workers_assume_and_what_leaves_counts_as_it_is() -> None:
+    # A backup that is taken for 24 MiB leaves, and 8 MiB of it are there.
+    assert tight(390, has_disk=True, moments=0.0).spill == 8 * MIB
+    assert "too small for this plan" in tight(390, has_disk=False, moments=0.0).shortfall
 
 
 def test_the_wish_travels_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
