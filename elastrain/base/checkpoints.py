@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 
@@ -36,20 +35,3 @@ def parse_every(text: str) -> tuple[int, float]:
         raise ValueError(f"{text!r}: write a number of steps, or a time such as 30s, 5m or 1h")
     number, unit = int(found[1]), found[2]
     return (number, 0.0) if not unit else (0, number * _UNITS_S[unit])
-
-
-def from_environment() -> CheckpointOptions | None:
-    """None where nothing is written. Raises ValueError for what the launcher would not have let through."""
-    place = os.environ.get(DIR)
-    if not place:
-        return None
-    every = os.environ.get(EVERY)
-    steps, seconds = parse_every(every) if every else (0, 0.0)
-    return CheckpointOptions(
-        place=place,
-        every_steps=steps,
-        every_s=seconds,
-        keep=int(os.environ.get(KEEP, "3")),
-        layout=os.environ.get(LAYOUT, "shared"),
-        resumes=bool(os.environ.get("ELASTRAIN_RESUME")),
-    )

@@ -7,6 +7,8 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastrain.base import checkpoints
+from elastrain.base.checkpoints import CheckpointOptions, parse_every
 from elastrain.base.resume import Resume, from_text
 from elastrain.base.scope import scope
 
@@ -66,6 +68,23 @@ def resume() -> Resume | None:
     """The checkpoint that this life of the job starts from; None: it starts anew. Raises ValueError if it is none."""
     told = os.environ.get("ELASTRAIN_RESUME")
     return from_text(told) if told else None
+
+
+def checkpoint_options() -> CheckpointOptions | None:
+    """Where this job writes durable checkpoints; None: nowhere. Raises ValueError where no launcher has written it."""
+    place = os.environ.get(checkpoints.DIR)
+    if not place:
+        return None
+    every = os.environ.get(checkpoints.EVERY)
+    steps, seconds = parse_every(every) if every else (0, 0.0)
+    return CheckpointOptions(
+        place=place,
+        every_steps=steps,
+        every_s=seconds,
+        keep=int(os.environ.get(checkpoints.KEEP, "3")),
+        layout=os.environ.get(checkpoints.LAYOUT, "shared"),
+        resumes=resume() is not None,
+    )
 
 
 def master_address() -> str:

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from elastrain import protocol as p
-from elastrain.base import checkpoints, stating
-from elastrain.base.environment import read_environment, resume
+from elastrain.base import stating
+from elastrain.base.environment import checkpoint_options, read_environment, resume
 from elastrain.errors import ConfigError
 from elastrain.runtime.assembly import (
     Chosen,
@@ -89,7 +89,7 @@ def init(
             environment=environment,
             settings=settings,
             limit=limit,
-            checkpoints=checkpoints.from_environment(),
+            checkpoints=checkpoint_options(),
             resume=resume(),
         )
     )

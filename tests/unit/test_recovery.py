@@ -167,7 +167,7 @@ def test_a_shard_without_holders_is_said_to_be_lost_with_its_holders_and_the_way
     assert isinstance(decision, Unrecoverable)
     assert decision.shards == (0, 1)  # n is in no role: what it has was never verified
     assert "all holders of shard 0, 1 are gone (a, b); the last committed step is 1" in decision.reason
-    assert "start the job again" in decision.reason
+    assert "only a durable checkpoint can bring its state back" in decision.reason
 
 
 def test_many_lost_shards_are_not_all_listed() -> None:

@@ -23,6 +23,7 @@ from elastrain.scaling import Scaler
 from elastrain.snapshot.digest import checksum
 from elastrain.values import Contribution, Record
 from tests.support.memory_engine import MemoryEngine
+from tests.support.payloads import sent
 
 
 def _allocate(numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -173,13 +174,8 @@ def test_a_run_computed_again_leaves_what_others_may_be_reading_and_takes_anothe
 
 
 def _keep(executor: Executor, node: tuple[int, int], tensor: torch.Tensor) -> None:
-    its = _sent(tensor)
+    its = sent(tensor)
     executor.carry_out(p.Keep(step=0, shard=0, lane=0, node=node, payload=its, index=0, block=0, maker="m1"))
-
-
-def _sent(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """As it comes from another member, after its checksum."""
-    return [torch.tensor([checksum(tensor) - (1 << 63)]), tensor]
 
 
 def test_a_fold_never_writes_what_belongs_to_another_member() -> None:
@@ -228,7 +224,7 @@ def test_a_finished_gradient_is_the_sum_over_all_runs_and_nothing_less() -> None
 
 def _finish(executor: Executor, value: float, step: int = 0) -> None:
     for shard in executor.layout.shards:
-        its = _sent(torch.full((shard.numel,), value))
+        its = sent(torch.full((shard.numel,), value))
         keep = p.Keep(
             step=step, shard=shard.index, lane=0, node=(0, 1), payload=its, index=0, block=shard.block, maker="m1"
         )
@@ -257,7 +253,7 @@ def test_a_frozen_block_is_folded_and_backed_up_with_nothing() -> None:
     combine = Combine(left=(0, 1), right=(1, 2), parent=(0, 2))
     executor.carry_out(p.CombineShard(step=0, shard=0, lane=0, combine=combine))
     result = executor.carry_out(p.FinishGradients(step=0, shards=(0,)))
-    executor.carry_out(p.StoreGradient(step=0, shard=0, payload=_sent(nothing), index=0))
+    executor.carry_out(p.StoreGradient(step=0, shard=0, payload=sent(nothing), index=0))
     assert result == p.GradientsFinished(step=0, square_norms={0: 0.0})
 
 
@@ -415,7 +411,7 @@ def test_a_sum_that_has_changed_since_it_was_added_up_is_not_added_unseen() -> N
 
 def test_a_whole_gradient_that_came_changed_is_not_taken_for_finished_unseen() -> None:
     executor = _executor()
-    its = _sent(torch.ones(executor.layout.shards[0].numel))
+    its = sent(torch.ones(executor.layout.shards[0].numel))
     _damage(its[1])
     keep = p.Keep(step=0, shard=0, lane=0, node=(0, 1), payload=its, index=0, block=0, maker="m1")
     assert executor.carry_out(keep) == p.PartialDamaged(step=0, shard=0, lane=0, node=(0, 1), maker="m1")

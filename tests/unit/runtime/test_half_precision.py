@@ -12,6 +12,7 @@ from elastrain.runtime.executor import Executor
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.values import Contribution, Record
+from tests.support.payloads import sent
 
 HALF = [torch.bfloat16, torch.float16]
 
@@ -57,11 +58,18 @@ def _step(executor: Executor, step: int, value: float) -> None:
     )
     shards = executor.layout.shards
     for shard in shards:
-        gradient = torch.full((shard.numel,), value)
+        gradient = sent(torch.full((shard.numel,), value))
         for lane in range(len(shard.lanes)):
             executor.carry_out(
                 p.Keep(
-                    step=step, shard=shard.index, lane=lane, node=(0, 1), payload=[gradient], index=0, block=shard.block
+                    step=step,
+                    shard=shard.index,
+                    lane=lane,
+                    node=(0, 1),
+                    payload=gradient,
+                    index=0,
+                    block=shard.block,
+                    maker="m1",
                 )
             )
     executor.carry_out(p.FinishGradients(step=step, shards=tuple(s.index for s in shards)))

@@ -21,6 +21,7 @@ from elastrain.runtime.executor import Executor
 from elastrain.runtime.model import GradientSlot, ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.values import Contribution, Record
+from tests.support.payloads import sent
 
 torch.set_num_threads(1)
 
@@ -276,12 +277,17 @@ def test_the_executor_folds_and_applies_them_unless_the_step_is_skipped(skipped:
     before = {slot: slot.lane(layout.shards[0], 0).clone() for slot in slots}
     for shard in layout.shards:
         for run, slot in enumerate(slots):
-            payload = [slot.lane(shard, 0)]
-            executor.carry_out(
-                p.Keep(
-                    step=0, shard=shard.index, lane=0, node=(run, run + 1), payload=payload, index=0, block=shard.block
-                )
+            keep = p.Keep(
+                step=0,
+                shard=shard.index,
+                lane=0,
+                node=(run, run + 1),
+                payload=sent(slot.lane(shard, 0)),
+                index=0,
+                block=shard.block,
+                maker="m1",
             )
+            executor.carry_out(keep)
         combine = p.Combine(left=(0, 1), right=(1, 2), parent=(0, 2))
         executor.carry_out(p.CombineShard(step=0, shard=shard.index, lane=0, combine=combine))
     finished = executor.carry_out(p.FinishGradients(step=0, shards=every))
