@@ -38,6 +38,8 @@ class ViewChanges:
         self._deadlines, self._shutdown, self._parking = deadlines, shutdown, parking
         self._rendezvous, self._faults = rendezvous, faults
         self.proposing = False
+        self._removed: ViewRemoved | None = None
+        """What the store said while a proposal was under way."""
         self._quotas: dict[str, int] = {}
         """Of this node's members, where they are to have another than before."""
         self._anew: StepAnew | None = None
@@ -115,7 +117,10 @@ class ViewChanges:
         again; else the job was over while this node was away, even if no view of it had come here.
         """
         cluster, view = self._cluster, self._cluster.view
-        if self._shutdown.end is not None or self.proposing or self._shutdown.finishing:
+        if self._shutdown.end is not None or self._shutdown.finishing:
+            return []
+        self._removed = event if self.proposing else None  # the answer says whether the proposal came before or after
+        if self.proposing:
             return []
         names = {m.node for m in view.members} if view is not None else self._rendezvous.first_names()
         here = names & ({name for name, _ in cluster.peers.answering()} | {self._config.node})
@@ -127,10 +132,11 @@ class ViewChanges:
 
     def on_answer(self, event: ProposalAnswered, now: float) -> list[Command]:
         self.proposing = False
+        removed, self._removed = self._removed, None
         if self._shutdown.end is not None:
             return []
         if event.view is None:
-            return self._ask_later(now)
+            return self._ask_later(now) if removed is None else self.on_removed(removed, now)
         # Nothing new in the answer: another agent's view came by the watch before. The wish may still stand.
         return self.adopt(event.view, now) or self.settle(now)
 

@@ -243,6 +243,12 @@ class Checks:
         if member.kept_loop.get(step) != str(step + 1):
             raise Violation(f"the checkpoint of step {step} has the loop's state {member.kept_loop.get(step)}")
 
+    def forget_fresh(self) -> None:
+        """Nobody who lives knows of it: members that round differently may commit the step with another content."""
+        if self.fresh is not None:
+            self.records.pop(self.fresh.step, None)
+            self.fresh = None
+
     # -------------------------------------------------------------------------------------------------- after an event
 
     def event(self, member: SimMember) -> None:

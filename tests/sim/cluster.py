@@ -366,7 +366,7 @@ class Cluster:
             self._say("   ", name, "->", to, message)
             self.links[name, to].append(p.Arrived(source=name, generation=generation, message=message, payload=payload))
         if dies:
-            self.checks.fresh = None  # what only the dead have passed is not committed
+            self.checks.forget_fresh()  # what only the dead have passed is not committed
             self._die(name)
             return
         self.checks.event(member)

@@ -20,7 +20,7 @@ class Alarmed(Cluster):
     def __init__(self, seed: int, **changes: object) -> None:
         self.alarms: dict[str, str] = {}
         self.checked: list[tuple[str, int]] = []
-        super().__init__(replace(draw(seed), carries=True, **changes), seed, None)  # type: ignore[arg-type]
+        super().__init__(replace(draw(seed), carries=True, resumes=None, early=False, **changes), seed, None)  # type: ignore[arg-type]
 
     def _failed(self, name: str, failure: p.Fail) -> None:
         self.alarms[name] = failure.reason

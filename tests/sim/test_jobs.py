@@ -62,6 +62,12 @@ FOUND = {
         '{"type":"KillNode","at_s":1.898,"node":6,"again_s":3.0},'
         '{"type":"Cut","at_s":2.0,"node":0,"other":-1,"for_s":7.0},{"type":"Wipe","at_s":5.0,"for_s":4.0}]}'
     ),
+    "the end of the job is heard while a proposal is under way, and forgotten": (
+        '{"seed":859,"nodes":4,"backups":2,"steps":4,"runs":4,"one_host":true,"faults":['
+        '{"type":"Isolate","at_s":3.378,"node":1,"for_s":5.0,"store":true},'
+        '{"type":"Pause","at_s":4.727,"who":3,"for_s":2.43},'
+        '{"type":"Slow","at_s":6.436,"node":3,"other":6,"factor":20.0,"for_s":2.0}]}'
+    ),
     "a suspicion is judged once, while the store does not answer": (
         '{"seed":2924,"nodes":2,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
         '{"type":"Reset","at_s":1.375,"who":1,"other":0},{"type":"StoreAway","at_s":2.0,"for_s":1.0}]}'

@@ -597,6 +597,19 @@ def test_node_that_comes_back_when_the_job_is_over_ends_and_does_not_begin_anew(
     assert isolated.end.sentence == "the job has ended while this node could not be reached"
 
 
+def test_the_end_of_the_job_that_is_heard_while_a_proposal_is_under_way_counts_after_its_answer() -> None:
+    cluster = running()
+    isolated = cluster.agents["node2"]
+    cluster.deaf.add("node2")
+    cluster.cut_off("node2")
+    isolated.core._views.proposing = True  # its answer is on its way
+    cluster.happen(isolated, ev.ViewRemoved())
+    assert isolated.end is None
+    cluster.happen(isolated, ev.ProposalAnswered(view=None))
+    assert isolated.end is not None
+    assert isolated.end.sentence == "the job has ended while this node could not be reached"
+
+
 def test_view_that_somebody_took_away_from_living_nodes_is_put_again() -> None:
     cluster = running()
     agent = cluster.agents["node0"]
