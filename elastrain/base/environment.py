@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastrain.base import checkpoints
+from elastrain.base import checkpoints, stating
 from elastrain.base.checkpoints import CheckpointOptions, parse_every
 from elastrain.base.resume import Resume, from_text
 from elastrain.base.scope import scope
+from elastrain.base.stating import StatementWish
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,12 @@ def checkpoint_options() -> CheckpointOptions | None:
         layout=os.environ.get(checkpoints.LAYOUT, "shared"),
         resumes=resume() is not None,
     )
+
+
+def statement_wish() -> StatementWish | None:
+    """What `elastrain doctor` asks of this script; None in every job."""
+    told = os.environ.get(stating.NAME)
+    return StatementWish(**json.loads(told)) if told else None
 
 
 def master_address() -> str:

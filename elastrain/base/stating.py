@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-_NAME = "ELASTRAIN_STATE_MEMORY"
+NAME = "ELASTRAIN_STATE_MEMORY"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +26,8 @@ class StatementWish:
         return {f"m{rank}": f"node{rank // each}" for rank in range(count)}
 
     def environment(self) -> dict[str, str]:
-        return {_NAME: json.dumps(asdict(self))}
+        return {NAME: json.dumps(asdict(self))}
 
     def answer(self, text: str) -> None:
         """Raises OSError."""
         Path(self.file).write_text(text)
-
-
-def from_environment() -> StatementWish | None:
-    """None in every job."""
-    told = os.environ.get(_NAME)
-    return StatementWish(**json.loads(told)) if told else None

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from elastrain import protocol as p
-from elastrain.base import stating
-from elastrain.base.environment import checkpoint_options, read_environment, resume
+from elastrain.base.environment import checkpoint_options, read_environment, resume, statement_wish
 from elastrain.errors import ConfigError
 from elastrain.runtime.assembly import (
     Chosen,
@@ -149,7 +148,7 @@ class Job:
         request = Request(
             model=model, optimizer=optimizer, loader=loader, max_grad_norm=max_grad_norm, elementwise=elementwise
         )
-        if (wish := stating.from_environment()) is not None:
+        if (wish := statement_wish()) is not None:
             answer(wish, request, layout, self._chosen)
         connections, last_words = self._opened()
         self._prepared = assemble(request, layout, self._chosen, connections, last_words.report)
