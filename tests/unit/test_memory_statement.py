@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from elastrain.base import stating
+from elastrain.base import environment
 from elastrain.base.stating import StatementWish
 from elastrain.memory_statement import MemberBytes, ScriptNeeds, WorkerLimit, state_memory
 
@@ -93,8 +93,8 @@ def test_a_limit_has_room_by_what_workers_assume_and_what_leaves_counts_as_it_is
 
 
 def test_the_wish_travels_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert stating.from_environment() is None
+    assert environment.statement_wish() is None
     wish = StatementWish(file="x", nodes=2, members_per_node=3, backups=0)
     for name, value in wish.environment().items():
         monkeypatch.setenv(name, value)
-    assert stating.from_environment() == wish
+    assert environment.statement_wish() == wish
