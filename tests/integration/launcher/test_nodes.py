@@ -237,7 +237,9 @@ def test_external_etcd_killed_and_back_without_its_data_ends_nobody_but_a_lost_w
         assert len({digest for run in runs for digest in run.digests.values()}) == 1
         # Two views may follow one another so soon that some agents see only the second.
         seen = reasons(a) | reasons(b) | reasons(c)
-        assert seen == {1: "all 3 workers are ready", 2: f"{lost['member']} lost", 3: "m3 joined"}
+        first, left = {1: "all 3 workers are ready"}, f"{lost['member']} lost"
+        # The replacement may be ready before the store is trusted again: then one view does both.
+        assert seen in ({**first, 2: left, 3: "m3 joined"}, {**first, 2: f"{left}; m3 joined"})
     store = EtcdStore(EtcdConfig(endpoints=(own_etcd.endpoint,)))
     until(lambda: not store.list("/elastrain/").items, 40, f"no key left: {store.list('/elastrain/').items}")
     store.close()
