@@ -227,7 +227,7 @@ def test_external_etcd_killed_and_back_without_its_data_ends_nobody_but_a_lost_w
         respawn(own_etcd)
         for job in (a, b, c):
             job.wait("unparked")
-        a.wait_members("a", "b", "c", after=2)
+        a.wait_members("a", "b", "c", after=1)
         # Nobody takes the job's keys along while a missing key may be that of a node which has not come back yet.
         trusted_s = max(job.wait("store_back")["t"] for job in (a, b, c)) + 2 * LEASE_S
         until(lambda: time.monotonic() > trusted_s, 60, "the end of the distrust")
