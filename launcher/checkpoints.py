@@ -39,6 +39,20 @@ def newest_step(folder: str | None) -> int | None:
     return None if found is None else found.manifest.step
 
 
+def try_place(options: RunOptions) -> None:
+    """Write something where checkpoints are to be, before any worker starts. Raises ConfigError where that fails."""
+    if options.checkpoint_dir is None:
+        return
+    from elastrain.snapshot.durable.errors import CheckpointError
+    from elastrain.snapshot.durable.places.opening import place_at
+    from elastrain.snapshot.durable.publishing import try_out
+
+    try:
+        try_out(place_at(options.checkpoint_dir))
+    except CheckpointError as error:
+        raise ConfigError(f"--checkpoint-dir {options.checkpoint_dir}: no checkpoint can be written: {error}") from None
+
+
 def find_start(options: RunOptions) -> Beginning:
     """The checkpoint that the options ask for. Raises ConfigError where one that was named is not good."""
     from elastrain.snapshot.durable.errors import CheckpointError
@@ -53,8 +67,6 @@ def find_start(options: RunOptions) -> Beginning:
 
 
 def _newest(options: RunOptions, place: str) -> Beginning:
-    if "://" not in place and not Path(place).exists():
-        return Beginning(resume=None, sentence=f"there is no checkpoint in {place} yet: the job starts anew")
     choice = _choose(place, is_thorough=options.resume.is_thorough)
     passed_over = "".join(f"; {reason}" for reason in choice.reasons)
     if choice.checkpoint is None:
@@ -67,22 +79,21 @@ def _newest(options: RunOptions, place: str) -> Beginning:
 def _named(options: RunOptions, source: str) -> Beginning:
     """A checkpoint's own folder, or a directory of them, of which the newest counts: it must be good."""
     from elastrain.snapshot.durable.choosing import candidates, thorough
-    from elastrain.snapshot.durable.manifest import place_in_time
-    from elastrain.snapshot.durable.places.opening import place_at
+    from elastrain.snapshot.durable.places.opening import checkpoint_at
     from elastrain.snapshot.durable.reading import Checkpoint
 
-    place, _, name = source.rstrip("/").rpartition("/")
-    if place_in_time(name) is None:
-        place = source
-        name = next(iter(candidates([place_at(place)])), "")
-        if not name:
-            raise ConfigError(f"--resume {source}: there is no checkpoint")
-    checkpoint = Checkpoint.open([place_at(place or ".")], name)
+    at, named = checkpoint_at(source)
+    if not source or not at.exists():
+        raise ConfigError(f"--resume {source!r}: there is no such folder: name a checkpoint, or write auto or none")
+    name = named or next(iter(candidates([at])), None)
+    if name is None:
+        raise ConfigError(f"--resume {source}: there is no checkpoint")
+    checkpoint = Checkpoint.open([at], name)
     problems = thorough(checkpoint)
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise ConfigError(f"--resume {source}: {problems[0]}{more}: name an older one, or say --resume auto")
-    resume = _resume(checkpoint.manifest, place or ".", options)
+    resume = _resume(checkpoint.manifest, at.location, options)
     return Beginning(resume=resume, sentence=_sentence(resume))
 
 

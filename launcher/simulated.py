@@ -24,7 +24,7 @@ from elastrain.base.event_loop import EventLoop
 from elastrain.base.processes import die_with_parent, is_stopped
 from elastrain.errors import ConfigError, ElastrainError
 from elastrain.launcher import environment, rundir
-from elastrain.launcher.checkpoints import newest_step
+from elastrain.launcher.checkpoints import newest_step, try_place
 from elastrain.launcher.control_server import ControlServer
 from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.etcd_config import EtcdConfig
@@ -55,6 +55,7 @@ def run_local_nodes(options: RunOptions, *, netns: bool) -> int:
     """Run the `nodes_max` nodes here; the exit code. Raises ConfigError, NetworkError."""
     if netns and (reason := lacking()) is not None:
         raise ConfigError(f"--netns: {reason}")
+    try_place(options)
     # A fork server imports torch once for all nodes, while etcd starts.
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload(["torch.distributed.elastic.multiprocessing", "elastrain.launcher.agent"])

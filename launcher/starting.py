@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 
 from elastrain.errors import ConfigError
 from elastrain.launcher import environment, rundir
-from elastrain.launcher.checkpoints import find_start, newest_step
+from elastrain.launcher.checkpoints import find_start, newest_step, try_place
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.guardian import Guardian
@@ -43,6 +43,7 @@ def run_alone(options: RunOptions) -> End:
     from elastrain.launcher.agent import Agent
     from elastrain.launcher.store import MemoryStore
 
+    try_place(options)
     options = options.with_own_log_dir()
     with Guardian("AGENT", environment.without("ELASTRAIN_")) as guardian, ExitStack() as stack:
         run = rundir.create(options.output.run_dir, options.job)
@@ -67,6 +68,7 @@ def run_node(options: RunOptions, node: NodeOptions, run: RunDir | None = None) 
 
     Raises ConfigError, StoreError.
     """
+    try_place(options)
     options = options if run is not None else options.with_own_log_dir()
     while True:
         ended, run = _run_life(options, node, run)

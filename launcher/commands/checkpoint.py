@@ -20,6 +20,7 @@ from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
 from elastrain.snapshot.durable.manifest import VERIFIED, Manifest
 from elastrain.snapshot.durable.places.opening import checkpoint_at, place_at
 from elastrain.snapshot.durable.places.port import CheckpointPlace
+from elastrain.snapshot.durable.publishing import try_out
 from elastrain.snapshot.durable.reading import Checkpoint
 
 Places = Annotated[
@@ -40,6 +41,8 @@ def list_checkpoints(places: Places, as_json: Json = False) -> int:
         rows = [_row(where, name) for name in candidates(where)]
     if as_json:
         print(json.dumps({"checkpoints": rows}))
+    elif not rows:
+        say(f"there is no checkpoint in {_named(where)}")
     else:
         columns = ("checkpoint", "step", "age", "bytes", "state")
         print_table(columns, [(row["name"], *_cells(row)) for row in rows])
@@ -55,7 +58,8 @@ def verify_checkpoints(
     """Read every byte of a checkpoint back and compare it with checksums and digests. Exit code 1 if any is wrong."""
     with _sentences():
         where, named = _found(places)
-        names = candidates(where) if every else [_chosen(where, name or named)]
+        newest = _chosen(where, name or named)
+        names = candidates(where) if every else [newest]
         problems = {each: _verified(where, each) for each in names}
     if as_json:
         print(json.dumps({"problems": problems}))
@@ -103,6 +107,7 @@ def export_checkpoint(
     with _sentences():
         where, named = _found(places)
         checkpoint = Checkpoint.open(where, _chosen(where, name or named))
+        try_out(place_at(str(out.absolute().parent)))  # before anything large is read
         with _bar(f"reading {checkpoint.manifest.name}", checkpoint.manifest.plain_bytes) as advance:
             plain = gather(checkpoint, advance)
         with _bar(f"writing {out}", plain.nbytes) as advance:
@@ -145,18 +150,25 @@ def _sentences() -> Iterator[None]:
 
 
 def _found(locations: Sequence[str]) -> tuple[list[CheckpointPlace], str | None]:
-    """The places, and the checkpoint that a location names, if one does."""
+    """The places, which must be there, and the checkpoint that a location names, if one does. Raises ConfigError."""
     pairs = [checkpoint_at(location) for location in locations]
+    missing = [place.location for place, _ in pairs if not place.exists()]
+    if missing:
+        raise ConfigError(f"there is no folder {missing[0]}: name the --checkpoint-dir of a job, or a folder in it")
     return [place for place, _ in pairs], next((name for _, name in pairs if name is not None), None)
 
 
 def _chosen(places: Sequence[CheckpointPlace], name: str | None) -> str:
     names = candidates(places)
     if name is None and not names:
-        raise ConfigError(f"there is no checkpoint in {' and '.join(place.location for place in places)}")
+        raise ConfigError(f"there is no checkpoint in {_named(places)}")
     if name is not None and name not in names:
         raise ConfigError(f"there is no checkpoint {name!r}: there are {', '.join(names) or 'none'}")
     return name or names[0]
+
+
+def _named(places: Sequence[CheckpointPlace]) -> str:
+    return " and ".join(place.location for place in places)
 
 
 def _row(places: Sequence[CheckpointPlace], name: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ _ADVICE = {
     errno.EACCES: "there is no permission: change the rights, or name another directory",
     errno.EPERM: "there is no permission: change the rights, or name another directory",
     errno.EROFS: "the file system is read-only: name another directory",
+    errno.ENOTDIR: "a part of the path is a file: name another directory",
     errno.EIO: "the device reports an error: look at that drive",
 }
 

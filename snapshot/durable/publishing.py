@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, TakenError
 from elastrain.snapshot.durable.manifest import MANIFEST, VERIFIED, Manifest, encode, place_in_time
 from elastrain.snapshot.durable.places.port import CheckpointPlace, Sink
@@ -45,6 +47,13 @@ def publish(place: CheckpointPlace, manifest: Manifest) -> None:
 def put(place: CheckpointPlace, name: str, data: bytes) -> None:
     """A whole small file, or none. Raises TakenError if the name is taken; CheckpointError."""
     _commit(_written(place, name, data))
+
+
+def try_out(place: CheckpointPlace) -> None:
+    """Make the place, write a small file into it and remove it again. Raises CheckpointError where that fails."""
+    name = f"trial-{secrets.token_hex(8)}"
+    put(place, name, b"a trial: it may be removed\n")
+    place.remove(name)
 
 
 def get(place: CheckpointPlace, name: str, *, at_most_bytes: int) -> bytes:

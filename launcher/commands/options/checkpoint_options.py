@@ -36,5 +36,7 @@ class CheckpointFlags:
             steps, seconds = parse_every(self.checkpoint_every) if self.checkpoint_every else (0, 0.0)
         except ValueError as error:
             raise ConfigError(f"--checkpoint-every {error}") from None
+        if not self.checkpoint_dir:
+            raise ConfigError("--checkpoint-dir: it is empty: name a folder or a URL")
         place = self.checkpoint_dir if "://" in self.checkpoint_dir else str(Path(self.checkpoint_dir).absolute())
         return CheckpointOptions(place=place, every_steps=steps, every_s=seconds, keep=self.keep)

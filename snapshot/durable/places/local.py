@@ -134,6 +134,14 @@ class LocalPlace:
     def open(self, name: str) -> _LocalSource:
         return _LocalSource(self._files, self._path(name))
 
+    def exists(self) -> bool:
+        with told(f"looking into {self._root}"):
+            try:
+                self._files.names(self._root)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            return True
+
     def names(self, folder: str = "") -> list[str]:
         path = self._path(folder)
         with told(f"looking into {path}"):
@@ -169,7 +177,12 @@ class LocalPlace:
         """The root's own entry has to outlast a power cut, and those of all folders above it, or all is nowhere."""
         if self._is_made:
             return
-        self._files.make_folder(self._root)
+        try:
+            self._files.make_folder(self._root)
+        except FileExistsError as error:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self._root) from error
+        except FileNotFoundError as error:  # a file system of the kernel's own, such as /proc
+            raise CheckpointError(f"no folder {self._root} can be made: name another directory") from error
         # Every one of them, because who made them may have been stopped before it synced them.
         above = self._root
         while above != "/":

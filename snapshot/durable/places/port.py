@@ -56,6 +56,9 @@ class CheckpointPlace(Protocol):
     def location(self) -> str:
         """As users name it: a path or a URL."""
 
+    def exists(self) -> bool:
+        """Whether the folder is there; of a store without folders, whether anything lies in it."""
+
     def create(self, name: str) -> Sink:
         """Begin a new file; its folder is made."""
 

@@ -41,6 +41,11 @@ class RemotePlace:
     def open(self, name: str) -> _RemoteSource:
         return _RemoteSource(self._files, self._path(name))
 
+    def exists(self) -> bool:
+        with told(f"looking into {self._url}"):
+            self._files.invalidate_cache()
+            return bool(self._files.isdir(self._root))
+
     def names(self, folder: str = "") -> list[str]:
         path = self._path(folder)
         with told(f"looking into {path}"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
 from elastrain.launcher.cli import app
@@ -53,8 +53,11 @@ def test_ls_shows_the_newest_first_with_its_state(folder: Path) -> None:
     assert lines[2].endswith("verified")
 
 
-def test_ls_of_an_empty_place_is_empty(tmp_path: Path) -> None:
-    assert told("ls", tmp_path / "nothing") == {"checkpoints": []}
+def test_ls_of_an_empty_place_says_so(tmp_path: Path) -> None:
+    assert told("ls", tmp_path) == {"checkpoints": []}
+    done = run("ls", tmp_path)
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr == f"elastrain: there is no checkpoint in {tmp_path}\n"
 
 
 def test_verify_ends_with_1_and_names_what_is_damaged(folder: Path) -> None:
@@ -77,12 +80,29 @@ def test_show_prints_what_a_checkpoint_is(folder: Path) -> None:
 
 
 def test_wrong_names_end_with_2_and_a_sentence(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty.safetensors").mkdir()
+    save_file({"w": torch.ones(2)}, model := tmp_path / "model.safetensors")
     for arguments in (
         ("show", folder, "--checkpoint", "none"),
-        ("verify", tmp_path / "nothing"),
+        *((command, tmp_path / "nothing") for command in ("ls", "verify", "show")),
+        ("ls", tmp_path / "file"),
+        ("verify", tmp_path / "empty", "--all"),
+        ("show", tmp_path / "empty"),
+        ("show", folder / name_of(0, 30)),
+        ("export", tmp_path / "nothing", "--out", tmp_path / "out"),
+        ("export", folder, "--out", "/proc/nothing/out"),
+        ("export", folder, "--out", tmp_path / "file" / "out"),
         ("export", folder, "--out", tmp_path / "out", "--format", "zip"),
         ("export", folder, "--out", folder),
         ("import", tmp_path / "model.pt", "--into", tmp_path / "new"),
+        ("import", tmp_path / "none.safetensors", "--into", tmp_path / "new"),
+        ("import", tmp_path / "empty.safetensors", "--into", tmp_path / "new"),
+        ("import", model, "--into", tmp_path / "file"),
+        ("import", model, "--into", "/proc/nothing"),
+        ("import", model, "--into", folder),
+        ("import", model, "--optimizer", model, "--into", tmp_path / "new"),
         ("ls", "nowhere://x"),
     ):
         done = run(*arguments)

@@ -147,8 +147,12 @@ def test_a_path_names_one_checkpoint_or_the_newest_of_a_directory(tmp_path: Path
 def test_a_named_one_that_is_damaged_or_not_there_is_refused(tmp_path: Path) -> None:
     checkpoints.save(place_at(str(tmp_path)), 3)
     folder = tmp_path / "life-0000-step-0000000003"
-    with pytest.raises(ConfigError, match="there is no checkpoint"):
+    with pytest.raises(ConfigError, match="there is no such folder"):
         find_start(options(None, str(tmp_path / "elsewhere")))
+    with pytest.raises(ConfigError, match="there is no checkpoint"):
+        find_start(options(None, str(folder.parent.parent)))
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        find_start(options(None, ""))
     with pytest.raises(ConfigError, match=r"--resume .*step-0000000009"):
         find_start(options(None, str(tmp_path / "life-0000-step-0000000009")))
     damage(folder)

@@ -1,0 +1,97 @@
+"""A `--checkpoint-dir` in which nothing can be written is refused before a worker starts."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from elastrain.base.checkpoints import CheckpointOptions
+from elastrain.errors import ConfigError
+from elastrain.launcher.checkpoints import try_place
+from elastrain.launcher.cli import app
+from elastrain.launcher.run_options import RunOptions
+from elastrain.launcher.worker_start import Script
+from elastrain.snapshot.durable.errors import CheckpointError
+from elastrain.snapshot.durable.places.local import LocalPlace
+from elastrain.snapshot.durable.publishing import try_out
+from tests.support.crashing_files import CrashingFiles
+
+
+def run(*flags: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["run", *flags, __file__])
+    return done.exit_code, done.stderr
+
+
+def options(folder: Path | str) -> RunOptions:
+    script = Script.of("train.py", ())
+    return RunOptions(job="job", script=script, target="train.py", checkpoints=CheckpointOptions(place=str(folder)))
+
+
+@pytest.mark.parametrize(
+    "nodes", [[], ["--local-nodes", "2"], ["--nnodes", "2", "--rdzv-id", "j", "--rdzv-endpoint", "127.0.0.1:1"]]
+)
+def test_a_place_that_cannot_be_made_ends_the_command_at_once_with_one_sentence(nodes: list[str]) -> None:
+    code, told = run("--checkpoint-dir", "/proc/nothing", *nodes)
+    assert code == 2
+    assert told.startswith("elastrain: --checkpoint-dir /proc/nothing: no checkpoint can be written: ")
+    assert told.endswith("no folder /proc/nothing can be made: name another directory\n")
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--checkpoint-every", "0"], "write a number of steps, or a time"),
+        (["--checkpoint-every", "-5"], "write a number of steps, or a time"),
+        (["--checkpoint-every", "5q"], "write a number of steps, or a time"),
+        (["--keep", "0"], "--keep"),
+        (["--checkpoint-dir", ""], "it is empty"),
+        (["--checkpoint-dir", "nowhere://x"], "names no place"),
+        (["--resume", "/nowhere"], "there is no such folder"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(tmp_path: Path, flags: list[str], words: str) -> None:
+    code, told = run("--checkpoint-dir", str(tmp_path), *flags)
+    assert code == 2
+    assert words in told
+
+
+def test_a_path_that_is_a_file_or_leads_through_one_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match="a part of the path is a file"):
+            try_place(options(place))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system, which root may")
+def test_a_full_disk_is_refused(tmp_path: Path) -> None:
+    made = ["mount", "-t", "tmpfs", "-o", "size=16k", "elastrain-disks", str(tmp_path)]
+    if subprocess.run(made, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            (tmp_path / "much").write_bytes(bytes(64 << 10))
+        with pytest.raises(ConfigError, match="there is no room"):
+            try_place(options(tmp_path))
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_whichever_call_fails_it_is_said_and_nothing_is_left() -> None:
+    calls = CrashingFiles()
+    try_out(LocalPlace("/checkpoints", calls))
+    for call in range(1, calls.calls + 1):
+        files = CrashingFiles()
+        files.faults = {call: errno.EROFS}
+        with pytest.raises(CheckpointError, match="the file system is read-only"):
+            try_out(LocalPlace("/checkpoints", files))
+
+
+def test_a_place_that_is_good_stays_as_it_was(tmp_path: Path) -> None:
+    try_place(options(tmp_path / "new"))
+    assert list((tmp_path / "new").iterdir()) == []
