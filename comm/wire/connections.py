@@ -20,6 +20,7 @@ from elastrain.comm.wire.link import Link
 from elastrain.comm.wire.link_table import LinkTable
 from elastrain.comm.wire.losses import DESCRIPTIONS, Reports, judge, says_more
 from elastrain.comm.wire.opener import Opener, OpenerEvents
+from elastrain.comm.wire.proofs import Proofs
 from elastrain.comm.wire.ring import Ring, dials
 from elastrain.comm.wire.secure import Connection
 from elastrain.comm.wire.traffic import Traffic, TrafficEvents
@@ -53,6 +54,7 @@ class MeshConnections:
             prepare=self._prepare, connected=self._connected, failed=self._failed, newer=self._hear_of
         )
         self.opener = Opener(links, loop, opener_events, credentials, config)
+        self._proofs = Proofs(lambda member: self._hear_loss(member, LossCause.LEFT, 0))
 
     # Views
 
@@ -95,6 +97,7 @@ class MeshConnections:
         self.opener.begin(generation)
         self.traffic.begin_generation()
         for member in gone:
+            self._proofs.drop(member)
             self._remove(self._links.by_member.pop(member))
         self.events.begin(generation)
         known_lost = [link.lost for link in self._links.by_member.values() if link.lost is not None]
@@ -120,6 +123,7 @@ class MeshConnections:
             broken = link.lost is not None and link.lost.cause in (LossCause.BROKEN, LossCause.UNREACHED)
             if broken or (link.lost is None and not link.same_host):
                 del self._links.by_member[link.peer.id]
+                self._proofs.drop(link.peer.id)
                 if link.lost is None:
                     self._hang_up(link)
                 link.lending.take_all_back()
@@ -187,6 +191,7 @@ class MeshConnections:
             self._reports.note(member, cause, generation)
         elif link.lost is not None:
             if says_more(cause, link.lost.cause):
+                self._proofs.drop(member)
                 link.lost = replace(link.lost, cause=cause)
                 self._tell(link.lost)
                 self._maintain_ring()
@@ -215,6 +220,8 @@ class MeshConnections:
         self._hang_up(link)
         if ended:
             link.lending.take_all_back()  # nobody reads there any more
+        if cause is LossCause.BROKEN and link.same_host:
+            self._proofs.seek(link.peer)  # else nobody may ever know, where the others' links broke as early as ours
         self._tell(link.lost)
         self._maintain_ring()
 
@@ -267,12 +274,13 @@ class MeshConnections:
 
     def next_due_s(self) -> float:
         """When `run_timers` has something to do, in time.monotonic(); inf: nothing is due."""
-        return min(self.opener.next_due_s(), self.traffic.next_due_s())
+        return min(self.opener.next_due_s(), self.traffic.next_due_s(), self._proofs.next_due_s())
 
     def run_timers(self) -> None:
         now_s = time.monotonic()
         self.opener.run_timers(now_s)
         self.traffic.run_timers(now_s)
+        self._proofs.run_timers(now_s)
 
     def close(self) -> None:
         """Say farewell where nothing else waits to be sent, and close every link. Nothing is maintained from now on."""

@@ -123,7 +123,7 @@ class Connector:
     def _dial(self, call: _Call) -> None:
         peer, address = call.peer, call.address
         try:
-            sock, result = _connect(address)
+            sock, result = connect(address)
         except OSError as error:  # no descriptor is left, for one
             self._events.on_refused(peer.id, f"no connection to {address}: {error.strerror}", False)
             return
@@ -255,7 +255,7 @@ def _listen_tcp(bind_host: str) -> socket.socket:
     return listener
 
 
-def _connect(address: str) -> tuple[socket.socket, int]:
+def connect(address: str) -> tuple[socket.socket, int]:
     """A non-blocking socket on its way to this address, and what `connect` said."""
     scheme, _, where = address.partition(":")
     if scheme == "unix":

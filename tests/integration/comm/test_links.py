@@ -15,6 +15,7 @@ import torch
 
 from elastrain.comm.errors import CommError
 from elastrain.comm.groups.work import Work
+from elastrain.comm.wire.link import Link
 from elastrain.comm.wire.values import LossCause
 from tests.support import comm_member
 from tests.support.comm_processes import Child, Wire
@@ -42,6 +43,11 @@ class _Member:
     def edit(self, generation: int, peers: list[dict[str, str]]) -> str:
         comm_member.edit(self.comm, generation, peers)
         return "edited"
+
+    def hide_beacon(self) -> str:
+        """As if it died before the others had its beacon."""
+        Link.push_beacon = lambda link, fd, generation: None  # type: ignore[method-assign]  # in this process alone
+        return "hidden"
 
     def send(self, members: str) -> str:
         for member in members:
@@ -92,7 +98,7 @@ class _Member:
         """Who saw a link break hears of the proof from whoever has it."""
         deadline_s = time.monotonic() + PROMPT_S
         while (
-            not {self.comm.lost[each] for each in members} <= {LossCause.DEAD, LossCause.LEFT}
+            not {self.comm.lost.get(each) for each in members} <= {LossCause.DEAD, LossCause.LEFT}
             and time.monotonic() < deadline_s
         ):
             time.sleep(0.001)
@@ -154,9 +160,10 @@ class _Troupe:
 
 
 @contextmanager
-def troupe(transport: Transport, names: str = EIGHT) -> Iterator[_Troupe]:
+def troupe(transport: Transport, names: str = EIGHT, *, hidden: str = "") -> Iterator[_Troupe]:
     with ExitStack() as stack:
         made = _Troupe(stack, transport, names)
+        made.each(hidden, "hide_beacon")
         made.edit(names)
         yield made
 
@@ -204,6 +211,15 @@ def test_all_learn_of_every_loss_whether_they_have_a_link_to_the_dead_or_not(
             assert {how for lost in proven for how in lost.values()} <= {"dead", "left"}, proven
         made.edit(rest)
         made.pass_on(rest)
+
+
+@pytest.mark.parametrize("victims", ["d", "cde"])
+def test_the_end_of_a_member_that_showed_no_beacon_is_proven(victims: str) -> None:
+    with troupe("unix", hidden=victims) as made:
+        made.pass_on(EIGHT)
+        made.kill(victims)
+        proven = made.each(made.without(victims), "await_proof", victims)
+        assert proven == [dict.fromkeys(victims, "left")] * len(proven)
 
 
 @both
