@@ -163,6 +163,7 @@ FROM_WORKER: LineCodec[FromWorker] = LineCodec(FromWorker)
 class NewView(Tagged, frozen=True, kw_only=True):
     """This view stands in the store. Members that it leaves out are told, too: so they learn that they have to end."""
 
+    # Whole, and not what has changed: a worker may have missed any number of them.
     view: View
 
 

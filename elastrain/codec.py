@@ -20,6 +20,7 @@ class BadMessageError(ValueError):
     """Bytes that no correct program of ours sends. The message says what is wrong with them."""
 
 
+# Unknown fields are refused: a misspelt one would be a setting that nobody reads.
 class Tagged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True, tag_field="type"):
     """Base of the kinds that a `LineCodec` tells apart: has no fields; the name of the class travels as `type`."""
 
@@ -44,6 +45,7 @@ class LineCodec(Generic[Value]):
         try:
             value: Value = self._decoder.decode(line)
         except msgspec.ValidationError as error:
+            # Its beginning is enough to know the sender by; a whole line could fill the log.
             raise BadMessageError(f"{error} (in {line[:80]!r})") from None
         except (ValueError, RecursionError) as error:  # a deep nesting costs the sender nothing
             raise BadMessageError(f"not a line of JSON ({error})") from None

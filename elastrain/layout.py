@@ -179,6 +179,7 @@ class Layout:
 
     def digest(self) -> str:
         """32 hexadecimal digits over every field: two members with the same digest cut alike."""
+        # Every field, so that nobody has to remember a new one here.
         text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return blake2b(text.encode(), digest_size=16, person=b"elastrain-layout").hexdigest()
 
@@ -270,6 +271,7 @@ def _lay_out(
     flats: list[Flat] = []
     leaves: list[Leaf] = []
     home: dict[str, Flat] = {}
+    # In the model's order, and not in that of the keys: names of dtypes must not show in the bits.
     for (block, group, dtype, tied_name), indices in sorted(members.items(), key=lambda item: (item[0][0], item[1][0])):
         start = 0
         for index in indices:
@@ -298,6 +300,8 @@ def _cut_shards(flats: Sequence[Flat], size: int) -> list[Shard]:
         if flat.alias_of is not None:
             continue
         aliases = [other for other in flats if other.alias_of == flat.index]
+        # Frozen parameters and statistics get shards, too: newcomers receive them like all others.
+        # They have no lanes, because nobody adds gradients for them.
         lanes = tuple(GradientLane(block=f.block, flat=f.index) for f in (flat, *aliases)) if flat.folded else ()
         for start in range(0, flat.numel, size):
             stop = min(start + size, flat.numel)

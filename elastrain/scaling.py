@@ -79,6 +79,7 @@ def advance(rule: LossScale, scaler: Scaler, *, overflow: bool) -> Scaler:
     # A fixed scale: an overflow skips the step, and the scale stays what the user chose.
     if rule.growth_interval == 0:
         return scaler
+    # The count begins anew, because growth needs clean steps in a row.
     if overflow:
         return Scaler(scale=max(LEAST_SCALE, scaler.scale * rule.backoff_factor))
     if scaler.clean_steps + 1 < rule.growth_interval:

@@ -85,6 +85,7 @@ class Ledger:
             case p.TakeParameters():
                 self._arithmetic.copy(command.payload[command.index], self._arithmetic.parameters(command.shard))
             case p.CheckPartial():
+                # Only its maker still has what was sent: here shows whether it broke in memory or on the way.
                 is_intact = self.slots.is_intact((command.step, command.block, command.node))
                 return p.PartialChecked(step=command.step, block=command.block, is_intact=is_intact)
             case p.VoidAttempt():
@@ -124,6 +125,7 @@ class Ledger:
             case p.TakeCopy():
                 self._behind.forget(command.shard, EVER)
                 return self._states.take_copy(command)
+            # A digest of a state that is gone would be taken for that of the next state of the shard.
             case p.Drop():
                 self._states.drop(command.shard)
                 self._behind.forget(command.shard, EVER)
@@ -146,6 +148,7 @@ class Ledger:
 
     def _incoming(self, command: p.Keep) -> tuple[Tensor, int]:
         """A partial, and its maker's checksum of it."""
+        # A partial of this member's own never travelled: it still lies where the training loop added it up.
         if command.payload is None:
             at = (command.step, command.block, command.node)
             checksum = self.slots.checksum(at, command.shard, command.lane)
@@ -190,5 +193,6 @@ class Ledger:
     def _gradient(self, step: int, shard: int) -> tuple[Tensor, int]:
         finished = self._folds.finished(step, shard)
         if finished is None:
+            # It was applied already, and is kept for a backup that has not updated its state by it.
             return self._states.kept(step, shard), self._states.kept_checksum(step, shard)
         return finished, self._folds.checksum(step, shard)

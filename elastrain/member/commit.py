@@ -64,5 +64,6 @@ class Commit:
                 return message.step > self.step
             case PartReport() | WriteInstead() | CheckpointOver():
                 return message.step > self.step
+            # The rest is not of a step: it is served whenever it comes.
             case _:
                 return False

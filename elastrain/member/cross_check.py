@@ -40,6 +40,7 @@ class CrossCheck:
 
     def plan(self, runs: Mapping[str, Sequence[int]], newcomers: Collection[str] = ()) -> None:
         """Choose whom to check; all runs of the step were handed out, the same to everyone's knowledge."""
+        # In other steps only newcomers are checked: they have shown nothing yet.
         everybody = self._due.is_in(self._runs.step)
         self._probes = probes(runs, None if everybody else newcomers)
         if everybody or self._me in newcomers:
@@ -73,6 +74,7 @@ class CrossCheck:
         return p.Recompute(step=self._runs.step, run=run, loss_scale=self._commit.next_scaler().scale)
 
     def on_checked(self, event: p.Checked) -> None:
+        # A step that begins anew is checked anew: what came out of the void attempt may be what voided it.
         if event.step != self._runs.step or self._runs.is_void:
             return
         self._awaited.discard(event.run)
@@ -84,4 +86,5 @@ class CrossCheck:
 
     def results(self) -> tuple[Check, ...]:
         """What came out, for the vote."""
+        # In the order of runs, so that the same checks make the same vote.
         return tuple(check for _, check in sorted(self._results.items()))
