@@ -19,6 +19,7 @@ Figures = dict[str, Any]
 STORM = ("recovery/results/quick.jsonl", "2026-11-21T00:41:27+00:00")
 NODES = ("recovery/results/quick.jsonl", "2026-11-21T07:02:06+00:00")
 PRICE = ("price/results/full.jsonl", "2026-11-21T03:49:37+00:00")
+GOODPUT = ("goodput/results/full.jsonl", "2026-11-22T20:08:04+00:00")
 PEERS = "recovery/peers/results/quick.jsonl"
 
 
@@ -66,6 +67,12 @@ CLAIMS = (
     Claim("under TorchFT as its documentation", "0.57 s", PEERS, "standstill_torchft_s"),
     Claim("which loses the interrupted step", "0.11 s", (PEERS, "2026-11-21T03:06:06+00:00"), "standstill_torchft_s"),
     Claim("which loses the interrupted step", "0.03 s", PEERS, "standstill_s"),
+    Claim("with a kill every 60 s elastrain keeps", "0.998", GOODPUT, "goodput_60"),
+    Claim("with a kill every 15 s elastrain keeps", "0.92", GOODPUT, "goodput_15"),
+    Claim("checkpoint every 10 s 0.81", "0.81", GOODPUT, "goodput_torchrun_60"),
+    Claim("TorchFT 0.73", "0.73", GOODPUT, "goodput_torchft_60"),
+    Claim("torchrun 0.42", "0.42", GOODPUT, "goodput_torchrun_15"),
+    Claim("TorchFT 0.56", "0.56", GOODPUT, "goodput_torchft_15"),
 )
 OTHER_TIMEOUTS = "2026-11-21T03:06:06+00:00"  # TorchFT's alone, with other settings: a figure of its own
 
