@@ -29,6 +29,8 @@ class Introduction:
 
     def __init__(self, sock: socket.socket, handshake: Handshake, deadline_s: float) -> None:
         self.sock, self.handshake, self.deadline_s = sock, handshake, deadline_s
+        self.has_heard = False
+        """Whether the other end has said anything."""
         self._secure: SecureSocket | None = None
 
     @property
@@ -53,6 +55,7 @@ class Introduction:
                 data = self.sock.recv(self.handshake.wants())
                 if not data:
                     raise ConnectionResetError(errno.ECONNRESET, "the other end closed the connection")
+                self.has_heard = True
                 self.handshake.receive(data)
         except BlockingIOError:
             return False
@@ -150,7 +153,11 @@ class Acceptor:
             if not introduction.advance():
                 return
         except (HandshakeRefused, OSError) as error:
-            self._dismiss(introduction, failure(error))
+            if introduction.has_heard:
+                self._dismiss(introduction, failure(error))
+            else:  # somebody has only looked whether anybody listens
+                self._forget(introduction)
+                introduction.sock.close()
             return
         self._forget(introduction)
         refusal = self._events.admit(introduction.handshake, introduction.connection)
