@@ -242,7 +242,7 @@ class Agent:
             fault = grammar.parse(request.line)
         except ConfigError as error:
             return Answer(ok=False, sentence=str(error))
-        sentence, taken, commands = self._core.inject(fault, time.monotonic() if request.careful else None)
+        sentence, taken, commands = self._core.inject(fault, request.careful_of)
         self._runner.queue.add(commands)
         return Answer(ok=taken, sentence=sentence)
 

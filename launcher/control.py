@@ -12,6 +12,8 @@ from elastrain.launcher.operator_messages import ANSWER, REQUEST, Answer, AskSta
 from elastrain.launcher.rundir import RunDir
 
 _TIMEOUT_S = 10.0
+_ONE_OF_SEVERAL_S = 2.0
+"""Where other nodes can answer: one of them may be stopped."""
 _TELL_TIMEOUT_S = 1.0
 
 
@@ -20,12 +22,31 @@ class NoAnswerError(ElastrainError):
 
 
 def ask(run: RunDir, request: Request) -> Answer:
-    """The agent's answer. Raises ConfigError if the run has ended, NoAnswerError if the agent is stuck."""
-    for node in rundir.nodes_of(run):
+    """An agent's answer; of simulated nodes, that of one who is awake and knows who holds the state, if one does.
+
+    Raises ConfigError if the run has ended, NoAnswerError if no agent answers.
+    """
+    for node in _best_first(rundir.nodes_of(run)):
         answer = _ask(node, request)
         if answer is not None:
             return answer
     raise ConfigError(f"the run in {run.path} has ended: there is nothing to ask")
+
+
+def _best_first(nodes: Sequence[RunDir]) -> list[RunDir]:
+    """A request that a stopped agent has got would be carried out when it goes on: it is not asked."""
+    if len(nodes) == 1:
+        return list(nodes)
+    awake, stuck = list[tuple[bool, RunDir]](), None
+    for node in nodes:
+        try:
+            answer = _ask(node, AskState(), _ONE_OF_SEVERAL_S)
+            awake += [] if answer is None else [(bool(answer.state["redundancy"]), node)]
+        except NoAnswerError as error:
+            stuck = error
+    if stuck is not None and not awake:
+        raise stuck
+    return [node for _, node in sorted(awake, key=lambda each: not each[0])]
 
 
 def ask_launcher(run: RunDir, request: Request) -> Answer:
@@ -53,10 +74,19 @@ def tell(run: RunDir, request: Request) -> bool:
 
 
 def state(run: RunDir) -> dict[str, Any]:
-    """The state of a run: the agents' if they live, else what is left in the folder. Raises ConfigError."""
-    found = [state for node in rundir.nodes_of(run) if (state := _state(node)) is not None]
+    """The state of a run: the agents' if they live, else what is left in the folder.
+
+    Of simulated nodes, those that answer tell for all. Raises ConfigError, NoAnswerError if none does.
+    """
+    found, stuck = list[dict[str, Any]](), None
+    for node in rundir.nodes_of(run):
+        try:
+            told = _state(node)
+            found += [] if told is None else [told]
+        except NoAnswerError as error:
+            stuck = error
     if not found:
-        raise ConfigError(f"{run.path} holds no readable run")
+        raise stuck or ConfigError(f"{run.path} holds no readable run")
     living = [state for state in found if state["exit_code"] is None and state["state"] != "vanished"]
     # A node that has not heard yet that its life is over says what was; generations begin anew in each.
     life = max(int(state["life"]) for state in living or found)
@@ -85,7 +115,7 @@ def _merged(whole: dict[str, Any], states: Sequence[dict[str, Any]]) -> dict[str
 
 def _state(run: RunDir) -> dict[str, Any] | None:
     """None for a node that has just been started, for the first time or again: it has nothing to say yet."""
-    answer = _ask(run, AskState())
+    answer = _ask(run, AskState(), _TIMEOUT_S if run.whole is None else _ONE_OF_SEVERAL_S)
     if answer is not None:
         return answer.state
     try:
@@ -99,8 +129,8 @@ def _state(run: RunDir) -> dict[str, Any] | None:
     return left
 
 
-def _ask(run: RunDir, request: Request) -> Answer | None:
-    sock = rundir.connect(run, _TIMEOUT_S)
+def _ask(run: RunDir, request: Request, timeout_s: float = _TIMEOUT_S) -> Answer | None:
+    sock = rundir.connect(run, timeout_s)
     if sock is None:
         return None
     try:
@@ -108,7 +138,7 @@ def _ask(run: RunDir, request: Request) -> Answer | None:
             sock.sendall(REQUEST.encode(request))
             line = lines.readline(LINE_BYTES_MAX)
     except TimeoutError:
-        raise NoAnswerError(f"the agent of {run.path} does not answer within {_TIMEOUT_S:g} s") from None
+        raise NoAnswerError(f"the agent of {run.path} does not answer within {timeout_s:g} s") from None
     except OSError:
         return None
     return ANSWER.decode(line) if line else None

@@ -16,8 +16,8 @@ class AskFault(Tagged, frozen=True, kw_only=True):
 
     line: str
     """As after `elastrain inject`; see `faults.grammar`."""
-    careful: bool = False
-    """Only if the job keeps its state."""
+    careful_of: tuple[str, ...] | None = None
+    """Only if the job keeps its state, even should these members be lost, too."""
 
 
 class Answer(Tagged, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from elastrain.launcher import control, rundir
 from elastrain.launcher.commands.options.grouped import grouped
 from elastrain.launcher.faults.chaos import DEFAULT, ChaosPlan, Draw, Situation, aim, draws
 from elastrain.launcher.faults.fault import Fault
+from elastrain.launcher.faults.victims import MaybeLost
 from elastrain.launcher.operator_messages import Answer, AskFault
 from elastrain.launcher.rundir import RunDir
 
@@ -34,7 +36,9 @@ class ChaosFlags:
     duration: Annotated[str, typer.Option("--for", metavar="TIME", help="How long faults are drawn: 90, 10m, 1h.")] = (
         "1h"
     )
-    classes: Annotated[str, typer.Option("--classes", help="Classes to draw from, with commas.")] = ",".join(DEFAULT)
+    classes: Annotated[
+        str, typer.Option("--classes", help="Classes to draw from, with commas; named twice, drawn twice as often.")
+    ] = ",".join(DEFAULT)
     reckless: Annotated[
         bool, typer.Option("--reckless", help="Also strike the last holders of state, and in phases of a recovery.")
     ] = False
@@ -78,10 +82,10 @@ class AskedJob:
     def state(self) -> dict[str, Any]:
         return control.state(self.folder)
 
-    def ask(self, fault: Fault, *, careful: bool) -> Answer:
+    def ask(self, fault: Fault, careful_of: tuple[str, ...] | None) -> Answer:
         """Whatever it says: a job that has just ended has nothing to say, and is no error here."""
         try:
-            return control.ask(self.folder, AskFault(line=str(fault), careful=careful))
+            return control.ask(self.folder, AskFault(line=str(fault), careful_of=careful_of))
         except (ConfigError, control.NoAnswerError) as error:
             return Answer(ok=False, sentence=str(error))
 
@@ -122,7 +126,8 @@ class Chaos:
     ) -> None:
         self._job, self._plan, self._for_s, self._show = job, plan, for_s, show
         self._clock, self._sleep = clock, sleep
-        self._tally = Tally()
+        self._tally, self._maybe_lost = Tally(), MaybeLost()
+        self._known = job.state()
 
     def run(self) -> int:
         """Until the job has ended; its exit code."""
@@ -138,9 +143,15 @@ class Chaos:
         self._ends_before(float("inf"))
         return self._sum_up()
 
+    def _state(self) -> dict[str, Any]:
+        """The last that was heard: while all agents are stopped, nobody answers."""
+        with suppress(control.NoAnswerError):
+            self._known = self._job.state()
+        return self._known
+
     def _ends_before(self, at_s: float) -> bool:
         """Wait for the time; true if the job has ended before."""
-        while not _has_ended(self._job.state()):
+        while not _has_ended(self._state()):
             left_s = at_s - self._clock()
             if left_s <= 0:
                 return False
@@ -148,16 +159,25 @@ class Chaos:
         return True
 
     def _strike(self, draw: Draw) -> DrawnFault:
-        state = self._job.state()
-        fault = aim(draw, Situation.of(state), self._plan)
+        state = self._state()
+        situation = Situation.of(state)
+        fault = aim(draw, situation, self._plan)
         if fault is None:
             return DrawnFault(draw=draw, fault=None, struck=False, sentence=f"{draw.kind} finds nobody to strike")
-        answer = self._job.ask(fault, careful=not self._plan.reckless)
+        answer = self._ask(fault, situation)
         placed = replace(fault, place=replace(fault.place, t_s=round(state["running_s"], 3)))
         return DrawnFault(draw=draw, fault=placed, struck=answer.ok, sentence=answer.sentence)
 
+    def _ask(self, fault: Fault, situation: Situation) -> Answer:
+        # Who was struck is kept here: agents are struck, too, and would not know.
+        doubtful = self._maybe_lost.members(situation.members, self._clock())
+        answer = self._job.ask(fault, None if self._plan.reckless else doubtful)
+        if answer.ok:
+            self._maybe_lost.note(fault, situation.homes, self._clock())
+        return answer
+
     def _sum_up(self) -> int:
-        state, tally = self._job.state(), self._tally
+        state, tally = self._state(), self._tally
         code = 1 if state["exit_code"] is None else int(state["exit_code"])
         self._show(
             {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from elastrain.agent_messages import ArmFault, Struck
 from elastrain.errors import ConfigError
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, FaultDue
-from elastrain.launcher.core.fault_care import FaultCare
+from elastrain.launcher.core.fault_care import would_cost_state
 from elastrain.launcher.core.fault_targets import FaultTargets, Unknown
 from elastrain.launcher.core.stages import Stage
 from elastrain.launcher.core.worker_table import Worker
@@ -34,7 +34,7 @@ class FaultRequests:
         choose: Callable[[Sequence[str]], str],
     ) -> None:
         self._cluster, self._config, self._deadlines = cluster, cluster.config, deadlines
-        self._targets, self._care = FaultTargets(cluster, choose), FaultCare(cluster)
+        self._targets = FaultTargets(cluster, choose)
         self._waiting: list[Fault] = []
         """With one target each, but for those that wait for the first view."""
         self._timed: dict[int, tuple[Fault, bool]] = {}
@@ -54,8 +54,8 @@ class FaultRequests:
 
     # ---- from the operator
 
-    def inject(self, fault: Fault, careful_at: float | None = None) -> FaultAnswer:
-        """The operator asks for a fault; with a time (now), only if the job keeps its state."""
+    def inject(self, fault: Fault, careful_of: Collection[str] | None = None) -> FaultAnswer:
+        """The operator asks for a fault; with members, only if the job keeps its state even without these."""
         if not self._config.armed:
             return "this run is not armed: start it with --inject (or --faults FILE)", False, []
         if fault.place.t_s is not None:
@@ -64,11 +64,10 @@ class FaultRequests:
         named = self._targets.named(fault)
         if isinstance(named, Unknown):
             return named.sentence, False, []
-        if careful_at is not None:
-            problem = self._care.problem(named, careful_at)
+        if careful_of is not None:
+            problem = would_cost_state(named, self._cluster, careful_of)
             if problem:
                 return problem, False, []
-            self._care.note(named, careful_at)
         if CLASSES[fault.kind].by is Carrier.LAUNCHER:
             return self._inject_around(named)
         answers = [self._inject_one(single) for single in named.singles()]

@@ -6,7 +6,7 @@ are to be carried out in order. A log of the events and ticks replays an agent e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from elastrain import agent_messages as am
 from elastrain.launcher import notices
@@ -71,9 +71,9 @@ class Core:
         """Some deadline may have passed."""
         return [command for due in self.deadlines.take_passed(now) for command in self._on_due(due, now)]
 
-    def inject(self, fault: Fault, careful_at: float | None = None) -> FaultAnswer:
-        """The operator asks for a fault, here or elsewhere; with a time (now), only if the job keeps its state."""
-        return self.faults.inject(fault, careful_at)
+    def inject(self, fault: Fault, careful_of: Collection[str] | None = None) -> FaultAnswer:
+        """The operator asks for a fault, here or elsewhere; with members, only if the state survives without these."""
+        return self.faults.inject(fault, careful_of)
 
     # ---- who decides
 

@@ -22,8 +22,8 @@ STEP_PHASES = frozenset({"forward", "backward", "reduce", "commit", "apply", "pu
 """Those of every step: at those of a recovery a fault would wait for another loss, and double it."""
 NODE_CLASSES = frozenset({"kill", "stop"})
 """Those after which a simulated node comes back: one that ends by itself stays away."""
-SEEN_FLIPS = ("backup", "gradient", "spill")
-"""Of the places of a flip, those that cost a member or work, and not the job."""
+FLIPS = ("parameters", "taken", "moments", "backup", "gradient", "partial")
+"""Of the places of a flip, those that every job has."""
 _LASTING_S: Mapping[str, tuple[float, float]] = {
     "stop": (0.2, 8.0),
     "slow": (2.0, 15.0),
@@ -52,7 +52,10 @@ _AT_A_PHASE, _AT_A_NODE = 0.5, 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosPlan:
-    """What is drawn. `mean_s`: between two faults. `reckless`: also what may cost the state or the job."""
+    """What is drawn. `mean_s`: between two faults. `reckless`: also what may cost the state or the job.
+
+    A class that is named n times is drawn n times as often.
+    """
 
     seed: int
     mean_s: float
@@ -84,18 +87,24 @@ class Draw:
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """Who lives: members of the view in order, and the nodes that have some."""
+    """Who lives. `homes`: members of the view in order, and the node of each; `several`: the job has more nodes."""
 
-    members: tuple[str, ...]
-    nodes: tuple[str, ...]
+    homes: Mapping[str, str]
+    several: bool
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return tuple(self.homes)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(sorted(set(self.homes.values())))
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> Situation:
         """From what `elastrain status --json` shows."""
         inside = [each for each in state["members"] if each["rank"] is not None and each["state"] == "member"]
-        return Situation(
-            members=tuple(each["id"] for each in inside), nodes=tuple(sorted({each["node"] for each in inside}))
-        )
+        return Situation(homes={each["id"]: each["node"] for each in inside}, several=len(state["nodes"]) > 1)
 
 
 def draws(plan: ChaosPlan) -> Iterator[Draw]:
@@ -148,7 +157,7 @@ def _value(row: FaultClass, option: Option, plan: ChaosPlan, chance: random.Rand
         if len(option.choices) == 1:
             # Of its own: the same exception at the same place on a second member is the script's fault, and ends it.
             return f"injected by chaos, number {number}"
-        return chance.choice(SEEN_FLIPS if row.name == "flip" and not plan.reckless else option.choices)
+        return chance.choice(FLIPS if row.name == "flip" and not plan.reckless else option.choices)
     span = _SPANS.get((row.name, option.name))
     if span is None:
         return option.default
@@ -165,9 +174,8 @@ def _drawn(chance: random.Random, least: float, most: float) -> float:
 
 
 def _scheme(draw: Draw, situation: Situation, plan: ChaosPlan) -> Scheme | None:
-    several = len(situation.nodes) > 1
     row = CLASSES[draw.kind]
-    possible = [scheme for scheme in row.targets if scheme is Scheme.MEMBER or several]
+    possible = [scheme for scheme in row.targets if scheme is Scheme.MEMBER or situation.several]
     if Scheme.MEMBER in possible and Scheme.NODE in possible:
         to_node = draw.pick_scheme < _AT_A_NODE and (plan.reckless or draw.kind in NODE_CLASSES)
         return Scheme.NODE if to_node else Scheme.MEMBER

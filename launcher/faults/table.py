@@ -76,6 +76,8 @@ class FaultClass:
     """How long it lasts unless `--for` says so."""
     loses: bool = True
     """It may cost the members that it strikes."""
+    heals: bool = False
+    """Whom it has not cost soon it costs no more, although it has no end of its own."""
     options: tuple[Option, ...] = ()
 
     def option(self, name: str) -> Option | None:
@@ -145,6 +147,7 @@ _ROWS = (
     FaultClass(
         name="flip",
         by=Carrier.WORKER,
+        heals=True,
         options=(
             _word(
                 "where",

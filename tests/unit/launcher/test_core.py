@@ -756,13 +756,13 @@ def test_with_care_a_fault_strikes_only_where_the_state_survives() -> None:
     """Each shard of the ring has two holders: of three members, one may be lost at a time."""
     job = running(armed=True)
     kill = grammar.parse
-    assert not job.core.inject(kill("kill --target member:m0,member:m1"), NOW)[1]
-    assert job.core.inject(kill("stop --target member:m0 --for 2"), NOW)[1]
-    sentence, taken, commands = job.core.inject(kill("kill --target member:m1"), NOW + 3)
+    assert not job.core.inject(kill("kill --target member:m0,member:m1"), ())[1]
+    assert job.core.inject(kill("stop --target member:m0 --for 2"), ())[1]
+    sentence, taken, commands = job.core.inject(kill("kill --target member:m1"), ("m0",))
     assert (taken, commands) == (False, [])
     assert sentence == "kill --target member:m1 does not strike: all holders of shard 0 would be struck"
-    assert job.core.inject(kill("slow --target member:m1"), NOW + 3)[1]  # it costs nobody
-    assert job.core.inject(kill("kill --target member:m1"), NOW + 13)[1]  # m0 goes on by then
+    assert job.core.inject(kill("slow --target member:m1"), ("m0",))[1]  # it costs nobody
+    assert job.core.inject(kill("kill --target member:m1"), ())[1]  # m0 goes on by then
     assert job.core.inject(kill("kill --target member:m0"), None)[1]  # nobody asked for care
 
 
@@ -770,7 +770,7 @@ def test_with_care_nothing_strikes_before_the_holders_are_known() -> None:
     job = Job(2, armed=True)
     job.hello("m0")
     job.hello("m1")
-    assert "not known yet" in job.core.inject(grammar.parse("kill --target member:m0"), NOW)[0]
+    assert "not known yet" in job.core.inject(grammar.parse("kill --target member:m0"), ())[0]
 
 
 # ---- what status shows

@@ -1,0 +1,93 @@
+"""What the operator hears of simulated nodes, some of which are stopped or know less than others."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from elastrain.launcher import control, rundir
+from elastrain.launcher.core import Core
+from elastrain.launcher.operator_messages import ANSWER, REQUEST, Answer, AskFault, AskState
+from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.state import describe
+from elastrain.launcher.values import JobConfig
+
+KILL = AskFault(line="kill --target member:m1")
+
+
+class PlayedAgent:
+    """Answers on a node's socket until that is closed; `asked` has what came. A stopped one reads nothing."""
+
+    def __init__(self, run: RunDir, *, redundancy: str = "", stopped: bool = False) -> None:
+        self.asked: list[object] = []
+        self._state = describe(Core(JobConfig(workers=1), (), choose=lambda members: members[0]), "job", 0.0)
+        self._state["redundancy"] = redundancy
+        self._name = run.path.name
+        self.listener = rundir.listen(run)
+        if not stopped:
+            self.listener.setblocking(True)
+            threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                sock = self.listener.accept()[0]
+            except OSError:
+                return
+            with sock, sock.makefile("rb") as lines:
+                request = REQUEST.decode(lines.readline())
+                self.asked.append(request)
+                told = self._state if isinstance(request, AskState) else {}
+                sock.sendall(ANSWER.encode(Answer(ok=True, sentence=self._name, state=told)))
+
+    def close(self) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+
+
+@pytest.fixture
+def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    monkeypatch.setattr(control, "_ONE_OF_SEVERAL_S", 0.2)
+    return RunDir(path=tmp_path)
+
+
+@pytest.fixture
+def agents() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def agent(stack: ExitStack, whole: RunDir, name: str, *, redundancy: str = "", stopped: bool = False) -> PlayedAgent:
+    played = PlayedAgent(rundir.of_node(whole, name), redundancy=redundancy, stopped=stopped)
+    stack.callback(played.close)
+    return played
+
+
+def test_a_stopped_node_is_not_asked_for_a_fault_and_does_not_hide_the_state(whole: RunDir, agents: ExitStack) -> None:
+    """It would carry the fault out when it goes on, besides the node that was asked in its place."""
+    agent(agents, whole, "node0", stopped=True)
+    awake = agent(agents, whole, "node1")
+    assert control.ask(whole, KILL).sentence == "node1"
+    assert awake.asked == [AskState(), KILL]
+    assert control.state(whole)["job"] == "job"
+
+
+def test_of_several_nodes_one_that_knows_the_holders_is_asked(whole: RunDir, agents: ExitStack) -> None:
+    fresh = agent(agents, whole, "node0")
+    agent(agents, whole, "node1", redundancy="every shard survives the loss of 1 more")
+    assert control.ask(whole, KILL).sentence == "node1"
+    assert fresh.asked == [AskState()]
+
+
+def test_where_nobody_answers_that_is_said(whole: RunDir, agents: ExitStack) -> None:
+    for name in ("node0", "node1"):
+        agent(agents, whole, name, stopped=True)
+    with pytest.raises(control.NoAnswerError, match=r"node\d does not answer within 0.2 s"):
+        control.ask(whole, KILL)
+    with pytest.raises(control.NoAnswerError):
+        control.state(whole)
