@@ -11,23 +11,21 @@ import sys
 import tempfile
 import time
 import uuid
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from experiments.faults import train
-from experiments.faults.driver import Driver, StrikeError
+from experiments.faults.driver import LEARNED_STEPS, Driver
 from experiments.faults.figures import commits_s, standstill_s, without_flipped
 from experiments.faults.trials import ORDER
 from experiments.harness import Reach, add_record_flag, record, report
 from experiments.jobs import Script, alone, elastic, finish, unwind_on_sigterm
 from experiments.journals import Run
 from experiments.recovery.figures import wrong_samples
-from experiments.soak.drawing import Drawn, faults
 from experiments.soak.figures import Sample, figures
 from experiments.soak.looking import look
+from experiments.soak.striking import ChaosCommand, Strikes, chaos
 from experiments.storm.oracle import difference, read_steps, unfinished
 from experiments.storm.processes import MARK, Processes, leftovers
 
@@ -36,8 +34,8 @@ STEPS = 1_000_000
 """More than any soak has; a file says which step is the last."""
 AHEAD = 30
 """So many steps ahead of the present one is the last, when time is over."""
-LOOK_EVERY_S, ASK_EVERY_S, SAMPLE_EVERY_S = 0.1, 0.5, 10.0
-STILL_S, START_S = 120.0, 180.0
+LOOK_EVERY_S, SAMPLE_EVERY_S = 0.1, 10.0
+STILL_S, START_S, END_S = 120.0, 180.0, 60.0
 REACHES = {
     name: Reach(limit=0)
     for name in ("digest_mismatches", "samples_wrong_steps", "hangs", "false_ends", "leftovers", "grown")
@@ -50,7 +48,7 @@ class Soak:
     """What was seen."""
 
     run: Run
-    chaos: Chaos
+    strikes: Strikes = field(default_factory=Strikes)
     samples: list[Sample] = field(default_factory=list)
     hang: str = ""
     code: int | None = None
@@ -74,10 +72,13 @@ def soak(folder: Path, *, minutes: float, mtbf_s: float, seed: int) -> Soak:
         run, script, members=NODES, nodes=NODES, options=options, temporary=temporary, environment=extra
     ) as process:
         driver = Driver(folder=run, process=process, size=NODES, steps=STEPS)
-        chaos = Chaos(driver=driver, drawn=faults(seed, mtbf_s), until_s=time.monotonic() + minutes * 60)
-        found = Soak(run=driver.run, chaos=chaos)
+        found = Soak(run=driver.run)
         try:
-            _follow(found, driver, processes, chaos)
+            _wait_for_pace(found, driver)
+            if not found.hang:
+                with chaos(run, folder / "chaos.jsonl", minutes=minutes, mtbf_s=mtbf_s, seed=seed) as command:
+                    found.strikes = command.strikes
+                    _follow(found, driver, processes, command, minutes * 60)
         finally:
             if process.poll() is None:
                 processes.end()
@@ -91,65 +92,34 @@ def soak(folder: Path, *, minutes: float, mtbf_s: float, seed: int) -> Soak:
     return found
 
 
-@dataclass(kw_only=True)
-class Chaos:
-    """Strikes what is drawn, one after the other, where a copy of every shard is left; says what it has struck."""
-
-    driver: Driver
-    drawn: Iterator[Drawn]
-    until_s: float
-    struck: list[str] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
-    flipped_s: dict[str, float | None] = field(default_factory=dict)
-    """Member -> when one of its bits was to flip."""
-    _next: Drawn | None = None
-    _due_s: float = 0.0
-    _asked_s: float = 0.0
-
-    @property
-    def is_over(self) -> bool:
-        return time.monotonic() > self.until_s
-
-    def look(self) -> None:
-        """Strike what is due, if every shard survives a loss more; else it waits."""
-        now_s = time.monotonic()
-        if self._next is None:
-            self._next = next(self.drawn)
-            self._due_s = now_s + self._next.wait_s
-        if now_s < max(self._due_s, self._asked_s + ASK_EVERY_S):
+def _wait_for_pace(found: Soak, driver: Driver) -> None:
+    """Until the agents know how long a step takes, by which they judge hangs."""
+    begun_s = time.monotonic()
+    while driver.alive and len(commits_s(driver.follower.look())) < LEARNED_STEPS:
+        if time.monotonic() - begun_s > START_S:
+            found.hang = f"no {LEARNED_STEPS} commits within {START_S:.0f} s"
             return
-        self._asked_s = now_s
-        if not self.driver.survives(1):
-            return
-        drawn, self._next = self._next, None
-        rank = int(drawn.pick * len(self.driver.members))
-        try:
-            self.struck.append(self.driver.inject(drawn.way, rank, drawn.phase))
-            if drawn.way.kind == "flip":
-                self.flipped_s[self.driver.members[rank]] = now_s
-        except StrikeError as error:
-            self.refused.append(str(error))
+        time.sleep(LOOK_EVERY_S)
 
 
-def _follow(found: Soak, driver: Driver, processes: Processes, chaos: Chaos) -> None:
+def _follow(found: Soak, driver: Driver, processes: Processes, command: ChaosCommand, for_s: float) -> None:
     """To the job's end, or until it stands still."""
     begun_s = sampled_s = time.monotonic()
     enough = False
     while driver.alive:
         now_s, commits = time.monotonic(), commits_s(driver.follower.look())
-        if not enough and chaos.is_over:
+        command.look()
+        if not enough and now_s - begun_s > for_s:
             _say_enough(driver)
             enough = True
-        if commits and not enough:
-            chaos.look()
-        if now_s - sampled_s > SAMPLE_EVERY_S and commits:
+        if now_s - sampled_s > SAMPLE_EVERY_S:
             found.samples.append(_sample(driver, processes, now_s - begun_s))
             sampled_s = now_s
-        still_s = now_s - (commits[-1] if commits else begun_s)
-        if still_s > (STILL_S if commits else START_S):
-            found.hang = f"no commit for {still_s:.0f} s after {len(commits)} commits"
+        if now_s - commits[-1] > STILL_S:
+            found.hang = f"no commit for {now_s - commits[-1]:.0f} s after {len(commits)} commits"
             return
         time.sleep(LOOK_EVERY_S)
+    command.finish(END_S)
 
 
 def _say_enough(driver: Driver) -> None:
@@ -168,7 +138,7 @@ def _sample(driver: Driver, processes: Processes, at_s: float) -> Sample:
 def _compare(found: Soak, folder: Path, script: Script) -> str:
     """Every line of every member against the job of one, up to the same step."""
     enough = folder / "run" / "enough"
-    members = without_flipped(read_steps(folder / "run"), found.run, found.chaos.flipped_s)
+    members = without_flipped(read_steps(folder / "run"), found.run, found.strikes.flipped_s)
     (folder / "alone").mkdir(exist_ok=True)
     last = max((int(lines[-1].split()[0]) for lines in members.values() if lines), default=-1)
     (folder / "alone" / "enough").write_text(str(last + 1))
@@ -182,11 +152,12 @@ def values_of(found: Soak) -> dict[str, Any]:
     """The keys of the README."""
     commits = commits_s(found.run)
     members = found.run.members.values()
-    kinds = Counter(line.split()[0] for line in found.chaos.struck)
+    strikes = found.strikes
     return {
-        "faults": sum(kinds.values()),
-        "refused": len(found.chaos.refused),
-        "faults_by_class": dict(sorted(kinds.items())),
+        "faults": len(strikes.struck),
+        "refused": len(strikes.refused),
+        "faults_by_class": strikes.by_class(),
+        "refused_because": strikes.by_refusal(),
         "commits": len(commits),
         "members": len(found.run.members),
         "views": len(found.run.views),
@@ -204,7 +175,7 @@ def values_of(found: Soak) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.soak.run", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0, help="so long faults are struck")
-    parser.add_argument("--mtbf", type=float, default=8.0, help="mean seconds between two faults")
+    parser.add_argument("--mtbf", type=float, default=6.0, help="mean seconds between two faults")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="where the job's folder stays; default: a temporary folder")
     add_record_flag(parser)
