@@ -1,0 +1,142 @@
+"""The block graph: blocks in the order in which a forward enters them, what crosses each cut, which cuts are legal.
+
+It is a function of the model and of one micro-batch, never of the members. Plans rest on it, so members compare it
+when they join (`BlockGraph.digest`). The tracing pass in `stubs/` records it; only names and numbers live here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from hashlib import blake2b
+from itertools import pairwise
+from math import prod
+
+from elastrain.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossingTensor:
+    """Describes one tensor that crosses a cut: sizes and strides in elements, the dtype by torch's name."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    """Bytes of one element."""
+    requires_grad: bool
+
+    @property
+    def size_bytes(self) -> int:
+        return prod(self.shape) * self.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class IllegalCut:
+    """A cut at which no member may begin, and why: the clause goes into the sentence that the user reads."""
+
+    cut: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockGraph:
+    """The blocks in the order in which a forward first enters them. A cut `p` lies before the p-th of them."""
+
+    blocks: tuple[str, ...]
+    # Whole numbers, so that sums and comparisons of them are the same on every member.
+    flops: tuple[int, ...]
+    """Of each block's forward for one micro-batch."""
+    crossings: tuple[tuple[CrossingTensor, ...], ...]
+    """By cut, `0..n`: what crosses it, in order of first appearance. Nothing crosses the first and the last."""
+    illegal: tuple[IllegalCut, ...] = ()
+    never_entered: tuple[tuple[str, str], ...] = ()
+    """(block, the one that it goes with): blocks whose parameters no forward of this micro-batch enters."""
+
+    def __post_init__(self) -> None:
+        # A graph that is short of a number would give plans that are wrong in silence.
+        n = len(self.blocks)
+        if not n or len(self.flops) != n or len(self.crossings) != n + 1:
+            raise ValueError(
+                f"a graph has blocks, FLOPs of each and one crossing more; got {n} blocks, {len(self.flops)} numbers "
+                f"of FLOPs and {len(self.crossings)} crossings"
+            )
+
+    @cached_property
+    def legal_cuts(self) -> tuple[int, ...]:
+        """Those between two blocks at which one member may end and another begin, ascending."""
+        illegal = {each.cut for each in self.illegal}
+        return tuple(cut for cut in range(1, len(self.blocks)) if cut not in illegal)
+
+    @cached_property
+    def points(self) -> tuple[int, ...]:
+        """The legal cuts with both ends: `0`, …, `n`."""
+        return (0, *self.legal_cuts, len(self.blocks))
+
+    @cached_property
+    def units(self) -> tuple[tuple[int, int], ...]:
+        """The stretches that no cut divides, in order: what one member always computes as a whole."""
+        return tuple(pairwise(self.points))
+
+    def cost(self, begin: int, end: int) -> int:
+        """FLOPs of the forward of the blocks `[begin, end)`."""
+        return self._cumulated[end] - self._cumulated[begin]
+
+    @cached_property
+    def _cumulated(self) -> tuple[int, ...]:
+        sums = [0]
+        for flops in self.flops:
+            sums.append(sums[-1] + flops)
+        return tuple(sums)
+
+    def digest(self) -> str:
+        """32 hexadecimal digits over every field: two members with the same digest cut alike."""
+        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return blake2b(text.encode(), digest_size=16, person=b"elastrain-graph").hexdigest()
+
+    def difference(self, other: BlockGraph) -> str | None:
+        """Tell in one sentence where another member's graph is another one, or None where they are equal."""
+        if self == other:
+            return None
+        # The order of blocks first: every later field is told by it, and would differ for that reason alone.
+        for mine, theirs in zip(self.blocks, other.blocks, strict=False):
+            if mine != theirs:
+                return f"one forward enters block {mine!r} where the other enters {theirs!r}"
+        if len(self.blocks) != len(other.blocks):
+            return f"one forward enters {len(self.blocks)} blocks, the other {len(other.blocks)}"
+        for cut, (mine_crosses, theirs_crosses) in enumerate(zip(self.crossings, other.crossings, strict=True)):
+            if mine_crosses != theirs_crosses:
+                return f"other tensors cross the cut before block {self.blocks[cut]!r}"
+        if self.illegal != other.illegal:
+            return f"the legal cuts are {_listed(self)} in one and {_listed(other)} in the other"
+        return "the FLOPs of their blocks differ"
+
+
+def check_stages(graph: BlockGraph, stages: int) -> None:
+    """Raises ConfigError, with one sentence, where no pipeline of the model can have so many members."""
+    # Before any plan is made: with fewer cuts than that the search would have nothing to choose from.
+    if stages < 1:
+        raise ConfigError(f"stages must be at least 1; got {stages}")
+    most = len(graph.units)
+    if stages > most:
+        raise ConfigError(f"stages={stages} asks for {stages - 1} cuts, and {_allowed(graph)}: {_advice(graph)}")
+
+
+def _allowed(graph: BlockGraph) -> str:
+    if not graph.legal_cuts:
+        return "no cut of this model is legal"
+    return f"this model has {len(graph.legal_cuts)} legal: {_listed(graph)}"
+
+
+def _advice(graph: BlockGraph) -> str:
+    fits = f"ask for at most {len(graph.units)}" if graph.legal_cuts else "leave stages out"
+    if not graph.illegal:
+        return f"{fits}, or name smaller blocks"
+    # One reason is enough to begin with: who mends it sees the next one.
+    first = graph.illegal[0]
+    return f"{fits}, or mend what forbids the others (before block {graph.blocks[first.cut]!r}: {first.why})"
+
+
+def _listed(graph: BlockGraph) -> str:
+    return ", ".join(f"before {graph.blocks[cut]!r}" for cut in graph.legal_cuts) or "none"

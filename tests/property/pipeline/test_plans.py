@@ -1,0 +1,153 @@
+"""Plans: routes cover each (block, run) once, replicas every task; nothing moves that need not; cuts are the best."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise, permutations
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from elastrain.pipeline.cuts import Had, least_heaviest, line_up
+from elastrain.pipeline.graph import BlockGraph
+from elastrain.pipeline.moves import moves
+from elastrain.pipeline.plan import PipelinePlan, held, replicas, routes
+from elastrain.pipeline.planning import Planned, PlanWish, first_plan, next_plan, pipelines_wanted, shares
+from tests.support.block_graphs import graph_of
+
+
+@st.composite
+def graphs(draw: st.DrawFn, least: int = 1) -> BlockGraph:
+    flops = draw(st.lists(st.integers(0, 9), min_size=least, max_size=8))
+    inner = range(1, len(flops))
+    illegal = draw(st.sets(st.sampled_from(inner), max_size=3)) if len(inner) else set()
+    return graph_of(flops, illegal)
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> tuple[BlockGraph, PlanWish, Planned, list[str]]:
+    """A first plan over 1..6 members, and the members of the next view."""
+    graph = draw(graphs())
+    wish = PlanWish(stages=draw(st.integers(1, len(graph.units))), runs=draw(st.integers(1, 12)))
+    members = [f"m{i}" for i in range(draw(st.integers(1, 6)))]
+    left = [m for m in members if draw(st.booleans())]
+    joined = [f"m{i}" for i in range(6, 6 + draw(st.integers(0, 2)))]
+    assume(left or joined)
+    return graph, wish, first_plan(graph, members, wish), left + joined
+
+
+def assert_whole(graph: BlockGraph, plan: PipelinePlan, members: list[str], wish: PlanWish) -> None:
+    found = routes(plan)
+    computed = [(block, task.run) for route in found for task in route for block in task.blocks]
+    assert sorted(computed) == [(b, r) for b in range(len(graph.blocks)) for r in range(wish.runs)]
+    may = replicas(plan)
+    assert all(task.member in may[block] for route in found for task in route for block in task.blocks)
+    assert sorted(plan.members) == sorted(members)
+    assert all(cut in graph.legal_cuts for pipeline in plan.pipelines for cut in pipeline.cuts)
+    assert all(block_replicas for block_replicas in may)
+    assert all(limit >= 1 for limit in plan.limits.values())
+
+
+@given(change=changes())
+def test_routes_cover_each_block_and_run_once_and_replicas_every_task(
+    change: tuple[BlockGraph, PlanWish, Planned, list[str]],
+) -> None:
+    graph, wish, planned, members = change
+    assert_whole(graph, planned.plan, list(planned.plan.members), wish)
+    after = next_plan(graph, planned.plan, members, wish)
+    assert_whole(graph, after.plan, members, wish)
+    # And again from there: plans are made of plans.
+    assert_whole(graph, next_plan(graph, after.plan, [*members, "m9"], wish).plan, [*members, "m9"], wish)
+
+
+@given(change=changes())
+def test_pipelines_are_consecutive_ranks_as_even_as_can_be_at_first(
+    change: tuple[BlockGraph, PlanWish, Planned, list[str]],
+) -> None:
+    graph, wish, planned, _ = change
+    members = planned.plan.members
+    assert list(members) == [f"m{i}" for i in range(len(members))]
+    lengths = [len(pipeline.members) for pipeline in planned.plan.pipelines]
+    assert max(lengths) - min(lengths) <= 1
+    assert len(lengths) == pipelines_wanted(graph, len(members), wish.stages)
+    assert planned.moves.gained == {}
+
+
+@given(change=changes())
+def test_the_moves_between_two_plans_are_what_the_new_one_lacks_and_no_more(
+    change: tuple[BlockGraph, PlanWish, Planned, list[str]],
+) -> None:
+    graph, wish, planned, members = change
+    after = next_plan(graph, planned.plan, members, wish)
+    has = {m: set(blocks) for m, blocks in held(planned.plan).items() if m in members}
+    for member, blocks in after.moves.gained.items():
+        assert not has.setdefault(member, set()) & set(blocks), "nobody is sent what it has"
+        has[member] |= set(blocks)
+    for member, dropped in after.moves.dropped.items():
+        has[member] -= set(dropped)
+    assert has == {m: set(blocks) for m, blocks in held(after.plan).items()}
+
+
+@given(change=changes())
+def test_a_pipeline_whose_members_stay_keeps_its_cuts_and_the_same_view_the_whole_plan(
+    change: tuple[BlockGraph, PlanWish, Planned, list[str]],
+) -> None:
+    graph, wish, planned, _ = change
+    plan = planned.plan
+    same = next_plan(graph, plan, list(plan.members), wish)
+    assert same.plan == plan and same.moves.count == 0
+
+
+def cheapest_line_up(graph: BlockGraph, staying: list[tuple[str, Had]], coming: list[tuple[str, Had]]) -> int:
+    """By brute force: how many blocks move at least, with the costliest member as light as can be."""
+    count, n = len(staying) + len(coming), len(graph.blocks)
+    best: dict[int, int] = {}
+    for cuts in combinations(graph.legal_cuts, count - 1):
+        stretches = list(pairwise((0, *cuts, n)))
+        heaviest = max(graph.cost(begin, end) for begin, end in stretches)
+        for order in permutations([*staying, *coming]):
+            if [each for each in order if each in staying] != staying:
+                continue
+            moved = sum(len(set(range(*s)) - had) for s, (_, had) in zip(stretches, order, strict=True))
+            best[heaviest] = min(best.get(heaviest, moved), moved)
+    return best[min(best)]
+
+
+@given(graph=graphs(least=3), data=st.data())
+def test_a_chain_is_cut_so_that_fewest_blocks_move_among_the_most_even_cuts(
+    graph: BlockGraph, data: st.DataObject
+) -> None:
+    blocks = st.frozensets(st.sampled_from(range(len(graph.blocks))))
+    count = data.draw(st.integers(1, min(4, len(graph.units))))
+    coming_count = data.draw(st.integers(0, min(2, count)))
+    each = [(f"m{i}", data.draw(blocks) if i < count - 1 else frozenset[int]()) for i in range(count)]
+    staying, coming = each[coming_count:], each[:coming_count]
+    found = line_up(graph, staying, coming)
+    assert found.moved == cheapest_line_up(graph, staying, coming)
+    stretches = zip(found.members, pairwise((0, *found.cuts, len(graph.blocks))), strict=True)
+    assert found.moved == sum(len(set(range(*s)) - dict(each)[m]) for m, s in stretches)
+
+
+@given(graph=graphs(), data=st.data())
+def test_the_costliest_member_has_as_little_as_any_cuts_allow(graph: BlockGraph, data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, len(graph.units)))
+    brute = min(
+        max(graph.cost(begin, end) for begin, end in pairwise((0, *cuts, len(graph.blocks))))
+        for cuts in combinations(graph.legal_cuts, count - 1)
+    )
+    assert least_heaviest(graph, count) == brute
+    assert line_up(graph, [(f"m{i}", frozenset()) for i in range(count)]).heaviest == brute
+
+
+@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5), runs=st.integers(0, 24))
+def test_no_other_shares_of_the_runs_end_earlier(lengths: list[int], runs: int) -> None:
+    found = shares(lengths, runs)
+    assert sum(found) == runs
+    latest = max(share / length for share, length in zip(found, lengths, strict=True))
+    for index, length in enumerate(lengths):
+        assert (found[index] + 1) / length >= latest, "a run could have gone there"
+
+
+def test_moves_of_everybody_who_has_everything_are_none() -> None:
+    graph = graph_of([1, 2, 3, 4])
+    plan = first_plan(graph, ["m0", "m1"], PlanWish(stages=2, runs=2)).plan
+    assert moves({"m0": frozenset(range(4)), "m1": frozenset(range(4))}, plan).gained == {}

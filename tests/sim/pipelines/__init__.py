@@ -1,0 +1,1 @@
+"""Members of pipelines under one seeded scheduler, with symbols for activations, gradients and parameters."""
