@@ -65,8 +65,6 @@ class Way:
     """Whether the one struck has to be replaced, may not be, or (None) either."""
     says: str = ""
     """What the last sentences of a job that ends must hold: a regular expression."""
-    code: int = 0
-    """With which a job ends that goes on to its last step."""
     phases: tuple[str, ...] = ()
     """Empty: all that the class can strike in."""
 
@@ -141,7 +139,6 @@ WAYS: tuple[Way, ...] = (
         ground=Ground.NODES,
         answer=Answer.SHRINKS,
         says="stopped by SIGTERM",
-        code=143,  # the highest of its nodes' codes
         within_s=30,
     ),
     # ---- etcd: no step waits for it

@@ -198,7 +198,7 @@ class OneJob:
         """Empty if the job has answered as it should, as far as can be seen by now."""
         way, code = outcome.cell.way, driver.process.poll()
         if outcome.cell.phase == "shutdown":
-            return "" if code == way.code else f"ended with code {code}: {driver.last_words()[-500:]}"
+            return "" if code == 0 else f"ended with code {code}: {driver.last_words()[-500:]}"
         if code is None:
             if way.answer is Answer.ENDS:
                 return "the job went on"
@@ -237,7 +237,7 @@ class OneJob:
             self._blame(driver, wrong)
             return
         last = self._outcomes[-1]
-        ended_well = driver.process.returncode == last.cell.way.code
+        ended_well = driver.process.returncode == 0
         if not last.reason and not self._known_to_end and not ended_well:
             last.reason = f"ended with code {driver.process.returncode}: {driver.last_words()[-500:]}"
         if not last.reason and ended_well:
