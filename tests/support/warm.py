@@ -243,11 +243,9 @@ def _serve(sock: socket.socket) -> NoReturn:
         answer, told = os.pipe()
         between = os.fork()
         if between == 0:
-            pid = os.fork()
-            if pid == 0:
+            if os.fork() == 0:
                 sock.detach()
-                _become(order, fds)
-            os.write(told, str(pid).encode())
+                _become(order, fds, told)
             os._exit(0)
         for fd in (told, *fds):
             os.close(fd)
@@ -263,8 +261,8 @@ def _frozen(value: Any) -> Any:
 # ------------------------------------------------------------------------------------------- in a forked process
 
 
-def _become(order: Order, fds: Sequence[int]) -> NoReturn:
-    """Look like a process that was started with this command, run it, and end as it does."""
+def _become(order: Order, fds: Sequence[int], told: int) -> NoReturn:
+    """Look like a process that was started with this command, tell its id, run the command, and end as it does."""
     global _forked
     _forked = True
     while os.getppid() != order.parent:
@@ -275,8 +273,12 @@ def _become(order: Order, fds: Sequence[int]) -> NoReturn:
         os.setpgid(0, order.group)
     _enter_network_of(order.parent)
     os.chdir(order.folder)
-    _take_descriptors(fds, (0, 1, 2, *order.fds))
+    numbers = (0, 1, 2, *order.fds)
+    _take_descriptors((*fds, told), (*numbers, max(numbers) + 1))
     _show(order)
+    # Not earlier: whoever hears of it may signal its group, change its priority, or look for it in /proc.
+    os.write(max(numbers) + 1, str(os.getpid()).encode())
+    os.close(max(numbers) + 1)
     os.environ.clear()
     os.environ.update(order.environment)
     _forget()
