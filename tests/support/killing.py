@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from elastrain.snapshot.durable.places.opening import place_at
 from elastrain.snapshot.durable.publishing import visible
+from tests.support import warm
 from tests.support.training import TIMEOUT_S, environment
 
 
@@ -43,7 +43,7 @@ def killed(folder: Path, checkpoints: Path, options: Sequence[str], script: Sequ
     command = [sys.executable, "-m", "elastrain.launcher", "run", "--run-dir", str(run_folder), *options]
     command += ["--checkpoint-dir", str(checkpoints), "--checkpoint-every", "1", *script]
     with (folder / "output.txt").open("wb") as output:
-        launcher = subprocess.Popen(command, env=environment(), stdout=output, stderr=output)
+        launcher = warm.Popen(command, env=environment(), stdout=output, stderr=output)
     deadline_s = time.monotonic() + TIMEOUT_S
     try:
         while not (checkpoints.exists() and set(visible(place)) - before):

@@ -1,13 +1,14 @@
-"""Starts real jobs of several nodes, kills what the test names, and reads what they log."""
+"""Starts real jobs with `elastrain run`, kills what the test names, and reads what they log."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from elastrain.launcher import control
 from elastrain.launcher.commands.inject import ask
@@ -19,10 +20,15 @@ from tests.support.training import SCRIPT, Run, environment
 from tests.support.waiting import until
 
 ELASTRAIN = (sys.executable, "-m", "elastrain.launcher")
+STUB = Path(__file__).with_name("launcher_stub.py")
+Held = Literal["--slow-while", "--finish", ""]
+"""The option with which a script is given the file that holds it up: while it exists, until it exists, or none."""
 
 
 class NodesJob:
-    """One `elastrain run`: all simulated nodes of a job, or one node of it. It trains slowly until `hurry`.
+    """One `elastrain run`: a job of one node, all simulated nodes of a job, or one node of it.
+
+    It is held up until `hurry`: a training script is slow, a stub does not end.
 
     `inside`: what to write before the command, to run it on another host.
     """
@@ -35,15 +41,17 @@ class NodesJob:
         name: str = "run",
         inside: tuple[str, ...] = (),
         script: Path = SCRIPT,
+        held: Held = "--slow-while",
     ) -> None:
         self.run = RunDir(path=tmp_path / name)
-        self._slow = tmp_path / "slow"
+        self._slow, self._finish = tmp_path / "slow", tmp_path / "finish"
         self._slow.touch()
+        hold = {"--slow-while": (held, str(self._slow)), "--finish": (held, str(self._finish)), "": ()}[held]
         self._output = tmp_path / f"{name}.log"
         command = [*inside, *ELASTRAIN, "run", *options, "--run-dir", str(self.run.path), str(script)]
         with self._output.open("wb") as file:
             self.process = warm.Popen(
-                [*command, *arguments, "--slow-while", str(self._slow)],
+                [*command, *arguments, *hold],
                 env=environment(),
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -62,6 +70,7 @@ class NodesJob:
 
     def hurry(self) -> None:
         self._slow.unlink(missing_ok=True)
+        self._finish.touch()
 
     def text(self) -> str:
         return self._output.read_text(errors="replace")
@@ -75,12 +84,24 @@ class NodesJob:
         return [e for e in events if all(e.get(name) == value for name, value in wanted.items())]
 
     def wait(self, event: str, timeout_s: float = 90.0, **fields: Any) -> dict[str, Any]:
-        def found() -> list[dict[str, Any]]:
-            events = self.events(event, **fields)
-            assert events or self.process.poll() is None, self.text()
-            return events
+        return self.wait_all(event, timeout_s=timeout_s, **fields)[0]
 
-        return until(found, timeout_s, f"{event} {fields}\n{self.text()}")[0]
+    def wait_all(self, event: str, *, count: int = 1, timeout_s: float = 90.0, **fields: Any) -> list[dict[str, Any]]:
+        """All such events, once there are so many."""
+
+        def found() -> list[dict[str, Any]]:
+            has_ended = self.process.poll() is not None  # first: it may say so and end while the log is read
+            events = self.events(event, **fields)
+            assert len(events) >= count or not has_ended, f"no {event} {fields}\n{self.text()}"
+            return events if len(events) >= count else []
+
+        try:
+            return until(found, timeout_s, f"{event} {fields}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.text()}") from None
+
+    def wait_view(self, generation: int) -> list[str]:
+        return list(self.wait("view", generation=generation)["members"])
 
     def wait_members(self, *nodes: str, after: int, timeout_s: float = 90.0) -> int:
         """A view later than generation `after` whose members are on these nodes, one on each; its generation."""
@@ -121,6 +142,14 @@ class NodesJob:
         """Leaders of all process groups of the job: agents and workers."""
         return [e["pid"] for e in self.events() if e["event"] in ("start", "worker_start")]
 
+    def pid(self, member: str) -> int:
+        return int(self.wait("worker_start", member=member)["pid"])
+
+    def kill(self, *members: str) -> None:
+        """Workers alone, with SIGKILL."""
+        for pid in [self.pid(member) for member in members]:
+            os.kill(pid, signal.SIGKILL)
+
     def kill_node(self, node: str) -> None:
         """Every worker's group and the agent, at once."""
         workers = [e["pid"] for e in self.events("worker_start", source=f"agent:{node}")]
@@ -141,8 +170,11 @@ class NodesJob:
 
     def finish(self, timeout_s: float = 90.0) -> Run:
         self.hurry()
-        code = self.process.wait(timeout_s)
-        return Run(code, self.text(), self.run.path)
+        return self.end(timeout_s)
+
+    def end(self, timeout_s: float = 90.0) -> Run:
+        """What has become of it, when it ends by itself."""
+        return Run(self.process.wait(timeout_s), self.text(), self.run.path)
 
     def assert_nothing_left(self) -> None:
         """No process of the job, no socket, no secret of the run's own."""
@@ -158,6 +190,11 @@ class NodesJob:
 
     def _files(self) -> set[str]:
         return {path.name for path in self.run.path.rglob("*")}
+
+
+def stub_job(tmp_path: Path, *options: str, arguments: tuple[str, ...] = ()) -> NodesJob:
+    """Its workers have no model: they speak with their agent, and misbehave on request."""
+    return NodesJob(tmp_path, *options, arguments=arguments, script=STUB, held="--finish")
 
 
 def _bytes(path: Path) -> bytes:

@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.support import warm
-from tests.support.launcher_harness import Launched
+from tests.support.nodes_harness import NodesJob, stub_job
 
 ELASTRAIN = [sys.executable, "-m", "elastrain.launcher"]
+
+
+def launched(tmp_path: Path, *options: str, script: Path, args: tuple[str, ...] = ()) -> NodesJob:
+    return NodesJob(tmp_path, "--standalone", *options, arguments=args, script=script, held="")
 
 
 def script(tmp_path: Path, text: str) -> Path:
@@ -28,10 +32,10 @@ def test_scripts_get_their_arguments_and_the_environment_of_torchrun_and_ours(tm
         "json.dump({'args': sys.argv[2:], 'env': dict(os.environ)}, open(name, 'w'))\n"
     )
     args = (str(tmp_path), "--lr", "3e-4", "--nproc-per-node", "7", "--", "-x")
-    with Launched(
+    with launched(
         tmp_path, "--nproc-per-node", "2", "--rdzv-id", "j1", script=script(tmp_path, text), args=args
     ) as job:
-        assert job.exit_code() == 0
+        assert job.end().exit_code == 0
     got = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
     assert got[1]["args"] == list(args[1:])
     env = got[1]["env"]
@@ -69,8 +73,8 @@ def test_a_vocabulary_made_of_a_set_of_words_is_the_same_in_every_worker(tmp_pat
 def test_output_goes_to_files_or_to_both_as_asked_for_per_rank(tmp_path: Path) -> None:
     text = "import os, sys; print('out of', os.environ['RANK']); print('err', file=sys.stderr)\n"
     flags = ("--nproc-per-node", "3", "--redirects", "0:3", "--tee", "1:1")
-    with Launched(tmp_path, *flags, script=script(tmp_path, text)) as job:
-        assert job.exit_code() == 0
+    with launched(tmp_path, *flags, script=script(tmp_path, text)) as job:
+        assert job.end().exit_code == 0
     logs = job.run.logs
     assert (logs / "m0" / "stdout.log").read_text() == "out of 0\n"
     assert (logs / "m0" / "stderr.log").read_text() == "err\n"
@@ -89,25 +93,25 @@ def test_log_dir_gets_a_folder_of_each_run_and_none_is_overwritten(tmp_path: Pat
         (tmp_path / str(number)).mkdir()
         flags = ("--rdzv-id", "again", "--log-dir", str(logs), "--redirects", "1")
         text = f"print('run {number}')\n"
-        with Launched(tmp_path / str(number), *flags, script=script(tmp_path, text)) as job:
-            assert job.exit_code() == 0
+        with launched(tmp_path / str(number), *flags, script=script(tmp_path, text)) as job:
+            assert job.end().exit_code == 0
     written = {path.read_text() for path in logs.glob("again_*/m0/stdout.log")}
     assert written == {"run 0\n", "run 1\n"}
 
 
 def test_module_and_program_are_run_as_they_are(tmp_path: Path) -> None:
-    with Launched(tmp_path, "-m", script=Path("platform"), args=("--terse",)) as job:
-        assert job.exit_code() == 0
+    with launched(tmp_path, "-m", script=Path("platform"), args=("--terse",)) as job:
+        assert job.end().exit_code == 0
         assert "Linux" in job.text()
     (tmp_path / "second").mkdir()
-    with Launched(tmp_path / "second", "--no-python", script=Path("echo"), args=("hello",)) as job:
-        assert job.exit_code() == 0
+    with launched(tmp_path / "second", "--no-python", script=Path("echo"), args=("hello",)) as job:
+        assert job.end().exit_code == 0
         assert "hello" in job.text().splitlines()
 
 
 def test_exit_code_of_a_script_that_fails_is_not_zero_and_said(tmp_path: Path) -> None:
-    with Launched(tmp_path, "--nproc-per-node", "2", script=script(tmp_path, "raise SystemExit(5)")) as job:
-        assert job.exit_code() == 1
+    with launched(tmp_path, "--nproc-per-node", "2", script=script(tmp_path, "raise SystemExit(5)")) as job:
+        assert job.end().exit_code == 1
         assert "ended with exit code 5 before the first commit" in job.text()
         job.assert_nothing_left()
 
@@ -151,14 +155,15 @@ def test_faults_file_is_checked_before_anything_starts(tmp_path: Path) -> None:
 
 
 def test_second_job_of_one_name_is_refused_and_leaves_no_secret(tmp_path: Path) -> None:
-    with Launched(tmp_path, "--rdzv-id", "twin") as job:
-        job.wait_event("view")
+    twin = ("--standalone", "--rdzv-id", "twin")
+    with stub_job(tmp_path, *twin) as job:
+        job.wait("view")
         (tmp_path / "second").mkdir()
-        with Launched(tmp_path / "second", "--rdzv-id", "twin") as second:
-            assert second.exit_code() == 2
+        with stub_job(tmp_path / "second", *twin) as second:
+            assert second.end().exit_code == 2
             assert "a job of this name already runs here" in second.text()
             assert not second.run.secret.exists()
-        assert job.finish() == 0
+        assert job.finish().exit_code == 0
 
 
 def test_nothing_is_written_outside_the_runs_folder(tmp_path: Path) -> None:
