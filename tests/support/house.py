@@ -164,7 +164,7 @@ def parameters(node: Function) -> int:
 
 def _classes(source: Source, modules: set[str]) -> Iterator[Class]:
     known = _names(source, modules)
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.ClassDef):
             yield _class(node, source, known)
 
@@ -172,7 +172,7 @@ def _classes(source: Source, modules: set[str]) -> Iterator[Class]:
 def _names(source: Source, modules: set[str]) -> dict[str, str]:
     """What each name at the top of the file stands for: imported from where, or defined here."""
     known = {node.name: f"{source.module}.{node.name}" for node in source.tree.body if isinstance(node, ast.ClassDef)}
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.ImportFrom):
             level = source.module.split(".")[: -node.level] if node.level else []
             origin = ".".join([*level, *([node.module] if node.module else [])])
@@ -275,14 +275,13 @@ def _is_value(node: ast.ClassDef) -> bool:
 
 
 def _mentioned(source: Source) -> set[str]:
-    nodes = list(ast.walk(source.tree))
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    return names | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    names = {node.id for node in source.nodes if isinstance(node, ast.Name)}
+    return names | {node.attr for node in source.nodes if isinstance(node, ast.Attribute)}
 
 
 def _read(source: Source) -> set[str]:
     read: set[str] = set()
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             read.add(node.attr)
         elif isinstance(node, ast.MatchClass):

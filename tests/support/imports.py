@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 
 IMPORTING_CALLS = {"import_module", "__import__"}
 
 
-def imports(source: str, module: str, *, typing_too: bool = True, top_only: bool = False) -> set[str]:
+@cache
+def imports(source: str, module: str, *, typing_too: bool = True, top_only: bool = False) -> frozenset[str]:
     """Full dotted names. `module` is the file's own name (`elastrain.plan`; a package's ends with `.__init__`).
 
     `from a.b import c` gives `a.b.c`, since no text tells whether `c` is a module; `within` finds either. A plain `a.b`
@@ -29,7 +31,7 @@ def imports(source: str, module: str, *, typing_too: bool = True, top_only: bool
             found |= {origin if alias.name == "*" else f"{origin}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Call) and (name := _called_import(node)) is not None:
             found.add(_absolute(name, module))
-    return found
+    return frozenset(found)
 
 
 def within(name: str, modules: set[str] | frozenset[str]) -> bool:

@@ -24,6 +24,11 @@ class Source:
     def tree(self) -> ast.Module:
         return ast.parse(self.text)
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All of the tree."""
+        return list(ast.walk(self.tree))
+
     @property
     def lines(self) -> int:
         return len(self.text.splitlines())

@@ -82,7 +82,7 @@ RUNTIME_MAY_IMPORT_OF_COMM = frozenset({"elastrain.comm.errors", "elastrain.comm
 NOT_PURE = {"runtime", "base", *ROOMS}
 
 
-def _imports(path: Path) -> set[str]:
+def _imports(path: Path) -> frozenset[str]:
     """Every module and name that the file imports, at any depth, also for type checkers only."""
     return imports(path.read_text(), module_of(path))
 
