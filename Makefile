@@ -5,13 +5,13 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DOCS   := $(VENV)/.installed-docs
 FOLDERS := elastrain comm snapshot offload launcher tests experiments examples docs
-# Jobs of real processes that `elastrain run` does not start.
-NO_LAUNCHER := tests/integration/comm tests/integration/offload
+# Several processes of tests, which take one test after the other from a common list: tests/conftest.py says how many.
+PYTEST := $(BIN)/pytest -q -n auto --dist worksteal
 # One intra-op thread per process: the bits depend on it, and tests run several processes on few cores.
 export OMP_NUM_THREADS := 1
 export PYTHONHASHSEED := 0
 
-.PHONY: help install lint check check-unit check-rest format test test-cores test-jobs docs house demo clean
+.PHONY: help install lint check check-tests format test test-all docs house demo clean
 help:
 	@echo "make demo    three nodes train, a worker and a node are killed, nothing is lost (some two minutes)"
 	@echo "make check   format, lint, types, layers, unit and property tests but the slow (about a minute)"
@@ -38,29 +38,21 @@ lint: $(STAMP)
 	$(BIN)/ruff check --quiet $(FOLDERS)
 	$(BIN)/mypy -p elastrain
 
-# Two at a time: a process of pytest keeps one core busy.
 check: $(STAMP)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check-unit check-rest
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint check-tests
 
-check-unit: $(STAMP)
-	$(BIN)/pytest -q -m "not slow and not on_demand" tests/unit
-
-check-rest: lint
-	$(BIN)/pytest -q -m "not slow and not on_demand" tests/property
+check-tests: $(STAMP)
+	$(PYTEST) -m "not slow and not on_demand" tests/unit tests/property
 
 format: $(STAMP)
 	$(BIN)/ruff format $(FOLDERS)
 	$(BIN)/ruff check --quiet --fix $(FOLDERS)
 
-# Two at a time: jobs of real processes mostly wait for one another. Each takes about half of the time of all.
-test: lint
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-cores test-jobs
+test: $(STAMP)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint test-all
 
-test-cores: $(STAMP)
-	$(BIN)/pytest -q -m "not on_demand" tests/unit tests/property tests/sim tests/contract tests/gpu $(NO_LAUNCHER)
-
-test-jobs: $(STAMP)
-	$(BIN)/pytest -q -m "not on_demand" tests/integration $(NO_LAUNCHER:%=--ignore=%)
+test-all: $(STAMP)
+	$(PYTEST) -m "not on_demand" tests
 
 docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

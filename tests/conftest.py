@@ -1,7 +1,8 @@
-"""Settings for every test: the profile of the property tests, whole lines on standard error, seconds per folder."""
+"""Settings for every test: the property tests' profile, whole lines on standard error; figures, seconds per folder."""
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -22,23 +23,47 @@ BUDGETS_S = {"unit": 50, "property": 30, "sim": 60, "contract": 80, "integration
 """Seconds that each folder may take on two quiet cores, ten minutes together."""
 
 _seconds: dict[str, float] = defaultdict(float)
+_figures: list[str] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-transcripts", action="store_true", help="write tests/sim/transcripts anew")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Of `-n auto`: one process more than there are cores, since jobs of real processes often wait for one another."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: no later collection of garbage need look at it."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     folder = Path(report.nodeid.partition("::")[0]).parts[1:2]
     _seconds["/".join(folder)] += report.duration
+    if report.when == "call":
+        _figures.extend(str(value) for name, value in report.user_properties if name == "figures")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What each folder took beside its budget. Nothing fails for it: a busy machine says nothing about the tests."""
-    told = [(folder, _seconds[folder], budget_s) for folder, budget_s in BUDGETS_S.items() if folder in _seconds]
+    """What tests have measured, and what each folder took beside its budget.
+
+    Nothing fails for it: a busy machine says nothing about the tests.
+    """
+    if _figures:
+        terminalreporter.section("figures")
+        for line in _figures:
+            terminalreporter.write_line(line)
+    beside = max(1, len(terminalreporter.config.getoption("tx", None) or ()))
+    told = [
+        (folder, _seconds[folder] / beside, budget_s) for folder, budget_s in BUDGETS_S.items() if folder in _seconds
+    ]
     if sum(seconds for _, seconds, _ in told) < 10:
         return
-    terminalreporter.section("seconds per folder, of its budget")
+    terminalreporter.section(f"seconds per folder, of its budget ({beside} at a time)")
     for folder, seconds, budget_s in told:
         over = "" if seconds <= budget_s else "  over"
         terminalreporter.write_line(f"{folder:<12}{seconds:>7.0f} of {budget_s:>4}{over}")

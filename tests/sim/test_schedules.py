@@ -6,6 +6,7 @@ import os
 import random
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -47,11 +48,10 @@ def report(ended: Counter[str]) -> str:
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_schedule_ends_as_the_undisturbed_job_or_says_why_not(
-    chunk: int, capsys: pytest.CaptureFixture[str]
+    chunk: int, record_property: Callable[[str, object], None]
 ) -> None:
     ended = run_schedules(range(chunk * CHUNK, (chunk + 1) * CHUNK))
-    with capsys.disabled():
-        print(f"\n  schedules: {report(ended)}")  # noqa: T201  the count is a result
+    record_property("figures", f"schedules: {report(ended)}")
     assert ended["lost"] <= LOST_AT_MOST * CHUNK
     assert ended["faults"] >= CHUNK  # a schedule without faults shows nothing
 
@@ -137,13 +137,12 @@ def test_loops_that_are_left_at_different_steps_end_as_most_of_them_do_with_one_
 
 @pytest.mark.on_demand
 @pytest.mark.timeout(0)
-def test_as_many_schedules_as_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_as_many_schedules_as_asked_for(record_property: Callable[[str, object], None]) -> None:
     """ELASTRAIN_SCHEDULES says how many (100,000), ELASTRAIN_FIRST_SEED where to begin."""
     first = int(os.environ.get("ELASTRAIN_FIRST_SEED", str(CHUNK * CHUNKS)))
     count = int(os.environ.get("ELASTRAIN_SCHEDULES", "100000"))
     ended = run_schedules(range(first, first + count))
-    with capsys.disabled():
-        print(f"\n  schedules: {report(ended)}")  # noqa: T201  the count is a result
+    record_property("figures", f"schedules: {report(ended)}")
     assert ended["lost"] <= LOST_AT_MOST * count
 
 

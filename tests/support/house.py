@@ -40,6 +40,7 @@ USED_OTHERWISE = {
     "ruff": "`make lint` runs it",
     "expecttest": "torch.testing._internal imports it, from which tests take torch's lists of operators",
     "pytest-timeout": "`timeout` in pyproject.toml is its setting",
+    "pytest-xdist": "`make test` runs with its `-n`",
     "mkdocs-material": "`make docs` builds with it",
     "mkdocstrings": "`make docs` builds with it",
 }

@@ -224,7 +224,7 @@ def _acts(driver: _Driver) -> list[Callable[[], None]]:
     "seconds", [8, pytest.param(300, marks=[pytest.mark.on_demand, pytest.mark.timeout(900)])], ids="{}s".format
 )
 def test_members_die_and_come_and_no_result_is_wrong_no_waiter_hangs_and_nothing_leaks(
-    transport: Transport, seconds: float, capsys: pytest.CaptureFixture[str]
+    transport: Transport, seconds: float, record_property: Callable[[str, object], None]
 ) -> None:
     driver, checked = _churn(transport, seconds, seed=int(os.environ.get("ELASTRAIN_CHURN_SEED", "1")))
     assert checked >= _VIEWS_MIN // 2  # one at least in each undisturbed view
@@ -232,8 +232,8 @@ def test_members_die_and_come_and_no_result_is_wrong_no_waiter_hangs_and_nothing
     first, last = driver.resources[0], driver.resources[-1]
     assert last[:2] == first[:2], f"descriptors and threads: {driver.resources}"
     assert last[2] < first[2] + (16 << 10), f"private memory in KiB: {driver.resources}"
-    with capsys.disabled():
-        print(  # noqa: T201 - figures
-            f"\n{transport}: {driver.generation} views, {checked} results checked by one member,"
-            f" a kill known to all within {max(driver.prompt_s) * 1e3:.0f} ms at worst; {first} -> {last}"
-        )
+    record_property(
+        "figures",
+        f"{transport}: {driver.generation} views, {checked} results checked by one member,"
+        f" a kill known to all within {max(driver.prompt_s) * 1e3:.0f} ms at worst; {first} -> {last}",
+    )
