@@ -5,11 +5,14 @@ All members come to the same decision, because it is part of the commit record, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from elastrain.placement import Holders, Placement
+
+LOOP = -1
+"""In the place of a shard: the training loop's state, which on local disks is written on every node."""
 
 
 class Wish(IntEnum):
@@ -73,6 +76,18 @@ def writers(holders: Placement, sizes: Sequence[int], *, all_holders: bool) -> f
     if all_holders:
         return frozenset((member, shard) for shard, each in enumerate(holders) for member in each.all)
     return frozenset(balanced(range(len(sizes)), holders, sizes))
+
+
+def keepers(named: Collection[tuple[str, int]], nodes: Mapping[str, str]) -> frozenset[str]:
+    """Name one of the writers on each node: where disks are local, it writes the loop's state and keeps the manifest.
+
+    nodes: member -> node, of those that live.
+    """
+    # Of writers alone, which all members name alike: one that came meanwhile knows nothing of this checkpoint.
+    first: dict[str, str] = {}
+    for member in sorted({member for member, _ in named if member in nodes}):
+        first.setdefault(nodes[member], member)
+    return frozenset(first.values())
 
 
 def balanced(shards: Iterable[int], holders: Placement, sizes: Sequence[int]) -> list[tuple[str, int]]:

@@ -179,6 +179,8 @@ class CheckpointOver:
 
     step: int
     reason: str
+    told: str
+    """Where disks are local: what each of them is to keep of it; see `ManifestWritten`."""
 
 
 @dataclass(frozen=True, kw_only=True)

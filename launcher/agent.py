@@ -25,6 +25,7 @@ from elastrain.launcher.command_runner import CommandRunner, NodeParts
 from elastrain.launcher.control_server import ControlServer
 from elastrain.launcher.core import Core
 from elastrain.launcher.core import events as ev
+from elastrain.launcher.disk_door import DiskDoor
 from elastrain.launcher.door import listen_abstract, open_door, workers_handshake
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.faults import grammar
@@ -173,8 +174,12 @@ class Agent:
             host=self._config.host,
             key_ttl_s=self._config.key_ttl_s,
         )
+        disks = self._config.checkpoints
         port = AgentPort(
-            happen=self._happen, hear_workers=workers.hear_all, nodes=lambda: self._core.cluster.peers.nodes
+            happen=self._happen,
+            hear_workers=workers.hear_all,
+            nodes=lambda: self._core.cluster.peers.nodes,
+            let_read=DiskDoor(disks.source if disks is not None else None, self._log.write).admit,
         )
         peers = PeerAgents(self._loop, self._log, access, self._record, port)
         self._open.callback(peers.close)

@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING
 
 from elastrain.base.resume import Resume
 from elastrain.errors import ConfigError
+from elastrain.launcher.offers import DiskOffer
 from elastrain.launcher.run_options import AUTO, NONE, RunOptions
 
 if TYPE_CHECKING:
     from elastrain.snapshot.durable.choosing import Choice
     from elastrain.snapshot.durable.manifest import Manifest
+    from elastrain.snapshot.durable.places.port import CheckpointPlace
+
+_OFFERS_MAX = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,16 +28,30 @@ class Beginning:
 
     resume: Resume | None
     sentence: str = ""
+    offers: tuple[DiskOffer, ...] = ()
+    """What this node's own disk has, where disks are local: all nodes choose together."""
+    named: str = ""
+    """What the command names then; empty where the newest is taken, if there is one."""
 
 
-def newest_step(folder: str | None) -> int | None:
-    """None where no checkpoint was asked for, or none is complete. Looks at sizes and marks, reads no shard."""
-    if folder is None:
+def newest_step(options: RunOptions) -> int | None:
+    """None where no checkpoint was asked for, or none is complete. Looks at sizes and marks, reads no shard.
+
+    Where disks are local it is the newest that this node has a part of: whether it is complete all nodes say together.
+    """
+    if options.checkpoints is None:
         return None
     from elastrain.snapshot.durable.errors import CheckpointError
+    from elastrain.snapshot.durable.manifest import place_in_time
+    from elastrain.snapshot.durable.places.opening import place_at
+    from elastrain.snapshot.durable.publishing import visible
 
+    place = options.checkpoints.place
     try:
-        found = _choose(folder, is_thorough=False).checkpoint
+        if options.checkpoints.is_local:
+            newest = [place_in_time(name) for name in visible(place_at(place))][-1:]
+            return newest[0][1] if newest and newest[0] else None
+        found = _choose(place, is_thorough=False).checkpoint
     except CheckpointError:
         return None
     return None if found is None else found.manifest.step
@@ -61,6 +79,8 @@ def find_start(options: RunOptions) -> Beginning:
     if wish.source == NONE or (wish.source == AUTO and folder is None):
         return Beginning(resume=None)
     try:
+        if options.checkpoints is not None and options.checkpoints.source is not None:
+            return _offered(options, options.checkpoints.source)
         return _newest(options, str(folder)) if wish.source == AUTO else _named(options, wish.source)
     except CheckpointError as error:
         raise ConfigError(f"--resume {wish.source}: {error}") from None
@@ -95,6 +115,39 @@ def _named(options: RunOptions, source: str) -> Beginning:
         raise ConfigError(f"--resume {source}: {problems[0]}{more}: name an older one, or say --resume auto")
     resume = _resume(checkpoint.manifest, at.location, options)
     return Beginning(resume=resume, sentence=_sentence(resume))
+
+
+def _offered(options: RunOptions, source: str) -> Beginning:
+    """What lies in this node's part of the source; a checkpoint's name may be given, too."""
+    from elastrain.snapshot.durable.manifest import place_in_time
+    from elastrain.snapshot.durable.places.opening import place_at
+
+    place, asked = place_at(source), options.resume.source
+    named = Path(asked).name if place_in_time(Path(asked).name) else None
+    names = [name for name in place.names() if place_in_time(name) and named in (None, name)]
+    offers = [_offer(options, place, name) for name in names[-_OFFERS_MAX:]]
+    sentence = "there is no checkpoint on the disks of this job's nodes yet: the job starts anew"
+    return Beginning(resume=None, sentence=sentence, offers=tuple(offers), named="" if asked == AUTO else asked)
+
+
+def _offer(options: RunOptions, place: CheckpointPlace, name: str) -> DiskOffer:
+    """Of one checkpoint: its parts that lie here and are good."""
+    from elastrain.snapshot.durable.errors import CheckpointError
+    from elastrain.snapshot.durable.reading import Checkpoint
+
+    files = tuple(file for file in place.names(name) if file.startswith("part-"))
+    try:
+        checkpoint = Checkpoint.open([place], name)
+        damaged = checkpoint.damaged(is_thorough=options.resume.is_thorough)
+    except CheckpointError:
+        return DiskOffer(name=name, files=files)
+    return DiskOffer(
+        name=name,
+        files=tuple(file for file in files if file not in damaged),
+        content=checkpoint.manifest.content,
+        needs=checkpoint.manifest.needs,
+        resume=_resume(checkpoint.manifest, place.location, options),
+    )
 
 
 def _choose(place: str, *, is_thorough: bool) -> Choice:

@@ -34,6 +34,8 @@ class Terms:
 
     nodes: str
     script: str
+    layout: str
+    """Of its checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)

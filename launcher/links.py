@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from elastrain.base.disk_protocol import READER
 from elastrain.base.event_loop import EventLoop
 from elastrain.codec import BadMessageError
 from elastrain.comm.errors import CommError
@@ -47,7 +48,7 @@ class _Link:
 
     @property
     def name(self) -> str:
-        return signature(self.record.name, self.record.incarnation)
+        return self.record.signature
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,7 @@ class LinkEvents:
     on_up: Callable[[str, str], None]  # node, why
     on_down: Callable[[str, str, bool], None]  # node, why, whether its port is closed: its machine lives, the agent not
     on_notice: Callable[[str, Notice], None]
+    on_reader: Callable[[str, Connection], str | None]  # a worker that wants to read from this node's disk, or why not
     log_refusal: Callable[[str], None]
 
 
@@ -68,7 +70,7 @@ class AgentPassport:
 
     @property
     def signature(self) -> str:
-        return signature(self.record.name, self.record.incarnation)
+        return self.record.signature
 
 
 class Links:
@@ -161,6 +163,8 @@ class Links:
     # ---- connections
 
     def _admit(self, name: str, sock: Connection) -> str | None:
+        if name.startswith(READER):
+            return self._events.on_reader(name, sock)
         link = next((link for link in self._links.values() if link.name == name), None)
         if link is not None:
             self._connect(link, sock)
@@ -278,11 +282,6 @@ class Links:
         while not self._closed.wait(BEAT_S):
             for link in list(self._links.values()):
                 self._send(link, Beat())
-
-
-def signature(name: str, incarnation: int) -> str:
-    """An agent's name in a handshake."""
-    return f"agent of {name}, start {incarnation}"
 
 
 def listen(host: str) -> socket.socket:

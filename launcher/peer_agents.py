@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from elastrain.base.event_loop import EventLoop
+from elastrain.comm.wire.secure import Connection
 from elastrain.errors import ConfigError
 from elastrain.launcher.core import events as ev
 from elastrain.launcher.events import EventLog
@@ -43,6 +44,8 @@ class AgentPort:
     """Takes in what this node's members have said so far: who holds what decides about a loss."""
     nodes: Callable[[], Collection[str]]
     """The other nodes that are not dead."""
+    let_read: Callable[[str, Connection], str | None]
+    """Lets a worker of another node read from this node's disk, or says why not."""
 
 
 class PeerAgents:
@@ -77,6 +80,7 @@ class PeerAgents:
             on_up=lambda node, why: self._on_link(node, why, up=True),
             on_down=lambda node, why, closed: self._on_link(node, why, up=False, closed=closed),
             on_notice=self._on_notice,
+            on_reader=self._port.let_read,
             log_refusal=lambda reason: self._log.write("connection_refused", reason=reason),
         )
 

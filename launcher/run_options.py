@@ -147,7 +147,13 @@ class RunOptions:
         Whatever the first life was to start from, a later one goes on from the newest checkpoint that is whole.
         """
         later = replace(self.resume, source=AUTO, is_thorough=True)
-        return replace(self, faults=tuple(f for f in self.faults if f.place.t_s is not None), resume=later)
+        checkpoints = self.checkpoints.started_from() if self.checkpoints is not None else None
+        faults = tuple(f for f in self.faults if f.place.t_s is not None)
+        return replace(self, faults=faults, resume=later, checkpoints=checkpoints)
+
+    def on_simulated_node(self, node: str) -> RunOptions:
+        """Where disks are local, it has a folder of its own."""
+        return self if self.checkpoints is None else replace(self, checkpoints=self.checkpoints.on_node(node))
 
     def with_own_log_dir(self) -> RunOptions:
         """Raises ConfigError."""

@@ -244,12 +244,15 @@ class _Nodes:
 
     def _next_life(self, end: End) -> Following | None:
         """None where the job has no checkpoints, or etcd cannot be asked."""
-        folder = self._options.checkpoint_dir
-        if folder is None or self._around is None:
+        if self._options.checkpoints is None or self._around is None:
             return None
+        names = [_name(index) for index in range(self._options.size.nodes_max)]
+        steps = [newest_step(self._options.on_simulated_node(name)) for name in names]
         etcd = EtcdConfig(endpoints=(self._around.endpoint,))
         try:
-            return shared_lives(self._options, etcd, self._run).begin_next(end, newest_step(folder))
+            return shared_lives(self._options, etcd, self._run).begin_next(
+                end, max((step for step in steps if step is not None), default=None)
+            )
         except StoreError:
             return None
 
@@ -315,7 +318,7 @@ def _node(options: RunOptions, node: NodeOptions, whole: RunDir, namespace: str 
     die_with_parent(signal.SIGTERM)
     sys.stdout.flush()
     run = rundir.of_node(whole, node.name)
-    options = options.started_again() if again else options
+    options = (options.started_again() if again else options).on_simulated_node(node.name)
     try:
         code = _run(options, node, run, patient=again)
     except ElastrainError as error:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
+from elastrain.base.checkpoints import SHARED
 from elastrain.errors import ConfigError
 from elastrain.launcher import environment, rundir
 from elastrain.launcher.checkpoints import find_start, newest_step, try_place
@@ -90,7 +91,11 @@ def _run_life(options: RunOptions, node: NodeOptions, run: RunDir | None) -> tup
     try:
         plain.check()
         import_torch()
-        terms = Terms(nodes=f"{options.size.nodes_min}:{options.size.nodes_max}", script=options.target)
+        terms = Terms(
+            nodes=f"{options.size.nodes_min}:{options.size.nodes_max}",
+            script=options.target,
+            layout=options.checkpoints.layout if options.checkpoints is not None else SHARED,
+        )
         place = enter(plain, options.job, node.name, terms, file=node.secret_file, key_ttl_s=options.waits.key_ttl_s)
         if run is None:
             run = rundir.create(options.output.run_dir, options.job, secret_file=node.secret_file)
@@ -113,7 +118,7 @@ def _run_life(options: RunOptions, node: NodeOptions, run: RunDir | None) -> tup
 def _with_start(options: RunOptions, life: Life) -> Life:
     """With what this node would start the life from; not asked where the life has begun. Raises ConfigError."""
     found = find_start(options)
-    return replace(life, resume=found.resume, start=found.sentence)
+    return replace(life, resume=found.resume, start=found.sentence, offers=found.offers, named=found.named)
 
 
 def shared_lives(options: RunOptions, etcd: EtcdConfig, run: RunDir) -> SharedLives:
@@ -129,7 +134,7 @@ def shared_lives(options: RunOptions, etcd: EtcdConfig, run: RunDir) -> SharedLi
 
 def _newest_step(options: RunOptions, end: End) -> int | None:
     """Asked only where it matters: a disk may be slow to answer."""
-    return newest_step(options.checkpoint_dir) if end.lost else None
+    return newest_step(options) if end.lost else None
 
 
 def _tell(options: RunOptions, run: RunDir, following: Following, ended: LifeEnd) -> End:

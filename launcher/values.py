@@ -15,6 +15,7 @@ from elastrain.agent_messages import ToWorker
 from elastrain.base.resume import Resume
 from elastrain.launcher.faults.fault import Value
 from elastrain.launcher.notices import Notice
+from elastrain.launcher.offers import DiskOffer
 from elastrain.world import Member, View
 
 
@@ -92,6 +93,10 @@ class Life:
     """The checkpoint that this node would start it from; None: anew. Only the roster's counts."""
     start: str = ""
     """One line about that; empty where nobody has asked for checkpoints."""
+    offers: tuple[DiskOffer, ...] = ()
+    """What this node's own disk has, where disks are local: the nodes choose together."""
+    named: str = ""
+    """What was named to start from then: without it the job does not begin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +138,13 @@ class NodeRecord:
     master_port: int = 0
     """A free port on its host, for scripts that call init_process_group themselves."""
     ready: tuple[Member, ...] = ()
+    offers: tuple[DiskOffer, ...] = ()
+    """What its own disk has of checkpoints to start from."""
+
+    @property
+    def signature(self) -> str:
+        """Its agent's name in a handshake."""
+        return f"agent of {self.name}, start {self.incarnation}"
 
 
 @dataclass(frozen=True, kw_only=True)

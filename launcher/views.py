@@ -152,7 +152,8 @@ class JobKeys:
                 return f"{told.member} is no longer a member of the job"
             there = self._get(key)
             before = self.read(there) if there is not None else {"life": 0, "step": -1}
-            if (before["life"], before["step"]) >= (told.life, told.step):
+            # The same one again is right: who made it visible was lost before it could tell the others.
+            if (before["life"], before["step"]) > (told.life, told.step):
                 return f"the checkpoint of step {before['step']} is newer"
             value = {"life": told.life, "step": told.step, "name": told.name, "generation": view.generation}
             expect = {self._view_key: revision, key: there.revision if there is not None else 0}

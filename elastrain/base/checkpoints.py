@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-DIR, EVERY, KEEP, LAYOUT = (f"ELASTRAIN_CHECKPOINT_{name}" for name in ("DIR", "EVERY", "KEEP", "LAYOUT"))
-LAYOUTS = ("shared", "local")
+DIR, EVERY, KEEP, LAYOUT, SOURCE = (
+    f"ELASTRAIN_CHECKPOINT_{name}" for name in ("DIR", "EVERY", "KEEP", "LAYOUT", "SOURCE")
+)
+SHARED, LOCAL = LAYOUTS = ("shared", "local")
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -18,14 +20,31 @@ class CheckpointOptions:
     every_steps: int = 0
     every_s: float = 0.0
     keep: int = 3
-    layout: str = "shared"
+    layout: str = SHARED
     """`local`: each node has a disk of its own there, and every holder writes its copy."""
+    source: str | None = None
+    """Where disks are local, what this node has of the checkpoint to start from; None: they are not."""
     resumes: bool = False
     """The job goes on from what lies there, whoever wrote it."""
 
+    @property
+    def is_local(self) -> bool:
+        """Each node has a disk of its own there."""
+        return self.layout == LOCAL
+
+    def started_from(self, source: str | None = None) -> CheckpointOptions:
+        """With the folder in which this node looks for what the job starts from: its own, unless another is named."""
+        return replace(self, source=source or self.place) if self.is_local else self
+
+    def on_node(self, node: str) -> CheckpointOptions:
+        """Where several nodes are simulated on one machine, each has a folder of its own for its disk."""
+        if not self.is_local:
+            return self
+        return replace(self, place=f"{self.place}/{node}", source=f"{self.source or self.place}/{node}")
+
     def environment(self) -> dict[str, str]:
         every = str(self.every_steps) if self.every_steps else f"{self.every_s:g}s" if self.every_s else ""
-        return {DIR: self.place, EVERY: every, KEEP: str(self.keep), LAYOUT: self.layout}
+        return {DIR: self.place, EVERY: every, KEEP: str(self.keep), LAYOUT: self.layout, SOURCE: self.source or ""}
 
 
 def parse_every(text: str) -> tuple[int, float]:

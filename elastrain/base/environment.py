@@ -62,6 +62,10 @@ def secret() -> bytes | None:
     return found[::-1] if found and _wrong() == "secret" else found
 
 
+def _node() -> str:
+    return os.environ.get("ELASTRAIN_NODE", "node0")
+
+
 def _wrong() -> str:
     return os.environ.get("ELASTRAIN_WRONG", "")
 
@@ -77,15 +81,16 @@ def checkpoint_options() -> CheckpointOptions | None:
     place = os.environ.get(checkpoints.DIR)
     if not place:
         return None
-    every = os.environ.get(checkpoints.EVERY)
+    every, resumed = os.environ.get(checkpoints.EVERY), resume()
     steps, seconds = parse_every(every) if every else (0, 0.0)
     return CheckpointOptions(
         place=place,
         every_steps=steps,
         every_s=seconds,
         keep=int(os.environ.get(checkpoints.KEEP, "3")),
-        layout=os.environ.get(checkpoints.LAYOUT, "shared"),
-        resumes=resume() is not None,
+        layout=os.environ.get(checkpoints.LAYOUT, checkpoints.SHARED),
+        source=os.environ.get(checkpoints.SOURCE) or None,
+        resumes=resumed is not None and (not resumed.disks or any(disk.node == _node() for disk in resumed.disks)),
     )
 
 
@@ -107,7 +112,7 @@ def read_environment() -> Environment:
         job=os.environ.get("ELASTRAIN_JOB") or f"alone-{uuid.uuid4().hex[:12]}",
         life=int(os.environ.get("ELASTRAIN_LIFE", "1")),
         member=member(),
-        node=os.environ.get("ELASTRAIN_NODE", "node0"),
+        node=_node(),
         agent=os.environ.get("ELASTRAIN_AGENT"),
         secret=secret(),
         run_dir=run_folder(),

@@ -16,6 +16,17 @@ MAY_CHANGE = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeDisk:
+    """A node whose own disk has parts of a checkpoint, and where its agent lets others read them."""
+
+    node: str
+    door: str
+    """The agent's name in the handshake."""
+    endpoint: str
+    """HOST:PORT; empty where there is no other node."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Resume:
     """A checkpoint, chosen once: the same for all members of a life, also for those that come later."""
 
@@ -34,6 +45,8 @@ class Resume:
     """What was changed on purpose before it was written, a sentence each."""
     accepts_changes: bool = False
     """A changed spec is taken on purpose."""
+    disks: tuple[NodeDisk, ...] = ()
+    """Where its parts lie on the disks of several nodes; `place` names these for people then."""
 
     def __str__(self) -> str:
         return f"{self.name} in {self.place}"

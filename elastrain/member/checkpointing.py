@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from elastrain import protocol as p
-from elastrain.checkpoint import Checkpointed, CheckpointPlan, Wish, balanced, steady, writers
+from elastrain.checkpoint import LOOP, Checkpointed, CheckpointPlan, Wish, balanced, keepers, steady, writers
 from elastrain.member.commands import Commands
 from elastrain.member.commit import Commit
 from elastrain.member.holdings import Holdings
@@ -21,6 +21,7 @@ from elastrain.placement import Placement
 from elastrain.values import Record
 
 GIVEN_UP = "it was given up in an earlier view"
+NO_LOOP = "the members that kept the state of the training loop were lost"
 
 
 @dataclass
@@ -29,7 +30,7 @@ class OpenCheckpoint:
 
     record: Record
     writers: frozenset[tuple[str, int]]
-    """(member, shard) of all that is to be written."""
+    """(member, shard) of all that is to be written; LOOP stands for the loop's state on a disk of its own."""
     mine: set[int] = field(default_factory=set)
     """Shards that this member writes."""
     to_capture: set[int] = field(default_factory=set)
@@ -98,7 +99,8 @@ class Checkpointing:
         self._wanted = Wish.NONE if self._wanted is self._voted else self._wanted
         self.is_last = record.checkpoint is Checkpointed.LAST
         named = writers(steady(before, self._commit.roles.live), self._sizes, all_holders=self._plan.all_holders)
-        self.open = OpenCheckpoint(record=record, writers=named)
+        on_disks = keepers(named, self._views.view.nodes) if self._plan.all_holders else ()
+        self.open = OpenCheckpoint(record=record, writers=named | {(member, LOOP) for member in on_disks})
         self._begin_part(shard for member, shard in named if member == self._views.me)
 
     def _begin_part(self, shards: Iterable[int]) -> None:
@@ -126,9 +128,10 @@ class Checkpointing:
             return
         self.open.has_begun = True
         # By two, so that the second can collect where the first is lost: it may be as large as the model.
-        if self._views.me in self._views.view.ids[:2]:
+        is_written = (self._views.me, LOOP) in self.open.writers
+        if is_written or self._views.me in self._views.view.ids[:2]:
             self.open.has_loop = True
-            self._out.do(p.CaptureLoop(step=self.open.step, state=state))
+            self._out.do(p.CaptureLoop(step=self.open.step, state=state, is_written=is_written))
             self._complete()
 
     # ------------------------------------------------------------------------------------------------------- its parts
@@ -176,7 +179,7 @@ class Checkpointing:
     def on_report(self, source: str, report: PartReport) -> None:
         if self.open is None or report.step != self.open.step:
             is_known = self._over is not None and self._over.step == report.step
-            over = self._over if is_known else CheckpointOver(step=report.step, reason=GIVEN_UP)
+            over = self._over if is_known else CheckpointOver(step=report.step, reason=GIVEN_UP, told="")
             assert over is not None
             self._out.send(source, over)
         elif report.problem:
@@ -194,6 +197,9 @@ class Checkpointing:
         written = {shard for _, shard in self.open.writers}
         shards = {shard for _, shard in lost} - written
         if not shards:  # another holder writes it, too
+            return
+        if LOOP in shards:
+            self._end(NO_LOOP)
             return
         if self._commit.step != self.open.step:
             names = ", ".join(sorted({member for member, _ in lost}))
@@ -215,15 +221,17 @@ class Checkpointing:
             return
         if self._collector == self._views.me and found.collected.keys() >= found.writers:
             found.is_asked = True
-            told = tuple(found.collected[each] for each in sorted(found.writers, key=lambda w: (w[1], w[0])))
-            self._out.do(p.WriteManifest(record=found.record, told=told))
+            in_order = sorted(found.writers, key=lambda w: (w[1], w[0]))
+            told = tuple(found.collected[each] for each in in_order if each[1] != LOOP)
+            loops = tuple(found.collected[each] for each in in_order if each[1] == LOOP)
+            self._out.do(p.WriteManifest(record=found.record, told=told, loops=loops))
 
     def on_manifest_written(self, event: p.ManifestWritten) -> None:
         if self.open is not None and event.step == self.open.step:
-            self._end(event.reason)
+            self._end(event.reason, event.told)
 
-    def _end(self, reason: str) -> None:
-        over = CheckpointOver(step=self._step, reason=reason)
+    def _end(self, reason: str, told: str = "") -> None:
+        over = CheckpointOver(step=self._step, reason=reason, told=told)
         self._out.send_all(self._views.others, over)
         self._close(over)
 
@@ -231,7 +239,10 @@ class Checkpointing:
 
     def on_write_instead(self, message: WriteInstead) -> None:
         if self.open is not None and message.step == self.open.step:
-            self._begin_part(message.shards)
+            self._begin_part(shard for shard in message.shards if shard != LOOP)
+            if LOOP in message.shards and (self._views.me, LOOP) not in self.open.writers:
+                # Lacking for good: this node's keeper was another one, which is lost.
+                self.open.to_capture.add(LOOP)
             if self._lacking():
                 self._report()
 
@@ -240,14 +251,14 @@ class Checkpointing:
             return
         # Where the one that collected is lost, some were told how it ended, and the one that collects now was not.
         if self._collector == self._views.me:
-            self._end(message.reason)
+            self._end(message.reason, message.told)
         else:
             self._close(message)
 
     def _close(self, over: CheckpointOver) -> None:
         self._out.do(p.DropCaptures(step=over.step))
         is_told = self._collector == self._views.me
-        self._out.do(p.EndCheckpoint(step=over.step, reason=over.reason, is_told=is_told))
+        self._out.do(p.EndCheckpoint(step=over.step, reason=over.reason, is_told=is_told, told=over.told))
         self.open, self._over = None, over
 
     # --------------------------------------------------------------------------------------------------- another view
@@ -277,7 +288,7 @@ class Checkpointing:
         """Collect from now on; what only members knew that are gone is not known any more."""
         assert self.open is not None
         if self.open.has_begun and not self.open.has_loop:
-            self._end("the members that kept the state of the training loop were lost")
+            self._end(NO_LOOP)
             return
         members = self._views.view.ids
         missing = self.open.writers - self.open.collected.keys()

@@ -159,6 +159,8 @@ class CaptureLoop:
 
     step: int
     state: str
+    is_written: bool
+    """Onto this node's own disk. Answer: `PartWritten` of LOOP."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +173,8 @@ class WriteManifest:
     record: Record
     told: tuple[str, ...]
     """Of all shards."""
+    loops: tuple[str, ...]
+    """Of the loop's state, where it is written on every node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +185,8 @@ class EndCheckpoint:
     reason: str
     is_told: bool
     """This member tells people of it, for all."""
+    told: str
+    """As in `ManifestWritten`."""
 
 
 @dataclass(frozen=True, kw_only=True)

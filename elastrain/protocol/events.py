@@ -208,7 +208,7 @@ class CheckpointWanted:
 
 @dataclass(frozen=True, kw_only=True)
 class PartWritten:
-    """Result of `BeginPart`: what was written, or the problem that kept it from being."""
+    """Result of `BeginPart` or `CaptureLoop`: what was written, or the problem that kept it from being."""
 
     step: int
     shards: tuple[int, ...]
@@ -222,6 +222,8 @@ class ManifestWritten:
 
     step: int
     reason: str
+    told: str
+    """Where disks are local: the manifest, for the other nodes."""
 
 
 # With the step: loops that end by a decision of the script may end at different ones.

@@ -29,6 +29,7 @@ from elastrain.runtime.agent_link import AgentLink
 from elastrain.runtime.channel import connect
 from elastrain.runtime.durable.checkpoints import Bearings, Checkpoints
 from elastrain.runtime.durable.manifests import Described
+from elastrain.runtime.durable.node_disks import reader_of
 from elastrain.runtime.engine import Engine, EngineParts
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.facade import Facade
@@ -186,7 +187,9 @@ def _stored(chosen: Chosen, executor: Executor, parts: EngineParts) -> StoredIni
     """What the job starts from, if that is a checkpoint; the executor takes initial states from there."""
     if chosen.resume is None:
         return None
-    stored = StoredInitial(chosen.resume, executor.model, parts.handover.tell)
+    source = chosen.checkpoints.source if chosen.checkpoints is not None else None
+    reader = reader_of(chosen.environment, source or "")
+    stored = StoredInitial(chosen.resume, executor.model, reader, parts.handover.tell)
     executor.start_from(stored)
     return stored
 

@@ -14,12 +14,12 @@ from elastrain import protocol as p
 from elastrain.base.resume import Resume
 from elastrain.errors import ConfigError, StateLostError
 from elastrain.runtime import by_name
+from elastrain.runtime.durable.node_disks import Reader, places_of
 from elastrain.runtime.handover import InitialUnread, Told
 from elastrain.runtime.model import ModelState
 from elastrain.scaling import Scaler
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
 from elastrain.snapshot.durable.manifest import LOOP, Manifest
-from elastrain.snapshot.durable.places.opening import place_at
 from elastrain.snapshot.durable.plain import gather
 from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.state import ShardState
@@ -37,8 +37,9 @@ def initial_of(resume: Resume | None) -> Initial:
 class StoredInitial:
     """`loop` is for the main thread, all else for the engine's. `tell` takes what came of a reading, in any thread."""
 
-    def __init__(self, resume: Resume, model: ModelState, tell: Callable[[Told], None]) -> None:
+    def __init__(self, resume: Resume, model: ModelState, reader: Reader, tell: Callable[[Told], None]) -> None:
         self._resume = resume
+        self._reader = reader
         self._layout = model.layout
         self._model = model
         self._tell = tell
@@ -74,7 +75,7 @@ class StoredInitial:
 
     def _open(self) -> Checkpoint:
         if self._checkpoint is None:
-            self._checkpoint = Checkpoint.open([place_at(self._resume.place)], self._resume.name)
+            self._checkpoint = Checkpoint.open(places_of(self._resume, self._reader), self._resume.name)
         return self._checkpoint
 
     def _read(self, shards: tuple[int, ...]) -> None:
@@ -120,4 +121,6 @@ def _error(resume: Resume, error: CheckpointError) -> Exception:
     """What is damaged ends this life: the next one begins with an older checkpoint, if there is a good one."""
     if isinstance(error, DamagedError):
         return StateLostError(f"the checkpoint that this job starts from is damaged: {error}")
+    if resume.disks:  # a node was lost, perhaps: those that are left look again at what they have
+        return StateLostError(f"the checkpoint that this job starts from cannot be read: {error}")
     return ConfigError(f"{resume} can not be read: {error}")

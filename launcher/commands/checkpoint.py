@@ -61,11 +61,13 @@ def verify_checkpoints(
         newest = _chosen(where, name or named)
         names = candidates(where) if every else [newest]
         problems = {each: _verified(where, each) for each in names}
+        parts = {each: _here(where, each) for each in names}
     if as_json:
-        print(json.dumps({"problems": problems}))
+        print(json.dumps({"problems": problems, "here": {each: here for each, here in parts.items() if here}}))
     else:
         for each, told in problems.items():
-            print(f"{each}: {'good' if not told else ''}".rstrip())
+            words = [*([] if told else ["good"]), *([parts[each]] if parts[each] else [])]
+            print(f"{each}: {', '.join(words)}".rstrip())
             for problem in told:
                 print(f"  {problem}")
     return 1 if any(problems.values()) else 0
@@ -77,7 +79,8 @@ def show_checkpoint(places: Places, name: Name = None, as_json: Json = False) ->
         where, named = _found(places)
         checkpoint = Checkpoint.open(where, _chosen(where, name or named))
         problems = checkpoint.look()
-    shown = {**_summary(checkpoint.manifest), "problems": problems}
+    here = {"here": told} if (told := parts_here(checkpoint)) else {}
+    shown = {**_summary(checkpoint.manifest), **here, "problems": problems}
     if as_json:
         print(json.dumps(shown))
         return 0
@@ -107,6 +110,8 @@ def export_checkpoint(
     with _sentences():
         where, named = _found(places)
         checkpoint = Checkpoint.open(where, _chosen(where, name or named))
+        if lacking := parts_here(checkpoint):
+            raise ConfigError(f"{checkpoint.manifest.name}: {lacking}")
         try_out(place_at(str(out.absolute().parent)))  # before anything large is read
         with _bar(f"reading {checkpoint.manifest.name}", checkpoint.manifest.plain_bytes) as advance:
             plain = gather(checkpoint, advance)
@@ -171,6 +176,23 @@ def _named(places: Sequence[CheckpointPlace]) -> str:
     return " and ".join(place.location for place in places)
 
 
+def parts_here(checkpoint: Checkpoint) -> str:
+    """Of a checkpoint on local disks, what these places have, if that is not all of it; else empty."""
+    lacking = checkpoint.lacking() if checkpoint.manifest.is_spread else []
+    if not lacking:
+        return ""
+    manifest = checkpoint.manifest
+    count = len(manifest.shards) + len(manifest.attachments)
+    return f"{count - len(lacking)} of {count} parts are here: name the directories of the other nodes, too"
+
+
+def _here(places: Sequence[CheckpointPlace], name: str) -> str:
+    try:
+        return parts_here(Checkpoint.open(places, name))
+    except CheckpointError:
+        return ""
+
+
 def _row(places: Sequence[CheckpointPlace], name: str) -> dict[str, Any]:
     try:
         checkpoint = Checkpoint.open(places, name)
@@ -184,11 +206,13 @@ def _row(places: Sequence[CheckpointPlace], name: str) -> dict[str, Any]:
         "bytes": checkpoint.manifest.size_bytes,
         "verified": any(VERIFIED in place.names(name) for place in places),
         "problems": problems,
+        "here": parts_here(checkpoint),
     }
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, str, str, str]:
-    state = row["problems"][0] if row["problems"] else "verified" if row["verified"] else "complete"
+    good = row.get("here") or ("verified" if row["verified"] else "complete")
+    state = row["problems"][0] if row["problems"] else good
     if row["step"] is None:
         return "-", "-", "-", state
     return str(row["step"]), _age(time.time() - row["time_s"]), f"{row['bytes']:,}", state

@@ -54,7 +54,7 @@ class RunFlags:
             armed=self.faults.armed,
             faults=self.faults.read(),
             began_s=time.monotonic(),
-            checkpoints=checkpoints,
+            checkpoints=checkpoints.started_from(self.resume.folder()) if checkpoints is not None else None,
             resume=self.resume.wish(),
         )
 

@@ -22,7 +22,10 @@ class Cluster:
     def __init__(self, config: JobConfig) -> None:
         self.config = config
         self.workers = Workers()
-        self.peers = Peers(NodeRecord(name=config.node, incarnation=config.incarnation, workers=config.workers))
+        record = NodeRecord(
+            name=config.node, incarnation=config.incarnation, workers=config.workers, offers=config.life.offers
+        )
+        self.peers = Peers(record)
         self.progress = JobProgress()
         self.window = OpenWindow()
         self.checkpoints = CheckpointCare(config.life.number, self.progress)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from elastrain.base.resume import NodeDisk
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, JoinDue, LastCallDue, RendezvousDue, SettleDue
 from elastrain.launcher.core.events import NodeRegistered
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.stages import Stage
+from elastrain.launcher.offers import Joined, join
 from elastrain.launcher.values import Command, NodeRecord, PutRecord, PutRoster, Roster
 from elastrain.membership import first_view
 from elastrain.world import Member, View
@@ -22,6 +24,8 @@ class Rendezvous:
         self._cluster, self._config = cluster, cluster.config
         self._deadlines, self._shutdown = deadlines, shutdown
         self._roster_is_put = False
+        self._lacking = ""
+        """What nobody's disk had of the checkpoints that the nodes here offered when they were last looked at."""
 
     def begin(self, event: NodeRegistered, now: float) -> None:
         self._cluster.peers.record = event.record
@@ -45,12 +49,28 @@ class Rendezvous:
         if len(present) < self._config.nodes_max and not last_call_is_over:
             self._deadlines.set_first(LastCallDue(), now + self._config.times.last_call_s)
             return []
-        self._roster_is_put = True
         # By name, so that the same nodes get the same ranks whoever was quicker.
         chosen = sorted(present[: self._config.nodes_max], key=lambda record: (len(record.name), record.name))
+        found = join([(disk_of(record), record.offers) for record in chosen])
         life = self._config.life
-        roster = Roster(nodes=tuple(chosen), first_member=life.first_member, resume=life.resume, start=life.start)
-        return [PutRoster(roster=roster)]
+        lacking = found.lacking or (f"no node here has {life.named}" if life.named and found.resume is None else "")
+        if lacking:
+            return self._wait_for_disks(lacking, is_full=len(present) >= self._config.nodes_max)
+        self._roster_is_put = True
+        return [PutRoster(roster=self._roster_of(chosen, found))]
+
+    def _wait_for_disks(self, lacking: str, *, is_full: bool) -> list[Command]:
+        """Some node has a checkpoint, and other parts of it lie on the disks of nodes that are not here."""
+        self._lacking = lacking
+        return self._shutdown.finish(1, _no_start(lacking)) if is_full else []
+
+    def _roster_of(self, chosen: Sequence[NodeRecord], found: Joined) -> Roster:
+        life, resume = self._config.life, found.resume
+        start = life.start
+        if resume is not None:
+            start = "; ".join((f"the job goes on after step {resume.step}, from {resume}", *found.reasons))
+        nodes = tuple(replace(record, offers=()) for record in chosen)
+        return Roster(nodes=nodes, first_member=life.first_member, resume=resume or life.resume, start=start)
 
     def first_names(self) -> set[str]:
         """The nodes that begin the job; nobody while there is no roster."""
@@ -67,6 +87,8 @@ class Rendezvous:
         self._deadlines.drop(RendezvousDue(), LastCallDue(), SettleDue())
 
     def on_rendezvous_late(self, due: RendezvousDue, now: float) -> list[Command]:
+        if self._lacking:
+            return self._shutdown.finish(1, _no_start(self._lacking))
         there, limit_s = [record.name for record in self._cluster.peers.present()], self._config.times.join_timeout_s
         sentence = (
             f"{len(there)} of at least {self._config.nodes_min} nodes came within {limit_s:g} s "
@@ -124,3 +146,12 @@ class Rendezvous:
             f"{ready} of {workers} workers were ready within {limit_s:g} s of the "
             f"first; missing: {', '.join(missing)}. See their output, or raise --join-timeout",
         )
+
+
+def disk_of(record: NodeRecord) -> NodeDisk:
+    """Where the checkpoints on its disk can be read."""
+    return NodeDisk(node=record.name, door=record.signature, endpoint=record.endpoint)
+
+
+def _no_start(lacking: str) -> str:
+    return f"{lacking}: start the nodes that have it on their disks too, or begin anew with --resume none"

@@ -22,12 +22,18 @@ class Choice:
 
 def quick(checkpoint: Checkpoint) -> list[str]:
     """Manifest, files, sizes, descriptions; the bytes are checked by whoever reads them."""
-    return checkpoint.look()
+    return [*checkpoint.look(), *_elsewhere(checkpoint)]
 
 
 def thorough(checkpoint: Checkpoint) -> list[str]:
     """Everything is read; no torch. A damaged copy of a shard does not count where another one is good."""
-    return checkpoint.verify(every_copy=False, digests=False)
+    return [*checkpoint.verify(every_copy=False, digests=False), *_elsewhere(checkpoint)]
+
+
+def _elsewhere(checkpoint: Checkpoint) -> list[str]:
+    """What lies on the disks of other nodes, and so cannot be read here."""
+    lacking = checkpoint.lacking() if checkpoint.manifest.is_spread else []
+    return [f"{', '.join(lacking[:3])}{' …' * (len(lacking) > 3)}: on the disks of other nodes only"] if lacking else []
 
 
 def choose(

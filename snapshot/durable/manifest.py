@@ -7,7 +7,7 @@ one shard's state, or one named attachment (such as the loop's state), as `secti
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -127,6 +127,24 @@ class Manifest(PlainValue, frozen=True):
     """What was changed on purpose on the way here, a sentence each: see `--accept-changes`."""
 
     @property
+    def is_spread(self) -> bool:
+        """Its parts lie on the local disks of several nodes, each of which has a copy of the loop's state."""
+        return any(len(parts) > 1 for parts in self.attachments.values())
+
+    @property
+    def content(self) -> str:
+        """The same for all manifests of one checkpoint: on local disks two may name different copies of its parts."""
+        digests = [shard.digest for shard in self.shards]
+        told = msgspec.json.encode([self.job, self.life, self.step, digests, sorted(self.attachments)])
+        return f"{xxhash.xxh3_64_intdigest(told):016x}"
+
+    @property
+    def needs(self) -> tuple[tuple[str, ...], ...]:
+        """For each shard and attachment the files that have a copy, of which one is needed; each set of files once."""
+        copies = [*(shard.parts for shard in self.shards), *self.attachments.values()]
+        return tuple(sorted({tuple(sorted(part.file for part in parts)) for parts in copies}))
+
+    @property
     def name(self) -> str:
         """The folder that it lies in."""
         return name_of(self.life, self.step)
@@ -148,6 +166,23 @@ class Manifest(PlainValue, frozen=True):
         """Names of the files that parts of it lie in."""
         copies = [*(shard.parts for shard in self.shards), *self.attachments.values()]
         return frozenset(part.file for parts in copies for part in parts)
+
+
+def merged(manifests: Sequence[Manifest]) -> Manifest:
+    """One manifest with all copies that any of these names; they have one `content`."""
+    first, *others = manifests
+    if all(other == first for other in others):
+        return first
+    shards = tuple(
+        msgspec.structs.replace(shard, parts=_all_copies(each.shards[shard.index].parts for each in manifests))
+        for shard in first.shards
+    )
+    attachments = {name: _all_copies(each.attachments[name] for each in manifests) for name in first.attachments}
+    return msgspec.structs.replace(first, shards=shards, attachments=attachments)
+
+
+def _all_copies(named: Iterable[tuple[Part, ...]]) -> tuple[Part, ...]:
+    return tuple(dict.fromkeys(part for parts in named for part in parts))
 
 
 def name_of(life: int, step: int) -> str:

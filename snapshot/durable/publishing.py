@@ -6,7 +6,7 @@ import secrets
 
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, TakenError
 from elastrain.snapshot.durable.manifest import MANIFEST, VERIFIED, Manifest, encode, place_in_time
-from elastrain.snapshot.durable.places.port import CheckpointPlace, Sink
+from elastrain.snapshot.durable.places.port import CheckpointPlace, ReadablePlace, Sink
 
 
 class Staged:
@@ -56,7 +56,7 @@ def try_out(place: CheckpointPlace) -> None:
     place.remove(name)
 
 
-def get(place: CheckpointPlace, name: str, *, at_most_bytes: int) -> bytes:
+def get(place: ReadablePlace, name: str, *, at_most_bytes: int) -> bytes:
     """A whole small file. Raises DamagedError if it is larger, CheckpointError if it is missing."""
     source = place.open(name)
     try:
@@ -69,7 +69,7 @@ def get(place: CheckpointPlace, name: str, *, at_most_bytes: int) -> bytes:
         source.close()
 
 
-def visible(place: CheckpointPlace) -> list[str]:
+def visible(place: ReadablePlace) -> list[str]:
     """Names of the checkpoints that have a manifest, the newest last."""
     folders = [name for name in place.names() if place_in_time(name)]
     return sorted((name for name in folders if MANIFEST in place.names(name)), key=_when)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from elastrain.snapshot.durable import frames
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError
-from elastrain.snapshot.durable.manifest import LOOP, MANIFEST, Manifest, Part, ShardEntry, decode
-from elastrain.snapshot.durable.places.port import CheckpointPlace, Source
+from elastrain.snapshot.durable.manifest import LOOP, MANIFEST, Manifest, Part, ShardEntry, decode, merged
+from elastrain.snapshot.durable.places.port import ReadablePlace, Source
 from elastrain.snapshot.durable.publishing import get
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ class Checkpoint:
     """A checkpoint that can be seen. Safe for several threads."""
 
     manifest: Manifest
-    places: tuple[CheckpointPlace, ...]
+    places: tuple[ReadablePlace, ...]
 
     @staticmethod
-    def open(places: Sequence[CheckpointPlace], name: str) -> Checkpoint:
+    def open(places: Sequence[ReadablePlace], name: str) -> Checkpoint:
         """The checkpoint of this name, whose parts may be spread over the places.
 
         Raises CheckpointError if none has its manifest, DamagedError where all are damaged or two differ.
@@ -66,9 +66,9 @@ class Checkpoint:
                 problems.append(error)
         if not found:
             raise problems[0] if problems else CheckpointError("no place was named in which to look for a checkpoint")
-        if any(other != found[0] for other in found):
+        if len({manifest.content for manifest in found}) > 1:
             raise DamagedError(f"the manifests of {name} in {_named(places)} differ: they are not of one checkpoint")
-        return Checkpoint(manifest=found[0], places=tuple(places))
+        return Checkpoint(manifest=merged(found), places=tuple(places))
 
     def read_shard(self, index: int) -> ShardState:
         """The state of one shard, in memory of its own: its checksums and its digest are right.
@@ -105,14 +105,21 @@ class Checkpoint:
         """The training loop's state, as `LoopState.load` takes it. Raises as `read_shard`."""
         return self.read_attachment(LOOP)
 
-    def here(self) -> frozenset[int]:
-        """Shards of which these places have a copy's file: on local disks one node may have some only."""
-        return frozenset(s.index for s in self.manifest.shards if any(part.file in self._where for part in s.parts))
+    def damaged(self, *, is_thorough: bool) -> dict[str, str]:
+        """Files in these places with a part that cannot be read, each with a sentence; no torch."""
+        look: Look[object] = _sums if is_thorough else _glance
+        copies = [(item, *copy) for item in self._all_items() for copy in self._copies_here(item)]
+        told = _in_threads(partial(self._trouble, item, part, place, look) for item, part, place in copies)
+        return {part.file: problem for (_, part, _), problem in zip(copies, told, strict=True) if problem}
+
+    def lacking(self) -> list[str]:
+        """Shards and attachments of which no copy's file is in these places."""
+        return [item.what for item in self._all_items() if not self._is_here(item)]
 
     def look(self, shards: Iterable[int] | None = None) -> list[str]:
         """What stands against it at a quick look, as sentences: files, sizes, descriptions; no frame is read.
 
-        With `shards` only these. A bad copy counts only where no good one is.
+        With `shards` only these. A bad copy counts only where no good one is. What lies on other nodes: `lacking`.
         """
         return [problem for item in self._items(shards) for problem in self._against(item, _glance)]
 
@@ -126,8 +133,8 @@ class Checkpoint:
     ) -> list[str]:
         """Reads everything back, or these shards alone; what is damaged or missing, as sentences.
 
-        With `every_copy` a damaged copy counts even where another one is good; a copy that lies in no place given here
-        never does. Without `digests` only what was written is compared with what is read, which needs no torch.
+        What lies on other nodes never counts, see `lacking`. With `every_copy` a damaged copy counts even where another
+        one is good. Without `digests` only what was written is compared with what is read, which needs no torch.
         """
         wanted = self._items(shards)
         problems: list[str] = []
@@ -140,27 +147,46 @@ class Checkpoint:
         return problems
 
     @cached_property
-    def _where(self) -> dict[str, list[CheckpointPlace]]:
+    def _where(self) -> dict[str, list[ReadablePlace]]:
         """File -> places that have it."""
-        found: dict[str, list[CheckpointPlace]] = {}
+        found: dict[str, list[ReadablePlace]] = {}
         for place in self.places:
-            for file in place.names(self.manifest.name):
+            for file in self._names_in(place):
                 found.setdefault(file, []).append(place)
         return found
+
+    def _names_in(self, place: ReadablePlace) -> list[str]:
+        """Of several disks one may be gone: the others have copies, or what is missing is said by its name."""
+        try:
+            return place.names(self.manifest.name)
+        except CheckpointError:
+            if len(self.places) == 1:
+                raise
+            return []
 
     def _items(self, shards: Iterable[int] | None) -> list[_Item]:
         if shards is not None:
             return [_shard(self.manifest.shards[index]) for index in shards]
+        found = self._all_items()
+        return [item for item in found if self._is_here(item)] if self.manifest.is_spread else found
+
+    def _all_items(self) -> list[_Item]:
         others = [_Item(what=repr(name), parts=parts) for name, parts in self.manifest.attachments.items()]
         return [*map(_shard, self.manifest.shards), *others]
 
-    def _copies(self, item: _Item) -> list[tuple[Part, CheckpointPlace]]:
+    def _is_here(self, item: _Item) -> bool:
+        return bool(self._copies_here(item))
+
+    def _copies(self, item: _Item) -> list[tuple[Part, ReadablePlace]]:
         """Raises CheckpointError where there is none."""
-        found = [(part, place) for part in item.parts for place in self._where.get(part.file, ())]
+        found = self._copies_here(item)
         if not found:
             files = ", ".join(part.file for part in item.parts) or "no file"
             raise CheckpointError(f"{item.what} of {self.manifest.name} is missing: {files} in {_named(self.places)}")
         return found
+
+    def _copies_here(self, item: _Item) -> list[tuple[Part, ReadablePlace]]:
+        return [(part, place) for part in item.parts for place in self._where.get(part.file, ())]
 
     def _first_good(self, item: _Item, look: Look[T]) -> T:
         problems: list[CheckpointError] = []
@@ -172,7 +198,7 @@ class Checkpoint:
         told = "; ".join(str(problem) for problem in problems)
         raise DamagedError(f"{self.manifest.name}: {told}")
 
-    def _at(self, item: _Item, part: Part, place: CheckpointPlace, look: Look[T]) -> T:
+    def _at(self, item: _Item, part: Part, place: ReadablePlace, look: Look[T]) -> T:
         source = place.open(f"{self.manifest.name}/{part.file}")
         try:
             return look(item, part, source)
@@ -189,13 +215,16 @@ class Checkpoint:
             copies = self._copies(item)
         except CheckpointError as error:
             return [str(error)]
-        problems = []
-        for part, place in copies:
-            try:
-                self._at(item, part, place, look)
-            except CheckpointError as error:
-                problems.append(f"{self.manifest.name} in {place.location}: {error}")
-        return problems
+        told = [(place, self._trouble(item, part, place, look)) for part, place in copies]
+        return [f"{self.manifest.name} in {place.location}: {problem}" for place, problem in told if problem]
+
+    def _trouble(self, item: _Item, part: Part, place: ReadablePlace, look: Look[object]) -> str:
+        """Empty where this copy is as it should be."""
+        try:
+            self._at(item, part, place, look)
+        except CheckpointError as error:
+            return str(error)
+        return ""
 
 
 def _shard(entry: ShardEntry) -> _Item:
@@ -227,7 +256,7 @@ def _parameters(item: _Item, part: Part, source: Source) -> Tensor:
     return sections.check_parameters(item.shard, part, sections.read_first(source, part, item.what))
 
 
-def _read_manifest(place: CheckpointPlace, name: str) -> Manifest:
+def _read_manifest(place: ReadablePlace, name: str) -> Manifest:
     path = f"{name}/{MANIFEST}"
     manifest = decode(get(place, path, at_most_bytes=_MANIFEST_BYTES_MAX), f"{place.location}/{path}")
     if manifest.name != name:
@@ -235,7 +264,7 @@ def _read_manifest(place: CheckpointPlace, name: str) -> Manifest:
     return manifest
 
 
-def _named(places: Sequence[CheckpointPlace]) -> str:
+def _named(places: Sequence[ReadablePlace]) -> str:
     return " and ".join(place.location for place in places)
 
 

@@ -121,7 +121,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         problem=names,
     ),
     WriteInstead: st.builds(WriteInstead, step=ints, shards=st.lists(ints, max_size=3).map(tuple)),
-    CheckpointOver: st.builds(CheckpointOver, step=ints, reason=names),
+    CheckpointOver: st.builds(CheckpointOver, step=ints, reason=names, told=names),
     EndsBefore: st.builds(EndsBefore, step=ints),
     GoesOn: st.builds(GoesOn, step=ints),
 }

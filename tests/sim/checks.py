@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from elastrain import protocol as p
+from elastrain.checkpoint import LOOP
 from elastrain.fold import Node, leaves
 from elastrain.placement import Placement
 from elastrain.scaling import Scaler
@@ -231,7 +232,8 @@ class Checks:
     def durable(self, member: SimMember, command: p.WriteManifest) -> None:
         """A checkpoint has become visible: all shards of one step, as an undisturbed job has them, and its loop."""
         step = command.record.step
-        if step <= self.newest_durable:
+        # The same one again: who made it visible was lost before the others knew.
+        if step < self.newest_durable:
             raise Violation(f"{member.me} makes step {step} the newest checkpoint after {self.newest_durable}")
         self.newest_durable = step
         self.checkpoints += 1
@@ -240,6 +242,8 @@ class Checks:
             raise Violation(f"the checkpoint of step {step} lacks shards: {command.told}")
         for shard, value in told:
             self._value(member, int(shard), step, int(value), "what was captured")
+        if any(each != f"{LOOP}:{step + 1}" for each in command.loops):
+            raise Violation(f"the checkpoint of step {step} has the loop's state {command.loops} on disks")
         if member.kept_loop.get(step) != str(step + 1):
             raise Violation(f"the checkpoint of step {step} has the loop's state {member.kept_loop.get(step)}")
 

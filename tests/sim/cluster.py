@@ -339,7 +339,9 @@ class Cluster:
         refused = self._may_put_record(name)
         if not refused:
             self.checks.durable(self.members[name], command)
-        self._feed(name, p.ManifestWritten(step=command.record.step, reason=refused))
+        step = command.record.step
+        told = f"manifest of {step}" if self.scenario.local_disks and not refused else ""
+        self._feed(name, p.ManifestWritten(step=step, reason=refused, told=told))
 
     def _may_put_record(self, name: str) -> str:
         """Empty if it may: the store compares the generation."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from elastrain import protocol as p
 from elastrain.books.ledger import Ledger
-from elastrain.checkpoint import CheckpointPlan
+from elastrain.checkpoint import LOOP, CheckpointPlan
 from elastrain.member.lifecycle import Lifecycle
 from elastrain.member.machine import Machine
 from elastrain.member.roles import Roles
@@ -329,10 +329,15 @@ class SimMember:
                 self.disk.parts.append(command)
             case p.CaptureLoop():
                 self.kept_loop[command.step] = command.state
+                if command.is_written:
+                    self.disk.parts.append(p.BeginPart(step=command.step, shards=(LOOP,)))
+                    self.disk.states[command.step, LOOP] = int(command.state)
             case p.WriteManifest():
                 out.manifests.append(command)
             case p.EndCheckpoint():
                 self.disk.end(command.step)
+                if command.told not in ("", f"manifest of {command.step}"):
+                    raise Violation(f"{self.me} is to keep {command.told!r} of the checkpoint of step {command.step}")
             case p.Leave():
                 out.left, out.evicted = True, command.evicted
             case _:

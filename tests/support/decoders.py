@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from elastrain import agent_messages as am
 from elastrain import messages
+from elastrain.base.disk_protocol import LENGTH, Names, Read, Size, decode_request, encode_request
 from elastrain.base.line_buffer import LineBuffer
 from elastrain.checkpoint import Wish
 from elastrain.codec import BadMessageError, BitMask
@@ -250,7 +251,7 @@ def _messages() -> list[bytes]:
         messages.LoopHandover(step=3, state='{"parts": {}}'),
         messages.PartReport(step=3, shards=(0,), told=("{}",), lacking=(1,), problem="no space"),
         messages.WriteInstead(step=3, shards=(0, 1)),
-        messages.CheckpointOver(step=3, reason="given up"),
+        messages.CheckpointOver(step=3, reason="given up", told=""),
         Vote(
             step=3,
             seen=2,
@@ -342,6 +343,19 @@ def _store_values() -> list[Decoder]:
             name="a node's record",
             samples=[views.encode_record(_NODE)],
             decode=views.decode_record,
+            errors=(ValueError,),
+        ),
+        Decoder(
+            name="a question about another node's disk",
+            samples=[
+                encode_request(asked)[LENGTH.size :]
+                for asked in (
+                    Names(checkpoint="c"),
+                    Size(checkpoint="c", file="f"),
+                    Read(checkpoint="c", file="f", offset_bytes=0, size_bytes=9),
+                )
+            ],
+            decode=decode_request,
             errors=(ValueError,),
         ),
         Decoder(

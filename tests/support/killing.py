@@ -32,21 +32,26 @@ def size_options(workers: int, nodes: int) -> tuple[str, ...]:
     return ("--nproc-per-node", str(workers), *(("--local-nodes", str(nodes)) if nodes else ()))
 
 
-def killed(folder: Path, checkpoints: Path, options: Sequence[str], script: Sequence[str], later_s: float) -> str:
+def killed(
+    folder: Path, checkpoints: Path, options: Sequence[str], script: Sequence[str], later_s: float, seen_in: str = ""
+) -> str:
     """A job that is killed whole, so long after one more checkpoint has become visible; what it has said.
+
+    seen_in: the folder in `checkpoints` where it is looked for, where each node has one.
 
     It writes one after every step, so that most moments are in the middle of one.
     """
-    place, run_folder = place_at(str(checkpoints)), folder / "run"
+    seen, run_folder = checkpoints / seen_in, folder / "run"
+    place = place_at(str(seen))
     folder.mkdir(parents=True)
-    before = set(visible(place)) if checkpoints.exists() else set()
+    before = set(visible(place)) if seen.exists() else set()
     command = [sys.executable, "-m", "elastrain.launcher", "run", "--run-dir", str(run_folder), *options]
     command += ["--checkpoint-dir", str(checkpoints), "--checkpoint-every", "1", *script]
     with (folder / "output.txt").open("wb") as output:
         launcher = warm.Popen(command, env=environment(), stdout=output, stderr=output)
     deadline_s = time.monotonic() + TIMEOUT_S
     try:
-        while not (checkpoints.exists() and set(visible(place)) - before):
+        while not (seen.exists() and set(visible(place)) - before):
             assert launcher.poll() is None and time.monotonic() < deadline_s, (folder / "output.txt").read_text()
             time.sleep(0.05)
         time.sleep(later_s)

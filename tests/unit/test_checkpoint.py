@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrain.checkpoint import Checkpointed, Wish, balanced, decide, steady, writers
+from elastrain.checkpoint import Checkpointed, Wish, balanced, decide, keepers, steady, writers
 from elastrain.placement import Holders
 
 HOLDERS = (Holders("a", ("b",)), Holders("a", ("c",)), Holders("b", ()), Holders("a", ("b", "c")))
@@ -47,3 +47,8 @@ def test_who_comes_or_goes_with_the_commit_does_not_write() -> None:
 def test_large_shards_are_shared_out_first() -> None:
     holders = (Holders("a", ("b", "c")),) * 3
     assert balanced(range(3), holders, [1, 9, 9]) == [("b", 1), ("c", 2), ("b", 0)]
+
+
+def test_one_writer_of_each_node_that_lives_is_its_keeper() -> None:
+    named = {("a", 0), ("b", 0), ("c", 1), ("d", 1)}
+    assert keepers(named, {"a": "n0", "b": "n0", "c": "n1", "e": "n2"}) == {"a", "c"}

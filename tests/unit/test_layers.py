@@ -40,7 +40,7 @@ PURE_LIBRARIES = frozenset({"msgspec"})
 # What every room may import, and of it what is plain arithmetic, which pure parts may import too.
 BASE = frozenset({"elastrain.base"})
 PURE_BASE = frozenset(f"elastrain.base.{name}" for name in ("free_ranges", "places", "resume", "splitmix", "tree"))
-# Torch-free: comm.errors, comm.shm.liveness, whereabouts, comm.wire.acceptor, handshake and secure, one of each; of
+# Torch-free: comm.errors, comm.shm.liveness, whereabouts, comm.wire.acceptor, blocking, handshake and secure; of
 # offload, what `elastrain offload show` reads and prints, and what --offload-dir must be. The durable tier imports
 # torch only where tensors are read.
 LAUNCHER_MAY_IMPORT = frozenset(
@@ -54,6 +54,7 @@ LAUNCHER_MAY_IMPORT = frozenset(
         "elastrain.membership",
         "elastrain.version",
         "elastrain.comm.wire.acceptor",
+        "elastrain.comm.wire.blocking",
         "elastrain.comm.wire.handshake",
         "elastrain.comm.wire.secure",
         "elastrain.comm.errors",
@@ -92,7 +93,7 @@ def _is_pure(path: Path) -> bool:
 
 
 PURE = [path for path in files(ROOT / "elastrain") if _is_pure(path)]
-AGENT_VALUES = frozenset(f"elastrain.launcher.{name}" for name in ("core", "values", "notices", "faults"))
+AGENT_VALUES = frozenset(f"elastrain.launcher.{name}" for name in ("core", "values", "notices", "offers", "faults"))
 """What the agent's core may import besides: its own parts, and values that it shares with the agent around it."""
 PURE_MODULES = frozenset(module_of(path).removesuffix(".__init__") for path in PURE)
 PRODUCT = [path for room in ("elastrain", *ROOMS) for path in files(ROOT / room)]

@@ -17,18 +17,15 @@ from elastrain import agent_messages as am
 from elastrain import protocol as p
 from elastrain.base.checkpoints import CheckpointOptions
 from elastrain.base.resume import Resume, changes_so_far
-from elastrain.checkpoint import Checkpointed, CheckpointPlan
-from elastrain.errors import ConfigError, ElastrainError
+from elastrain.checkpoint import LOOP, Checkpointed, CheckpointPlan
+from elastrain.errors import ElastrainError
+from elastrain.runtime.durable.disk import CheckpointDisk, kept_text, told_by_keepers
 from elastrain.runtime.durable.manifests import Begin, Described, hyper_of
 from elastrain.runtime.durable.parts import PartInWriting, Room, WriterThread
 from elastrain.runtime.durable.tidying import tidy
-from elastrain.snapshot.durable.errors import CheckpointError, TakenError
-from elastrain.snapshot.durable.manifest import BUFFERS, LOOP, Manifest, Part, name_of
-from elastrain.snapshot.durable.owner import Claim, claim
-from elastrain.snapshot.durable.places.opening import place_at
-from elastrain.snapshot.durable.plain import pack_named
+from elastrain.snapshot.durable.errors import CheckpointError
+from elastrain.snapshot.durable.manifest import Manifest, Part, name_of
 from elastrain.snapshot.durable.publishing import Staged, stage
-from elastrain.snapshot.durable.writing import PartWriter
 from elastrain.snapshot.state import ShardState
 from elastrain.values import Record
 from elastrain.world import View
@@ -72,6 +69,15 @@ class KeptLoop:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """A manifest that waits for the record in the store. `told`: see `protocol.ManifestWritten`."""
+
+    manifest: Manifest
+    staged: Staged
+    told: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Newest:
     """The checkpoint that was begun last. `last_step`: of it, if the job is to be stopped with it."""
 
@@ -97,28 +103,22 @@ class Checkpoints:
         self.room = Room(None)
         self._with = bearings
         self._described = described
-        self._place = place_at(bearings.options.place)
-        self._claim: Claim | None = None
+        self._disk = CheckpointDisk(bearings.options, bearings.job, bearings.log)
         self._thread = WriterThread()
         self._parts: list[PartInWriting] = []
         self._payload: Callable[[], list[Tensor]] = list
         self._loop: KeptLoop | None = None
-        self._staged: tuple[Manifest, Staged] | None = None
+        self._waiting: Waiting | None = None
         self._newest = Newest()
 
     @property
     def plan(self) -> CheckpointPlan:
         options = self._with.options
-        return CheckpointPlan(every_steps=options.every_steps, all_holders=options.layout == "local")
+        return CheckpointPlan(every_steps=options.every_steps, all_holders=options.is_local)
 
     def open(self) -> None:
         """Claim the place. Raises ConfigError where it is another job's; other problems are said when it is used."""
-        try:
-            self._claim = claim(self._place, self._with.job, take_over=self._with.options.resumes)
-        except TakenError as error:
-            raise ConfigError(str(error)) from None
-        except CheckpointError as error:
-            self._with.log("checkpoint_place", reason=str(error))
+        self._disk.open()
         self._thread.start()
 
     # --------------------------------------------------------------------------------------------- for the books
@@ -158,7 +158,7 @@ class Checkpoints:
             case p.BeginPart():
                 self._begin(command)
             case p.CaptureLoop():
-                self._loop = KeptLoop(step=command.step, text=command.state, payload=self._payload)
+                self._capture_loop(command)
             case p.WriteManifest():
                 self._write_manifest(command)
             case p.EndCheckpoint():
@@ -189,22 +189,28 @@ class Checkpoints:
 
     def settled(self, message: am.CheckpointSettled) -> None:
         """The agent has put the record of the checkpoint in the store, or may not."""
-        if self._staged is not None and self._staged[0].step == message.step:
-            manifest, staged = self._staged
-            self._staged = None
-            self._thread.do(lambda: self._publish(manifest, staged, message.problem))
+        waiting = self._waiting
+        if waiting is not None and waiting.manifest.step == message.step:
+            self._waiting = None
+            self._thread.do(lambda: self._publish(waiting, message.problem))
 
     def close(self) -> None:
         """After a while at the most."""
         self._thread.close(CLOSE_S)
-        if self._claim is not None:
-            self._claim.release()
+        self._disk.close()
 
     # --------------------------------------------------------------------------------------------------- inside
 
     def _begin(self, command: p.BeginPart) -> None:
         name = name_of(self._with.life, command.step)
-        self._parts.append(PartInWriting(command, self._place, name, self._with.me, self._with.tell))
+        self._parts.append(PartInWriting(command, self._disk.place, name, self._with.me, self._with.tell))
+
+    def _capture_loop(self, command: p.CaptureLoop) -> None:
+        loop = self._loop = KeptLoop(step=command.step, text=command.state, payload=self._payload)
+        if command.is_written:
+            self._copy_loop()
+            if self._loop is not None:
+                self._thread.do(lambda: self._write_loop(loop))
 
     def _copy_loop(self) -> None:
         assert self._loop is not None
@@ -226,73 +232,87 @@ class Checkpoints:
             self._parts.remove(part)
             part.is_over = True
             self._thread.do(part.give_up)
-        if self._staged is not None and command.reason:
-            _, staged = self._staged
-            self._staged = None
-            self._thread.do(staged.give_up)
+        if self._waiting is not None and command.reason:
+            self._thread.do(self._waiting.staged.give_up)
+            self._waiting = None
         if self._loop is not None and self._loop.step == command.step:
             self._loop = None
         self._newest = replace(self._newest, open_step=None)
         self._with.log("checkpoint", step=command.step, reason=command.reason)
+        if command.told:
+            self._thread.do(lambda: self._disk.keep(self._with.life, command.step, command.told))
         if command.is_told and command.reason:
             is_last = command.step == self._newest.last_step
             self._with.say(am.CheckpointEnded(step=command.step, reason=command.reason, last=is_last))
 
     # ------------------------------------------------------------------------------------- in the writer's thread
 
+    def _write_loop(self, loop: KeptLoop) -> None:
+        """Onto this node's own disk."""
+        shards: tuple[int, ...] = (LOOP,)
+        told, problem = "", ""
+        try:
+            told = self._disk.told(name_of(self._with.life, loop.step), self._attach(loop))
+        except CheckpointError as error:
+            shards, problem = (), str(error)
+        self._with.tell(p.PartWritten(step=loop.step, shards=shards, told=(told,) if shards else (), problem=problem))
+
+    def _attach(self, loop: KeptLoop) -> dict[str, tuple[Part, ...]]:
+        name = name_of(self._with.life, loop.step)
+        return self._disk.attach(name, self._with.me, (loop.text, loop.copy()), self._described.buffers())
+
     def _stage(self, command: p.WriteManifest, loop: KeptLoop, time_s: float) -> None:
         step = command.record.step
         try:
-            begin = Begin(
-                job=self._with.job,
-                life=self._with.life,
-                time_s=time_s,
-                spec=self.spec,
-                hyper=hyper_of(loop.text),
-                changes=changes_so_far(self._with.resume, self.spec),
-            )
-            manifest = self._described.manifest(begin, command.record, command.told, self._attach(step, loop))
-            staged = stage(self._place, manifest)
+            # Whoever made it visible was lost before it could tell the others, perhaps.
+            there = self._disk.find(name_of(self._with.life, step))
+            attachments, verified = told_by_keepers(command.loops)
+            manifest = there or self._manifest(command, loop, time_s, attachments or self._attach(loop))
+            told = kept_text(manifest, verified) if command.loops else ""
+            if there is not None:
+                self._finish(manifest, told)
+                return
+            waiting = Waiting(manifest=manifest, staged=stage(self._disk.place, manifest), told=told)
         except CheckpointError as error:
-            self._with.tell(p.ManifestWritten(step=step, reason=str(error)))
+            self._with.tell(p.ManifestWritten(step=step, reason=str(error), told=""))
             return
         if not self._with.has_agent:
-            self._publish(manifest, staged, "")
+            self._publish(waiting, "")
             return
-        self._staged = manifest, staged
+        self._waiting = waiting
         self._with.say(am.CheckpointReady(step=step, name=manifest.name, size_bytes=manifest.size_bytes))
 
-    def _attach(self, step: int, loop: KeptLoop) -> dict[str, tuple[Part, ...]]:
-        writer = PartWriter(self._place, name_of(self._with.life, step), writer=f"{self._with.me}-loop")
-        try:
-            found: dict[str, tuple[Part, ...]] = {LOOP: (writer.attach(loop.text, loop.copy()),)}
-            if buffers := self._described.buffers():
-                found[BUFFERS] = (writer.attach(*pack_named(buffers)),)
-            writer.finish()
-        except CheckpointError:
-            writer.give_up()
-            raise
-        return found
+    def _manifest(
+        self, command: p.WriteManifest, loop: KeptLoop, time_s: float, attachments: dict[str, tuple[Part, ...]]
+    ) -> Manifest:
+        begin = Begin(
+            job=self._with.job,
+            life=self._with.life,
+            time_s=time_s,
+            spec=self.spec,
+            hyper=hyper_of(loop.text),
+            changes=changes_so_far(self._with.resume, self.spec),
+        )
+        return self._described.manifest(begin, command.record, command.told, attachments)
 
-    def _publish(self, manifest: Manifest, staged: Staged, problem: str) -> None:
+    def _publish(self, waiting: Waiting, problem: str) -> None:
+        manifest = waiting.manifest
         try:
             if problem:
                 raise CheckpointError(problem)
-            if self._claim is not None:
-                self._claim.check()
-            staged.publish()
+            self._disk.check()
+            waiting.staged.publish()
         except CheckpointError as error:
-            staged.give_up()
-            self._with.tell(p.ManifestWritten(step=manifest.step, reason=str(error)))
+            waiting.staged.give_up()
+            self._with.tell(p.ManifestWritten(step=manifest.step, reason=str(error), told=""))
             return
-        self._with.log(
-            "checkpoint_written",
-            step=manifest.step,
-            size_bytes=manifest.size_bytes,
-            took_s=time.monotonic() - self._newest.began_s,
-        )
-        self._with.tell(p.ManifestWritten(step=manifest.step, reason=""))
+        self._finish(manifest, waiting.told)
+
+    def _finish(self, manifest: Manifest, told: str) -> None:
+        """It is visible."""
         took_s = time.monotonic() - self._newest.began_s
+        self._with.log("checkpoint_written", step=manifest.step, size_bytes=manifest.size_bytes, took_s=took_s)
+        self._with.tell(p.ManifestWritten(step=manifest.step, reason="", told=told))
         ended = am.CheckpointEnded(
             step=manifest.step,
             size_bytes=manifest.size_bytes,
@@ -300,5 +320,6 @@ class Checkpoints:
             last=manifest.step == self._newest.last_step,
         )
         self._with.say(ended)
-        for sentence in tidy(self._place, keep=self._with.options.keep):
-            self._with.log("checkpoint_tidied", reason=sentence)
+        if not self._disk.is_local:
+            for sentence in tidy(self._disk.place, keep=self._with.options.keep):
+                self._with.log("checkpoint_tidied", reason=sentence)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from elastrain.base.checkpoints import CheckpointOptions, parse_every
+from elastrain.base.checkpoints import LAYOUTS, LOCAL, SHARED, CheckpointOptions, parse_every
 from elastrain.errors import ConfigError
 
 
@@ -24,6 +24,15 @@ class CheckpointFlags:
         str | None,
         typer.Option("--checkpoint-every", help="Steps, or a time such as 5m, from one checkpoint to the next."),
     ] = None
+    checkpoint_layout: Annotated[
+        str,
+        typer.Option(
+            "--checkpoint-layout",
+            metavar="shared|local",
+            help="shared: all nodes reach the same folder; local: each has a disk of its own there, with what its "
+            "members hold.",
+        ),
+    ] = SHARED
     keep: Annotated[int, typer.Option("--keep", min=1, help="Checkpoints that are kept; older ones go.")] = 3
 
     def checkpoints(self) -> CheckpointOptions | None:
@@ -31,7 +40,11 @@ class CheckpointFlags:
         if self.checkpoint_dir is None:
             if self.checkpoint_every is not None:
                 raise ConfigError("--checkpoint-every: say where they are written, too, with --checkpoint-dir DIR")
+            if self.checkpoint_layout != SHARED:
+                raise ConfigError("--checkpoint-layout: say where the disks are, too, with --checkpoint-dir DIR")
             return None
+        if self.checkpoint_layout not in LAYOUTS:
+            raise ConfigError(f"--checkpoint-layout {self.checkpoint_layout!r}: it is one of {', '.join(LAYOUTS)}")
         try:
             steps, seconds = parse_every(self.checkpoint_every) if self.checkpoint_every else (0, 0.0)
         except ValueError as error:
@@ -39,4 +52,10 @@ class CheckpointFlags:
         if not self.checkpoint_dir:
             raise ConfigError("--checkpoint-dir: it is empty: name a folder or a URL")
         place = self.checkpoint_dir if "://" in self.checkpoint_dir else str(Path(self.checkpoint_dir).absolute())
-        return CheckpointOptions(place=place, every_steps=steps, every_s=seconds, keep=self.keep)
+        if self.checkpoint_layout == LOCAL and "://" in place:
+            raise ConfigError(
+                f"--checkpoint-dir {place}: no local disk is at an address: use --checkpoint-layout shared"
+            )
+        return CheckpointOptions(
+            place=place, every_steps=steps, every_s=seconds, keep=self.keep, layout=self.checkpoint_layout
+        )

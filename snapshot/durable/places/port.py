@@ -49,24 +49,28 @@ class FileHold(Protocol):
         """Let it go."""
 
 
-class CheckpointPlace(Protocol):
-    """A folder of folders of files, on whatever medium."""
+class ReadablePlace(Protocol):
+    """A folder of folders of files that can be read, on whatever medium."""
 
     @property
     def location(self) -> str:
         """As users name it: a path or a URL."""
-
-    def exists(self) -> bool:
-        """Whether the folder is there; of a store without folders, whether anything lies in it."""
-
-    def create(self, name: str) -> Sink:
-        """Begin a new file; its folder is made."""
 
     def open(self, name: str) -> Source:
         """Raises CheckpointError where it is missing."""
 
     def names(self, folder: str = "") -> list[str]:
         """Files and folders in it, sorted; empty for one that is not there. Unfinished files have a leading dot."""
+
+
+class CheckpointPlace(ReadablePlace, Protocol):
+    """One that can be written, too."""
+
+    def exists(self) -> bool:
+        """Whether the folder is there; of a store without folders, whether anything lies in it."""
+
+    def create(self, name: str) -> Sink:
+        """Begin a new file; its folder is made."""
 
     def remove(self, name: str) -> None:
         """Remove a file for good, or an empty folder. Nothing happens where it is missing."""

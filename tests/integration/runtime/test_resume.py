@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from elastrain.snapshot.durable.importing import import_files
+from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.places.opening import place_at
+from tests.support.checkpoints import save_on_disks
 from tests.support.killing import killed, size_options
 from tests.support.training import SCRIPTS, Run, run_job
 
@@ -127,6 +129,43 @@ def test_a_job_that_is_killed_whole_again_and_again_ends_as_if_nothing_had_happe
     assert done.exit_code == 0, done.output
     assert done.output.count("the job goes on after step") == 1
     assert last_words(done) == whole
+
+
+@pytest.mark.parametrize(
+    ("gone", "nodes"),
+    [
+        (("node1",), 3),
+        pytest.param((), 3, marks=pytest.mark.on_demand),
+        pytest.param(("node0",), 3, marks=pytest.mark.on_demand),
+        pytest.param(("node2",), 2, marks=pytest.mark.on_demand),
+    ],
+)
+def test_a_job_on_local_disks_is_killed_whole_and_goes_on_without_one_of_them(
+    gone: tuple[str, ...], nodes: int, tmp_path: Path
+) -> None:
+    whole, disks = undisturbed(), tmp_path / "disks"
+    local = ("--checkpoint-layout", "local")
+    script = (str(SCRIPT), "--steps", str(STEPS), "--slow", "0.3")
+    killed(tmp_path / "killed", disks, (*size_options(1, 3), *local), script, 0.3, seen_in="node1")
+    for node in gone:
+        shutil.rmtree(disks / node)
+    (tmp_path / "last").mkdir()
+    done = run(tmp_path / "last", 1, options=("--local-nodes", str(nodes), "--checkpoint-dir", str(disks), *local))
+    assert done.exit_code == 0, done.output
+    assert done.output.count("the job goes on after step") == 1
+    assert last_words(done) == whole
+
+
+def test_a_job_does_not_begin_anew_where_its_disks_lack_a_part(tmp_path: Path) -> None:
+    disks = [tmp_path / f"node{number}" for number in range(3)]
+    save_on_disks([LocalPlace(disk) for disk in disks], 3)
+    for disk in disks[1:]:
+        shutil.rmtree(disk)
+    options = ("--local-nodes", "2", "--checkpoint-dir", str(tmp_path), "--checkpoint-layout", "local")
+    done = run(tmp_path / "run", 1, options=options)
+    assert done.exit_code == 1
+    assert re.search(r"no disk that is here has part-m1-\w+ or part-m2-\w+: start the nodes that have it", done.output)
+    assert "digest" not in done.output
 
 
 @pytest.mark.parametrize("nodes", [0, pytest.param(2, marks=pytest.mark.on_demand)])

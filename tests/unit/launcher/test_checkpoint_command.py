@@ -15,7 +15,7 @@ from elastrain.launcher.cli import app
 from elastrain.snapshot.durable.manifest import name_of
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.publishing import mark_verified
-from tests.support.checkpoints import SHAPE, save, state
+from tests.support.checkpoints import SHAPE, save, save_on_disks, state
 
 
 def run(*arguments: object) -> Result:
@@ -130,3 +130,28 @@ def test_a_damaged_checkpoint_is_not_exported(folder: Path, tmp_path: Path) -> N
     assert done.exit_code == 1
     assert "shard 1" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_on_local_disks_is_whole_where_all_its_directories_are_named(tmp_path: Path) -> None:
+    nodes = [tmp_path / f"n{number}" for number in range(3)]
+    save_on_disks([LocalPlace(node) for node in nodes], 10)
+    part = "3 of 4 parts are here: name the directories of the other nodes, too"
+    assert run("ls", nodes[0]).stdout.splitlines()[1].endswith(part)
+    assert run("ls", *nodes[:2]).stdout.splitlines()[1].endswith("complete")
+    done = run("verify", nodes[0])
+    assert (done.exit_code, done.stdout) == (0, f"{name_of(0, 10)}: good, {part}\n")
+    assert told("show", nodes[1])["here"] == part
+    assert "here" not in told("show", *nodes)
+    refused = run("export", nodes[2], "--out", tmp_path / "out")
+    assert (refused.exit_code, refused.stderr) == (2, f"elastrain: {name_of(0, 10)}: {part}\n")
+    assert told("export", *nodes[1:], "--out", tmp_path / "out")["step"] == 10
+    assert torch.equal(load_file(tmp_path / "out/model.safetensors")["w2"], state(2, 10).parameters[:130].view(SHAPE))
+
+
+def test_a_damaged_copy_on_one_of_several_disks_is_told_by_verify(tmp_path: Path) -> None:
+    nodes = [tmp_path / f"n{number}" for number in range(3)]
+    save_on_disks([LocalPlace(node) for node in nodes], 10)
+    flip(nodes[1], name_of(0, 10))
+    done = run("verify", *nodes)
+    assert done.exit_code == 1
+    assert str(nodes[1]) in done.stdout

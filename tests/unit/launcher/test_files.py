@@ -122,7 +122,9 @@ def test_nodes_that_each_make_a_secret_at_once_keep_one_and_say_so(tmp_path: Pat
     mine, theirs = tmp_path / "mine", tmp_path / "theirs"
 
     def come(store: Store, file: Path) -> Place:
-        return enter(store, "job", file.name, Terms(nodes="3:3", script="x.py"), file=file, key_ttl_s=60.0)
+        return enter(
+            store, "job", file.name, Terms(nodes="3:3", script="x.py", layout="shared"), file=file, key_ttl_s=60.0
+        )
 
     def too_late(store: Store, sentence: str) -> None:
         with pytest.raises(ConfigError, match=sentence):
@@ -141,7 +143,7 @@ def test_nodes_that_each_make_a_secret_at_once_keep_one_and_say_so(tmp_path: Pat
 
 
 def test_a_secret_that_was_there_before_is_never_removed(tmp_path: Path) -> None:
-    store, terms = MemoryStore(), Terms(nodes="2:2", script="x.py")
+    store, terms = MemoryStore(), Terms(nodes="2:2", script="x.py", layout="shared")
     enter(store, "other", "a", terms, file=tmp_path / "old", key_ttl_s=60.0)
     enter(store, "job", "b", terms, file=tmp_path / "job's", key_ttl_s=60.0)
     with pytest.raises(ForgedValueError, match="copy the secret file"):
@@ -290,7 +292,7 @@ class SkippedTime:
 
 
 def test_nodes_that_start_together_after_a_dead_job_clear_its_keys_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, terms = MemoryStore(), enrol.Terms(nodes="2:2", script="train.py")
+    store, terms = MemoryStore(), enrol.Terms(nodes="2:2", script="train.py", layout="shared")
     dead = JobKeys(store, "j")
     dead.put_once("job", vars(terms))
     dead.put_roster(Roster(nodes=(NodeRecord(name="a", incarnation=1, workers=1),)))

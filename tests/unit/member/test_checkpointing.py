@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from elastrain import protocol as p
-from elastrain.checkpoint import Checkpointed, CheckpointPlan
+from elastrain.checkpoint import LOOP, Checkpointed, CheckpointPlan
+from elastrain.member.checkpointing import NO_LOOP
 from elastrain.member.lifecycle import Lifecycle
 from elastrain.messages import CheckpointOver, PartReport
 from elastrain.values import Contribution, Shape, ShardShape
@@ -68,10 +69,10 @@ def test_every_second_step_is_written_and_made_visible() -> None:
     job.tell(job.written(1))
     assert not job.all(p.WriteManifest)  # the loop's state of the next step is still to come
     job.go_on(2)
-    assert job.all(p.CaptureLoop) == [p.CaptureLoop(step=1, state="2")]
+    assert job.all(p.CaptureLoop) == [p.CaptureLoop(step=1, state="2", is_written=False)]
     assert [manifest.told for manifest in job.all(p.WriteManifest)] == [("at 0", "at 1")]
-    job.tell(p.ManifestWritten(step=1, reason=""))
-    assert job.all(p.EndCheckpoint) == [p.EndCheckpoint(step=1, reason="", is_told=True)]
+    job.tell(p.ManifestWritten(step=1, reason="", told=""))
+    assert job.all(p.EndCheckpoint) == [p.EndCheckpoint(step=1, reason="", is_told=True, told="")]
 
 
 def test_the_next_one_is_passed_over_while_one_is_being_written() -> None:
@@ -81,7 +82,7 @@ def test_the_next_one_is_passed_over_while_one_is_being_written() -> None:
         job.go_on(step + 1)
         if step == 1:
             job.tell(job.written(0))
-            job.tell(p.ManifestWritten(step=0, reason=""))
+            job.tell(p.ManifestWritten(step=0, reason="", told=""))
     assert job.said() == [Checkpointed.TAKEN, Checkpointed.PASSED_OVER, Checkpointed.TAKEN]
 
 
@@ -94,13 +95,13 @@ def test_a_wish_stays_until_a_step_has_become_a_checkpoint() -> None:
     job.compute(1)
     assert job.said()[-1] is Checkpointed.NO
     job.tell(job.written(0))
-    job.tell(p.ManifestWritten(step=0, reason=""))
+    job.tell(p.ManifestWritten(step=0, reason="", told=""))
     job.go_on(2)
     job.compute(2)
     job.go_on(3)
     assert job.said()[-1] is Checkpointed.TAKEN
     job.tell(job.written(2))
-    job.tell(p.ManifestWritten(step=2, reason=""))
+    job.tell(p.ManifestWritten(step=2, reason="", told=""))
     job.compute(3)
     assert job.said()[-1] is Checkpointed.NO
 
@@ -109,7 +110,9 @@ def test_a_disk_that_takes_nothing_gives_one_checkpoint_up_and_the_next_is_tried
     job = Alone(CheckpointPlan(every_steps=1))
     job.compute(0)
     job.tell(job.written(0, problem="no space left on device"))
-    assert job.all(p.EndCheckpoint) == [p.EndCheckpoint(step=0, reason="a: no space left on device", is_told=True)]
+    assert job.all(p.EndCheckpoint) == [
+        p.EndCheckpoint(step=0, reason="a: no space left on device", is_told=True, told="")
+    ]
     assert job.all(p.DropCaptures) == [p.DropCaptures(step=0)]
     job.go_on(1)
     job.compute(1)
@@ -125,7 +128,7 @@ def test_nothing_is_committed_after_the_last_checkpoint() -> None:
     assert job.said() == [Checkpointed.LAST]
     job.tell(job.written(0))
     assert len(job.all(p.WriteManifest)) == 1
-    job.tell(p.ManifestWritten(step=0, reason=""))
+    job.tell(p.ManifestWritten(step=0, reason="", told=""))
     assert job.said() == [Checkpointed.LAST]
 
 
@@ -136,7 +139,7 @@ def test_the_end_of_the_job_waits_for_what_is_being_written() -> None:
     job.tell(p.LoopEnded(step=1))
     assert not job.all(p.Leave)
     job.tell(job.written(0))
-    job.tell(p.ManifestWritten(step=0, reason=""))
+    job.tell(p.ManifestWritten(step=0, reason="", told=""))
     assert len(job.all(p.Leave)) == 1
 
 
@@ -147,4 +150,27 @@ def test_who_reports_of_a_checkpoint_that_is_over_is_told_how_it_ended() -> None
     report = PartReport(step=0, shards=(), told=(), lacking=(), problem="")
     job.tell(p.Arrived(source="b", generation=1, message=report))
     sent = [c.message for c in job.all(p.SendMessage)]
-    assert sent == [CheckpointOver(step=0, reason="a: no space")]
+    assert sent == [CheckpointOver(step=0, reason="a: no space", told="")]
+
+
+def test_on_a_disk_of_its_own_the_loop_is_a_part_too_and_the_manifest_goes_to_all() -> None:
+    job = Alone(CheckpointPlan(every_steps=1, all_holders=True))
+    job.compute(0)
+    job.go_on(1)
+    assert job.all(p.CaptureLoop) == [p.CaptureLoop(step=0, state="1", is_written=True)]
+    job.tell(job.written(0))
+    assert not job.all(p.WriteManifest)  # the loop's state is not on the disk yet
+    job.tell(p.PartWritten(step=0, shards=(LOOP,), told=("loop",), problem=""))
+    (command,) = job.all(p.WriteManifest)
+    assert (command.told, command.loops) == (("at 0", "at 1"), ("loop",))
+    job.tell(p.ManifestWritten(step=0, reason="", told="manifest"))
+    assert job.all(p.EndCheckpoint) == [p.EndCheckpoint(step=0, reason="", is_told=True, told="manifest")]
+
+
+def test_where_no_disk_takes_the_loop_the_checkpoint_is_given_up() -> None:
+    job = Alone(CheckpointPlan(every_steps=1, all_holders=True))
+    job.compute(0)
+    job.go_on(1)
+    lacking = PartReport(step=0, shards=(), told=(), lacking=(LOOP,), problem="")
+    job.tell(p.Arrived(source="a", generation=1, message=lacking))
+    assert [ended.reason for ended in job.all(p.EndCheckpoint)] == [NO_LOOP]

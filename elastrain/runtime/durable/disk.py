@@ -1,0 +1,163 @@
+"""Where this member writes checkpoints: the place, the job's claim to it, and what is kept there when one is complete.
+
+On local disks a place has the parts of one node. One member of each node, its keeper, writes the loop's state there,
+puts the manifest beside it, and reads back what lies there. An older checkpoint goes once every node has told that
+its part of a newer one was read back whole. All but `open` and `close` is for the writer's thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+from torch import Tensor
+
+from elastrain.base.checkpoints import CheckpointOptions
+from elastrain.errors import ConfigError
+from elastrain.snapshot.durable.errors import CheckpointError, TakenError
+from elastrain.snapshot.durable.manifest import (
+    BUFFERS,
+    LOOP,
+    Manifest,
+    Part,
+    PlainValue,
+    decode,
+    encode,
+    name_of,
+    place_in_time,
+)
+from elastrain.snapshot.durable.owner import Claim, claim
+from elastrain.snapshot.durable.places.opening import place_at
+from elastrain.snapshot.durable.plain import pack_named
+from elastrain.snapshot.durable.pruning import kept, prune, remove
+from elastrain.snapshot.durable.publishing import mark_verified, publish, visible
+from elastrain.snapshot.durable.reading import Checkpoint
+from elastrain.snapshot.durable.writing import PartWriter
+
+Attachments = Mapping[str, tuple[Part, ...]]
+
+
+class KeeperTold(PlainValue, frozen=True):
+    """What a keeper has written beside the shards, and what it has verified: text for the member that collects."""
+
+    attachments: dict[str, tuple[Part, ...]]
+    verified: tuple[str, ...]
+    """Checkpoints of which all that lies on its disk was read back whole."""
+
+
+class KeptCopy(PlainValue, frozen=True):
+    """What every keeper puts on its disk when a checkpoint is complete, as text."""
+
+    manifest: str
+    verified: str
+    """The newest checkpoint that all of them have verified; empty: none."""
+
+
+def told_by_keepers(loops: Sequence[str]) -> tuple[dict[str, tuple[Part, ...]], str]:
+    """All copies of the attachments, and the newest checkpoint that every keeper has verified."""
+    told = [msgspec.json.decode(each, type=KeeperTold) for each in loops]
+    names = sorted({name for each in told for name in each.attachments})
+    copies = {name: tuple(part for each in told for part in each.attachments.get(name, ())) for name in names}
+    return copies, newest_of_all(each.verified for each in told)
+
+
+def newest_of_all(verified: Iterable[Iterable[str]]) -> str:
+    """The newest name that is in every one of them; empty where none is."""
+    sets = [set(each) for each in verified]
+    common = set.intersection(*sets) if sets else set()
+    return max(common, key=lambda name: place_in_time(name) or (-1, -1), default="")
+
+
+def kept_text(manifest: Manifest, verified: str) -> str:
+    """Raises CheckpointError, as `manifest.encode`."""
+    return msgspec.json.encode(KeptCopy(manifest=encode(manifest).decode(), verified=verified)).decode()
+
+
+class CheckpointDisk:
+    """Owns the claim, and which checkpoints were verified here."""
+
+    def __init__(self, options: CheckpointOptions, job: str, log: Callable[..., None]) -> None:
+        self.place = place_at(options.place)
+        self.is_local = options.is_local
+        self._options = options
+        self._job = job
+        self._log = log
+        self._claim: Claim | None = None
+        self._wrote = ""
+        """The newest checkpoint of which this member has written the loop's state: it is its keeper."""
+        self._verified: list[str] = []
+
+    def open(self) -> None:
+        """Claim the place. Raises ConfigError where it is another job's; other problems are said when it is used."""
+        try:
+            self._claim = claim(self.place, self._job, take_over=self._options.resumes)
+        except TakenError as error:
+            raise ConfigError(str(error)) from None
+        except CheckpointError as error:
+            self._log("checkpoint_place", reason=str(error))
+
+    def close(self) -> None:
+        if self._claim is not None:
+            self._claim.release()
+
+    def check(self) -> None:
+        """Raises TakenError where another job has taken the place over."""
+        if self._claim is not None:
+            self._claim.check()
+
+    def find(self, name: str) -> Manifest | None:
+        """The manifest of a checkpoint that is visible here. Raises CheckpointError."""
+        return Checkpoint.open([self.place], name).manifest if name in visible(self.place) else None
+
+    def attach(
+        self, checkpoint: str, me: str, loop: tuple[str, Sequence[Tensor]], buffers: Mapping[str, Tensor]
+    ) -> dict[str, tuple[Part, ...]]:
+        """Write the loop's state and the model's buffers. Raises CheckpointError."""
+        writer = PartWriter(self.place, checkpoint, writer=f"{me}-loop")
+        try:
+            found: dict[str, tuple[Part, ...]] = {LOOP: (writer.attach(*loop),)}
+            if buffers:
+                found[BUFFERS] = (writer.attach(*pack_named(buffers)),)
+            writer.finish()
+        except CheckpointError:
+            writer.give_up()
+            raise
+        return found
+
+    # ------------------------------------------------------------------------------------------------- local disks
+
+    def told(self, checkpoint: str, attachments: Attachments) -> str:
+        """This member is the keeper of its node, and has written these."""
+        self._wrote = checkpoint
+        return msgspec.json.encode(
+            KeeperTold(attachments=dict(attachments), verified=tuple(self._verified[-self._options.keep - 1 :]))
+        ).decode()
+
+    def keep(self, life: int, step: int, text: str) -> None:
+        """The checkpoint is complete: have the manifest here too, remove what may go, and read back what lies here.
+
+        Nothing happens on a member that is no keeper. Says what goes wrong in the log: others have the checkpoint.
+        """
+        name = name_of(life, step)
+        if self._wrote != name:
+            return
+        try:
+            self._keep(name, msgspec.json.decode(text, type=KeptCopy))
+        except CheckpointError as error:
+            self._log("checkpoint_tidied", reason=str(error))
+
+    def _keep(self, name: str, told: KeptCopy) -> None:
+        self.check()
+        if name not in visible(self.place):
+            publish(self.place, decode(told.manifest.encode(), f"the manifest of {name}"))
+        if told.verified in visible(self.place):
+            mark_verified(self.place, told.verified)
+            for removal in prune(kept(self.place, {}), keep=self._options.keep, now_s=time.time()):
+                remove(self.place, removal.name)
+                self._log("checkpoint_tidied", reason=f"{removal.name} is removed: {removal.reason}")
+        problems = Checkpoint.open([self.place], name).verify(digests=False)
+        if problems:
+            self._log("checkpoint_tidied", reason=f"{name} is damaged, and nothing is removed for it: {problems[0]}")
+        else:
+            self._verified.append(name)

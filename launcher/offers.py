@@ -1,0 +1,70 @@
+"""Checkpoints on local disks: what each node has of them, and which one all of them together can start from.
+
+A decision over values: no disk is looked at here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from elastrain.base.resume import NodeDisk, Resume
+
+_SOME = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskOffer:
+    """What the disk of one node has of a checkpoint. Without its manifest there only `name` and `files` are known."""
+
+    name: str
+    files: tuple[str, ...]
+    """Those with parts that are good."""
+    content: str = ""
+    """`Manifest.content`: two checkpoints of one name are told apart by it."""
+    needs: tuple[tuple[str, ...], ...] = ()
+    """For each shard, and what else belongs to it, the files that have it: one of them is needed. Each set once."""
+    resume: Resume | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """`resume` is None where nobody offers anything, or nothing that is offered is complete: `lacking` says why then.
+
+    `reasons`: a clause for each newer checkpoint that was passed over.
+    """
+
+    resume: Resume | None
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def lacking(self) -> str:
+        """Why the job may not begin yet, though some node has a checkpoint; empty where it may."""
+        return "; ".join(self.reasons) if self.resume is None else ""
+
+
+def join(offered: Sequence[tuple[NodeDisk, Sequence[DiskOffer]]]) -> Joined:
+    """The newest checkpoint of which the disks together have everything."""
+    candidates = {(each.name, each.content) for _, offers in offered for each in offers if each.resume is not None}
+    reasons: list[str] = []
+    for name, content in sorted(candidates, reverse=True):
+        having = [(disk, each) for disk, offers in offered for each in offers if _is_of(each, name, content)]
+        files = {file for _, each in having for file in each.files}
+        whole = [each for _, each in having if each.resume is not None]
+        missing = min(([need for need in each.needs if files.isdisjoint(need)] for each in whole), key=len)
+        if not missing:
+            return Joined(resume=_resume(whole[0], [disk for disk, _ in having]), reasons=tuple(reasons))
+        names = ", ".join(" or ".join(need) for need in missing[:_SOME]) + (" …" if len(missing) > _SOME else "")
+        reasons.append(f"{name} is passed over: no disk that is here has {names}")
+    return Joined(resume=None, reasons=tuple(reasons))
+
+
+def _is_of(offer: DiskOffer, name: str, content: str) -> bool:
+    # Files have names that nobody else draws: those of another checkpoint of this name help nobody, and harm nobody.
+    return offer.name == name and offer.content in ("", content)
+
+
+def _resume(offer: DiskOffer, disks: Sequence[NodeDisk]) -> Resume:
+    assert offer.resume is not None
+    place = f"the disks of {', '.join(disk.node for disk in disks)}"
+    return replace(offer.resume, place=place, disks=tuple(disks))
