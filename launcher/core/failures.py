@@ -18,6 +18,8 @@ from elastrain.launcher.values import Command, Log, TakeNumber, TellNodes
 from elastrain.membership import may_restart
 
 _OF_A_LIVING_WORKER = (LeaveDue, HelloDue, WarmUpDue, HangDue, KilledDue)
+_SIGNALS = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL"}
+_SIGNALS |= {11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM"}
 
 
 class Failures:
@@ -116,5 +118,7 @@ def death(member: str, source: str, at_s: float, now: float) -> Log:
 
 
 def describe_exit(exit_code: int) -> str:
-    """ "with exit code 3", or "by signal 9"."""
-    return f"by signal {-exit_code}" if exit_code < 0 else f"with exit code {exit_code}"
+    """ "with exit code 3", or "by SIGKILL"."""
+    if exit_code >= 0:
+        return f"with exit code {exit_code}"
+    return f"by {_SIGNALS.get(-exit_code, f'signal {-exit_code}')}"

@@ -60,7 +60,7 @@ def test_last_members_killed_end_the_job_with_a_sentence(tmp_path: Path) -> None
         job.wait_step(1)
         job.kill("m0", "m1")
         assert job.end().exit_code == 1
-        assert "ended by signal 9, and no other member was left: the state is gone" in job.text()
+        assert "ended by SIGKILL, and no other member was left: the state is gone" in job.text()
         job.assert_nothing_left()
 
 

@@ -263,7 +263,7 @@ def test_first_worker_that_can_not_be_started_ends_the_job() -> None:
 def test_last_member_killed_ends_the_job() -> None:
     job = running(1)
     end = of(End, job.die("m0"))[0]
-    assert (end.code, end.sentence) == (1, "m0 ended by signal 9, and no other member was left: the state is gone")
+    assert (end.code, end.sentence) == (1, "m0 ended by SIGKILL, and no other member was left: the state is gone")
 
 
 @pytest.mark.parametrize("message", [kind(sentence="shard 3 is gone") for kind in (LostState, Diverged, NoRoom)])
@@ -320,7 +320,7 @@ def test_script_that_ends_by_a_signal_at_every_start_ends_with_the_restarts() ->
     end = of(End, job.die("m2", exit_code=-11))[0]
     assert (end.code, end.sentence) == (
         1,
-        "m2 ended by signal 11 before the first commit, and no worker is left on this node",
+        "m2 ended by SIGSEGV before the first commit, and no worker is left on this node",
     )
 
 
@@ -457,10 +457,23 @@ def test_suspected_member_that_lives_on_is_ended_after_a_while() -> None:
 
 
 @pytest.mark.parametrize(
+    ("exit_code", "words"), [(-15, "by SIGTERM"), (-11, "by SIGSEGV"), (-50, "by signal 50"), (3, "with exit code 3")]
+)
+def test_a_worker_that_ends_is_lost_and_replaced_whoever_has_ended_it(exit_code: int, words: str) -> None:
+    """SIGTERM to a worker alone is no notice for its node: nobody hands over, nobody leaves, and the restart counts."""
+    job = running(max_restarts=3)
+    job.commit(0, "m0", "m1", "m2")
+    commands = job.die("m1", exit_code=exit_code)
+    assert f"m1 ended {words}; another is started in its place (restart 1 of 3)" in [c.say for c in of(Log, commands)]
+    assert of(End, commands) == []
+    assert [command.member for command in of(Start, commands)] == ["m3"]
+
+
+@pytest.mark.parametrize(
     ("max_restarts", "words"),
     [
-        (1, "m1 ended by signal 9; another is started in its place (restart 1 of 1)"),
-        (0, "m1 ended by signal 9; not started again: all 0 restarts are used up (--max-restarts)"),
+        (1, "m1 ended by SIGKILL; another is started in its place (restart 1 of 1)"),
+        (0, "m1 ended by SIGKILL; not started again: all 0 restarts are used up (--max-restarts)"),
     ],
 )
 def test_what_becomes_of_a_suspect_is_said_when_it_is_known(max_restarts: int, words: str) -> None:
@@ -562,7 +575,7 @@ def test_crash_after_finishing_is_reported_by_the_exit_code() -> None:
     job = running(1)
     job.say("m0", Finished(step=9, digest="d"))
     end = of(End, job.die("m0", exit_code=-11))[0]
-    assert (end.code, end.sentence) == (1, "m0 ended by signal 11 after it had finished its work")
+    assert (end.code, end.sentence) == (1, "m0 ended by SIGSEGV after it had finished its work")
 
 
 def test_finished_member_that_does_not_exit_is_ended_without_harm() -> None:

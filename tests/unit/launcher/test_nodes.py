@@ -682,7 +682,7 @@ def test_last_member_killed_ends_the_job_on_every_node_with_one_sentence() -> No
     cluster.die("m1")
     cluster.die("m2")
     cluster.die("m0")
-    sentence = "m0 ended by signal 9, and no other member was left: the state is gone"
+    sentence = "m0 ended by SIGKILL, and no other member was left: the state is gone"
     assert [(a.end.code, a.end.sentence) for a in cluster.living if a.end] == [(1, sentence)] * 3
 
 
