@@ -142,7 +142,7 @@ class Agent:
         registry: Registry = peers.registry if peers is not None else LoneRegistry(self._store, config.scope)
         self._open.callback(workers.close)
         end = NodeEnd(workers, registry, self._log, incarnation=settings.incarnation, stop_grace_s=config.stop_grace_s)
-        strikes = Strikes(workers, self._log)
+        strikes = Strikes(workers, self._log, self._guardian)
         self._open.callback(strikes.close)
         launcher = RunDir(path=config.run.whole) if config.run.whole is not None else None
         lookout = Lookout(workers.seen, self._happen, config.run.stacks)

@@ -13,29 +13,30 @@ class Limited:
     """A group of its own for a process and all its children from now on. Raises OSError where that may not be made."""
 
     def __init__(self, controller: str, pid: int, name: str) -> None:
+        """`path`: where it is."""
         self._before = ROOT / controller / _path_in(controller, pid)
-        self._group = self._before / name
+        self.path = self._before / name
         self._controller, self._pid = controller, pid
 
     def begin(self, **values: int) -> None:
         """Make the group with these values (`cfs_quota_us=…`), and move the process into it."""
-        self._group.mkdir()
+        self.path.mkdir()
         try:
             for name, value in values.items():
-                (self._group / f"{self._controller}.{name}").write_text(str(value))
-            (self._group / "cgroup.procs").write_text(str(self._pid))
+                (self.path / f"{self._controller}.{name}").write_text(str(value))
+            (self.path / "cgroup.procs").write_text(str(self._pid))
         except OSError:
-            self._group.rmdir()
+            self.path.rmdir()
             raise
 
     def end(self) -> None:
         """Move back what is left in it, and remove it. A process that has just ended may keep it for a moment."""
-        for pid in (self._group / "cgroup.procs").read_text().split():
+        for pid in (self.path / "cgroup.procs").read_text().split():
             try:
                 (self._before / "cgroup.procs").write_text(pid)
             except ProcessLookupError:
                 continue
-        self._group.rmdir()
+        self.path.rmdir()
 
 
 def throttled(pid: int, name: str, share: float) -> Limited:

@@ -1,4 +1,5 @@
-"""What survives a launcher that is killed, for as long as it takes to clear up: processes, files, network namespaces.
+"""What survives a launcher that is killed, for as long as it takes to clear up: processes, files, network namespaces,
+control groups.
 
 A process that gets SIGKILL can not end what it has started: its workers would train on, or sleep for ever. So each
 launcher and each agent has a guardian, a process of a few megabytes in a session of its own, which waits for the end
@@ -77,6 +78,10 @@ class Guardian:
         """A network namespace, whether it is there or will be."""
         self._tell("namespace", name)
 
+    def remove_group(self, path: Path) -> None:
+        """A control group, whether it is still there then or not."""
+        self._tell("group", str(path))
+
     def _tell(self, what: str, value: object) -> None:
         assert self._process.stdin is not None
         try:
@@ -100,7 +105,8 @@ def _identity(path: Path) -> list[int] | None:
 
 def _guard() -> None:
     """Listen until the owner has ended without a farewell (it kills the guardian as one), then clear up."""
-    mark, sessions, paths, namespaces = b"", set[int](), list[tuple[Path, list[int] | None]](), list[str]()
+    mark, sessions, paths = b"", set[int](), list[tuple[Path, list[int] | None]]()
+    namespaces, groups = list[str](), list[str]()
     for line in sys.stdin.buffer:
         what, value = json.loads(line)
         if what == "mark":
@@ -111,9 +117,12 @@ def _guard() -> None:
             sessions.discard(value)
         elif what == "namespace":
             namespaces.append(value)
+        elif what == "group":
+            groups.append(value)
         else:
             paths.append((Path(value[0]), value[1]))
     _end_all(mark, sessions)
+    _remove_groups(groups)
     for path, identity in paths:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -134,6 +143,21 @@ def _end_all(mark: bytes, sessions: Collection[int]) -> None:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _remove_groups(groups: Collection[str]) -> None:
+    """A process that has just ended may keep its own for a moment."""
+    left, began_s = set(groups), time.monotonic()
+    while left and time.monotonic() < began_s + _LOOK_AT_MOST_S:
+        for group in list(left):
+            try:
+                os.rmdir(group)
+            except FileNotFoundError:
+                pass
+            except OSError:
+                continue
+            left.discard(group)
         time.sleep(_LOOK_AGAIN_S)
 
 

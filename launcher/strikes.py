@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from elastrain.launcher import cgroups
 from elastrain.launcher.events import EventLog
+from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.values import Strike
 from elastrain.launcher.worker_processes import WorkerProcesses
 
@@ -24,8 +25,8 @@ _ANSWERED_S = 0.1
 class Strikes:
     """Driven by the agent's loop. What is due later is a call, kept with its time (monotonic seconds)."""
 
-    def __init__(self, workers: WorkerProcesses, log: EventLog) -> None:
-        self._workers, self._log = workers, log
+    def __init__(self, workers: WorkerProcesses, log: EventLog, guardian: Guardian) -> None:
+        self._workers, self._log, self._guardian = workers, log, guardian
         self._due: list[tuple[float, Callable[[], None]]] = []
         self._limited: dict[str, cgroups.Limited] = {}
         self._strikes = {
@@ -105,6 +106,7 @@ class Strikes:
     def _limit(self, command: Strike, limited: cgroups.Limited) -> None:
         name = f"{command.kind} {command.member}"
         self._limited[name] = limited
+        self._guardian.remove_group(limited.path)  # should this agent be killed
         if command.for_s is not None:
             self._later(command.for_s, lambda: self._unlimit(name))
 

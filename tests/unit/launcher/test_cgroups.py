@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from elastrain.launcher import cgroups
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(
     not all(os.access(cgroups.ROOT / each / "cgroup.procs", os.W_OK) for each in ("cpu", "memory")),
@@ -57,6 +58,30 @@ def test_a_process_that_wants_more_memory_than_it_may_have_is_killed() -> None:
         assert process.returncode == -9
         limited.end()
     assert not list(cgroups.ROOT.glob(f"memory/**/elastrain-test-{process.pid}"))
+
+
+OWNER = """
+import os, subprocess, sys, time
+from elastrain.launcher import cgroups
+from tests.support.waiting import until
+from elastrain.launcher.guardian import Guardian
+guardian = Guardian("AGENT", dict(os.environ))
+worker = subprocess.Popen(["sleep", "100"], start_new_session=True)
+guardian.watch(worker.pid)
+limited = cgroups.throttled(worker.pid, f"elastrain-test-{worker.pid}", 0.5)
+guardian.remove_group(limited.path)
+print(limited.path, flush=True)
+time.sleep(100)
+"""
+
+
+def test_the_group_of_an_agent_that_is_killed_goes_with_those_in_it() -> None:
+    with child(OWNER) as owner:
+        assert owner.stdout is not None
+        group = Path(owner.stdout.readline().strip())
+        assert group.is_dir()
+        owner.kill()
+    until(lambda: not group.exists(), 30, f"end of {group}")
 
 
 def test_what_the_kernel_does_not_have_is_said() -> None:
