@@ -13,6 +13,7 @@ from pathlib import Path
 
 from elastrain.base.places import Spot
 from elastrain.base.processes import state_of
+from elastrain.comm.shm import group_trails
 from elastrain.comm.shm.liveness import Watcher
 from elastrain.comm.shm.whereabouts import STACKS_SIGNAL, Lane, read
 from elastrain.launcher.core import events as ev
@@ -52,12 +53,14 @@ class Lookout:
 
     def take_stacks(self, reason: str) -> dict[str, str]:
         """Each worker appends its threads' stacks to its file in `folder`, below a line that says why, what it was at,
-        and what the kernel says. Returns these lines, by member.
+        what the kernel says, and the last operation of each group of torch.distributed that it made. Returns these
+        lines, by member.
         """
         at, said = time.strftime("%H:%M:%S"), dict[str, str]()
         for member, worker in self._workers().items():
             seen = _look(member, worker)
-            said[member] = f"{_said(seen)}; {_kernel_says(worker.pid)}"
+            groups = group_trails.read(self.folder / f"{member}.groups")
+            said[member] = "; ".join([_said(seen), _kernel_says(worker.pid), *groups])
             head = f"\n---- {at} {reason}\n{member}: {said[member]}\n"
             try:
                 fd = os.open(self.folder / f"{member}.txt", os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)

@@ -27,6 +27,7 @@ from elastrain.comm.groups.placement import Placement
 from elastrain.comm.groups.point_to_point import PointToPoint
 from elastrain.comm.groups.shared_executor import SharedMemoryExecutor
 from elastrain.comm.groups.work import Work
+from elastrain.comm.shm.group_trails import GroupTrails
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.values import Event, Frame, LossCause, Newer, Peer, PeerLost
 
@@ -89,12 +90,13 @@ class Communicator:
     `newest_generation`: that any member was heard of in.
     """
 
-    def __init__(self, mesh: Mesh, *, timeout_s: float = 60.0) -> None:
-        """`timeout_s` holds for calls that name none."""
+    def __init__(self, mesh: Mesh, *, timeout_s: float = 60.0, trails: GroupTrails | None = None) -> None:
+        """`timeout_s` holds for calls that name none. `trails`: where the last operation of each group is told."""
         self.address = mesh.address
         self.newest_generation = 0
         self._mesh = mesh
         self._timeout_s = timeout_s
+        self._trails = trails
         self._driver = Driver(mesh, self)
         self._executors = Executors(mesh, self._driver)
         self.failures = self._executors.failures
@@ -121,7 +123,8 @@ class Communicator:
 
         Raises ValueError when the name is taken, or the list does not name me.
         """
-        members_of_group = MemberList(name, self._mesh.me, members)
+        trail = self._trails.of(name) if self._trails is not None else None
+        members_of_group = MemberList(name, self._mesh.me, members, trail)
         self._executors.add(members_of_group)
         return Group(self.dispatcher, members_of_group, timeout_s=timeout_s or self._timeout_s)
 

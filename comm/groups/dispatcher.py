@@ -72,6 +72,7 @@ class Dispatcher:
         staged.view(tensor.shape).copy_(tensor)
         address = Address(group=group.number, source=group.me, tag=tag)
         to_member = group.members[to]
+        group.trail.called(f"send to {to_member}, tag {tag}")
         self._driver.post(lambda: self._point_to_point.post(work, address, to_member, staged))
         return work
 
@@ -79,6 +80,7 @@ class Dispatcher:
         """Await a tagged message of this rank (None: of anybody)."""
         source = None if of is None else group.members[of]
         missing = f"nothing tagged {tag} from {'anybody' if source is None else source} within {timeout_s} s"
+        group.trail.called(f"recv of {source or 'anybody'}, tag {tag}")
         deadline_s = time.monotonic() + timeout_s
         pending = PendingReceive(work=Work(), out=out, deadline_s=deadline_s, description=missing)
         address = Address(group=group.number, source=source, tag=tag)

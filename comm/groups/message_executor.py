@@ -126,6 +126,7 @@ class MessageExecutor:
             if running.number == len(running.operation.rounds):
                 queue.running = None
                 queue.sequence += 1
+                queue.group.trail.end(well=True)
                 running.request.work.finish()
                 continue
             if not running.sent:
@@ -140,7 +141,9 @@ class MessageExecutor:
         hosts = tuple(self._placement.host_of(member) for member in group.members)
         participant = Participant(rank=group.rank, world=group.size, memory=_Staging(self._mesh), hosts=hosts)
         try:
-            queue.running = _Running(request=request, operation=request.make(participant))
+            operation = request.make(participant)
+            group.trail.begin(operation.description)
+            queue.running = _Running(request=request, operation=operation)
         except (ValueError, RuntimeError, OutOfMemory) as error:  # torch raises RuntimeError for what does not fit
             request.work.finish(error if isinstance(error, OutOfMemory) else ValueError(str(error)))
             self._failures.break_off(Aborted(f"{self._mesh.me!r} could not begin: {error}"))
@@ -254,7 +257,10 @@ class MessageExecutor:
         self._early.clear()
         requests: list[OperationRequest] = []
         for queue in list(self._queues.values()):
-            requests += [*([queue.running.request] if queue.running else []), *queue.requests]
+            if queue.running is not None:
+                queue.group.trail.end(well=False)
+                requests.append(queue.running.request)
+            requests += queue.requests
             queue.running = None
             queue.requests.clear()
         if requests:

@@ -161,6 +161,7 @@ class SharedMemoryExecutor:
                 generation, request = track.queue.popleft()
                 track.running = track.untold = generation
             error = self._without_graph(track, generation, request)
+            track.group.trail.end(well=error is None)
             with track.state.lock:
                 track.running = None
                 self._begin(track)
@@ -204,9 +205,11 @@ class SharedMemoryExecutor:
             return generation.error
         try:
             if not generation.begin(request):
+                track.group.trail.wait("the wait for all members before the first of a view")
                 self._open(track, generation, request)
             operation = _make(generation, request)
             if not isinstance(operation, ValueError):
+                track.group.trail.begin(operation.description)
                 generation.run(operation)
                 return None
         except (MemberLost, Aborted, Timeout) as error:

@@ -17,10 +17,11 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastrain.base.environment import master_address
+from elastrain.base.environment import master_address, member, run_folder
 from elastrain.base.environment import secret as launcher_secret
 from elastrain.comm.autoload import NAME, register
 from elastrain.comm.groups.communicator import Communicator
+from elastrain.comm.shm.group_trails import GroupTrails
 from elastrain.comm.shm.liveness import Beacon
 from elastrain.comm.torch_backend.process_group import ProcessGroup
 from elastrain.comm.wire.mesh import Mesh
@@ -53,6 +54,7 @@ class Session:
     agreed: tuple[str, ...]  # the members of the last view that was found to be everybody's
     proven: set[str] = field(default_factory=set)  # of these, the members known to take part in nothing any more
     steps: int = 0
+    trails: GroupTrails | None = None
 
 
 _session: Session | None = None  # one default group per process is torch's own rule
@@ -78,7 +80,8 @@ def _start(opts: Any, options: Options) -> Session:
     beacon = Beacon()
     me = f"rank{rank:05d}-{secrets.token_hex(4)}"
     mesh = Mesh(me=me, node=options.node or _host(), job="torch", secret=secret, config=config, beacon=beacon)
-    communicator = Communicator(mesh, timeout_s=opts.timeout.total_seconds())
+    trails = _trails()
+    communicator = Communicator(mesh, timeout_s=opts.timeout.total_seconds(), trails=trails)
     mine = Peer(id=me, node=mesh.node, address=mesh.address)
     store.set(f"member/{rank}", json.dumps(dataclasses.asdict(mine)))
     peers = tuple(Peer(**json.loads(store.get(f"member/{other}"))) for other in range(world))
@@ -91,7 +94,23 @@ def _start(opts: Any, options: Options) -> Session:
         generation=1,
         timeout_s=opts.timeout.total_seconds(),
         agreed=tuple(peer.id for peer in peers),
+        trails=trails,
     )
+
+
+def _trails() -> GroupTrails | None:
+    """Beside the stacks that this member writes when it hangs; None without a launcher, and where no file can be made.
+
+    The last operations help whoever looks for a hang: a job does without.
+    """
+    folder = run_folder()
+    if folder is None:
+        return None
+    try:
+        (folder / "stacks").mkdir(mode=0o700, exist_ok=True)
+        return GroupTrails(folder / "stacks" / f"{member()}.groups")
+    except OSError:
+        return None
 
 
 def _share_secret(rank: int, store: Any) -> bytes:
@@ -105,6 +124,8 @@ def _stop() -> None:
     if _session is not None:
         _session.communicator.close()
         _session.beacon.close()
+        if _session.trails is not None:
+            _session.trails.remove()
         _session = None
 
 

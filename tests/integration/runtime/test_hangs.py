@@ -68,6 +68,18 @@ def test_declared_phases_are_waited_for_as_long_as_they_say_and_no_longer(tmp_pa
     assert "in main" in (run.folder / "stacks/m1.txt").read_text()
 
 
+def test_who_never_comes_to_a_collective_of_the_script_is_told_from_who_waits_in_it(tmp_path: Path) -> None:
+    """Both stand alike for their agent, and are ended; what the group did last says to a person who was missing."""
+    arguments = ("--steps", "20")
+    run = run_job(tmp_path, workers=3, arguments=(*arguments, "--skips", "m1:4"), script=PHASES)
+    assert_equal_to_undisturbed(run, *arguments, script=PHASES)
+    assert sorted(ended(run)) == ["m0", "m1"]
+    told = next(e for e in run.events if e["event"] == "stacks")["members"]
+    assert "the last call (5) of its group" in told["m0"] and "all_reduce" in told["m0"] and "under way" in told["m0"]
+    assert "the last call (4) of its group" in told["m1"] and "under way" not in told["m1"]
+    assert "group 'world' was barrier" in told["m2"]
+
+
 @pytest.mark.on_demand
 def test_a_node_that_was_stopped_beyond_its_lease_comes_back_and_nothing_that_it_writes_is_read(tmp_path: Path) -> None:
     arguments = ("--steps", "60", "--backups", "1")
