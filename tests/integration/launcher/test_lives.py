@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from elastrain.launcher.checkpoints import newest_step
 from elastrain.launcher.lives import BARREN_MAX
+from elastrain.snapshot.durable.manifest import name_of
 from elastrain.snapshot.durable.places.opening import place_at
+from elastrain.snapshot.durable.publishing import visible
 from tests.support.checkpoints import save
 from tests.support.nodes_harness import NodesJob, stub_job
 from tests.support.processes import in_sessions, kill_group
@@ -125,7 +126,11 @@ def test_all_is_killed_and_the_job_goes_on_from_its_own_checkpoint_bit_for_bit(
     folder, arguments = tmp_path / "checkpoints", ("--steps", "14")
     writes = ("--checkpoint-dir", str(folder), "--checkpoint-every", "2")
     with NodesJob(tmp_path, *options, *writes, arguments=arguments) as job:
-        until(lambda: (newest_step(str(folder)) or 0) >= 3, 90, f"a checkpoint\n{job.text()}")
+        until(
+            lambda: any(name >= name_of(1, 3) for name in visible(place_at(str(folder)))),
+            90,
+            f"a checkpoint\n{job.text()}",
+        )
         killed_s = time.monotonic()
         for pid in [e["pid"] for e in job.events() if e["event"] in strike]:
             kill_group(pid)

@@ -90,7 +90,12 @@ class AgentProcess(Process):
                 store: Any = self.client
                 access = ClusterAccess(job="job", secret=b"", store=store, host="127.0.0.1", key_ttl_s=3600.0)
                 nodes = lambda: self.core.cluster.peers.nodes  # noqa: E731
-                port = AgentPort(happen=self.happen, hear_workers=workers.hear_all, nodes=nodes)
+                port = AgentPort(
+                    happen=self.happen,
+                    hear_workers=workers.hear_all,
+                    nodes=nodes,
+                    let_read=lambda name, _connection: f"{name}: nobody has a disk of its own here",
+                )
                 record = self.core.cluster.peers.record
                 loop: Any = NoLoop()
                 self.peers = PeerAgents(loop, log, access, record, port)

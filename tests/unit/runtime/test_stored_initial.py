@@ -14,6 +14,7 @@ from elastrain import protocol as p
 from elastrain.base.resume import Resume
 from elastrain.errors import ConfigError, StateLostError
 from elastrain.runtime.describe import describe
+from elastrain.runtime.durable.node_disks import Reader
 from elastrain.runtime.handover import InitialUnread
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.stored_initial import StoredInitial
@@ -22,6 +23,8 @@ from elastrain.snapshot.durable.places.opening import place_at
 from elastrain.snapshot.durable.publishing import publish
 from elastrain.snapshot.durable.writing import PartWriter
 from elastrain.snapshot.state import ShardState
+
+READER = Reader(member="m0", node="node0", scope="job", secret=None, source="")
 
 
 def model_state() -> ModelState:
@@ -69,7 +72,7 @@ def read(stored: StoredInitial, told: queue.SimpleQueue[Any], *shards: int) -> A
 def test_all_parameters_come_into_the_model_and_own_shards_beside_it(tmp_path: Path) -> None:
     model, told = model_state(), queue.SimpleQueue[Any]()
     resume, states = saved(tmp_path, model)
-    stored = StoredInitial(resume, model, told.put)
+    stored = StoredInitial(resume, model, READER, told.put)
     assert read(stored, told, 1) == p.InitialRead(shards=(1,))
     for shard, state in zip(model.layout.shards, states, strict=True):
         here = model.parameters_of(shard)
@@ -82,7 +85,7 @@ def test_all_parameters_come_into_the_model_and_own_shards_beside_it(tmp_path: P
 def test_what_a_change_of_view_adds_is_read_without_touching_the_model_again(tmp_path: Path) -> None:
     model, told = model_state(), queue.SimpleQueue[Any]()
     resume, states = saved(tmp_path, model)
-    stored = StoredInitial(resume, model, told.put)
+    stored = StoredInitial(resume, model, READER, told.put)
     read(stored, told)
     model.parameters_of(model.layout.shards[0]).fill_(7.0)  # a step was committed meanwhile, say
     read(stored, told, 0)
@@ -100,7 +103,7 @@ def test_a_damaged_shard_ends_the_life_with_a_sentence_whoever_holds_it(
     content = bytearray(file.read_bytes())
     content[5] ^= 1
     file.write_bytes(bytes(content))
-    failed = read(StoredInitial(resume, model, told.put), told, *shards)
+    failed = read(StoredInitial(resume, model, READER, told.put), told, *shards)
     assert isinstance(failed, InitialUnread) and isinstance(failed.error, StateLostError)
     assert "is damaged" in str(failed.error) and "shard" in str(failed.error)
 
@@ -108,6 +111,6 @@ def test_a_damaged_shard_ends_the_life_with_a_sentence_whoever_holds_it(
 def test_a_checkpoint_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
     model, told = model_state(), queue.SimpleQueue[Any]()
     resume = Resume(place=str(tmp_path), name=name_of(1, 9), step=9)
-    failed = read(StoredInitial(resume, model, told.put), told)
+    failed = read(StoredInitial(resume, model, READER, told.put), told)
     assert isinstance(failed, InitialUnread) and isinstance(failed.error, ConfigError)
     assert "step-0000000009" in str(failed.error)
