@@ -68,9 +68,9 @@ def chaos(
 
     Prints a schedule that `elastrain run --faults` replays. The exit code is the job's.
     """
-    folder = rundir.find(run)
+    plan, for_s = flags.plan(), flags.for_s()
     show = _as_json if as_json else _as_lines
-    return Chaos(AskedJob(folder), flags.plan(), flags.for_s(), show).run()
+    return Chaos(AskedJob(rundir.find(run)), plan, for_s, show).run()
 
 
 @dataclass(frozen=True)

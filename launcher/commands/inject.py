@@ -73,7 +73,8 @@ def inject(
         return 0
     if kind is None:
         raise ConfigError("the class of the fault is missing: elastrain inject --list shows all of them")
-    answer = ask(rundir.find(run), grammar.from_words([kind, *words.words(), *(options or [])]))
+    fault = grammar.from_words([kind, *words.words(), *(options or [])])
+    answer = ask(rundir.find(run), fault)
     print(f"elastrain: {answer.sentence}", file=sys.stdout if answer.ok else sys.stderr)
     return 0 if answer.ok else 1
 
