@@ -6,7 +6,7 @@ class. Bytes in, values out; what carries the bytes is elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -55,6 +55,19 @@ class LineCodec(Generic[Value]):
 # A type of its own and not plain int: only fields that need it pay for bytes instead of a number.
 class BitMask(int):
     """A whole number that may have more than 64 bits, for a field of a numbered kind: MessagePack has none such."""
+
+
+def decoder_of(kind: type[Value]) -> Callable[[bytes], Value]:
+    """What reads one value as JSON, and raises ValueError for what is none."""
+    decoder = msgspec.json.Decoder(kind)
+
+    def decode(text: bytes) -> Value:
+        try:
+            return decoder.decode(text)
+        except RecursionError:
+            raise ValueError(f"no {kind.__name__} is nested so deeply") from None
+
+    return decode
 
 
 class NumberedCodec(Generic[Value]):

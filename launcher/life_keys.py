@@ -8,10 +8,11 @@ from __future__ import annotations
 import msgspec
 
 from elastrain.base.scope import job_of
+from elastrain.codec import decoder_of
 from elastrain.launcher.store import Store
 from elastrain.launcher.values import Life
 
-_DECODER = msgspec.json.Decoder(Life)
+_decode = decoder_of(Life)
 
 
 def life_key(job: str) -> str:
@@ -22,7 +23,7 @@ def life_key(job: str) -> str:
 def read_life(store: Store, job: str) -> tuple[int, Life]:
     """The revision of the key, 0 for none, and the life that the job is in. Raises ValueError for what is none."""
     there = store.get(life_key(job))
-    return (0, Life()) if there is None else (there.revision, _DECODER.decode(there.value))
+    return (0, Life()) if there is None else (there.revision, _decode(there.value))
 
 
 def begin_life(store: Store, job: str, life: Life, lease: int | None) -> Life:

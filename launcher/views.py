@@ -27,20 +27,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from elastrain.base.scope import job_of, scope
+from elastrain.codec import decoder_of
 from elastrain.launcher.life_keys import life_key, read_life
 from elastrain.launcher.store import Item, LeaseLostError, Store, StoreUnavailableError
 from elastrain.launcher.values import NodeRecord, PutCheckpoint, Roster
 from elastrain.world import View
 
 _LOOK_AGAIN_S = 0.1
-Value = TypeVar("Value")
 
 
 class JobKeys:
@@ -290,19 +290,4 @@ def hint_key(job: str) -> str:
 
 
 encode_view = encode_record = encode_roster = msgspec.json.encode
-
-
-def _decoder(kind: type[Value]) -> Callable[[bytes], Value]:
-    """Raises ValueError for what is no such value."""
-    decoder = msgspec.json.Decoder(kind)
-
-    def decode(text: bytes) -> Value:
-        try:
-            return decoder.decode(text)
-        except RecursionError:
-            raise ValueError(f"no {kind.__name__} is nested so deeply") from None
-
-    return decode
-
-
-decode_view, decode_record, decode_roster = _decoder(View), _decoder(NodeRecord), _decoder(Roster)
+decode_view, decode_record, decode_roster = decoder_of(View), decoder_of(NodeRecord), decoder_of(Roster)

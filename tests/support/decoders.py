@@ -5,6 +5,7 @@ A decoder either returns a value or raises one of its stated errors, within a bo
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import random
@@ -22,35 +23,48 @@ from msgspec.structs import replace
 
 from elastrain import agent_messages as am
 from elastrain import messages
-from elastrain.base.disk_protocol import LENGTH, Names, Read, Size, decode_request, encode_request
+from elastrain.base.disk_protocol import (
+    ANSWER,
+    LENGTH,
+    Names,
+    Read,
+    Size,
+    decode_request,
+    encode_request,
+)
 from elastrain.base.line_buffer import LineBuffer
 from elastrain.checkpoint import Wish
-from elastrain.codec import BadMessageError, BitMask
+from elastrain.codec import BadMessageError, BitMask, decoder_of
 from elastrain.comm.errors import HandshakeRefused, ProtocolError
+from elastrain.comm.groups.communicator import Communicator
 from elastrain.comm.groups.slot_ring import DOUBLE_BUFFER_BYTES, SlotRing
+from elastrain.comm.shm import group_trails
 from elastrain.comm.shm.imports import Imports, Reference
 from elastrain.comm.shm.segments import SharedMemory
 from elastrain.comm.torch_backend import view as torch_view
 from elastrain.comm.wire.frames import DTYPES, FIRST_CONTROL_KIND, HEADER_BYTES, Caps, Inline, Parser, RawFrame, encode
 from elastrain.comm.wire.handshake import Handshake, Role
 from elastrain.comm.wire.link import Link
-from elastrain.comm.wire.values import Peer
+from elastrain.comm.wire.mesh import Mesh
+from elastrain.comm.wire.values import Frame, MeshConfig, Peer
 from elastrain.errors import ConfigError
 from elastrain.launcher import notices, operator_messages, views
 from elastrain.launcher.faults_file import read_faults
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.sealed import SealedStore
 from elastrain.launcher.store import ForgedValueError, MemoryStore
-from elastrain.launcher.values import NodeRecord, Roster
+from elastrain.launcher.values import Life, NodeRecord, Roster
 from elastrain.offload import profile
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.stats import OffloadStats
 from elastrain.placement import Holders
 from elastrain.runtime import carried, packing
+from elastrain.runtime.durable import node_disks
 from elastrain.snapshot.durable import frames as durable_frames
 from elastrain.snapshot.durable import manifest
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import Part
+from elastrain.snapshot.durable.places import node
 from elastrain.snapshot.durable.writing import Written
 from elastrain.snapshot.state import ShardState
 from elastrain.values import Contribution, Record, Report, Vote
@@ -359,6 +373,12 @@ def _store_values() -> list[Decoder]:
             errors=(ValueError,),
         ),
         Decoder(
+            name="the life of a job",
+            samples=[json.dumps({"number": 2, "step": 7, "start": "x", "resume": None}).encode()],
+            decode=decoder_of(Life),
+            errors=(ValueError,),
+        ),
+        Decoder(
             name="the roster",
             samples=[views.encode_roster(Roster(nodes=(_NODE, _NODE)))],
             decode=views.decode_roster,
@@ -386,6 +406,12 @@ def _files(folder: Path) -> list[Decoder]:
     state = json.dumps({"state": "running", "members": [{"id": "m0"}], "step": 3}).encode()
     return [
         Decoder(name="a faults file", samples=[faults], decode=read("faults", read_faults), errors=(ConfigError,)),
+        Decoder(
+            name="what groups did last",
+            samples=[struct.pack("<qB64s160s23x", 3, 2, b"world", b"barrier") * 2],
+            decode=read("m0.groups", group_trails.read),
+            errors=(),
+        ),
         Decoder(
             name="run.json",
             samples=[state],
@@ -496,6 +522,60 @@ def _states() -> list[Decoder]:
     ]
 
 
+class _Said:
+    """A stream on which a node's agent says what the fuzzer makes up."""
+
+    def __init__(self, data: bytes) -> None:
+        self._rest = data
+
+    def send(self, data: bytes) -> None: ...
+
+    def receive(self, size_bytes: int) -> bytes:
+        assert size_bytes <= node_disks._ANSWER_BYTES_MAX  # memory is taken for so much
+        data, self._rest = self._rest[:size_bytes], self._rest[size_bytes:]
+        if len(data) < size_bytes:
+            raise EOFError
+        return data
+
+
+def _disks() -> list[Decoder]:
+    """Of other nodes, as a member that resumes reads them."""
+
+    def names(data: bytes) -> object:
+        body = node_disks._asked(_Said(data), Names(checkpoint="c"), None)  # type: ignore[arg-type]
+        return node._decoded(body, list[str], "it")
+
+    return [
+        Decoder(
+            name="what another node's disk answers",
+            samples=[ANSWER.pack(1, 9) + b'["a","b"]'],
+            decode=names,
+            errors=(EOFError, CheckpointError),
+        ),
+    ]
+
+
+class _Spoken:
+    """A communicator of one, to which frames come as if they had passed the mesh."""
+
+    def __init__(self) -> None:
+        me = Mesh(me="a", node="n", job="j", secret=SECRET, config=MeshConfig(transport="unix"))
+        self._communicator = Communicator(me)
+        self._peer, self._heard = Peer(id="a", node="n", address=me.address), 0
+        self._fence = torch.zeros(1, dtype=torch.int64)
+        self._rings = torch.zeros(DOUBLE_BUFFER_BYTES, dtype=torch.uint8)
+        atexit.register(self._communicator.close)
+
+    def hear(self, data: bytes) -> None:
+        if self._heard % 20 == 0:  # what was told of an end counts until the next view
+            self._communicator.edit(1 + self._heard // 20, [self._peer])
+        self._heard += 1
+        kind, carried = (*data, 0, 0)[:2]
+        tensors = ((), (self._fence,), (self._rings,))[carried % 3]
+        frame = Frame(source="b", generation=1, kind=0x0101 + kind % 6, body=data[2:], tensors=tensors)
+        self._communicator._driver.call(lambda: self._communicator._understand(frame))
+
+
 def _micro_batch() -> bytes:
     thing = {
         "x": torch.arange(6).reshape(2, 3),
@@ -512,7 +592,7 @@ def _micro_batch() -> bytes:
 
 def decoders(folder: Path) -> list[Decoder]:
     """`folder`: for those that read files."""
-    link, ring = _OneLink(), _ring()
+    link, ring, spoken = _OneLink(), _ring(), _Spoken()
     numbered = Decoder(
         name="a member's message",
         samples=_messages(),
@@ -559,6 +639,15 @@ def decoders(folder: Path) -> list[Decoder]:
             errors=(ProtocolError,),
         ),
         Decoder(
+            name="a frame of a communicator",
+            samples=[
+                bytes(kind_and_tensor) + struct.pack("<QQBq", 1, 2, 0, 3) + b"barrier"
+                for kind_and_tensor in ((0, 0), (1, 0), (2, 1), (3, 1), (4, 2))
+            ],
+            decode=spoken.hear,
+            errors=(ProtocolError,),
+        ),
+        Decoder(
             name="lines",
             samples=[b"one\ntwo\nthree"],
             decode=lambda data: LineBuffer(100).feed(data),
@@ -576,4 +665,5 @@ def decoders(folder: Path) -> list[Decoder]:
         *_files(folder),
         *_states(),
         *_checkpoints(),
+        *_disks(),
     ]

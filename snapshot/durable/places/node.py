@@ -115,5 +115,5 @@ def _may_be_told(file: str) -> bool:
 def _decoded(body: bytes, kind: type[T], location: str) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{location} answers what nobody has asked for: {error}") from None
