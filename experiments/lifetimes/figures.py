@@ -12,10 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from elastrain.offload.lifetimes.plan import make_plan
 from elastrain.offload.lifetimes.program import gaps, least_bytes, needs
 from elastrain.offload.lifetimes.values import Budget, Tier
 from experiments.harness import Reach, add_record_flag, interleave, record, report
+from experiments.lifetimes.device import main as on_a_device
 from experiments.lifetimes.recorded import measure_recorder
 from experiments.lifetimes.worker import Case, Worker
 from experiments.offload.models import KINDS, Shape
@@ -232,13 +235,22 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="one small model, about a minute and a half")
     parser.add_argument("--dir", default=None, help="a directory on the SSD (default: the temporary directory)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the models are")
+    parser.add_argument("--curve", action="store_true", help="only speed over the drive's rate, with the quick model")
     add_record_flag(parser)
     args = parser.parse_args(given)
     if args.device == "cuda":
-        parser.error("--device cuda: pieces in a GPU's memory are not measured by this experiment yet")
-    size = QUICK if args.quick else FULL
+        measure_on_a_device()
+        return
+    size = QUICK if args.quick or args.curve else FULL
     with tempfile.TemporaryDirectory(dir=args.dir) as name:
-        figures = measure(size, Path(name))
+        figures = {"curve": measure_curve(size, Path(name))} if args.curve else measure(size, Path(name))
     if args.record:
-        record("lifetimes", figures, quick=args.quick, settings=asdict(size))
+        record("lifetimes", figures, quick=size is QUICK, settings=asdict(size))
     report(figures, {name: reach for name, reach in REACHES.items() if name in figures})
+
+
+def measure_on_a_device() -> None:
+    """The ways of `device.py`, with its defaults. Ends with one sentence where there is no device."""
+    if not torch.cuda.is_available():
+        raise SystemExit("--device cuda: torch finds no CUDA device on this machine; leave the flag out, or go to one")
+    on_a_device([])
