@@ -387,12 +387,13 @@ def test_a_deadline_names_who_is_missing_and_ends_the_others_too(transport: Tran
 
         def act(comm: Communicator, rank: int) -> None:
             if rank == 0:
-                comm.world.all_reduce(torch.ones(10), timeout_s=0.1).wait()
+                comm.world.all_reduce(torch.ones(10), timeout_s=0.5).wait()
             elif rank == 1:
                 comm.world.all_reduce(torch.ones(10)).wait()
 
+        made.each(lambda comm, rank: comm.world.barrier().wait())  # the links are made
         first, second, _ = made.each(act)
-        assert isinstance(first, Timeout) and "nothing from c within 0.1 s" in str(first)
+        assert isinstance(first, Timeout) and "nothing from c within 0.5 s" in str(first)
         assert isinstance(second, Aborted) and "nothing from c" in second.reason
 
 

@@ -219,7 +219,7 @@ def test_a_member_that_takes_over_a_view_last_loses_nobody_however_many_have_cal
 ) -> None:
     """Of 80 callers, those from the 65th on were hung up on, and lost for good in the view that named them."""
     guests = [f"m{number}" for number in range(1, 81)]
-    with cast(transport) as made:
+    with cast(transport, connect_timeout_s=60.0, handshake_timeout_s=60.0) as made:  # one thread shakes all hands
         for name in ("m0", *guests):
             made.add(name)
         for name in guests:
