@@ -319,6 +319,8 @@ def _comments(sources: list[Source]) -> dict[str, float]:
 def room_of(module: str) -> str:
     """`comm`, `runtime`, …; `pure` for what lies in `elastrain/` itself."""
     second = module.split(".")[1]
+    if within(module, {"elastrain.pipeline.stubs"}):
+        return "stubs"
     return second if within(second, {*ROOMS, "runtime", "base"}) else "pure"
 
 

@@ -81,7 +81,7 @@ RUNTIME_MAY_IMPORT_OF_COMM = frozenset({"elastrain.comm.errors", "elastrain.comm
 
 
 # Folders of the package that do I/O, keep time or compute with tensors. Every other folder in it is pure.
-NOT_PURE = {"runtime", "base", *ROOMS}
+NOT_PURE = {"runtime", "base", "stubs", *ROOMS}
 
 
 def _imports(path: Path) -> frozenset[str]:
@@ -176,6 +176,12 @@ def test_a_wing_of_the_communicator_imports_those_before_it(wing: str) -> None:
 def test_every_file_of_the_communicator_lies_in_a_wing_or_at_its_door() -> None:
     places = {path.relative_to(ROOT / "comm").parts[0] for path in files(ROOT / "comm")}
     assert places == {*WINGS, "__init__.py", "autoload.py", "errors.py"}
+
+
+@pytest.mark.parametrize("path", files(ROOT / "elastrain/pipeline/stubs"), ids=lambda p: p.name)
+def test_stubs_know_torch_and_the_pure_parts_of_pipelines(path: Path) -> None:
+    ours = {name for name in _imports(path) if within(name, {"elastrain"})}
+    assert {name for name in ours if not within(name, {"elastrain.pipeline", "elastrain.errors"})} == set()
 
 
 def test_the_runtime_uses_links_and_shared_memory_of_the_communicator() -> None:

@@ -1,0 +1,55 @@
+"""Stands at the entries of a model's blocks: each block's `forward` goes through one function while it stands there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from elastrain.errors import ConfigError
+
+Forward = Callable[..., Any]
+Entry = Callable[[int, Forward, tuple[Any, ...], dict[str, Any]], Any]
+"""(the block's place, its own forward, arguments by place, by name) -> what the block returns."""
+
+
+class Entries:
+    """`forward` of each block is replaced on the module itself, so that hooks before and behind it stay as they are."""
+
+    def __init__(self, model: nn.Module, blocks: Sequence[str], entry: Entry) -> None:
+        """Raises ConfigError for a model that is compiled as a whole."""
+        check_not_compiled(model)
+        self._modules = [model.get_submodule(name) for name in blocks]
+        self._own = [module.__dict__.get("forward") for module in self._modules]
+        for place, module in enumerate(self._modules):
+            module.forward = _through(entry, place, module.forward)
+
+    def close(self) -> None:
+        """Give every block its own forward back; a second call does nothing."""
+        for module, own in zip(self._modules, self._own, strict=True):
+            if own is None:
+                del module.forward
+            else:
+                module.forward = own
+        self._modules, self._own = [], []
+
+
+def _through(entry: Entry, place: int, forward: Forward) -> Forward:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return entry(place, forward, args, kwargs)
+
+    return call
+
+
+def check_not_compiled(model: nn.Module) -> None:
+    """Raises ConfigError for a model that is compiled as a whole: between its blocks there is no code any more."""
+    # Who has compiled anything has imported this already; who has not need not wait for it.
+    dynamo = sys.modules.get("torch._dynamo")
+    is_wrapped = dynamo is not None and isinstance(model, dynamo.OptimizedModule)
+    if is_wrapped or model._compiled_call_impl is not None:
+        raise ConfigError(
+            "the whole model is compiled, and a pipeline needs the code between its blocks: compile each block instead "
+            "(for block in model.layers: block.compile())"
+        )

@@ -1,0 +1,163 @@
+"""Where tensors of a tracing pass come from: by which block, and what code between blocks does with them.
+
+A tensor that code between blocks makes lives with the latest block that went into it: the member that has that block
+runs this code on real tensors. So no member may begin between that block and code that uses the tensor later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten
+
+from elastrain.pipeline.graph import IllegalCut
+from elastrain.pipeline.stubs.fakes import is_fake
+
+_NOWHERE = -1
+
+
+class Origins:
+    """Numbers of tensors, the block that each lives with, and the illegal cuts. Places are those of the graph."""
+
+    def __init__(self, model: nn.Module, blocks: Sequence[str]) -> None:
+        self.latest = _NOWHERE
+        """The deepest block that was entered so far."""
+        self.returned_by: dict[int, int] = {}
+        self.shapes: dict[int, Tensor] = {}
+        self.home: dict[int, int] = {}
+        """Number -> the place of the block that the tensor lives with."""
+        self._order: list[str] = []
+        self._numbers: dict[int, int] = {}
+        self._kept: list[Tensor] = []
+        """As long as the pass lasts: else another tensor could get the address of one that is gone."""
+        self._illegal: dict[int, str] = {}
+        self._registered = _registered(model, blocks)
+        self._uses: list[tuple[int, str, int]] = []
+        """(id of a parameter, its name, place of the block behind or in which it was used)."""
+
+    # --------------------------------------------------------------------------------------------------- what happens
+
+    def enter(self, at: int, name: str) -> None:
+        if at < len(self._order):
+            self._forbid(at, self.latest, f"block {name!r} is entered again behind it")
+        else:
+            self._order.append(name)
+        self.latest = max(self.latest, at)
+
+    def number(self, tensor: Tensor) -> int:
+        """The tensor's number; a new one lives with the latest block."""
+        number = self._numbers.get(id(tensor))
+        return self._register(tensor, max(self.latest, 0)) if number is None else number
+
+    def returned(self, at: int, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            self.returned_by[self._register(tensor, at)] = at
+
+    def made_between(self, operation: str, taken: Sequence[Tensor], made: Sequence[Tensor]) -> None:
+        """Code between blocks took these tensors and made those."""
+        homes = [self.home[self._numbers[id(tensor)]] for tensor in taken if id(tensor) in self._numbers]
+        for home in homes:
+            if home < self.latest:
+                whose = self._order[home]
+                self._forbid(home, self.latest, f"{operation!r} behind it uses what block {whose!r} made")
+        if homes:
+            for tensor in made:
+                if is_fake(tensor):
+                    self._register(tensor, max(homes))
+
+    def used(self, parameter: Tensor) -> None:
+        """A parameter was used, by the latest block or by code behind it."""
+        known = self._registered.get(id(parameter))
+        if known is not None:
+            self._uses.append((id(parameter), known[0], self.latest))
+
+    # ---------------------------------------------------------------------------------------------------- what follows
+
+    def illegal(self, places: dict[str, int]) -> tuple[IllegalCut, ...]:
+        """`places`: block -> its place in the graph, of those that were entered."""
+        for key, name, at in self._uses:
+            homes = {places[block] for block in self._registered[key][1] if block in places}
+            # What lies outside of blocks goes with the first one.
+            is_outside = not homes
+            if not is_outside and max(at, 0) in homes:
+                continue
+            home = 0 if is_outside else min(homes, key=lambda place: abs(place - at))
+            where = "lies outside of blocks" if is_outside else f"belongs to block {self._order[home]!r}"
+            beside = f"behind block {self._order[max(at, 0)]!r}" if is_outside else f"at {self._order[max(at, 0)]!r}"
+            first, last = sorted((home, max(at, 0)))
+            self._forbid(first, last, f"parameter {name!r} {where} and is used {beside}")
+        return tuple(IllegalCut(cut=cut, why=why) for cut, why in sorted(self._illegal.items()))
+
+    def _forbid(self, first: int, last: int, why: str) -> None:
+        for cut in range(first + 1, last + 1):
+            self._illegal.setdefault(cut, why)
+
+    def _register(self, tensor: Tensor, home: int) -> int:
+        number = self._numbers.get(id(tensor))
+        if number is None:
+            number = self._numbers[id(tensor)] = len(self._kept)
+            self._kept.append(tensor)
+            self.shapes[number] = tensor
+            self.home[number] = home
+        else:
+            # Changed in place by later code: from there on it lives further behind.
+            self.home[number] = max(home, self.home[number])
+        return number
+
+
+def _registered(model: nn.Module, blocks: Sequence[str]) -> dict[int, tuple[str, frozenset[str]]]:
+    """By id of a parameter: its first name, and the blocks in which it is registered."""
+    found: dict[int, tuple[str, frozenset[str]]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        of = {block for block in blocks if name.startswith(f"{block}.")}
+        first, before = found.get(id(parameter), (name, frozenset()))
+        found[id(parameter)] = (first, before | of)
+    return found
+
+
+class CodeBetween(TorchFunctionMode):
+    """Sees every operation of the forward while it is entered, and tells `Origins` what code between blocks does."""
+
+    def __init__(self, origins: Origins) -> None:
+        super().__init__()
+        self._origins = origins
+        self._is_paused = False
+        self._is_inside = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing in here is the user's code."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """In here a block runs: what it does with activations is its own, which parameters it uses is not."""
+        before, self._is_paused, self._is_inside = self._is_paused, False, True
+        try:
+            yield
+        finally:
+            self._is_paused, self._is_inside = before, False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        returned = func(*args, **kwargs)
+        if self._is_paused:
+            return returned
+        made = [leaf for leaf in tree_flatten(returned)[0] if isinstance(leaf, Tensor)]
+        # What makes no tensor asks for a shape or a dtype, and that fakes have.
+        if made:
+            taken = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+            for tensor in taken:
+                if isinstance(tensor, nn.Parameter):
+                    self._origins.used(tensor)
+            if not self._is_inside:
+                self._origins.made_between(getattr(func, "__name__", str(func)), taken, made)
+        return returned

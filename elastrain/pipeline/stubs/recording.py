@@ -1,0 +1,67 @@
+"""From what a tracing pass saw at the entries of blocks to the block graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from elastrain.pipeline.graph import BlockGraph
+from elastrain.pipeline.stubs.fakes import BlockOutputs, shape_of
+from elastrain.pipeline.stubs.origins import Origins
+
+
+@dataclass
+class EnteredBlock:
+    """What was seen of one block."""
+
+    place: int
+    """Among the blocks as they were named."""
+    outputs: BlockOutputs
+    taken: dict[int, int]
+    """Index of an argument that is an activation -> the tensor's number."""
+    flops: int
+
+    def again(self, taken: Mapping[int, int], flops: int) -> None:
+        """It was entered once more. No cut lies between the two, so that only its costs matter."""
+        self.taken.update(taken)
+        self.flops += flops
+
+
+Crossing = tuple[tuple[int, ...], ...]
+
+
+def graph_of_entries(
+    blocks: Sequence[str], places: Mapping[int, int], entered: Sequence[EnteredBlock], origins: Origins
+) -> tuple[BlockGraph, Crossing]:
+    """Make the graph; also the numbers of the tensors that cross each cut."""
+    names = tuple(blocks[each.place] for each in entered)
+    crossing = _crossing(entered, origins)
+    graph = BlockGraph(
+        blocks=names,
+        flops=tuple(each.flops for each in entered),
+        crossings=tuple(tuple(shape_of(origins.shapes[number]) for number in numbers) for numbers in crossing),
+        illegal=origins.illegal({name: at for at, name in enumerate(names)}),
+        never_entered=tuple(_never_entered(blocks, places)),
+    )
+    return graph, crossing
+
+
+def _crossing(entered: Sequence[EnteredBlock], origins: Origins) -> Crossing:
+    """By cut: what a block behind it takes of what lives before it, in order of first appearance."""
+    found: list[list[int]] = [[] for _ in range(len(entered) + 1)]
+    for at, each in enumerate(entered):
+        for index in sorted(each.taken):
+            number = each.taken[index]
+            for cut in range(origins.home[number] + 1, at + 1):
+                if number not in found[cut]:
+                    found[cut].append(number)
+    return tuple(map(tuple, found))
+
+
+def _never_entered(blocks: Sequence[str], places: Mapping[int, int]) -> Iterable[tuple[str, str]]:
+    """(block, its neighbour): the next one that was entered, or else the one before."""
+    for place, name in enumerate(blocks):
+        if place not in places:
+            behind = [other for other in range(place, len(blocks)) if other in places]
+            before = [other for other in range(place) if other in places]
+            yield name, blocks[behind[0] if behind else before[-1]]

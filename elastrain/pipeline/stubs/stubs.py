@@ -1,0 +1,114 @@
+"""Stubs at the blocks that a member does not hold, and the exchange of fakes for received tensors at those it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from elastrain.errors import ConfigError
+from elastrain.pipeline.stubs.entries import Entries, Forward
+from elastrain.pipeline.stubs.fakes import Fakes, FakesOfBlock, is_fake
+from elastrain.pipeline.stubs.passes import StubPass
+from elastrain.pipeline.stubs.trace import TracedModel
+
+_RECEIVED = "_elastrain_received"
+"""On a fake: the tensor that was received for it.
+
+On the object itself, because non-reentrant checkpointing calls a block again with it, after other micro-batches.
+"""
+
+
+class Stubs:
+    """Stands at the entries of all blocks of a traced model. This member computes those in `[begin, end)`."""
+
+    def __init__(self, model: nn.Module, traced: TracedModel, begin: int, end: int) -> None:
+        """Raises ConfigError for a model that is compiled as a whole, and for a cut that is not legal."""
+        self._traced = traced
+        self._fakes = Fakes()
+        self._of_block = tuple(FakesOfBlock(outputs) for outputs in traced.outputs)
+        self._begin, self._end = 0, 0
+        self._fresh: frozenset[int] = frozenset()
+        self._pass: StubPass | None = None
+        self.hold(begin, end)
+        self._entries = Entries(model, traced.graph.blocks, self._enter)
+
+    def hold(self, begin: int, end: int) -> None:
+        """From the next micro-batch on compute `[begin, end)`. Raises ConfigError for a cut that is not legal."""
+        points = self._traced.graph.points
+        if begin not in points or end not in points or begin >= end:
+            raise ConfigError(f"a member cannot hold the blocks [{begin}, {end}): legal cuts are {points}")
+        self._begin, self._end = begin, end
+        returned_by = self._traced.returned_by
+        self._fresh = frozenset(returned_by[n] for n in self._traced.crossing[begin] if n in returned_by)
+
+    def begin(self, received: Sequence[Tensor] = ()) -> StubPass:
+        """Before the user's body runs on a micro-batch. `received`: what crosses the cut above, in its order."""
+        # Weights that were cast for the micro-batch before would tie its graph to this one's.
+        torch.clear_autocast_cache()
+        crossing = self._traced.crossing
+        self._pass = StubPass(crossing[self._begin], crossing[self._end], received)
+        return self._pass
+
+    def finish(self) -> None:
+        """The body of the loop is over: absent blocks may not be entered until the next `begin`."""
+        self._pass = None
+
+    def close(self) -> None:
+        """Take the stubs off the model."""
+        self._entries.close()
+
+    # ------------------------------------------------------------------------------------------------------ at an entry
+
+    def _enter(self, place: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        is_held = self._begin <= place < self._end
+        # A checkpoint computes a part again while another micro-batch is going forward: nothing of it is new.
+        is_again = torch._C._current_graph_task_id() != -1
+        if is_held:
+            args, kwargs = self._exchanged(place, args, kwargs, is_again=is_again)
+            return forward(*args, **kwargs)
+        if self._pass is None and not is_again:
+            raise ConfigError(
+                f"block {self._traced.graph.blocks[place]!r} is not on this member, and was called outside of a step: "
+                "use the model behind job.steps, where every member has all blocks again"
+            )
+        if place >= self._end and not is_again:
+            self._collect(place, args, kwargs)
+        return self._of_block[place].take(self._fakes, fresh=place in self._fresh)
+
+    def _exchanged(
+        self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_again: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with what was received in place of fakes."""
+        leaves, tree = tree_flatten((args, kwargs))
+        for index, number in self._traced.taken[place].items():
+            if index < len(leaves) and is_fake(leaves[index]):
+                leaves[index] = self._received_for(leaves[index], number, place, is_again=is_again)
+        exchanged: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(leaves, tree)
+        return exchanged
+
+    def _received_for(self, fake: Tensor, number: int, place: int, *, is_again: bool) -> Tensor:
+        found = getattr(fake, _RECEIVED, None)
+        if found is None and self._pass is not None and not is_again:
+            found = self._pass.entered(number)
+        if not isinstance(found, Tensor):
+            raise ConfigError(
+                f"block {self._traced.graph.blocks[place]!r} takes a tensor that it did not take in the tracing pass: "
+                "the forward has to enter the same blocks with the same tensors in each micro-batch"
+            )
+        setattr(fake, _RECEIVED, found)
+        return found
+
+    def _collect(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert self._pass is not None
+        leaves, _ = tree_flatten((args, kwargs))
+        for index, number in self._traced.taken[place].items():
+            leaf = leaves[index] if index < len(leaves) else None
+            if isinstance(leaf, Tensor) and is_fake(leaf):
+                # It may only pass through: then what came in goes on.
+                leaf = self._pass.entered(number)
+            if isinstance(leaf, Tensor):
+                self._pass.collect(number, leaf)

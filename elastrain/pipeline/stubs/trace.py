@@ -1,0 +1,163 @@
+"""The tracing pass: one forward of the user's unmodified code with every block on fakes, which records the block graph.
+
+It finds the order of the blocks, what each returns and takes, its FLOPs, and at which cuts no member may begin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.flop_counter import FlopCounterMode
+
+from elastrain.errors import ConfigError
+from elastrain.pipeline.graph import BlockGraph
+from elastrain.pipeline.stubs.entries import Entries, Forward
+from elastrain.pipeline.stubs.fakes import BlockOutputs, Fakes, device_of, is_fake
+from elastrain.pipeline.stubs.handed import check_handed
+from elastrain.pipeline.stubs.origins import CodeBetween, Origins
+from elastrain.pipeline.stubs.recording import EnteredBlock, graph_of_entries
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedModel:
+    """The block graph, and what stubs have to know besides. Tensors go by numbers, in order of first appearance."""
+
+    graph: BlockGraph
+    outputs: tuple[BlockOutputs, ...]
+    """By place in the graph: what the block returns."""
+    taken: tuple[Mapping[int, int], ...]
+    """By place: index of an argument that is an activation -> its number."""
+    crossing: tuple[tuple[int, ...], ...]
+    """By cut: the numbers of what crosses it, in the order in which it is sent."""
+    returned_by: Mapping[int, int]
+    """Number -> the place of the block that returned this very tensor; what code between blocks made is not in it."""
+
+
+class TracingPass:
+    """`begin` before the user's body runs on a batch, `finish` when it calls `step.backward`."""
+
+    def __init__(self, model: nn.Module, blocks: Sequence[str]) -> None:
+        """Raises ConfigError for a model that is compiled as a whole."""
+        self._model = model
+        self._blocks = tuple(blocks)
+        self._fakes = Fakes()
+        self._entered: list[EnteredBlock] = []
+        self._places: dict[int, int] = {}
+        """Place among `blocks` -> place in the graph."""
+        self._origins = Origins(model, self._blocks)
+        self._between = CodeBetween(self._origins)
+        self._entries = Entries(model, self._blocks, self._enter)
+        self._stack = contextlib.ExitStack()
+        self._has_grad = True
+
+    def begin(self) -> None:
+        self._has_grad = torch.is_grad_enabled()
+        self._stack.enter_context(self._between)
+
+    def abandon(self) -> None:
+        """Take everything off the model again."""
+        self._stack.close()
+        self._entries.close()
+
+    def finish(self) -> TracedModel:
+        """Take everything off the model, and say what was found. Raises ConfigError where no block was entered."""
+        self.abandon()
+        if not self._entered:
+            raise ConfigError(f"the forward entered none of the blocks {list(self._blocks)}: name those that it calls")
+        graph, crossing = graph_of_entries(self._blocks, self._places, self._entered, self._origins)
+        return TracedModel(
+            graph=graph,
+            outputs=tuple(each.outputs for each in self._entered),
+            taken=tuple(each.taken for each in self._entered),
+            crossing=crossing,
+            returned_by=dict(self._origins.returned_by),
+        )
+
+    # ----------------------------------------------------------------------------------------------------- at an entry
+
+    def _enter(self, place: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._between.paused():
+            name = self._blocks[place]
+            if self._has_grad and not torch.is_grad_enabled():
+                # Reentrant checkpointing: it would connect gradients to fakes.
+                raise ConfigError(
+                    f"block {name!r} runs without gradients inside of the forward: with checkpointing pass "
+                    "use_reentrant=False"
+                )
+            is_again = place in self._places
+            at = self._places.setdefault(place, len(self._entered))
+            self._origins.enter(at, name)
+            leaves, _ = tree_flatten((args, kwargs))
+            taken = {i: self._origins.number(leaf) for i, leaf in enumerate(leaves) if is_fake(leaf)}
+            with self._between.inside():
+                returned, flops = self._run(name, forward, args, kwargs)
+            check_handed(name, [*leaves, *tree_flatten(returned)[0]])
+            outputs = BlockOutputs.of(returned, device_of(self._model.get_submodule(name).parameters))
+            if is_again:
+                self._entered[at].again(taken, flops)
+            else:
+                self._entered.append(EnteredBlock(place, outputs, taken, flops))
+            # Fresh ones: what a block returned as it came in would belong to two blocks.
+            made = outputs.fakes(self._fakes)
+            self._origins.returned(at, [leaf for leaf in tree_flatten(made)[0] if isinstance(leaf, Tensor)])
+            return made
+
+    def _run(self, name: str, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[object, int]:
+        """What the block returns, as fakes or, where it has no fake kernel, as zeros; and its FLOPs."""
+        with _left_as_it_was(self._model.get_submodule(name)):
+            counter = FlopCounterMode(display=False)
+            try:
+                with counter, self._fakes:
+                    returned = forward(*args, **kwargs)
+            except Exception:  # noqa: BLE001  a kernel may raise anything where it is given a fake
+                # Some kernels do not know fakes, and blocks may read values of their own: zeros are values.
+                counter = FlopCounterMode(display=False)
+                with counter:
+                    zero_args, zero_kwargs = _zeros((args, kwargs))
+                    returned = forward(*zero_args, **zero_kwargs)
+        return returned, counter.get_total_flops()
+
+
+def trace(model: nn.Module, blocks: Sequence[str], forward: Callable[[], object]) -> TracedModel:
+    """Trace one call of `forward`, which is to run the model on one micro-batch. Raises ConfigError."""
+    tracing = TracingPass(model, blocks)
+    try:
+        tracing.begin()
+        forward()
+        return tracing.finish()
+    finally:
+        tracing.abandon()
+
+
+@contextlib.contextmanager
+def _left_as_it_was(module: nn.Module) -> Iterator[None]:
+    """Give the generators and the module's buffers their values back: this run counts for nothing."""
+    before = [
+        (each, name, buffer, buffer.clone())
+        for each in module.modules()
+        for name, buffer in each.named_buffers(recurse=False)
+    ]
+    with torch.random.fork_rng(devices=[]):
+        yield
+    with torch.no_grad():
+        for each, name, buffer, value in before:
+            # The object too: an assignment on fakes leaves a fake there.
+            each._buffers[name] = buffer
+            buffer.copy_(value)
+
+
+def _zeros(arguments: Any) -> Any:
+    leaves, tree = tree_flatten(arguments)
+
+    def real(leaf: object) -> object:
+        if not isinstance(leaf, Tensor) or not is_fake(leaf):
+            return leaf
+        return torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device).requires_grad_(leaf.requires_grad)
+
+    return tree_unflatten([real(leaf) for leaf in leaves], tree)

@@ -1,0 +1,167 @@
+"""Models, batches and losses for tests of pipelines: a GPT, an encoder-decoder, and awkward stacks. Unmodified code."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from experiments.train_gpt.model import GPT, GPTConfig, next_token_loss
+
+WORDS = 64
+Batch = tuple[Tensor, Tensor]
+
+
+class _Mixed(torch.autograd.Function):
+    """The identity, whose backward multiplies matrices: its bits depend on the autocast state of the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        gradient = gradients[0].float()
+        return gradient @ torch.eye(gradient.shape[-1])
+
+
+class Layer(nn.Module):
+    """A residual layer that may hand over transposed tensors, change its input in place, or mix in its backward."""
+
+    def __init__(self, width: int, *, transposed: bool = False, in_place: bool = False, mixing: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(0.1)
+        self.transposed, self.in_place, self.mixing = transposed, in_place, mixing
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.transposed:
+            x = x.transpose(0, 1)
+        if self.in_place:
+            x += 0.5
+        if self.mixing:
+            x = _Mixed.apply(x)
+        x = x + self.dropout(self.down(F.gelu(self.up(self.norm(x)))))
+        return x.transpose(0, 1) if self.transposed else x
+
+
+class Stack(nn.Module):
+    """Tokens (batch, length) -> logits (batch, length, words)."""
+
+    def __init__(self, width: int = 24, layers: int = 4, **options: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, width)
+        self.layers = nn.ModuleList(Layer(width, **options) for _ in range(layers))
+        self.head = nn.Linear(width, WORDS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+class DecoderLayer(nn.Module):
+    """Attends to itself and, unless it is told otherwise, to the encoder."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm_self, self.norm_cross = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attends = nn.MultiheadAttention(width, 2, dropout=0.1, batch_first=True)
+        self.crosses = nn.MultiheadAttention(width, 2, dropout=0.1, batch_first=True)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, encoded: Tensor | None, mask: Tensor) -> Tensor:
+        h = self.norm_self(x)
+        x = x + self.attends(h, h, h, attn_mask=mask, need_weights=False)[0]
+        if encoded is not None:
+            x = x + self.crosses(self.norm_cross(x), encoded, encoded, need_weights=False)[0]
+        return x + torch.tanh(self.out(x))
+
+
+class EncoderDecoder(nn.Module):
+    """One weight in three places; the encoder's output enters every decoder layer, or passes by some of them."""
+
+    def __init__(self, width: int = 24, *, skipping: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.source = nn.Embedding(WORDS, width)
+        self.encoder = nn.ModuleList(Layer(width) for _ in range(2))
+        self.target = nn.Embedding(WORDS, width)
+        self.decoder = nn.ModuleList(DecoderLayer(width) for _ in range(4))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, WORDS, bias=False)
+        self.target.weight = self.head.weight = self.source.weight
+        self.skipping = skipping
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        encoded = self.source(tokens)
+        for layer in self.encoder:
+            encoded = layer(encoded)
+        length = tokens.shape[1]
+        mask = torch.triu(torch.full((length, length), float("-inf")), 1)
+        x = self.target(tokens)
+        for place, decoder in enumerate(self.decoder):
+            x = decoder(x, None if place in self.skipping else encoded, mask=mask)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+class Checkpointed(GPT):
+    """Each block is computed again in the backward."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.dropout(self.embedding(tokens) + self.position(torch.arange(tokens.shape[1])))
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, how it is called, and where it is cut over two members (the first cut) or three."""
+
+    build: Callable[[], nn.Module]
+    cuts: tuple[int, int]
+    autocast: str = ""
+    """`forward`: around the forward and the loss; `loop`: around the body, `step.backward` too."""
+
+    def model(self) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            return self.build().train()
+
+
+_TINY = GPTConfig(layers=4, heads=2, width=24, context=32, vocabulary=WORDS)
+CASES = {
+    "gpt": Case(lambda: GPT(_TINY), (4, 6)),
+    "checkpointed": Case(lambda: Checkpointed(_TINY), (4, 6)),
+    "bfloat16": Case(lambda: GPT(_TINY).to(torch.bfloat16), (3, 5)),
+    "autocast": Case(lambda: GPT(_TINY), (3, 6), "forward"),
+    "autocast-loop": Case(lambda: GPT(_TINY), (3, 6), "loop"),
+    "transposed": Case(lambda: Stack(transposed=True), (2, 4)),
+    "in-place": Case(lambda: Stack(in_place=True), (2, 4)),
+    "encoder-decoder": Case(EncoderDecoder, (2, 6)),
+    "passing-by": Case(lambda: EncoderDecoder(skipping=(1, 2)), (5, 6)),
+}
+
+
+def loss_of(model: nn.Module, batch: Batch) -> Tensor:
+    return next_token_loss(model, batch)
+
+
+def batch_of(micro_batch: int) -> Batch:
+    tokens = torch.randint(0, WORDS, (2, 13), generator=torch.Generator().manual_seed(100 + micro_batch))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def autocast(on: bool) -> contextlib.AbstractContextManager[object]:
+    return torch.autocast("cpu", torch.bfloat16) if on else contextlib.nullcontext()

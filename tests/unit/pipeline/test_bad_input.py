@@ -1,0 +1,180 @@
+"""What cannot be a pipeline is refused in one sentence that names the operation or block, and what would do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from elastrain.errors import ConfigError
+from elastrain.pipeline.graph import check_stages
+from elastrain.pipeline.planning import PlanWish, first_plan
+from elastrain.pipeline.stubs.naming import blocks_of
+from elastrain.pipeline.stubs.stubs import Stubs
+from elastrain.pipeline.stubs.trace import TracedModel, trace
+from tests.support.block_graphs import graph_of
+from tests.support.pipeline_models import Stack, batch_of, loss_of
+from tests.unit.pipeline.test_tracing import Odd, traced
+
+
+def test_more_stages_than_cuts_allow() -> None:
+    with pytest.raises(
+        ConfigError, match=r"stages=4 asks for 3 cuts, and this model has 2 legal: before 'b1', before 'b2'"
+    ):
+        first_plan(graph_of([1, 1, 1]), ["m0"], PlanWish(stages=4, runs=1))
+    with pytest.raises(ConfigError, match=r"stages must be at least 1; got 0"):
+        check_stages(graph_of([1]), 0)
+
+
+def test_a_model_of_which_no_cut_is_legal_says_which_operation_forbids_them() -> None:
+    graph = traced(Odd("tied without registration")).graph
+    with pytest.raises(
+        ConfigError, match=r"no cut of this model is legal: leave stages out, or mend what forbids"
+    ) as told:
+        check_stages(graph, 2)
+    assert "parameter 'embed.weight' belongs to block 'embed' and is used at 'layers.2'" in str(told.value)
+
+
+class Collecting(nn.Module):
+    """Sums a loss of each block at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        extra = []
+        for layer in self.layers:
+            x = layer(x)
+            extra.append(x.square().mean())
+        return x.mean() + sum(extra)
+
+
+def test_auxiliary_losses_that_forbid_every_cut_are_named() -> None:
+    model = Collecting()
+    graph = trace(model, blocks_of(model), lambda: model(torch.ones(2, 8))).graph
+    with pytest.raises(ConfigError, match=r"'add' behind it uses what block 'layers.0' made"):
+        check_stages(graph, 2)
+
+
+class Reading(Stack):
+    """Looks at a value between two blocks."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        if x.abs().max() > 0:
+            x = self.layers[0](x)
+        return self.head(x)
+
+
+def test_a_forward_that_looks_at_values_between_blocks() -> None:
+    with pytest.raises(ConfigError, match=r"looks at values that are not on this member.*move it into a block"):
+        traced(Reading())
+
+
+class Cache:
+    """What a generating model hands from layer to layer."""
+
+    def __init__(self) -> None:
+        self.layers: list[Tensor] = []
+
+
+class CachingLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(24, 24)
+
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        cache.layers.append(self.inner(x))
+        return cache.layers[-1]
+
+
+class Caching(Stack):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(CachingLayer() for _ in range(2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, cache = self.embed(tokens), Cache()
+        for layer in self.layers:
+            x = layer(x, cache)
+        return self.head(x)
+
+
+def test_caches_that_are_handed_from_block_to_block() -> None:
+    with pytest.raises(ConfigError, match=r"block 'layers.0' is handed a Cache that keeps its activations"):
+        traced(Caching())
+
+
+@pytest.mark.slow
+def test_a_model_that_is_compiled_as_a_whole() -> None:
+    for compiled in (torch.compile(Stack()), _compiled_in_place()):
+        with pytest.raises(ConfigError, match=r"the whole model is compiled.*compile each block instead"):
+            trace(compiled, ["embed"], lambda: None)
+
+
+def _compiled_in_place() -> nn.Module:
+    model = Stack()
+    model.compile()
+    return model
+
+
+class Reentrant(Stack):
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        x = torch.utils.checkpoint.checkpoint(self.layers[0], x, use_reentrant=True)
+        return self.head(x)
+
+
+def test_reentrant_checkpointing() -> None:
+    with pytest.raises(ConfigError, match=r"block 'layers.0' runs without gradients.*use_reentrant=False"):
+        traced(Reentrant())
+
+
+def test_patterns_that_fit_nothing_and_blocks_in_blocks() -> None:
+    with pytest.raises(ConfigError, match=r"no submodule that owns parameters is called 'layer.\*'"):
+        blocks_of(Stack(), ["layer.*"])
+    with pytest.raises(ConfigError, match=r"block 'layers.0.up' lies in block 'layers.0'"):
+        blocks_of(Stack(), ["layers.*", "layers.*.up"])
+
+
+def test_a_forward_that_enters_no_block() -> None:
+    model = Stack()
+    with pytest.raises(ConfigError, match=r"the forward entered none of the blocks"):
+        trace(model, blocks_of(model), lambda: None)
+
+
+@pytest.fixture
+def begun() -> tuple[Stack, TracedModel]:
+    model = Stack()
+    return model, traced(model)
+
+
+def test_a_value_of_a_loss_that_another_member_computes(begun: tuple[Stack, TracedModel]) -> None:
+    model, found = begun
+    Stubs(model, found, 0, 2).begin()
+    loss = loss_of(model, batch_of(0))
+    with pytest.raises(ConfigError, match=r"read step\.loss once the step is committed"):
+        loss.item()
+
+
+def test_an_absent_block_outside_of_a_step(begun: tuple[Stack, TracedModel]) -> None:
+    model, found = begun
+    Stubs(model, found, 0, 2)
+    with pytest.raises(ConfigError, match=r"block 'layers.1' is not on this member, and was called outside of a step"):
+        model(batch_of(0)[0])
+
+
+def test_a_cut_that_is_not_legal() -> None:
+    model = Odd("skip between")
+    with pytest.raises(ConfigError, match=r"cannot hold the blocks \[0, 2\): legal cuts are \(0, 1, 3, 4, 5\)"):
+        Stubs(model, traced(model), 0, 2)
+
+
+def test_a_forward_that_takes_another_way_than_in_the_tracing_pass(begun: tuple[Stack, TracedModel]) -> None:
+    model, found = begun
+    stubs = Stubs(model, found, 0, 2)
+    current = stubs.begin()
+    with pytest.raises(ConfigError, match=r"1 of 1 tensors that crossed the cut in the tracing pass were not made"):
+        _ = current.going
+    stubs.close()

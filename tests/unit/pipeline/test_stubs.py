@@ -1,0 +1,160 @@
+"""Stubs within one process: members one after another, their gradients against the whole model's."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from elastrain.pipeline.stubs.absent import bring_back, let_go
+from elastrain.pipeline.stubs.fakes import copy_of
+from elastrain.pipeline.stubs.naming import blocks_of
+from elastrain.pipeline.stubs.passes import StubPass
+from elastrain.pipeline.stubs.stubs import Stubs
+from elastrain.pipeline.stubs.trace import TracedModel, trace
+from tests.support.pipeline_members import untie
+from tests.support.pipeline_models import CASES, Case, Stack, autocast, batch_of, loss_of
+
+
+class Chain:
+    """A copy of the model for each member, which hold consecutive blocks."""
+
+    def __init__(self, case: Case, cuts: tuple[int, ...]) -> None:
+        model = case.model().eval()
+        untie(model)
+        self.case = case
+        self.whole = copy.deepcopy(model)
+        with autocast(bool(case.autocast)):
+            self.traced: TracedModel = trace(model, blocks_of(model), lambda: loss_of(model, batch_of(0)))
+        points = (0, *cuts, len(self.traced.graph.blocks))
+        self.stretches = list(pairwise(points))
+        self.models = [copy.deepcopy(model) for _ in self.stretches]
+        self.stubs = []
+        for each, (begin, end) in zip(self.models, self.stretches, strict=True):
+            blocks = self.traced.graph.blocks
+            let_go(each, [*blocks[:begin], *blocks[end:]], blocks[begin:end])
+            self.stubs.append(Stubs(each, self.traced, begin, end))
+
+    def forward(self, micro_batch: int) -> tuple[list[StubPass], Tensor]:
+        passes: list[StubPass] = []
+        loss = torch.zeros(())
+        for model, stubs in zip(self.models, self.stubs, strict=True):
+            came = [copy_of(t).requires_grad_(t.requires_grad) for t in passes[-1].going] if passes else []
+            passes.append(stubs.begin(came))
+            with autocast(bool(self.case.autocast)):
+                loss = loss_of(model, batch_of(micro_batch))
+            with autocast(self.case.autocast == "loop"):
+                passes[-1].backward_is_called()
+        return passes, loss
+
+    def backward(self, passes: list[StubPass], loss: Tensor) -> None:
+        with autocast(self.case.autocast == "loop"):
+            loss.backward()
+        for below, above in zip(reversed(passes), reversed(passes[:-1]), strict=False):
+            above.backward(below.gradients)
+
+    def gradients(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for model in self.models:
+            found |= {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        return found
+
+    def gradients_of_the_whole(self, micro_batches: list[int]) -> dict[str, Tensor]:
+        for micro_batch in micro_batches:
+            torch.clear_autocast_cache()
+            with autocast(bool(self.case.autocast)):
+                loss = loss_of(self.whole, batch_of(micro_batch))
+            with autocast(self.case.autocast == "loop"):
+                loss.backward()
+        return {n: p.grad for n, p in self.whole.named_parameters() if p.grad is not None}
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_of_a_chain_are_those_of_the_whole_model(name: str) -> None:
+    chain = Chain(CASES[name], CASES[name].cuts)
+    passes, loss = chain.forward(0)
+    chain.backward(passes, loss)
+    assert_equal(chain.gradients(), chain.gradients_of_the_whole([0]))
+
+
+@pytest.mark.parametrize("name", ["gpt", "checkpointed", "encoder-decoder"])
+def test_several_micro_batches_may_be_in_flight(name: str) -> None:
+    """Also where a backward computes blocks again after other micro-batches have gone forward."""
+    chain = Chain(CASES[name], CASES[name].cuts)
+    under_way = [chain.forward(micro_batch) for micro_batch in range(3)]
+    for passes, loss in under_way:
+        chain.backward(passes, loss)
+    assert_equal(chain.gradients(), chain.gradients_of_the_whole([0, 1, 2]))
+
+
+def test_cuts_may_change_between_two_micro_batches() -> None:
+    chain = Chain(CASES["gpt"], (4, 6))
+    passes, loss = chain.forward(0)
+    chain.backward(passes, loss)
+    values = {name: parameter.data for name, parameter in chain.whole.named_parameters()}
+    for model, stubs, stretch in zip(chain.models, chain.stubs, [(0, 2), (2, 3), (3, 8)], strict=True):
+        names = chain.traced.graph.blocks[slice(*stretch)]
+        bring_back(model, {n: v for n, v in values.items() if any(n.startswith(f"{b}.") for b in names)})
+        stubs.hold(*stretch)
+    for model in chain.models:
+        model.zero_grad()
+    passes, loss = chain.forward(1)
+    chain.backward(passes, loss)
+    assert_equal(chain.gradients(), chain.gradients_of_the_whole([1]))
+
+
+def test_a_received_tensor_is_left_as_it_came_by_a_block_that_begins_in_place() -> None:
+    chain = Chain(CASES["in-place"], (2, 4))
+    passes, _ = chain.forward(0)
+    came = passes[0].going[0]
+    assert torch.equal(passes[1].received[0], came)
+
+
+def test_a_repeated_backward_under_another_autocast_state_gives_other_gradients() -> None:
+    """And under that of the call the same: whoever repeats it computes outside of the loop."""
+    case = Case(lambda: Stack(mixing=True), (2, 4), "loop")
+    chain = Chain(case, case.cuts)
+    passes, loss = chain.forward(0)
+    chain.backward(passes, loss)
+    expected = chain.gradients_of_the_whole([0])
+    assert_equal(chain.gradients(), expected)
+
+    broken = Chain(case, case.cuts)
+    passes, loss = broken.forward(0)
+    for each in passes:
+        each.backward_is_called()
+    broken.backward(passes, loss)
+    found = broken.gradients()
+    assert any(not torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_absent_parameters_take_no_memory_and_show_when_they_are_used() -> None:
+    model = CASES["gpt"].model()
+    freed = let_go(model, ["blocks.0", "embedding"], ["head"])
+    weight = model.blocks[0].mlp[0].weight
+    assert weight.untyped_storage().nbytes() == 4 and bool(weight.isnan().all())
+    assert "embedding.weight" not in freed, "the head shares it and stays"
+    bring_back(model, freed)
+    assert not any(bool(parameter.isnan().any()) for parameter in model.parameters())
+
+
+def test_fakes_of_absent_blocks_are_made_once_unless_they_are_received_or_changed_in_place() -> None:
+    chain = Chain(CASES["gpt"], (4, 6))
+    seen: list[list[object]] = []
+    for name in ("blocks.0", "blocks.1", "norm"):
+        block = chain.models[1].get_submodule(name)
+        block.register_forward_hook(lambda module, args, out: seen[-1].append(out))
+    for micro_batch in range(2):
+        seen.append([])
+        chain.forward(micro_batch)
+    one, other = seen
+    assert one[0] is other[0] and one[2] is other[2], "they do not come in: one object will do"
+    assert one[1] is not other[1], "what was received is written on the fake of its micro-batch"

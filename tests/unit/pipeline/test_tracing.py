@@ -1,0 +1,156 @@
+"""The tracing pass: models whose cuts are known, what is counted, and what is left as it was."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from elastrain.pipeline.stubs.naming import blocks_of
+from elastrain.pipeline.stubs.trace import TracedModel, trace
+from tests.support.pipeline_models import CASES, EncoderDecoder, Stack, batch_of, loss_of
+
+
+def traced(model: nn.Module) -> TracedModel:
+    return trace(model, blocks_of(model), lambda: loss_of(model, batch_of(0)))
+
+
+class Odd(nn.Module):
+    """Embedding, three layers, head; `odd` says what its forward does besides."""
+
+    def __init__(self, odd: str) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(64, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.head = nn.Linear(8, 64)
+        self.spare = nn.Linear(8, 8)
+        self.shift = nn.Parameter(torch.zeros(8))
+        self.odd = odd
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        if self.odd == "outside in front":
+            x = x + self.shift
+        middle = self.layers[0](x)
+        x = self.layers[1](middle)
+        if self.odd == "skip between":
+            x = x + middle
+        if self.odd == "outside behind":
+            x = x + self.shift
+        if self.odd == "again":
+            x = self.layers[0](x)
+        x = self.layers[2](x)
+        if self.odd == "tied without registration":
+            return F.linear(x, self.embed.weight)
+        if self.odd == "view of an earlier one":
+            x = x + middle.mT.mT
+        return self.head(x)
+
+
+def legal(odd: str) -> tuple[int, ...]:
+    return traced(Odd(odd)).graph.legal_cuts
+
+
+def test_a_plain_stack_can_be_cut_everywhere() -> None:
+    graph = traced(Stack()).graph
+    assert graph.blocks == ("embed", "layers.0", "layers.1", "layers.2", "layers.3", "head")
+    assert graph.legal_cuts == (1, 2, 3, 4, 5)
+    assert [len(tensors) for tensors in graph.crossings] == [0, 1, 1, 1, 1, 1, 0]
+
+
+def test_code_between_blocks_that_uses_an_earlier_block_forbids_the_cuts_between() -> None:
+    assert legal("") == (1, 2, 3, 4)
+    assert legal("skip between") == (1, 3, 4)
+    assert legal("view of an earlier one") == (1, 4)
+    assert "'add' behind it uses what block 'layers.0' made" in traced(Odd("skip between")).graph.illegal[0].why
+
+
+def test_a_block_that_is_entered_twice_allows_no_cut_between() -> None:
+    assert legal("again") == (1, 3, 4)
+
+
+def test_a_parameter_outside_of_blocks_goes_with_the_first_one() -> None:
+    assert legal("outside in front") == (1, 2, 3, 4)
+    assert legal("outside behind") == (3, 4)
+    (first, *_) = traced(Odd("outside behind")).graph.illegal
+    assert "parameter 'shift' lies outside of blocks" in first.why
+
+
+def test_a_block_that_uses_the_parameter_of_another_forbids_the_cuts_between() -> None:
+    found = traced(Odd("tied without registration")).graph
+    assert found.legal_cuts == ()
+    assert all("'embed.weight' belongs to block 'embed'" in each.why for each in found.illegal)
+
+
+def test_a_registered_tie_forbids_nothing_and_an_encoders_output_crosses_beside_the_stream() -> None:
+    model = EncoderDecoder()
+    graph = traced(model).graph
+    assert graph.legal_cuts == tuple(range(1, len(graph.blocks)))
+    # The source's stream into the encoder; encoder's output alone; then with the decoder's stream; then that alone.
+    assert [len(tensors) for tensors in graph.crossings] == [0, 1, 1, 1, 2, 2, 2, 2, 1, 1, 0]
+
+
+def test_blocks_that_are_never_entered_go_with_their_neighbour() -> None:
+    assert traced(Odd("")).graph.never_entered == (("spare", "head"),)
+    assert "spare" not in traced(Odd("")).graph.blocks
+
+
+def test_flops_are_those_that_torch_counts() -> None:
+    graph = traced(Stack(width=24)).graph
+    rows = 2 * 12
+    assert graph.flops == (0, *[2 * rows * (24 * 48 + 48 * 24)] * 4, 2 * rows * 24 * 64)
+
+
+def test_strides_and_dtypes_of_what_crosses_are_those_of_the_real_ones() -> None:
+    crossing = traced(CASES["bfloat16"].model()).graph.crossings[3][0]
+    assert (crossing.dtype, crossing.shape, crossing.requires_grad) == ("bfloat16", (2, 12, 24), True)
+    real: list[Tensor] = []
+    model = CASES["transposed"].model()
+    traced_stride = traced(model).graph.crossings[2][0].stride
+    model.layers[1].register_forward_pre_hook(lambda module, args: real.append(args[0]))
+    loss_of(model, batch_of(0))
+    assert traced_stride == real[0].stride()
+
+
+def test_two_traces_of_one_model_agree_and_the_model_is_as_it_was() -> None:
+    model = Stack()
+    forwards = [module.forward for module in model.modules()]
+    before = torch.random.get_rng_state()
+    one, other = traced(model).graph, traced(model).graph
+    assert one == other and one.digest() == other.digest() and one.difference(other) is None
+    assert [module.forward for module in model.modules()] == forwards
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert traced(Odd("again")).graph.difference(traced(Odd("")).graph) is not None
+
+
+class Counting(nn.Module):
+    """Reads values inside of a block, which has no fake kernel, and counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.inner(x) * float(x.sum() == 0)
+
+
+def test_a_block_without_a_fake_kernel_runs_once_on_zeros_and_leaves_its_buffers() -> None:
+    model = Odd("")
+    counting = model.layers[1] = Counting()
+    graph = traced(model).graph
+    assert graph.legal_cuts == (1, 2, 3, 4)
+    assert graph.flops[2] == graph.flops[1]
+    assert float(counting.calls) == 0
+
+
+def test_default_blocks_open_wrappers_around_stacks_and_patterns_name_others() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Stack(layers=2)
+            self.head = nn.Linear(2, 2)
+
+    assert blocks_of(Wrapper()) == ("model.embed", "model.layers.0", "model.layers.1", "model.head", "head")
+    assert blocks_of(Wrapper(), ["model.layers.*", "head"]) == ("model.layers.0", "model.layers.1", "head")
