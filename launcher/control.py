@@ -51,7 +51,8 @@ def _best_first(nodes: Sequence[RunDir]) -> list[RunDir]:
 
 def ask_launcher(run: RunDir, request: Request) -> Answer:
     """The answer of the launcher of simulated nodes. Raises ConfigError if there is none."""
-    answer = _ask(RunDir(path=run.path), request)
+    has_nodes = rundir.nodes_of(run)[0].whole is not None  # else the socket is that of the one agent
+    answer = _ask(RunDir(path=run.path), request) if has_nodes else None
     if answer is None:
         raise ConfigError(
             f"the run in {run.path} has no launcher to ask: faults of the network and of etcd need simulated nodes "

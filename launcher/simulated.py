@@ -30,7 +30,7 @@ from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.faults import grammar
-from elastrain.launcher.faults.table import CLASSES, Carrier
+from elastrain.launcher.faults.table import CLASSES, NOT_ARMED, Carrier
 from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.lives import Following
 from elastrain.launcher.namespaces.programs import enter, lacking
@@ -294,7 +294,7 @@ def answer(options: RunOptions, around: Surroundings, request: Request) -> Answe
     if not isinstance(request, AskFault):
         return Answer(ok=False, sentence="this is the launcher of simulated nodes: ask one of them")
     if not options.armed:
-        return Answer(ok=False, sentence="this run is not armed: start it with --inject (or --faults FILE)")
+        return Answer(ok=False, sentence=NOT_ARMED)
     try:
         fault = grammar.parse(request.line)
         if CLASSES[fault.kind].by is not Carrier.LAUNCHER:

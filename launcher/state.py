@@ -25,6 +25,7 @@ def describe(core: Core, job: str, now: float) -> dict[str, Any]:
         "job": job,
         "node": cluster.config.node,
         "state": _state(core),
+        "armed": cluster.config.armed,
         "running_s": now - cluster.config.began_s,
         "roster": [record.name for record in cluster.roster.nodes] if cluster.roster is not None else None,
         "life": cluster.config.life.number,

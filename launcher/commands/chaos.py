@@ -16,11 +16,13 @@ import typer
 
 from elastrain.errors import ConfigError
 from elastrain.launcher import control, rundir
+from elastrain.launcher.commands.inject import ask
 from elastrain.launcher.commands.options.grouped import grouped
 from elastrain.launcher.faults.chaos import DEFAULT, ChaosPlan, Draw, Situation, aim, draws
 from elastrain.launcher.faults.fault import Fault
+from elastrain.launcher.faults.table import NOT_ARMED
 from elastrain.launcher.faults.victims import MaybeLost
-from elastrain.launcher.operator_messages import Answer, AskFault
+from elastrain.launcher.operator_messages import Answer
 from elastrain.launcher.rundir import RunDir
 
 _LOOK_EVERY_S = 0.5
@@ -70,7 +72,10 @@ def chaos(
     """
     plan, for_s = flags.plan(), flags.for_s()
     show = _as_json if as_json else _as_lines
-    return Chaos(AskedJob(rundir.find(run)), plan, for_s, show).run()
+    job = AskedJob(rundir.find(run))
+    if not job.state().get("armed", True):
+        raise ConfigError(NOT_ARMED)
+    return Chaos(job, plan, for_s, show).run()
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ class AskedJob:
     def ask(self, fault: Fault, careful_of: tuple[str, ...] | None) -> Answer:
         """Whatever it says: a job that has just ended has nothing to say, and is no error here."""
         try:
-            return control.ask(self.folder, AskFault(line=str(fault), careful_of=careful_of))
+            return ask(self.folder, fault, careful_of)
         except (ConfigError, control.NoAnswerError) as error:
             return Answer(ok=False, sentence=str(error))
 

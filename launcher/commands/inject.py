@@ -79,10 +79,14 @@ def inject(
     return 0 if answer.ok else 1
 
 
-def ask(run: RunDir, fault: Fault) -> Answer:
-    """Of whoever carries it out. Raises ConfigError if the run has ended, NoAnswerError if its agent is stuck."""
-    request = AskFault(line=str(fault))
-    # At a step or a phase, a member tells its agent, and the agent the launcher.
-    if CLASSES[fault.kind].by is Carrier.LAUNCHER and fault.place.step is None and fault.place.phase is None:
+def ask(run: RunDir, fault: Fault, careful_of: tuple[str, ...] | None = None) -> Answer:
+    """Of whoever carries it out. `careful_of`: see `AskFault`. Raises ConfigError if the run has ended or nobody there
+    can do so, NoAnswerError if its agent is stuck.
+    """
+    request, row = AskFault(line=str(fault), careful_of=careful_of), CLASSES[fault.kind]
+    # At a step or a phase, a member tells its agent, and the agent the launcher. Agents know who holds the state.
+    by_way_of_an_agent = fault.place.step is not None or fault.place.phase is not None
+    by_way_of_an_agent |= careful_of is not None and row.loses
+    if row.by is Carrier.LAUNCHER and not by_way_of_an_agent:
         return control.ask_launcher(run, request)
     return control.ask(run, request)

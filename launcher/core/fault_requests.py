@@ -14,7 +14,7 @@ from elastrain.launcher.core.stages import Stage
 from elastrain.launcher.core.worker_table import Worker
 from elastrain.launcher.faults import grammar
 from elastrain.launcher.faults.fault import Fault, Scheme
-from elastrain.launcher.faults.table import CLASSES, Carrier, lasts_s, settings
+from elastrain.launcher.faults.table import CLASSES, NOT_ARMED, Carrier, lasts_s, settings
 from elastrain.launcher.notices import Ask
 from elastrain.launcher.values import AskLauncher, Command, Kill, KillNode, Log, Strike, Tell, TellNodes
 
@@ -57,7 +57,7 @@ class FaultRequests:
     def inject(self, fault: Fault, careful_of: Collection[str] | None = None) -> FaultAnswer:
         """The operator asks for a fault; with members, only if the job keeps its state even without these."""
         if not self._config.armed:
-            return "this run is not armed: start it with --inject (or --faults FILE)", False, []
+            return NOT_ARMED, False, []
         if fault.place.t_s is not None:
             self._set_timer(fault, asked=True)
             return f"{fault} is due", True, []

@@ -20,6 +20,7 @@ NODES_OR_LINKS = (Scheme.NODE, Scheme.LINK)
 MEMBERS_OR_NODES = (Scheme.MEMBER, Scheme.NODE)
 WRONG = ("config", "threads", "torch", "secret")
 """What may be wrong with a replacement."""
+NOT_ARMED = "this run is not armed: start it with --inject (or --faults FILE)"
 DAY = 86_400.0
 """Seconds: nothing lasts longer."""
 

@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from elastrain.errors import ConfigError
 from elastrain.launcher import control, rundir
+from elastrain.launcher.commands.chaos import chaos
+from elastrain.launcher.commands.inject import ask
 from elastrain.launcher.core import Core
+from elastrain.launcher.faults import grammar
 from elastrain.launcher.operator_messages import ANSWER, REQUEST, Answer, AskFault, AskState
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.state import describe
@@ -82,6 +86,35 @@ def test_of_several_nodes_one_that_knows_the_holders_is_asked(whole: RunDir, age
     agent(agents, whole, "node1", redundancy="every shard survives the loss of 1 more")
     assert control.ask(whole, KILL).sentence == "node1"
     assert fresh.asked == [AskState()]
+
+
+def test_the_one_agent_of_a_run_is_not_taken_for_a_launcher_of_nodes(whole: RunDir, agents: ExitStack) -> None:
+    """It said that the fault was on its way, and only the event log that nobody could carry it out."""
+    played = PlayedAgent(whole)
+    agents.callback(played.close)
+    with pytest.raises(ConfigError, match="has no launcher to ask"):
+        ask(whole, grammar.parse("etcd-kill --target etcd"))
+    assert played.asked == []
+    assert ask(whole, grammar.parse("kill --target member:m0")).ok
+
+
+def test_with_care_who_knows_the_holders_is_asked_first(whole: RunDir, agents: ExitStack) -> None:
+    launcher = PlayedAgent(whole)
+    agents.callback(launcher.close)
+    node = agent(agents, whole, "node0")
+    ask(whole, grammar.parse("partition --target node:node0"), ("m1",))
+    assert node.asked == [AskFault(line="partition --target node:node0", careful_of=("m1",))]
+    ask(whole, grammar.parse("etcd-kill --target etcd"), ())  # it costs nobody
+    ask(whole, grammar.parse("partition --target node:node0"))
+    assert [request.line.split()[0] for request in launcher.asked] == ["etcd-kill", "partition"]  # type: ignore[attr-defined]
+
+
+def test_faults_at_random_for_a_run_that_takes_none_are_refused_at_once(whole: RunDir, agents: ExitStack) -> None:
+    played = PlayedAgent(whole)
+    agents.callback(played.close)
+    whole.events.touch()
+    with pytest.raises(ConfigError, match="this run is not armed: start it with --inject"):
+        chaos(seed=1, mtbf=10.0, duration="1h", classes="kill", reckless=False, run=str(whole.path), as_json=False)
 
 
 def test_where_nobody_answers_that_is_said(whole: RunDir, agents: ExitStack) -> None:
