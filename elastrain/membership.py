@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from elastrain.base.resume import is_taken_over
 from elastrain.world import Member, View
 
 HoldersByShard = Mapping[str, Sequence[str]]
@@ -185,7 +186,7 @@ def ends_job(failure: Failure, earlier: Sequence[Failure], *, committed: bool) -
 def spec_difference(expected: Mapping[str, object], came: Mapping[str, object]) -> str:
     """Name the first setting that differs, with both values and what to do, in one sentence; empty if all are equal."""
     # Sorted, so that every agent names the same one.
-    for key in sorted({*expected, *came}):
+    for key in sorted(name for name in {*expected, *came} if not is_taken_over(name)):
         ours, theirs = expected.get(key, "(unset)"), came.get(key, "(unset)")
         if ours != theirs:
             return f"its {key} is {theirs}, the job's is {ours}: {_what_to_do(key)}"

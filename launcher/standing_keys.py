@@ -10,7 +10,7 @@ from elastrain.launcher.notices import Over
 from elastrain.launcher.store import Item, Store
 from elastrain.launcher.storethread import StoreThread
 from elastrain.launcher.values import NodeRecord, Roster
-from elastrain.launcher.views import JobKeys
+from elastrain.launcher.views import JobKeys, is_older
 from elastrain.world import View
 
 
@@ -86,6 +86,8 @@ class StandingKeys:
         self.begun = False
         self.may_follow = False
         """Another life of the job, upon this one: whoever comes meanwhile is to see how this one has ended."""
+        self._checkpoint: Mapping[str, Any] = {}
+        """What stood of the newest durable checkpoint."""
         self._used: dict[str, int] = {}
         """Counter -> how many of its numbers are used up, by all that this agent has seen."""
 
@@ -122,8 +124,18 @@ class StandingKeys:
             self._call(lambda _: keys.put_once("job", terms))
         if self.begun and not news.begun:
             self._call(lambda _: keys.put_once("begun", {}))
+        self._compare_checkpoint(items)
         self._compare_counters(items)
         self._remember(news)
+
+    def _compare_checkpoint(self, items: Mapping[str, Item]) -> None:
+        """Without it a member that was left behind could make an older one the newest."""
+        there = items.get(self._keys.prefix + "checkpoint")
+        told = self._keys.read(there) if there is not None else {}
+        if self._checkpoint and (not told or is_older(told, self._checkpoint)):
+            self._call(lambda _, value=self._checkpoint: self._keys.put_checkpoint_again(value))  # type: ignore[misc]
+        else:
+            self._checkpoint = told
 
     def _compare_counters(self, items: Mapping[str, Item]) -> None:
         """Numbers are never given twice, whatever the store forgets."""

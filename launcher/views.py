@@ -52,6 +52,7 @@ class JobKeys:
     def __init__(self, store: Store, job: str, ttl_s: float | None = None) -> None:
         self._store = store
         self.prefix = f"/elastrain/{job}/"
+        self._lease_key = self.prefix + "lease"
         self._name = job
         self._hint = hint_key(job)
         self._ttl_s = ttl_s
@@ -151,14 +152,24 @@ class JobKeys:
             if view is None or told.member not in view:
                 return f"{told.member} is no longer a member of the job"
             there = self._get(key)
-            before = self.read(there) if there is not None else {"life": 0, "step": -1}
-            # The same one again is right: who made it visible was lost before it could tell the others.
-            if (before["life"], before["step"]) > (told.life, told.step):
-                return f"the checkpoint of step {before['step']} is newer"
             value = {"life": told.life, "step": told.step, "name": told.name, "generation": view.generation}
+            # The same one again is right: who made it visible was lost before it could tell the others.
+            if there is not None and is_older(value, before := self.read(there)):
+                return f"the checkpoint of step {before['step']} is newer"
             expect = {self._view_key: revision, key: there.revision if there is not None else 0}
             if self._commit(expect, {key: json.dumps(value, sort_keys=True).encode()}) is not None:
                 return ""
+
+    def put_checkpoint_again(self, value: Mapping[str, Any]) -> None:
+        """Put what stood of the newest one into a store that has lost it, or holds an older one."""
+        key = self.prefix + "checkpoint"
+        while True:
+            there = self._get(key)
+            if there is not None and not is_older(self.read(there), value):
+                return
+            expect = {key: there.revision if there is not None else 0}
+            if self._commit(expect, {key: json.dumps(value, sort_keys=True).encode()}) is not None:
+                return
 
     def raise_number(self, counter: str, at_least: int) -> None:
         """So many are used up, should the store have forgotten."""
@@ -263,10 +274,6 @@ class JobKeys:
         self.newest_revision = max(self.newest_revision, there.revision if there is not None else 0)
         return there
 
-    @property
-    def _lease_key(self) -> str:
-        return self.prefix + "lease"
-
     @staticmethod
     def read(item: Item) -> dict[str, Any]:
         """The value of a key that `put_once` wrote."""
@@ -282,6 +289,11 @@ class JobKeys:
         """The incarnations that have gone in good order."""
         prefix = self.prefix + "left/"
         return frozenset(int(key.removeprefix(prefix)) for key in items if key.startswith(prefix))
+
+
+def is_older(checkpoint: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Of two records of durable checkpoints: by life, then by step."""
+    return bool((checkpoint["life"], checkpoint["step"]) < (other["life"], other["step"]))
 
 
 def hint_key(job: str) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-DIR, EVERY, KEEP, LAYOUT, SOURCE = (
-    f"ELASTRAIN_CHECKPOINT_{name}" for name in ("DIR", "EVERY", "KEEP", "LAYOUT", "SOURCE")
+DIR, EVERY, KEEP, KEEP_FOR, LAYOUT, SOURCE = (
+    f"ELASTRAIN_CHECKPOINT_{name}" for name in ("DIR", "EVERY", "KEEP", "KEEP_FOR", "LAYOUT", "SOURCE")
 )
 SHARED, LOCAL = LAYOUTS = ("shared", "local")
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,8 @@ class CheckpointOptions:
     every_steps: int = 0
     every_s: float = 0.0
     keep: int = 3
+    keep_for_s: float | None = None
+    """Older ones go, too; None: whatever their age."""
     layout: str = SHARED
     """`local`: each node has a disk of its own there, and every holder writes its copy."""
     source: str | None = None
@@ -44,13 +46,21 @@ class CheckpointOptions:
 
     def environment(self) -> dict[str, str]:
         every = str(self.every_steps) if self.every_steps else f"{self.every_s:g}s" if self.every_s else ""
-        return {DIR: self.place, EVERY: every, KEEP: str(self.keep), LAYOUT: self.layout, SOURCE: self.source or ""}
+        age = "" if self.keep_for_s is None else str(self.keep_for_s)
+        return {
+            DIR: self.place,
+            EVERY: every,
+            KEEP: str(self.keep),
+            KEEP_FOR: age,
+            LAYOUT: self.layout,
+            SOURCE: self.source or "",
+        }
 
 
 def parse_every(text: str) -> tuple[int, float]:
-    """Steps, or seconds of a time such as 30s, 5m or 1h; the other one is 0. Raises ValueError."""
-    found = re.fullmatch(r"([1-9]\d*)([smh]?)", text)
+    """Steps, or seconds of a time such as 30s, 5m, 1h or 2d; the other one is 0. Raises ValueError."""
+    found = re.fullmatch(r"([1-9]\d*)([smhd]?)", text)
     if found is None:
-        raise ValueError(f"{text!r}: write a number of steps, or a time such as 30s, 5m or 1h")
+        raise ValueError(f"{text!r}: write a number of steps, or a time such as 30s, 5m, 1h or 2d")
     number, unit = int(found[1]), found[2]
     return (number, 0.0) if not unit else (0, number * _UNITS_S[unit])

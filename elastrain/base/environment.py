@@ -88,6 +88,7 @@ def checkpoint_options() -> CheckpointOptions | None:
         every_steps=steps,
         every_s=seconds,
         keep=int(os.environ.get(checkpoints.KEEP, "3")),
+        keep_for_s=float(age) if (age := os.environ.get(checkpoints.KEEP_FOR)) else None,
         layout=os.environ.get(checkpoints.LAYOUT, checkpoints.SHARED),
         source=os.environ.get(checkpoints.SOURCE) or None,
         resumes=resumed is not None and (not resumed.disks or any(disk.node == _node() for disk in resumed.disks)),

@@ -65,13 +65,25 @@ def from_text(text: str) -> Resume:
 _DECODER = msgspec.json.Decoder(Resume)
 
 
-def changes(resume: Resume, spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a job with this spec does otherwise than the one that wrote the checkpoint: clauses, in order of names."""
+def is_taken_over(name: str) -> bool:
+    """Whether a member that comes later gets this setting from the others, whatever its own script has set.
+
+    What a script sets may follow from the number of members, which is another one by then.
+    """
+    return name == "schedulers" or " of parameter group " in name
+
+
+def changed(resume: Resume, spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of what a job with this spec does otherwise than the one that wrote the checkpoint, in order."""
     named = sorted(name for name in resume.spec if name not in MAY_CHANGE)
+    return tuple(name for name in named if spec.get(name, "(unset)") != resume.spec[name])
+
+
+def changes(resume: Resume, spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """The same as clauses, with both values."""
     return tuple(
         f"its {name} is {spec.get(name, '(unset)')}, the checkpoint's is {resume.spec[name]}"
-        for name in named
-        if spec.get(name, "(unset)") != resume.spec[name]
+        for name in changed(resume, spec)
     )
 
 

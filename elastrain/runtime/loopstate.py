@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -21,6 +21,10 @@ from elastrain.errors import ConfigError
 from elastrain.runtime.carried import Packer, Tree, unpack
 from elastrain.runtime.layers import Layers
 from elastrain.runtime.registered import Stateful, check_apart, stateful
+
+SCHEDULERS = "schedulers"
+_HOW_IT_IS_COMPUTED = frozenset({"fused", "foreach", "capturable", "differentiable"})
+"""Of a group's values those that say how it is computed, and not what."""
 
 
 class LoopSnapshot:
@@ -71,21 +75,52 @@ class LoopState:
         )
         return LoopSnapshot(text, {name: _short(json.dumps(tree)) for name, tree in trees.items()}, packers)
 
-    def load(self, text: str, payload: Sequence[Tensor] = ()) -> None:
-        """Raises ConfigError when this script made other objects than the members that are there already."""
+    def describe(self, hyper: list[dict[str, Any]]) -> dict[str, Any]:
+        """What the script has set before the loop: has to be equal in all scripts of a job, also when it is resumed."""
+        found = {
+            f"{name} of parameter group {index}": value
+            for index, group in enumerate(hyper)
+            for name, value in group.items()
+            if name not in _HOW_IT_IS_COMPUTED
+        }
+        schedulers = [type(part).__qualname__ for name, part in self._parts.items() if _drives(name)]
+        return found | {SCHEDULERS: schedulers}
+
+    def load(self, text: str, payload: Sequence[Tensor] = (), changed: Collection[str] = ()) -> None:
+        """Take over a loop's state. `changed`: names of `describe` that are to stay as this script has set them.
+
+        A learning rate that a scheduler drives keeps its course, in proportion. Raises ConfigError when this script
+        made other objects than the members that are there already.
+        """
         state = json.loads(text)
-        if set(state["parts"]) != set(self._parts):
+        if SCHEDULERS in changed:  # they begin anew
+            state["parts"] = {name: tree for name, tree in state["parts"].items() if not _drives(name)}
+        mine = {name: part for name, part in self._parts.items() if SCHEDULERS not in changed or not _drives(name)}
+        if set(state["parts"]) != set(mine):
             raise ConfigError(
                 f"this member has {sorted(self._parts)}, the job has {sorted(state['parts'])}: "
                 "all members must run the same script"
             )
-        for group, values in zip(self._optimizer.param_groups, state["hyper"], strict=True):
-            group.update({name: _grouped(value) for name, value in values.items() if name in group and name != "fused"})
+        first = [group.get("initial_lr") for group in self._optimizer.param_groups]
+        for index, (group, values) in enumerate(zip(self._optimizer.param_groups, state["hyper"], strict=True)):
+            kept = {name for name in group if f"{name} of parameter group {index}" in changed} | {"fused"}
+            group.update(
+                {name: _grouped(value) for name, value in values.items() if name in group and name not in kept}
+            )
+            if "initial_lr" in kept and values.get("initial_lr") and SCHEDULERS not in changed:
+                group["lr"] = values["lr"] * group["initial_lr"] / values["initial_lr"]
         self._layers.load(state["layers"])
         bulk = dict(zip(state["bulk"], payload, strict=True))
-        for name, part in self._parts.items():
+        for name, part in mine.items():
             own = dict(part.state_dict())
             part.load_state_dict({**own, **_unpacked(name, state["parts"][name], bulk.get(name), own)})
+            if isinstance(part, LRScheduler) and any("initial_lr" in each for each in changed):
+                part.base_lrs = [lr for lr in first if lr is not None]
+
+
+def _drives(name: str) -> bool:
+    """Whether this is the name of a scheduler's part."""
+    return name.startswith("scheduler ")
 
 
 def _unpacked(name: str, tree: Tree, bulk: Tensor | None, own: dict[str, Any]) -> dict[str, Any]:

@@ -6,12 +6,13 @@ The parameters of the whole model are put into the model as they come: nobody re
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Any
 
 from torch import Tensor
 
 from elastrain import protocol as p
-from elastrain.base.resume import Resume
+from elastrain.base.resume import Resume, changed
 from elastrain.errors import ConfigError, StateLostError
 from elastrain.runtime import by_name
 from elastrain.runtime.durable.node_disks import Reader, places_of
@@ -59,6 +60,10 @@ class StoredInitial:
     def take(self, shard: int) -> ShardState:
         """A state that was read; it is the caller's."""
         return self._states.pop(shard)
+
+    def changed(self, spec: Mapping[str, Any]) -> tuple[str, ...]:
+        """Names of what this job does otherwise on purpose."""
+        return changed(self._resume, spec)
 
     def loop(self) -> tuple[str, list[Tensor]] | None:
         """The training loop's state at the first step; None where the script begins by itself.

@@ -82,7 +82,11 @@ class TrainingLoop:
         # Whatever takes time comes before this member says that it is ready: others wait for it from then on.
         parts.loader.start(self._prepared.first_step, self._expected_micro_batches, self._loader_died)
         warm_up(compute_device(self._prepared.model))
-        spec = {**self._prepared.describe(), "layers' switches and numbers": parts.layers.digest()}
+        spec = {
+            **self._prepared.describe(),
+            "layers' switches and numbers": parts.layers.digest(),
+            **self._carried.describe(self._prepared.optimizer.hyperparameters()),
+        }
         if (checkpoints := self._prepared.checkpoints) is not None:
             checkpoints.spec = spec
         self._prepared.engine.start(spec)
@@ -93,7 +97,7 @@ class TrainingLoop:
         if entered.state is not None:
             self._carried.load(entered.state, entered.payload or ())
         elif self._prepared.stored is not None and (loop := self._prepared.stored.loop()) is not None:
-            self._carried.load(*loop)
+            self._carried.load(*loop, self._prepared.stored.changed(spec))
         parts.model.statistics.refresh()
         parts.untouched.begin()
         return entered.step

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import MANIFEST, VERIFIED, place_in_time
 from elastrain.snapshot.durable.places.port import CheckpointPlace
+from elastrain.snapshot.durable.reading import Checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +22,7 @@ class Kept:
     is_verified: bool
     """It was read back whole."""
     time_s: float
-    """Unix time of its commit; 0 where nobody knows."""
+    """Unix time of its commit; infinite where nobody knows: it is never too old."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +65,13 @@ def _when(entry: Kept) -> tuple[int, int]:
     return place_in_time(entry.name) or (-1, -2)
 
 
-def kept(place: CheckpointPlace, times_s: dict[str, float]) -> list[Kept]:
-    """The folders of a place. `times_s`: name -> time of commit, where it is known. Raises CheckpointError."""
+def removals(place: CheckpointPlace, *, keep: int, age_s: float | None, now_s: float) -> tuple[Removal, ...]:
+    """What may go from this place. Ages are asked for only where they count. Raises CheckpointError."""
+    return prune(kept(place, with_times=age_s is not None), keep=keep, now_s=now_s, age_s=age_s)
+
+
+def kept(place: CheckpointPlace, *, with_times: bool = False) -> list[Kept]:
+    """The folders of a place. A manifest that cannot be read says nothing of its time. Raises CheckpointError."""
     entries = []
     for name in place.names():
         if place_in_time(name) is None:
@@ -74,10 +82,17 @@ def kept(place: CheckpointPlace, times_s: dict[str, float]) -> list[Kept]:
                 name=name,
                 is_visible=MANIFEST in files,
                 is_verified=VERIFIED in files,
-                time_s=times_s.get(name, 0.0),
+                time_s=_time_s(place, name) if with_times and MANIFEST in files else math.inf,
             )
         )
     return entries
+
+
+def _time_s(place: CheckpointPlace, name: str) -> float:
+    try:
+        return Checkpoint.open([place], name).manifest.time_s
+    except CheckpointError:
+        return math.inf
 
 
 def remove(place: CheckpointPlace, name: str) -> None:

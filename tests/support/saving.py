@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from elastrain.runtime.job import Job
 from elastrain.runtime.step import Step
@@ -30,7 +31,11 @@ def save(job: Job, step: Step, folder: Path) -> Manifest:
         life=1,
         step=record.step,
         time_s=0.0,
-        spec={**prepared.describe(), "layers' switches and numbers": prepared.parts.layers.digest()},
+        spec={
+            **prepared.describe(),
+            "layers' switches and numbers": prepared.parts.layers.digest(),
+            **_set_before_the_loop(prepared.optimizer.hyperparameters()),
+        },
         counters={"scaler": asdict(record.next_scaler)},
         optimizer="AdamW",
         parameters=tuple(
@@ -54,3 +59,14 @@ def save(job: Job, step: Step, folder: Path) -> Manifest:
     )
     publish(place_at(str(folder)), manifest)
     return manifest
+
+
+def _set_before_the_loop(hyper: list[dict[str, Any]]) -> dict[str, Any]:
+    """As `LoopState.describe` says it, of what a scheduler has changed meanwhile."""
+    first = [{**group, "lr": group.get("initial_lr", group["lr"])} for group in hyper]
+    return {
+        f"{name} of parameter group {index}": value
+        for index, group in enumerate(first)
+        for name, value in group.items()
+        if name in ("lr", "initial_lr", "betas", "eps", "weight_decay")
+    }

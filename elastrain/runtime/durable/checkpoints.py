@@ -321,5 +321,6 @@ class Checkpoints:
         )
         self._with.say(ended)
         if not self._disk.is_local:
-            for sentence in tidy(self._disk.place, keep=self._with.options.keep):
+            options = self._with.options
+            for sentence in tidy(self._disk.place, keep=options.keep, age_s=options.keep_for_s):
                 self._with.log("checkpoint_tidied", reason=sentence)

@@ -30,7 +30,7 @@ from elastrain.snapshot.durable.manifest import (
 from elastrain.snapshot.durable.owner import Claim, claim
 from elastrain.snapshot.durable.places.opening import place_at
 from elastrain.snapshot.durable.plain import pack_named
-from elastrain.snapshot.durable.pruning import kept, prune, remove
+from elastrain.snapshot.durable.pruning import removals, remove
 from elastrain.snapshot.durable.publishing import mark_verified, publish, visible
 from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.durable.writing import PartWriter
@@ -153,7 +153,8 @@ class CheckpointDisk:
             publish(self.place, decode(told.manifest.encode(), f"the manifest of {name}"))
         if told.verified in visible(self.place):
             mark_verified(self.place, told.verified)
-            for removal in prune(kept(self.place, {}), keep=self._options.keep, now_s=time.time()):
+            options = self._options
+            for removal in removals(self.place, keep=options.keep, age_s=options.keep_for_s, now_s=time.time()):
                 remove(self.place, removal.name)
                 self._log("checkpoint_tidied", reason=f"{removal.name} is removed: {removal.reason}")
         problems = Checkpoint.open([self.place], name).verify(digests=False)

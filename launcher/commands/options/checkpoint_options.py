@@ -35,6 +35,13 @@ class CheckpointFlags:
     ] = SHARED
     keep: Annotated[int, typer.Option("--keep", min=1, help="Checkpoints that are kept; older ones go.")] = 3
 
+    keep_for: Annotated[
+        str | None,
+        typer.Option(
+            "--keep-for", help="A time such as 12h or 7d: what is older goes, too, but never the newest good one."
+        ),
+    ] = None
+
     def checkpoints(self) -> CheckpointOptions | None:
         """Raises ConfigError."""
         if self.checkpoint_dir is None:
@@ -57,5 +64,22 @@ class CheckpointFlags:
                 f"--checkpoint-dir {place}: no local disk is at an address: use --checkpoint-layout shared"
             )
         return CheckpointOptions(
-            place=place, every_steps=steps, every_s=seconds, keep=self.keep, layout=self.checkpoint_layout
+            place=place,
+            every_steps=steps,
+            every_s=seconds,
+            keep=self.keep,
+            keep_for_s=self._age_s(),
+            layout=self.checkpoint_layout,
         )
+
+    def _age_s(self) -> float | None:
+        """Raises ConfigError."""
+        if self.keep_for is None:
+            return None
+        try:
+            _, seconds = parse_every(self.keep_for)
+        except ValueError:
+            seconds = 0.0
+        if not seconds:
+            raise ConfigError(f"--keep-for {self.keep_for!r}: write a time such as 30m, 12h or 7d")
+        return seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import select
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from elastrain.launcher.standing_keys import News
 from elastrain.launcher.store import Store
 from elastrain.launcher.storethread import Inbox
 from elastrain.launcher.values import NodeRecord, Roster
+from elastrain.launcher.views import JobKeys
 from tests.contract.launcher.test_store import IMPLEMENTATIONS
 
 WAIT_S = 10.0
@@ -115,6 +117,19 @@ def test_first_commit_is_known_to_all_and_said_again_to_a_store_that_has_forgott
     watcher.until(lambda news: news.begun)
     store.commit(expect={}, delete=[PREFIX + "begun"])
     watcher.until(lambda news: store.get(PREFIX + "begun") is not None)
+
+
+@pytest.mark.parametrize("left", [None, {"life": 1, "step": 3}])
+def test_newest_checkpoint_is_said_again_to_a_store_that_has_forgotten_it_or_remembers_an_older_one(
+    store: Store, watcher: Agent, left: dict[str, int] | None
+) -> None:
+    key, keys, newest = PREFIX + "checkpoint", JobKeys(store, "j"), {"life": 1, "step": 7}
+    keys.put_once("checkpoint", newest)
+    watcher.until(lambda news: watcher.registry._standing._checkpoint == newest)
+    store.commit(expect={}, delete=[key])
+    if left is not None:
+        store.commit(expect={}, put={key: json.dumps(left).encode()})
+    watcher.until(lambda news: (there := store.get(key)) is not None and keys.read(there) == newest)
 
 
 def test_node_that_leaves_right_after_an_outage_does_not_take_the_keys_of_others_that_answer(store: Store) -> None:

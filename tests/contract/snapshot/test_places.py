@@ -103,7 +103,7 @@ def test_a_checkpoint_is_written_chosen_and_pruned(place: CheckpointPlace) -> No
         save(place, step)
     mark_verified(place, name_of(0, 30))
     mark_verified(place, name_of(0, 30))
-    gone = prune(kept(place, {}), keep=2, now_s=0.0)
+    gone = prune(kept(place), keep=2, now_s=0.0)
     assert [removal.name for removal in gone] == [name_of(0, 10)]
     remove(place, gone[0].name)
     assert visible(place) == [name_of(0, 20), name_of(0, 30)]

@@ -94,15 +94,20 @@ def _digests(done: Run) -> set[str]:
     return set(done.digests.values())
 
 
-def test_another_seed_is_refused_with_both_values_and_taken_on_purpose(tmp_path: Path) -> None:
+def test_another_learning_rate_or_seed_is_refused_with_both_values_and_taken_on_purpose(tmp_path: Path) -> None:
     undisturbed()
     options = ("--resume", str(CHECKPOINTS))
-    refused = run(tmp_path / "a", 1, "--seed", "8", options=options)
+    refused = run(tmp_path / "a", 1, "--lr", "0.006", options=options)
     assert refused.exit_code == 1
-    assert "its seed is 8, the checkpoint's is 7" in refused.output
-    taken = run(tmp_path / "b", 1, "--seed", "8", options=(*options, "--accept-changes"))
+    rate = "lr of parameter group 0 is 0.006, the checkpoint's is 0.003"
+    assert f"its initial_{rate} (and 1 more differ)" in refused.output
+    taken = run(tmp_path / "b", 1, "--seed", "8", "--lr", "0.006", options=(*options, "--accept-changes"))
     assert taken.exit_code == 0, taken.output
-    assert "accepted: its seed is 8, the checkpoint's is 7" in taken.output
+    assert f"its {rate}; its seed is 8, the checkpoint's is 7" in taken.output
+    (before,), (after,) = (
+        {float(told.rpartition(" ")[2]) for told in each} for each in (undisturbed(), last_words(taken))
+    )
+    assert after == pytest.approx(2 * before)
 
 
 @pytest.mark.parametrize(

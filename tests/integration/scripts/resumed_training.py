@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--backups", type=int, default=1)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--save-at", type=int, nargs="*", default=[])
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--slow", type=float, default=0.0)
@@ -61,7 +62,7 @@ def main() -> None:
     model = Model()
     if args.load is not None:
         model.load_state_dict(load_file(args.load))
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=args.lr)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
     loader = elastrain.DataLoader(Samples(), global_batch_size=20, micro_batch_size=4)
     mean = copy.deepcopy(model)

@@ -35,7 +35,7 @@ for life in range(kills):
             name = save(place, step, life=life).name
             os.write(says, b"%d\\n" % step)  # complete
             mark_verified(place, name)
-            for removal in prune(kept(place, {}), keep=2, now_s=0.0):
+            for removal in prune(kept(place), keep=2, now_s=0.0):
                 remove(place, removal.name)
     first = os.read(told, 64)
     time.sleep(chance.random() * 0.05)

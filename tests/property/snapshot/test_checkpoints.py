@@ -10,15 +10,18 @@ import random
 
 import pytest
 
+from elastrain.base.checkpoints import CheckpointOptions
+from elastrain.runtime.durable.disk import CheckpointDisk, kept_text, told_by_keepers
 from elastrain.snapshot.durable.choosing import choose, thorough
 from elastrain.snapshot.durable.errors import CheckpointError
-from elastrain.snapshot.durable.manifest import name_of, place_in_time
+from elastrain.snapshot.durable.manifest import LOOP, name_of, place_in_time
 from elastrain.snapshot.durable.owner import claim
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.pruning import kept, prune, remove
 from elastrain.snapshot.durable.publishing import mark_verified, visible
 from elastrain.snapshot.durable.reading import Checkpoint
-from tests.support.checkpoints import save, state
+from elastrain.snapshot.durable.writing import PartWriter
+from tests.support.checkpoints import manifest, save, state
 from tests.support.crashing_files import CrashingFiles, PowerCutError
 
 CALLS_MOST = 60
@@ -68,7 +71,7 @@ class _Story:
             mark_verified(self.place, names[-1])
 
     def prune(self) -> None:
-        for removal in prune(kept(self.place, {}), keep=self.chance.randint(1, 3), now_s=0.0):
+        for removal in prune(kept(self.place), keep=self.chance.randint(1, 3), now_s=0.0):
             remove(self.place, removal.name)
 
     def begin_anew(self) -> None:
@@ -109,6 +112,97 @@ def test_there_is_always_a_checkpoint_to_return_to() -> None:
     assert sum(story.complete is not None for story in stories) > 80
 
 
+class _Disks:
+    """The same on the local disks of three nodes, each shard on two of them; one disk at a time may be gone for good.
+
+    The power may be cut on one node, or a system call may fail there, in the middle of whatever it does.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.files = [CrashingFiles(3 * seed + node) for node in range(3)]
+        self.step = 0
+        self.complete = 0
+        """The newest that a member has said to be complete: any one disk may be lost since, and every power cut."""
+        self.told: list[str] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """All keepers are started anew."""
+        options = CheckpointOptions(place="/disk", layout="local", keep=self.chance.randint(1, 2), resumes=True)
+        self.disks = [CheckpointDisk(options, "job", lambda *_, **__: None) for _ in self.files]
+        for disk, files in zip(self.disks, self.files, strict=True):
+            disk.place = LocalPlace("/disk", files)
+            disk.open()
+
+    def turn(self) -> None:
+        struck = self.chance.randrange(3)
+        if self.chance.random() < 0.4:
+            self.files[struck].calls_left = self.chance.randrange(2 * CALLS_MOST)
+        elif self.chance.random() < 0.3:
+            files = self.files[struck]
+            files.faults = {files.calls + self.chance.randrange(2 * CALLS_MOST): errno.ENOSPC}
+        try:
+            self.save()
+            self.told.append("save")
+        except PowerCutError:
+            self.told.append("cut")
+        except CheckpointError as error:
+            self.told.append(str(error))
+        was_cut = self.told[-1] == "cut"
+        for files in self.files:
+            files.calls_left, files.faults = None, {}
+            if was_cut:
+                files.crash()
+        if was_cut:  # everything was lost
+            self.begin()
+
+    def save(self) -> None:
+        self.step += 1
+        name, count = name_of(0, self.step), len(self.disks)
+        writers = [PartWriter(disk.place, name, writer=f"m{node}") for node, disk in enumerate(self.disks)]
+        written = [[writers[n].write(state(s, self.step)) for n in (s, (s + 1) % count)] for s in range(count)]
+        for writer in writers:
+            writer.finish()
+        loops = [d.told(name, d.attach(name, f"m{n}", ("loop", ()), {})) for n, d in enumerate(self.disks)]
+        copies, verified = told_by_keepers(loops)
+        text = kept_text(manifest(self.step, written, copies[LOOP]), verified)
+        for node in self.chance.sample(range(count), count):
+            self.disks[node].keep(0, self.step, text)
+        self.complete = min(self.newest(set(range(count)) - {gone}) for gone in range(count))
+
+    def newest(self, nodes: set[int]) -> int:
+        """Of the checkpoints that these disks have together."""
+        choice = choose([self.disks[node].place for node in sorted(nodes)], thorough)
+        return choice.checkpoint.manifest.step if choice.checkpoint is not None else 0
+
+    def check(self) -> None:
+        """Whichever disk is gone."""
+        for gone in range(3):
+            assert self.newest({0, 1, 2} - {gone}) >= self.complete, (gone, self.told)
+
+
+def _tell_of_disks(seed: int) -> _Disks:
+    story = _Disks(seed)
+    for _ in range(story.chance.randint(3, 8)):
+        story.turn()
+        story.check()
+    return story
+
+
+def test_on_local_disks_there_is_always_one_to_return_to_whichever_disk_is_gone() -> None:
+    stories = [_tell_of_disks(seed) for seed in range(25)]
+    assert sum(told == "cut" for story in stories for told in story.told) > 15
+    assert sum(story.complete > 1 for story in stories) > 10
+
+
+@pytest.mark.on_demand
+@pytest.mark.timeout(3600)
+def test_on_local_disks_there_is_always_one_to_return_to_at_length() -> None:
+    for seed in range(1000, 3000):
+        _tell_of_disks(seed)
+
+
 @pytest.mark.on_demand
 @pytest.mark.timeout(3600)
 def test_there_is_always_a_checkpoint_to_return_to_at_length() -> None:
@@ -136,7 +230,7 @@ def test_a_save_is_cut_at_each_of_its_system_calls() -> None:
         assert choice.checkpoint.manifest.step in (10, 20)
         save(place, 30)
         mark_verified(place, name_of(0, 30))
-        for removal in prune(kept(place, {}), keep=1, now_s=0.0):
+        for removal in prune(kept(place), keep=1, now_s=0.0):
             remove(place, removal.name)
         assert [name for name in place.names() if place_in_time(name)] == [name_of(0, 30)]
         assert all(not name.startswith(".") for name in place.names(name_of(0, 30)))

@@ -16,6 +16,7 @@ from elastrain.launcher.checkpoints import find_start
 from elastrain.launcher.run_options import RunOptions, StartWish
 from elastrain.launcher.values import End, Life, Log, PutRoster, Start
 from elastrain.launcher.worker_start import Script
+from elastrain.membership import spec_difference
 from elastrain.snapshot.durable.places.opening import place_at
 from tests.support import checkpoints
 from tests.unit.launcher.test_core import Job, of
@@ -60,6 +61,16 @@ def test_a_change_that_is_accepted_is_said_and_logged() -> None:
 def test_how_many_copies_there_are_may_change_freely() -> None:
     assert changes(RESUME, {"seed": 0, "model": "a", "backups": 2}) == ()
     assert refusal(RESUME, {"seed": 0, "model": "a", "backups": 2}) == ""
+
+
+def test_what_later_members_get_from_the_others_is_compared_with_the_checkpoint_alone() -> None:
+    rate = "lr of parameter group 0"
+    resume = replace(RESUME, spec={"seed": 0, rate: 0.1})
+    assert refusal(resume, {"seed": 0, rate: 0.2}).startswith(f"its {rate} is 0.2, the checkpoint's is 0.1: start")
+    assert spec_difference({"seed": 0, rate: 0.1}, {"seed": 0, rate: 0.2}) == ""
+    job = resumed(resume)
+    for member, told in (("m0", 0.1), ("m1", 0.1), ("m2", 0.2)):  # scaled by the number of members, perhaps
+        assert of(End, job.hello(member, **{"seed": 0, rate: told})) == []
 
 
 def test_what_the_checkpoint_does_not_say_is_not_compared_and_what_is_missing_here_is() -> None:

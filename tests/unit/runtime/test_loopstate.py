@@ -69,6 +69,57 @@ def test_a_newcomers_schedule_goes_on_exactly_where_the_others_are(kind: str) ->
     assert _advance(newcomer, newcomers, 8) == _advance(donor, donors, 8)
 
 
+def test_what_was_changed_on_purpose_stays_and_all_else_is_taken_over() -> None:
+    donor, resumed = _optimizer(), _optimizer()
+    giving = _loop(donor)
+    donor.param_groups[0]["weight_decay"] = 0.5
+    resumed.param_groups[0].update(lr=0.2, momentum=0.7)
+    taking = _loop(resumed)
+    told, mine = giving.describe(_hyper(donor)), taking.describe(_hyper(resumed))
+    changed = [name for name in told if told[name] != mine[name]]
+    assert sorted(changed) == [f"{name} of parameter group 0" for name in ("lr", "momentum", "weight_decay")]
+    taking.load(giving.take(_hyper(donor)).text, changed=["lr of parameter group 0", "momentum of parameter group 0"])
+    group = resumed.param_groups[0]
+    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.2, 0.7, 0.5)
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("kind", ["cosine", "lambda", "milestones", "two chained by hand"])
+def test_a_changed_rate_that_a_scheduler_drives_keeps_its_course(kind: str) -> None:
+    donor, resumed = _optimizer(), _optimizer()
+    resumed.param_groups[0]["lr"] = 0.1
+    donors, schedulers = MAKERS[kind](donor), MAKERS[kind](resumed)
+    giving, taking = _loop(donor), _loop(resumed)
+    told, mine = giving.describe(_hyper(donor)), taking.describe(_hyper(resumed))
+    changed = [name for name in told if told[name] != mine[name]]
+    assert changed == ["lr of parameter group 0", "initial_lr of parameter group 0"] or kind == "lambda"
+    _advance(donor, donors, 6)
+    taking.load(giving.take(_hyper(donor)).text, changed=changed)
+    assert resumed.param_groups[0]["lr"] == pytest.approx(2 * donor.param_groups[0]["lr"])
+    assert _advance(resumed, schedulers, 8) == pytest.approx([2 * rate for rate in _advance(donor, donors, 8)])
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+def test_a_scheduler_of_another_class_begins_anew_where_that_was_accepted() -> None:
+    donor, resumed = _optimizer(), _optimizer()
+    donors, _ = MAKERS["cosine"](donor), MAKERS["two chained by hand"](resumed)
+    giving, taking = _loop(donor), _loop(resumed)
+    assert giving.describe([])["schedulers"] == ["CosineAnnealingLR"]
+    assert taking.describe([])["schedulers"] == ["ExponentialLR", "StepLR"]
+    _advance(donor, donors, 3)
+    text = giving.take(_hyper(donor)).text
+    with pytest.raises(ConfigError, match="all members must run the same script"):
+        taking.load(text)
+    taking.load(text, changed=["schedulers"])
+    assert resumed.param_groups[0]["lr"] == donor.param_groups[0]["lr"]
+
+
+def test_how_it_is_computed_is_no_part_of_it() -> None:
+    optimizer = _optimizer()
+    told = _loop(optimizer).describe([{**_hyper(optimizer)[0], "fused": True, "foreach": None}])
+    assert not any(name.startswith(("fused", "foreach", "params")) for name in told)
+
+
 def test_schedulers_are_found_by_their_optimizer_only() -> None:
     mine, other = _optimizer(), _optimizer()
     scheduler = lr_scheduler.StepLR(mine, 3)

@@ -9,7 +9,8 @@ import pytest
 
 from elastrain.snapshot.durable.manifest import name_of
 from elastrain.snapshot.durable.places.local import LocalPlace
-from elastrain.snapshot.durable.pruning import Kept, Removal, kept, prune, remove
+from elastrain.snapshot.durable.pruning import Kept, Removal, kept, prune, removals, remove
+from elastrain.snapshot.durable.publishing import mark_verified
 from tests.support.checkpoints import save
 
 
@@ -26,8 +27,8 @@ def entries(told: str) -> list[Kept]:
     ]
 
 
-def steps(removals: Sequence[Removal]) -> list[int]:
-    return [int(removal.name.rpartition("-")[2]) for removal in removals]
+def steps(gone: Sequence[Removal]) -> list[int]:
+    return [int(removal.name.rpartition("-")[2]) for removal in gone]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,19 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     made = save(place, 10)
     (tmp_path / made.name / "notes.txt").write_text("mine")
     (tmp_path / "life-0000-step-x").mkdir()
-    assert [entry.name for entry in kept(place, {})] == [made.name]
+    assert [entry.name for entry in kept(place)] == [made.name]
     remove(place, made.name)
     assert place.names(made.name) == ["notes.txt"]
-    assert kept(place, {})[0].is_visible is False
+    assert kept(place)[0].is_visible is False
+
+
+def test_what_is_too_old_goes_by_the_time_in_its_manifest_and_a_damaged_manifest_stays(tmp_path: Path) -> None:
+    place = LocalPlace(tmp_path)
+    for step in (10, 20, 30, 40):  # their times are 1010, 1020, …
+        save(place, step)
+    mark_verified(place, name_of(0, 40))
+    manifest = tmp_path / name_of(0, 20) / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    gone = removals(place, keep=9, age_s=15.0, now_s=1050.0)
+    assert [removal.name for removal in gone] == [name_of(0, 10), name_of(0, 30)]
+    assert removals(place, keep=9, age_s=None, now_s=1050.0) == ()
