@@ -44,7 +44,6 @@ class Outcome:
 
     gradients: Digests = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
-    kept: dict[BoundaryName, list[Packed | None]] = field(default_factory=dict)
 
 
 def untie(model: nn.Module) -> None:
@@ -204,7 +203,6 @@ class MemberStep:
     def _made(self, action: TaskAction, packed: list[Packed | None]) -> None:
         name = self._desk.computed(action)
         if name is not None:
-            self.outcome.kept[name] = packed
             self._wires.send(self._neighbours[name.cut, name.direction], name, packed)
 
     def _arrived(self, name: BoundaryName, packed: list[Packed | None]) -> None:

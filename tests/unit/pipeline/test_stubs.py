@@ -95,6 +95,45 @@ def test_several_micro_batches_may_be_in_flight(name: str) -> None:
     assert_equal(chain.gradients(), chain.gradients_of_the_whole([0, 1, 2]))
 
 
+@pytest.mark.parametrize("name", ["checkpointed", "transposed", "encoder-decoder"])
+def test_whoever_computes_a_task_again_makes_the_same_tensors_in_whatever_order(name: str) -> None:
+    """The middle of three is lost after its backwards; a newcomer has what its neighbours keep."""
+    chain, newcomer = Chain(CASES[name], CASES[name].cuts), Chain(CASES[name], CASES[name].cuts)
+    kept = []
+    for micro_batch in range(3):
+        passes, loss = chain.forward(micro_batch)
+        chain.backward(passes, loss)
+        middle = passes[1]
+        kept.append((middle.received, middle.going, passes[2].gradients, middle.gradients))
+    for micro_batch, (received, going, of_going, of_received) in reversed(list(enumerate(kept))):
+        again = newcomer.stubs[1].begin([copy_of(t).requires_grad_(t.requires_grad) for t in received])
+        loss_of(newcomer.models[1], batch_of(micro_batch))
+        again.backward_is_called()
+        assert all(torch.equal(one, other) for one, other in zip(again.going, going, strict=True))
+        again.backward(of_going)
+        assert all(torch.equal(one, other) for one, other in zip(again.gradients, of_received, strict=True))
+
+
+def test_where_received_tensors_are_written_on_shared_fakes_micro_batches_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule broken: fakes that come in are made once for all micro-batches."""
+    hold = Stubs.hold
+
+    def hold_with_shared_fakes(stubs: Stubs, begin: int, end: int) -> None:
+        hold(stubs, begin, end)
+        stubs._fresh = frozenset()
+
+    monkeypatch.setattr(Stubs, "hold", hold_with_shared_fakes)
+    with pytest.raises(AssertionError):
+        test_several_micro_batches_may_be_in_flight("checkpointed")
+
+
+def test_where_a_received_tensor_is_not_copied_a_block_changes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule broken: what is kept for others is handed to a block that begins in place."""
+    monkeypatch.setattr("elastrain.pipeline.stubs.passes.copy_of", lambda tensor: tensor.detach())
+    with pytest.raises(AssertionError):
+        test_a_received_tensor_is_left_as_it_came_by_a_block_that_begins_in_place()
+
+
 def test_cuts_may_change_between_two_micro_batches() -> None:
     chain = Chain(CASES["gpt"], (4, 6))
     passes, loss = chain.forward(0)
