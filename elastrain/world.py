@@ -6,6 +6,7 @@ Nothing that does I/O, reads a clock or imports torch may come in here.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 # In the order of a step; `join` comes before the first one of a member, `shutdown` after its last. From `quiesce` to
 # `complete` they are those of a recovery, and none of them is passed in the first view: nothing is recovered there.
@@ -67,7 +68,7 @@ class View:
         if len(set(self.ids)) != len(self.members):
             raise ValueError(f"a view names each member once; got {self.ids}")
 
-    @property
+    @cached_property  # a simulated job asks for it ten times per event
     def ids(self) -> tuple[str, ...]:
         return tuple(member.id for member in self.members)
 

@@ -180,11 +180,11 @@ def waits_for_the_roster(patch: pytest.MonkeyPatch) -> None:
     ("plant", "first"),
     [
         (judges_by_old_words, 100),
-        (leaves_the_dead_to_others, 60),
+        (leaves_the_dead_to_others, 120),
         (waits_for_the_dead, 0),
         (forgets_incarnations, 0),
-        (looks_for_nobody, 200),
-        (waits_for_the_roster, 0),
+        (looks_for_nobody, 258),
+        (waits_for_the_roster, 250),
     ],
 )
 def test_planted_bug_is_found(plant: Plant, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
