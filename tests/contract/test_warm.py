@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from elastrain.launcher.namespaces.programs import lacking
 from tests.support import warm
 
 TIMEOUT_S = 60.0
@@ -163,6 +164,19 @@ def _lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@pytest.mark.skipif(lacking() is not None, reason=str(lacking()))
+def test_it_enters_the_network_namespace_that_its_command_names(start: Start) -> None:
+    name, body = f"elastrain-warm-{os.getpid()}", "import os; print(os.stat('/proc/self/ns/net').st_ino, os.getpid())"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        command = ["ip", "netns", "exec", name, sys.executable, "-c", body]
+        with start(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+            output, _ = process.communicate(timeout=TIMEOUT_S)
+        assert output.split() == [str(os.stat(f"/var/run/netns/{name}").st_ino), str(process.pid)]
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=True)
 
 
 def test_random_numbers_differ_from_process_to_process(start: Start) -> None:

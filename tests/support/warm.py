@@ -73,6 +73,8 @@ class Order:
     session: bool
     """In a session of its own, else in the process group of its parent."""
     fds: tuple[int, ...]
+    network: str
+    """The network namespace that it enters, by its name; empty: its parent's."""
     parent: int
     group: int
 
@@ -145,16 +147,16 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
         (preexec, _, pass_fds, cwd, env, *_, shell) = rest[:8]
         inherited = rest[8:14]
         (_, gid, gids, uid, umask, session, group) = rest[14:21]
-        arguments = tuple(os.fsdecode(part) for part in args) if not isinstance(args, str | bytes) else ()
+        network, arguments = _network_of(args)
         plain = (preexec, shell, gid, gids, uid, umask, group) == (None, False, None, None, None, -1, -1)
         environment = dict(os.environ if env is None else env)
-        if not plain or executable not in (None, *arguments[:1]) or not _can_be_warm(arguments, environment):
+        if not plain or executable not in (None, args[0]) or not _can_be_warm(arguments, environment):
             super()._execute_child(args, executable, *rest)  # type: ignore[misc]
             return
         child_end = (inherited[0], inherited[3], inherited[5])
         streams = [number if end == -1 else end for number, end in enumerate(child_end)]
         folder = os.path.abspath(os.fsdecode(cwd)) if cwd is not None else os.getcwd()
-        order = _order(arguments, environment, folder, tuple(pass_fds), session=session)
+        order = _order(arguments, environment, folder, tuple(pass_fds), session=session, network=network)
         self.pid = _started().fork(order, [*streams, *pass_fds])
         self._child_created = True
         self._close_pipe_fds(*inherited)  # type: ignore[attr-defined]
@@ -178,8 +180,20 @@ def run(
     return done
 
 
+def _network_of(args: Any) -> tuple[str, tuple[str, ...]]:
+    """The namespace that `ip netns exec NAME COMMAND` names, empty without it, and the command."""
+    arguments = tuple(os.fsdecode(part) for part in args) if not isinstance(args, str | bytes) else ()
+    return (arguments[3], arguments[4:]) if arguments[:3] == ("ip", "netns", "exec") else ("", arguments)
+
+
 def _order(
-    arguments: tuple[str, ...], environment: dict[str, str], folder: str, fds: tuple[int, ...], *, session: bool
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    folder: str,
+    fds: tuple[int, ...],
+    *,
+    session: bool,
+    network: str = "",
 ) -> Order:
     return Order(
         arguments=arguments,
@@ -187,6 +201,7 @@ def _order(
         folder=folder,
         session=session,
         fds=fds,
+        network=network,
         parent=os.getpid(),
         group=os.getpgrp(),
     )
@@ -271,7 +286,7 @@ def _become(order: Order, fds: Sequence[int], told: int) -> NoReturn:
         os.setsid()
     else:
         os.setpgid(0, order.group)
-    _enter_network_of(order.parent)
+    _enter(f"/var/run/netns/{order.network}" if order.network else f"/proc/{order.parent}/ns/net")
     os.chdir(order.folder)
     numbers = (0, 1, 2, *order.fds)
     _take_descriptors((*fds, told), (*numbers, max(numbers) + 1))
@@ -290,14 +305,15 @@ def _become(order: Order, fds: Sequence[int], told: int) -> NoReturn:
     _end(_body(arguments))
 
 
-def _enter_network_of(parent: int) -> None:
+def _enter(network: str) -> None:
     """A fork server is older than the network that its owner has entered meanwhile."""
-    if os.readlink(f"/proc/{parent}/ns/net") == os.readlink("/proc/self/ns/net"):
+    found, here = os.stat(network), os.stat("/proc/self/ns/net")
+    if (found.st_dev, found.st_ino) == (here.st_dev, here.st_ino):
         return
-    network = os.open(f"/proc/{parent}/ns/net", os.O_RDONLY)
-    if ctypes.CDLL(None, use_errno=True).setns(network, 0) != 0:
+    namespace = os.open(network, os.O_RDONLY)
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, 0) != 0:
         raise OSError(ctypes.get_errno(), "setns")
-    os.close(network)
+    os.close(namespace)
 
 
 def _options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

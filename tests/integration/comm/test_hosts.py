@@ -13,6 +13,7 @@ import pytest
 from elastrain.launcher.namespaces.programs import lacking
 from elastrain.launcher.namespaces.switch import Switch
 from experiments.hosts import cut
+from tests.support import warm
 from tests.support.sources import ROOT
 
 SILENCE_S = 2.0  # as in comm_host_member
@@ -22,7 +23,7 @@ class _Member:
     def __init__(self, stack: ExitStack, switch: Switch, host: str, rank: int, store: Path) -> None:
         command = [sys.executable, "-m", "tests.support.comm_host_member", str(rank), "4", str(store)]
         environment = os.environ | {"MASTER_ADDR": switch.address("one"), "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(
+        self.process = warm.Popen(
             [*switch.inside(host), *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
