@@ -114,6 +114,7 @@ def everything_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SpillManager, "save", save_and_wait)
 
 
+@pytest.mark.timeout(1200)  # half a minute of a quiet core; a loaded machine takes its time
 def test_every_operator_has_the_gradients_that_it_has_without(
     offload: ActivationOffload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
