@@ -5,8 +5,10 @@ A point ends where the next one begins. What comes in another order than planned
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
+from elastrain.offload.errors import LimitTooSmallError
 from elastrain.offload.lifetimes.carried import FAR, Carried, PieceKey
 from elastrain.offload.lifetimes.custody import PieceCustody
 from elastrain.offload.lifetimes.held import HeldPiece
@@ -106,8 +108,11 @@ class Conductor:
 
     def _was_saved(self, size_bytes: int) -> None:
         self._meter.saved_bytes += size_bytes
-        self._custody.account.came(size_bytes)
-        self._custody.ease()
+        account = self._custody.account
+        account.came(size_bytes)
+        if account.missing_bytes(0):
+            with contextlib.suppress(LimitTooSmallError):  # what was saved just now cannot leave yet
+                self._custody.make_room(0)
 
     def _follow(self, carried: Carried, stage: StepStage, block: int) -> None:
         """Go on to the next place of the plan at which this happens; none of the moves in between is made."""

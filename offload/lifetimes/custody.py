@@ -6,7 +6,6 @@ said: a step that differs from its plan is slower, never wrong. Every read is ch
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +15,7 @@ from elastrain.offload import residency
 from elastrain.offload.device import Device
 from elastrain.offload.errors import LimitTooSmallError, OffloadError, PieceLostError, SpillWriteError
 from elastrain.offload.lifetimes.held import HeldPiece
-from elastrain.offload.lifetimes.memory import MemoryPool
+from elastrain.offload.lifetimes.memory import Access, MemoryPool
 from elastrain.offload.lifetimes.moving import PieceMover
 from elastrain.offload.lifetimes.room import RoomAccount
 from elastrain.offload.lifetimes.values import Kind
@@ -25,6 +24,8 @@ from elastrain.offload.residency import State
 
 _IN_MEMORY = residency.MEMORY
 LOOK_AGAIN_S = 0.002
+USED_TOGETHER = 2
+"""So many pieces stay that somebody outside touched last, since one operator may need them together."""
 
 
 class PieceCustody:
@@ -51,6 +52,7 @@ class PieceCustody:
         self._pieces: list[HeldPiece] = []
         self._pinned: set[HeldPiece] = set()
         self._kept: set[HeldPiece] = set()
+        self._served: list[HeldPiece] = []
 
     # What the training thread asks for.
 
@@ -71,15 +73,15 @@ class PieceCustody:
             self._pinned.update(wanted)
             for piece in wanted:
                 piece.leaving = False
-            missing = [piece for piece in wanted if not self._is_ready(piece)]
-            if not missing:
-                return
-            began_s = time.perf_counter()
-            for piece in missing:
-                self._start_read(piece, urgent=True)
-            for piece in missing:
-                self._wait_for(partial(self._is_ready, piece), f"reading {piece.name}")
-            self.waited_s += time.perf_counter() - began_s
+            if missing := [piece for piece in wanted if not self._is_ready(piece)]:
+                began_s = time.perf_counter()
+                for piece in missing:
+                    self._start_read(piece, urgent=True)
+                for piece in missing:
+                    self._wait_for(partial(self._is_ready, piece), f"reading {piece.name}")
+                self.waited_s += time.perf_counter() - began_s
+            for piece in wanted:
+                piece.show()
 
     def begin(self, piece: HeldPiece) -> None:
         """Have memory for a piece that was dropped, or what is in it, and pin it."""
@@ -102,6 +104,7 @@ class PieceCustody:
                 self.waited_s += time.perf_counter() - began_s
                 if piece.state is State.RELOADED:
                     self._mover.apply(piece, residency.Outdated())
+                piece.open()
 
     def drop(self, piece: HeldPiece) -> None:
         """Nobody needs what is in it any more."""
@@ -116,13 +119,46 @@ class PieceCustody:
         with self._changed:
             if wholly:
                 self._kept.clear()
-            self._pinned = set(self._kept)
+            for piece in self._pinned:
+                piece.close()
+            self._pinned, self._served = set(self._kept), []
 
     def hold(self, pieces: Iterable[HeldPiece]) -> None:
         """Have pieces in memory until everything is let go of `wholly`."""
         wanted = list(pieces)
         self._kept.update(wanted)
         self.acquire(wanted)
+
+    # What others touch.
+
+    def serve(self, piece: HeldPiece) -> None:
+        """Somebody touches a piece from outside: have it in, to be read; to be written, if that was possible already.
+
+        Raises as `acquire`, and PieceLostError where nothing is in it any more.
+        """
+        with self._changed:
+            if piece.state is State.DROPPED:
+                raise PieceLostError(f"{piece.name} are gone, since step() has used them: keep a copy before it")
+            piece.written |= (shown := piece.memory.access is not Access.NONE)
+            while True:
+                try:
+                    self.acquire([piece])
+                    break
+                except LimitTooSmallError:
+                    if len(self._served) < USED_TOGETHER:
+                        raise
+                    self._pinned.discard(self._served.pop(0))
+            self._served = [*(each for each in self._served if each is not piece), piece]
+            if shown:
+                self.change([piece])
+
+    def hide(self, pieces: Iterable[HeldPiece]) -> None:
+        """Let nobody look at pieces until they are acquired again, wherever they are."""
+        with self._changed:
+            for piece in pieces:
+                self._wait_for(lambda piece=piece: piece.state is not State.FORWARDED, f"writing {piece.name}")  # type: ignore[misc]
+                if piece not in self._pinned:
+                    piece.memory.allow(Access.NONE)
 
     # What the plan wishes.
 
@@ -171,12 +207,6 @@ class PieceCustody:
             while self._is_moving():
                 self._wait_once(until_s, "writing what is not used now")
 
-    def ease(self) -> None:
-        """The same in the middle of a point, as far as it goes: what was saved just now cannot leave yet."""
-        if self.account.missing_bytes(0):
-            with contextlib.suppress(LimitTooSmallError):
-                self.make_room(0)
-
     def accounted_bytes(self) -> int:
         """Memory that is known: of pieces, of others, and of pages that are held for nobody."""
         return self.account.held() + self._pool.parked_bytes
@@ -200,19 +230,12 @@ class PieceCustody:
             elif self.account.others.give_up() or self.account.forget_estimates():
                 continue
             elif self.account.missing_bytes(size_bytes):
-                raise self._refusal(size_bytes)
+                raise _refusal(self._pieces, self._pinned, self.account, size_bytes)
         self._pool.trim(self.account.limit_bytes - self.account.total())
 
     def _is_moving(self) -> bool:
         moving = any(piece.state in residency.IN_FLIGHT for piece in self._pieces)
         return moving or self.account.others.moving_bytes() > 0
-
-    def _refusal(self, size_bytes: int) -> OffloadError:
-        """Why there is no room: a drive takes nothing, or the limit is too small for what is used at a time."""
-        faults = (piece.fault for piece in self._pieces if isinstance(piece.fault, SpillWriteError))
-        together = " with ".join(sorted(piece.name for piece in self._pinned))
-        smallest_bytes = self.account.total() + size_bytes
-        return next(faults, None) or LimitTooSmallError(self.account.limit_bytes, smallest_bytes, together)
 
     def _evict(self) -> bool:
         """Let one piece more leave: the one that is used last, at once where its copy is good."""
@@ -259,3 +282,12 @@ class PieceCustody:
         if urgent:
             self._make_room(piece.size_bytes)
         self._mover.start_read(piece, Urgency.DEMAND if urgent else Urgency.PREFETCH)
+
+
+def _refusal(
+    pieces: Iterable[HeldPiece], pinned: Iterable[HeldPiece], account: RoomAccount, size_bytes: int
+) -> OffloadError:
+    """Why there is no room: a drive takes nothing, or the limit is too small for what is used at a time."""
+    faults = (piece.fault for piece in pieces if isinstance(piece.fault, SpillWriteError))
+    together = " with ".join(sorted(piece.name for piece in pinned))
+    return next(faults, None) or LimitTooSmallError(account.limit_bytes, account.total() + size_bytes, together)

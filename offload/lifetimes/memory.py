@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 import torch
@@ -23,11 +24,24 @@ class Span:
     size_bytes: int
 
 
+class Access(Enum):
+    """What anybody may do with a piece's memory; who does more is told to `touches.py`."""
+
+    NONE = "none"
+    READ = "read"
+    WRITE = "read and write"
+
+
 class PieceMemory(Protocol):
     """One piece's memory. `tensor` is all of its bytes, `size_bytes` of them, a multiple of the page."""
 
     tensor: torch.Tensor
     size_bytes: int
+    access: Access
+
+    def allow(self, access: Access) -> None:
+        """From now on so much, and no more; on a device nothing changes. Custody's lock is held."""
+        ...
 
     def write(self, device: Device, span: Span, cancelled: Callable[[], bool]) -> Copy:
         """Copy a part to a drive as it was at `MemoryPool.mark`. In a drive's thread.
@@ -62,7 +76,7 @@ class MemoryPool(Protocol):
         ...
 
     def give_to(self, memory: PieceMemory) -> None:
-        """The piece is in again, with undefined bytes. By the training thread."""
+        """The piece has memory again, with undefined bytes that nobody may see. By the training thread."""
         ...
 
     def trim(self, keep_bytes: int) -> None:

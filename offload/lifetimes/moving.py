@@ -72,6 +72,7 @@ class PieceMover:
         self._free(piece)
         piece.parts, piece.fault = self._place(piece), None
         piece.moving_parts = len(piece.parts)
+        piece.close()
         self._pool.mark(piece.memory)
         for part in piece.parts:
             part.device.queued_bytes += part.span.size_bytes

@@ -1,8 +1,10 @@
 """Memory of pieces: addresses that never change, under which pages come and go. Linux, CPU.
 
 Fresh pages cost up to seconds per GiB, moving them costs microseconds. So the pages of a piece that leaves are parked
-in the pool's own range of addresses, and an arriving piece gets them from there (`mremap`). What is out is protected:
-it would read as zeros, without a word. A forked child gets none of it, since its pages would stay its own.
+in the pool's own range of addresses, and an arriving piece gets them from there (`mremap`). What is out, or not whole
+yet, lies behind the piece's addresses, which are protected then: they would read as zeros, without a word. What has a
+copy on a drive can be read and not written, so that no change is lost. A forked child gets none of it, since its pages
+would stay its own: its addresses stay protected, and nothing else comes to lie there.
 """
 
 from __future__ import annotations
@@ -11,35 +13,42 @@ import ctypes
 import errno
 import mmap
 import os
+import weakref
 from collections.abc import Callable
 
 import torch
 
 from elastrain.offload.buffers import address_of, drop_pages, pages
 from elastrain.offload.device import Copy, Device
-from elastrain.offload.engines.port import round_up
-from elastrain.offload.lifetimes.memory import PieceMemory, Span
+from elastrain.offload.engines.port import PAGE_BYTES, round_up
+from elastrain.offload.lifetimes.memory import Access, PieceMemory, Span
 
 _MREMAP = 1 | 2 | 4  # MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP
-_PROT_NONE, _PROT_READ_WRITE = 0, 3
+_RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10 | 0x4000  # MAP_FIXED | MAP_NORESERVE
+_PROTECTION = {Access.NONE: 0, Access.READ: 1, Access.WRITE: 3}
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mremap.restype = ctypes.c_void_p
 _libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 
 
 class PagedRange:
-    """A range of addresses for one piece. `image` is its whole pages, `tensor` the same as bytes.
+    """A range of addresses for one piece: `tensor` lies there, and nowhere else.
 
-    It begins with pages, and is usable; `PagePool` takes them away and brings them back.
+    It begins with pages, and may be written; `PagePool` takes them away and brings them back, behind it.
     """
 
     def __init__(self, size_bytes: int) -> None:
-        self.image = pages(round_up(size_bytes))
-        self.address = address_of(self.image)
-        self.size_bytes = self.image.nbytes
-        _keep_from_children(self.image)
-        self.tensor = torch.frombuffer(self.image, dtype=torch.uint8)
+        self._shown, self._behind = pages(round_up(size_bytes)), pages(round_up(size_bytes))
+        self.address, self._address_behind = address_of(self._shown), address_of(self._behind)
+        self.size_bytes = self._shown.nbytes
+        self.access = Access.WRITE
+        for each in (self._shown, self._behind):
+            _keep_from_children(each)
+        self.tensor = torch.frombuffer(self._shown, dtype=torch.uint8)
+        _RANGES.add(self)
 
     def write(self, device: Device, span: Span, cancelled: Callable[[], bool]) -> Copy:
         """As `PieceMemory.write`: memory is what it is when this is called."""
@@ -49,16 +58,29 @@ class PagedRange:
         """As `PieceMemory.read`."""
         device.read(copy, self._part(span), cancelled)
 
+    def allow(self, access: Access) -> None:
+        """As `PieceMemory.allow`. There is no moment at which somebody else sees more than that, or zeros."""
+        if access is self.access:
+            return
+        if self.access is Access.NONE:
+            _protect(self._address_behind, self.size_bytes, access)
+            _move(self._address_behind, self.address, self.size_bytes)
+            _protect(self._address_behind, self.size_bytes, Access.WRITE)
+        else:
+            _protect(self.address, self.size_bytes, access)
+            if access is Access.NONE:
+                _move(self.address, self._address_behind, self.size_bytes)
+                _protect(self._address_behind, self.size_bytes, Access.WRITE)
+        self.access = access
+
+    def behind(self) -> tuple[int, memoryview]:
+        """Where its pages are while nobody may see them: the address, and as memory."""
+        assert self.access is Access.NONE
+        return self._address_behind, self._behind
+
     def _part(self, span: Span) -> memoryview:
-        return self.image[span.begin_bytes : span.begin_bytes + span.size_bytes]
-
-    def protect(self) -> None:
-        """From now on, whoever touches it ends the process by SIGSEGV."""
-        _protect(self.address, self.size_bytes, _PROT_NONE)
-
-    def open(self) -> None:
-        """Let it be touched again."""
-        _protect(self.address, self.size_bytes, _PROT_READ_WRITE)
+        at = self._behind if self.access is Access.NONE else self._shown
+        return at[span.begin_bytes : span.begin_bytes + span.size_bytes]
 
 
 class PagePool:
@@ -82,29 +104,30 @@ class PagePool:
     def take_from(self, memory: PieceMemory) -> None:
         """Park the pages of a piece that is out, and protect it. What there are no addresses for goes to the kernel."""
         left, at_bytes = _paged(memory), 0
+        left.allow(Access.NONE)
+        address, image = left.behind()
         while at_bytes < left.size_bytes and self._free:
             offset_bytes, room_bytes = self._free.pop()
             part_bytes = min(room_bytes, left.size_bytes - at_bytes)
             if part_bytes < room_bytes:
                 self._free.append((offset_bytes + part_bytes, room_bytes - part_bytes))
-            _move(left.address + at_bytes, self._address + offset_bytes, part_bytes)
+            _move(address + at_bytes, self._address + offset_bytes, part_bytes)
             self._parked.append((offset_bytes, part_bytes))
             self.parked_bytes += part_bytes
             at_bytes += part_bytes
         if at_bytes < left.size_bytes:
-            drop_pages(left.image, at_bytes, left.size_bytes - at_bytes)
-        left.protect()
+            drop_pages(image, at_bytes, left.size_bytes - at_bytes)
 
     def give_to(self, memory: PieceMemory) -> None:
-        """Put parked pages under a piece's addresses; what is missing comes fresh. What was in them is undefined."""
+        """Put parked pages behind a piece's addresses; what is missing comes fresh. What was in them is undefined."""
         arriving, at_bytes = _paged(memory), 0
-        arriving.open()
+        address, _ = arriving.behind()
         while at_bytes < arriving.size_bytes and self._parked:
             offset_bytes, had_bytes = self._parked.pop()
             part_bytes = min(had_bytes, arriving.size_bytes - at_bytes)
             if part_bytes < had_bytes:
                 self._parked.append((offset_bytes + part_bytes, had_bytes - part_bytes))
-            _move(self._address + offset_bytes, arriving.address + at_bytes, part_bytes)
+            _move(self._address + offset_bytes, address + at_bytes, part_bytes)
             self._free.append((offset_bytes, part_bytes))
             self.parked_bytes -= part_bytes
             at_bytes += part_bytes
@@ -137,12 +160,35 @@ def _keep_from_children(memory: memoryview) -> None:
 
 
 def _move(source: int, target: int, size_bytes: int) -> None:
-    if _libc.mremap(source, size_bytes, size_bytes, _MREMAP, target) != target:
-        number = ctypes.get_errno()
+    if _libc.mremap(source, size_bytes, size_bytes, _MREMAP, target) == target:
+        return
+    number = ctypes.get_errno()
+    if number != errno.EFAULT or size_bytes == PAGE_BYTES:
         raise OSError(number, f"pages cannot be moved: {os.strerror(number or errno.EINVAL)}")
+    # Before Linux 6.17 one call moves only what was mapped as one, and these pages may have come in several parts.
+    first_bytes = round_up(size_bytes // 2)
+    _move(source, target, first_bytes)
+    _move(source + first_bytes, target + first_bytes, size_bytes - first_bytes)
 
 
-def _protect(address: int, size_bytes: int, protection: int) -> None:
-    if _libc.mprotect(address, size_bytes, protection):
+def _protect(address: int, size_bytes: int, access: Access) -> None:
+    if _libc.mprotect(address, size_bytes, _PROTECTION[access]):
         number = ctypes.get_errno()
         raise OSError(number, f"memory cannot be protected: {os.strerror(number)}")
+
+
+_RANGES: weakref.WeakSet[PagedRange] = weakref.WeakSet()
+
+
+def is_piece(address: int) -> bool:
+    """Whether a piece lies there, or did in the process that this one was forked from."""
+    return any(each.address <= address < each.address + each.size_bytes for each in list(_RANGES))
+
+
+def _reserve_in_child() -> None:
+    """What was never copied to a child is a hole there, where its own memory could come to lie: it would be read."""
+    for each in list(_RANGES):
+        _libc.mmap(each.address, each.size_bytes, _PROTECTION[Access.NONE], _RESERVED, -1, 0)
+
+
+os.register_at_fork(after_in_child=_reserve_in_child)

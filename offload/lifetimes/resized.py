@@ -17,7 +17,7 @@ import torch
 from elastrain.offload.buffers import bytes_of, image_of
 from elastrain.offload.device import Copy, Device
 from elastrain.offload.engines.port import CudaEngine, round_up
-from elastrain.offload.lifetimes.memory import PieceMemory, Span
+from elastrain.offload.lifetimes.memory import Access, PieceMemory, Span
 from elastrain.offload.staging import StagingPool
 
 
@@ -40,8 +40,12 @@ class ResizedPiece:
         self.size_bytes = round_up(size_bytes)
         self.tensor = torch.empty(self.size_bytes, dtype=torch.uint8, device=device)
         self.mark: Any = None
+        self.access = Access.WRITE
         self._lanes = lanes
         self._staging = staging
+
+    def allow(self, access: Access) -> None:
+        """Nothing: a storage without bytes is an illegal access by itself, and what is in cannot be protected."""
 
     def write(self, device: Device, span: Span, cancelled: Callable[[], bool]) -> Copy:
         """As `PieceMemory.write`."""

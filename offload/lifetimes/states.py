@@ -100,6 +100,18 @@ class BlockStates:
             return False
         return bool(grad.untyped_storage()._cdata == piece.memory.tensor.untyped_storage()._cdata)
 
+    def was_written(self, parameter: nn.Parameter) -> bool:
+        """Whether somebody from outside wrote gradients of the parameter's block since they were made."""
+        return self.pieces[Kind.GRADIENT, self.block_of[parameter]].written
+
+    def at(self, address: int) -> tuple[PieceKey, HeldPiece] | None:
+        """The piece that an address belongs to."""
+        for key, piece in self.pieces.items():
+            begin = piece.memory.tensor.data_ptr()
+            if begin <= address < begin + piece.size_bytes:
+                return key, piece
+        return None
+
     def keep_gradient(self, parameter: nn.Parameter) -> None:
         """Move a gradient that autograd has made into its block's piece."""
         fresh = parameter.grad

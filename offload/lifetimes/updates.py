@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.lifetimes.conductor import Conductor
 from elastrain.offload.lifetimes.custody import PieceCustody
 from elastrain.offload.lifetimes.orders import StepStage
@@ -26,12 +27,15 @@ class Updates:
         self._custody = custody
         self._conductor = conductor
         self._norms: dict[nn.Parameter, torch.Tensor] = {}
+        self._versions: dict[nn.Parameter, int] = {}
+        self._is_stepping = False
         self._options: list[dict[str, Any]] = []
 
     def landed(self, parameter: nn.Parameter) -> None:
         """A gradient is complete, or as far as this backward goes."""
         assert parameter.grad is not None
         self._norms[parameter] = _norm(parameter.grad)
+        self._versions[parameter] = parameter.grad._version
 
     def close_step(self, order: list[nn.Parameter], max_grad_norm: float | None) -> torch.Tensor | None:
         """Let all blocks with gradients be due, clipped by the norm of all; returns that norm.
@@ -40,6 +44,8 @@ class Updates:
         """
         for block in list(self.due):  # what no forward has used since the last step
             self.update(block)
+        for each in order:
+            self._look_again(each)
         # A scheduler may change them before a block is updated.
         self._options = [_options_of(group) for group in self._optimizer.param_groups]
         norms = [self._norms[each] for each in order if each in self._norms]
@@ -48,9 +54,33 @@ class Updates:
         if max_grad_norm is not None and total is not None:
             scale = torch.clamp(max_grad_norm / (total + 1e-6), max=1.0)
         self.due = {self._states.block_of[each]: scale for each in order if each in self._norms}
-        for parameter in self._norms:
+        for parameter in order:
             parameter.grad = None
         return total
+
+    def _look_again(self, parameter: nn.Parameter) -> None:
+        """Between backward and step a gradient may have been changed, replaced, forgotten or made by somebody else."""
+        grad = parameter.grad
+        if grad is None:
+            self._norms.pop(parameter, None)
+        elif not parameter.requires_grad:
+            return
+        elif not self._states.is_ours(parameter):
+            self._states.keep_gradient(parameter)
+            self.landed(parameter)
+            self._custody.release()
+        elif self._versions.get(parameter) != grad._version or self._states.was_written(parameter):
+            self._custody.acquire(self._states.of(Kind.GRADIENT, [self._states.block_of[parameter]]))
+            self.landed(parameter)
+            self._custody.release()
+
+    def refuse_foreign_step(self, *_: object) -> None:
+        """The optimizer's own `step` was called. Raises OffloadConfigError where it was not by us."""
+        if not self._is_stepping:
+            raise OffloadConfigError(
+                "optimizer.step() was called for a model in offload.within: call step(max_grad_norm=…) of what within "
+                "returned; it clips, updates and forgets the gradients"
+            )
 
     def update(self, block: int) -> None:
         """One block's update, if it is due."""
@@ -74,6 +104,7 @@ class Updates:
             del self._norms[parameter]
         for piece in self._states.of(Kind.GRADIENT, [block]):
             self._custody.drop(piece)
+            piece.written = False
 
     def _step(self, parameters: list[nn.Parameter]) -> None:
         """Let the optimizer see one block's parameters alone, with the options that its step was closed with."""
@@ -82,8 +113,10 @@ class Updates:
         try:
             for group, options in zip(groups, self._options, strict=True):
                 group.update(options, params=[each for each in group["params"] if each in wanted])
+            self._is_stepping = True
             self._optimizer.step()
         finally:
+            self._is_stepping = False
             for group, before in zip(groups, now, strict=True):
                 group.update(before)
 

@@ -19,12 +19,13 @@ from elastrain.offload.engines.port import IoEngine
 from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.hooks import ActivationOffload, OffloadConfig
-from elastrain.offload.lifetimes import heap
+from elastrain.offload.lifetimes import heap, touches
 from elastrain.offload.lifetimes.blocks import blocks_of, check_limit, check_optimizer
 from elastrain.offload.lifetimes.conductor import Conductor
 from elastrain.offload.lifetimes.cuda import cuda_memory
 from elastrain.offload.lifetimes.custody import PieceCustody
 from elastrain.offload.lifetimes.held import HeldPiece
+from elastrain.offload.lifetimes.hooking import OriginalsHook
 from elastrain.offload.lifetimes.measuring import PointMeter
 from elastrain.offload.lifetimes.memory import MemoryMeter, MemoryPool
 from elastrain.offload.lifetimes.meter import KernelMeter
@@ -36,6 +37,7 @@ from elastrain.offload.lifetimes.saved import LeavesWhenTold, SavedTensors
 from elastrain.offload.lifetimes.states import BlockStates
 from elastrain.offload.lifetimes.updates import Updates
 from elastrain.offload.lifetimes.values import Kind
+from elastrain.offload.residency import State
 
 UNLIMITED_BYTES = 1 << 62
 SAVED_BYTES = 32 << 10
@@ -107,7 +109,9 @@ class TrainingWithin:
         saved.stayed = lambda tensor: self._custody.acquire(self._states.holding(tensor))
         self._updates = Updates(optimizer, self._states, self._custody, self._conductor)
         self._planning = Planning(limit_bytes, self._states, self._conductor, devices)
+        self._optimizer = optimizer
         self._handles = list(self._hook_up())
+        touches.SERVER.watch(self._serve)
 
     @property
     def reason(self) -> str:
@@ -136,6 +140,8 @@ class TrainingWithin:
         total = self._updates.close_step(list(self._model.parameters()), max_grad_norm)
         if self._planning.order is UpdateOrder.AFTER_BACKWARD:
             self._settle()
+        # Until its update nobody may see what a block holds: it is out of date.
+        self._custody.hide(each for (_, block), each in self._states.pieces.items() if block in self._updates.due)
         self._conductor.end_point()
         self._planning.step_ended()
         return total
@@ -159,7 +165,8 @@ class TrainingWithin:
 
     def abandon(self) -> None:
         """Give the drives' space back at once, after a fault say: what is out is lost, and touching it is fatal."""
-        for handle in self._handles:
+        handles, self._handles = self._handles, []
+        for handle in handles:
             handle.remove()
         self._saved.close()
         for device in self._devices:
@@ -168,12 +175,17 @@ class TrainingWithin:
     # Hooks.
 
     def _hook_up(self) -> Iterator[Any]:
-        yield self._model.register_forward_pre_hook(self._model_begins)
-        yield self._model.register_forward_hook(self._model_ends, always_call=True)
+        yield self._model.register_forward_pre_hook(OriginalsHook(self._model_begins))
+        yield self._model.register_forward_hook(OriginalsHook(self._model_ends), always_call=True)
+        yield self._model.register_state_dict_pre_hook(OriginalsHook(self._settle))  # type: ignore[no-untyped-call]
+        yield self._optimizer.register_state_dict_pre_hook(self._settle)
+        yield self._optimizer.register_step_pre_hook(self._updates.refuse_foreign_step)
         for number, block in enumerate(self._blocks):
             if block.module is not None:
-                yield block.module.register_forward_pre_hook(lambda _m, _i, number=number: self._forward(number))
-                yield block.module.register_forward_hook(lambda _m, _i, out, number=number: self._watch(number, out))
+                begins = OriginalsHook(lambda _m, _i, number=number: self._forward(number))
+                ends = OriginalsHook(lambda _m, _i, out, number=number: self._watch(number, out))
+                yield block.module.register_forward_pre_hook(begins)
+                yield block.module.register_forward_hook(ends)
             for parameter in block.parameters:
                 if parameter.requires_grad:
                     yield parameter.register_hook(lambda grad, p=parameter: self._lands(p, grad))  # type: ignore[no-untyped-call]
@@ -236,10 +248,20 @@ class TrainingWithin:
         self._settle()
         self._conductor.end_point()
         self._custody.account.limit_bytes = UNLIMITED_BYTES
-        held = [piece for (kind, _), piece in self._states.pieces.items() if kind is not Kind.GRADIENT]
+        held = [piece for piece in self._states.pieces.values() if piece.state is not State.DROPPED]
         self._custody.acquire(held)
         self._custody.change(held)
 
-    def _settle(self) -> None:
+    def _serve(self, address: int) -> bool:
+        """Somebody from outside touches what is not there, or is out of date, or has a copy."""
+        found = self._states.at(address) if self._handles else None
+        if found is None:
+            return False
+        (_, block), piece = found
+        self._updates.update(block)
+        self._custody.serve(piece)
+        return True
+
+    def _settle(self, *_: Any) -> None:
         for block in range(len(self._blocks)):
             self._updates.update(block)

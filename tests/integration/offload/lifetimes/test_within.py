@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,10 +26,10 @@ from elastrain.offload.lifetimes.cuda import host_tier
 from elastrain.offload.lifetimes.orders import UpdateOrder
 from elastrain.offload.lifetimes.pages import PagePool
 from elastrain.offload.lifetimes.within import TrainingWithin, within
-from experiments.offload.models import KINDS, Shape, build
+from experiments.offload.models import KINDS, build
+from tests.integration.offload.lifetimes.touching import SHAPE, NothingBesides, tokens
 from tests.support.memory_engine import MemoryEngine
 
-SHAPE = Shape(width=64, layers=4, tokens=32, batch=2, vocabulary=256)
 STEPS = 5
 Loss = Callable[[nn.Module, int], Tensor]
 
@@ -47,33 +42,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-class NothingBesides:
-    """A meter by which a process takes nothing but what is accounted for: these models are smaller than Python."""
-
-    def __init__(self) -> None:
-        self._held_bytes = 0
-
-    def own_bytes(self) -> tuple[int, int]:
-        now_bytes, self._held_bytes = self._held_bytes, -(1 << 40)
-        return now_bytes, now_bytes
-
-    def forget_peak(self) -> None:
-        pass
-
-    def clock(self) -> float:
-        return time.perf_counter()
-
-
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "elastrain.offload.lifetimes.within.memory_for",
         lambda _model, limit_bytes: (PagePool(limit_bytes), NothingBesides()),
     )
-
-
-def tokens(step: int) -> Tensor:
-    return torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(step))
 
 
 def loss_of(model: nn.Module, step: int) -> Tensor:
@@ -419,31 +393,6 @@ def test_a_full_drive_is_said(tmp_path: Path) -> None:
     with pytest.raises(SpillWriteError, match="full"):
         train(model, training)
     training.abandon()
-
-
-TOUCH = """
-import sys, torch
-from elastrain.offload.lifetimes.pages import PagePool
-from elastrain.offload.lifetimes.within import within
-from tests.integration.offload.lifetimes.test_within import *
-model, _ = build("gpt", SHAPE)
-training = within(model, adamw(model), dirs=[sys.argv[1]], memory_limit=64 << 20)
-for step in range(3):
-    loss_of(model, step).backward()
-    training.step()
-training._custody.release()
-training._custody.clear()
-print("steps", flush=True)
-print(sum(float(each.sum()) for each in model.parameters()), flush=True)
-"""
-
-
-def test_a_touch_from_outside_ends_the_process_instead_of_reading_zeros(tmp_path: Path) -> None:
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", TOUCH, str(tmp_path)], env=env, capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout.split() == ["steps"] and done.returncode == -signal.SIGSEGV, done.stderr
 
 
 def test_blocks_that_are_compiled(tmp_path: Path) -> None:

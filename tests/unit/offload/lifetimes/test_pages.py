@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import faulthandler
+import mmap
 import os
 import signal
 import sys
@@ -11,6 +14,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from elastrain.offload.lifetimes import pages
+from elastrain.offload.lifetimes.memory import Access
 from elastrain.offload.lifetimes.pages import PagedRange, PagePool
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages move by mremap, which is Linux'")
@@ -41,9 +46,11 @@ def test_pages_move_from_a_leaving_piece_to_an_arriving_one_and_no_memory_is_add
     for _ in range(4):
         pool.take_from(first)
         pool.give_to(second)
+        second.allow(Access.WRITE)
         second.tensor.fill_(9)
         pool.take_from(second)
         pool.give_to(first)
+        first.allow(Access.WRITE)
         first.tensor.fill_(7)
     assert first.tensor.data_ptr() == address
     assert bool((first.tensor == 7).all())
@@ -60,26 +67,55 @@ def test_pieces_of_other_sizes_share_pages() -> None:
     for round_ in range(1, 4):
         for each in (small, large, other):
             pool.give_to(each)
+            each.allow(Access.WRITE)
             each.tensor.fill_(round_)
         for each in (other, small, large):
             assert bool((each.tensor == round_).all())
             pool.take_from(each)
 
 
-def test_a_touch_of_what_is_out_ends_the_process() -> None:
-    pool, piece = PagePool(4 * MIB), PagedRange(MIB)
-    pool.take_from(piece)
-
+@pytest.mark.parametrize("access", [Access.NONE, Access.READ])
+def test_who_does_more_than_is_allowed_is_stopped_by_the_kernel(access: Access) -> None:
     # A child has no such memory at all: its parent's protection is seen by a child that makes its own.
     def touch() -> None:
         faulthandler.disable()
         own = PagedRange(MIB)
-        own.protect()
+        own.allow(access)
+        if access is Access.READ:
+            own.tensor.sum().item()
+            own.tensor.fill_(1)
         own.tensor.sum().item()
 
     assert os.WTERMSIG(in_child(touch)) == signal.SIGSEGV
-    pool.give_to(piece)
-    piece.tensor.fill_(1)
+
+
+def test_what_was_written_is_there_after_every_change_of_what_is_allowed() -> None:
+    piece = PagedRange(3 * MIB)
+    piece.tensor.fill_(5)
+    for access in (Access.READ, Access.NONE, Access.READ, Access.WRITE, Access.NONE, Access.WRITE):
+        piece.allow(access)
+        if access is not Access.NONE:
+            assert bool((piece.tensor == 5).all())
+
+
+def test_pages_that_came_in_parts_move_on_kernels_that_move_one_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, ends = pages._libc.mremap, 4096 * 3
+
+    class OldKernel:
+        def mremap(self, source: int, size: int, new: int, flags: int, target: int) -> int:
+            if size > ends:
+                ctypes.set_errno(errno.EFAULT)
+                return -1
+            return int(real(source, size, new, flags, target))
+
+        mprotect = pages._libc.mprotect
+
+    monkeypatch.setattr(pages, "_libc", OldKernel())
+    piece = PagedRange(4096 * 7)
+    piece.tensor.copy_(torch.arange(4096 * 7) % 251)
+    piece.allow(Access.NONE)
+    piece.allow(Access.READ)
+    assert torch.equal(piece.tensor, (torch.arange(4096 * 7) % 251).to(torch.uint8))
 
 
 def test_parked_pages_go_back_to_the_kernel_when_they_are_trimmed() -> None:
@@ -99,8 +135,21 @@ def test_what_the_pool_has_no_addresses_for_goes_to_the_kernel() -> None:
     pool.take_from(piece)
     assert pool.parked_bytes == 8 * MIB and before - resident_bytes() > 20 * MIB
     pool.give_to(piece)
+    piece.allow(Access.WRITE)
     piece.tensor.fill_(2)
     assert int(piece.tensor.sum(dtype=torch.int64)) == 2 * 32 * MIB
+
+
+def test_a_forked_child_finds_no_memory_of_its_own_where_a_piece_was() -> None:
+    piece = PagedRange(MIB)
+
+    def look() -> None:
+        faulthandler.disable()
+        mine = [mmap.mmap(-1, MIB) for _ in range(64)]
+        piece.tensor.sum().item()
+        del mine
+
+    assert os.WTERMSIG(in_child(look)) == signal.SIGSEGV
 
 
 def test_a_forked_child_gets_none_of_the_pages() -> None:
