@@ -27,6 +27,8 @@ from elastrain.offload.lifetimes.within import TrainingWithin
 from experiments.offload.models import Shape, build
 
 SHAPE = Shape(width=64, layers=4, tokens=32, batch=2, vocabulary=256)
+NORM = 0.1
+"""Below what gradients have: the norm of each shows in every parameter."""
 STEPS = 5
 """Two show what there is to plan; then all orders of touches meet plans."""
 
@@ -63,11 +65,12 @@ class Run:
 
     def step(self, order: UpdateOrder) -> None:
         if self.training is None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), NORM)
             self.optimizer.step()
             self.optimizer.zero_grad()
         else:
             self.training._planning.order = order
-            self.training.step()
+            self.training.step(max_grad_norm=NORM)
 
 
 Touch = Callable[[Run], None]
@@ -171,7 +174,7 @@ def clip_gradient_values(run: Run) -> None:
 def scale_gradients_unseen(run: Run) -> None:
     for each in run.model.parameters():
         each.grad.data.mul_(0.5)
-        each.grad.numpy()[...] *= 2.0
+        each.grad.numpy()[...] *= 4.0
 
 
 def read_gradients(run: Run) -> None:
