@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 from elastrain.offload.device import Device
 from elastrain.offload.engines.port import IoEngine
 from elastrain.offload.engines.posix import PosixEngine
-from elastrain.offload.faults import ThrottledEngine
 from elastrain.offload.lifetimes import heap
 from elastrain.offload.lifetimes.cuda import host_tier
 from elastrain.offload.lifetimes.meter import KernelMeter
@@ -24,6 +23,7 @@ from elastrain.offload.lifetimes.planning import Policy
 from elastrain.offload.lifetimes.within import TrainingWithin, within
 from experiments.lifetimes.policies import ON_DEMAND, ZERO_INFINITY
 from experiments.offload.models import Shape, build
+from tests.support.faulty_engines import ThrottledEngine
 
 POLICIES = {"ours": Policy(), "zero": ZERO_INFINITY, "demand": ON_DEMAND}
 RECOMPUTED = ("zero", "demand")

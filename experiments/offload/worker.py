@@ -14,11 +14,11 @@ import torch
 
 from elastrain.offload import ActivationOffload, LimitTooSmallError, OffloadConfig
 from elastrain.offload.engines.posix import PosixEngine
-from elastrain.offload.faults import ThrottledEngine
 from elastrain.offload.hooks import MIN_BYTES
 from experiments.offload.memory import Account, peak_allocated_bytes, peak_rss_bytes
 from experiments.offload.models import Model, Shape, build, plainly
 from experiments.offload.variants import ONLY_ON_DISK, TorchSave, run, step
+from tests.support.faulty_engines import ThrottledEngine
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import accumulate
 
-from elastrain.offload.lifetimes.values import Budget, Gap, LimitBelowLeastError, MemoryPiece, Plan, Program
+from elastrain.offload.lifetimes.values import Budget, Gap, LimitBelowLeastError, MemoryPiece, Program
 
 
 def gaps_of(index: int, piece: MemoryPiece, length: int) -> tuple[Gap, ...]:
@@ -74,15 +73,3 @@ def check_limit(program: Program, budget: Budget) -> None:
     least, point = least_bytes(program)
     if least > budget.limit_bytes:
         raise LimitBelowLeastError(budget.limit_bytes, least, program.points[point].name)
-
-
-def needs_of(plan: Plan, is_wanted: Callable[[int], bool]) -> list[int]:
-    """The bytes that some of the pieces, by their indices, take at each point under a plan."""
-    length = len(plan.program.points)
-    only = tuple(piece for index, piece in enumerate(plan.program.pieces) if is_wanted(index))
-    found = needs(Program(points=plan.program.points, pieces=only))
-    for move in plan.moves:
-        if is_wanted(move.gap.piece):
-            for place in range(move.gap.begin + 1, move.read_at):
-                found[place % length] -= plan.program.pieces[move.gap.piece].size_bytes
-    return found

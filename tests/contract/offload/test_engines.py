@@ -19,7 +19,7 @@ from elastrain.offload.engines.host import HostEngine
 from elastrain.offload.engines.port import PAGE_BYTES, IoEngine
 from elastrain.offload.engines.posix import Calls, PosixEngine
 from elastrain.offload.errors import OffloadConfigError
-from elastrain.offload.faults import EngineFaults, FaultyEngine, ThrottledEngine
+from tests.support.faulty_engines import EngineFaults, FaultyEngine, ThrottledEngine
 from tests.support.memory_engine import MemoryEngine
 
 Make = Callable[[Path], IoEngine]

@@ -30,8 +30,8 @@ from elastrain.offload import (
 from elastrain.offload.arena import ReadArena
 from elastrain.offload.buffers import Lease
 from elastrain.offload.engines.posix import Calls, PosixEngine
-from elastrain.offload.faults import EngineFaults, FaultyEngine, ThrottledEngine
 from tests.support import warm
+from tests.support.faulty_engines import EngineFaults, FaultyEngine, ThrottledEngine
 from tests.support.memory_engine import MemoryEngine
 
 MIN_BYTES = 1024

@@ -16,9 +16,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from elastrain.offload import ActivationOffload, LimitTooSmallError, OffloadConfig, OffloadConfigError, save_on_disk
 from elastrain.offload import Path as Way
-from elastrain.offload.faults import ThrottledEngine
 from elastrain.offload.queue import RequestQueue
 from elastrain.offload.records import SpillRecord
+from tests.support.faulty_engines import ThrottledEngine
 from tests.support.memory_engine import MemoryEngine
 
 MIN_BYTES = 1024

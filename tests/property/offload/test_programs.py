@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from elastrain.offload import ActivationOffload, OffloadConfig, OffloadError
 from elastrain.offload.engines.port import IoEngine
-from elastrain.offload.faults import EngineFaults, FaultyEngine, ThrottledEngine
+from tests.support.faulty_engines import EngineFaults, FaultyEngine, ThrottledEngine
 from tests.support.memory_engine import MemoryEngine
 
 SIDE = 16

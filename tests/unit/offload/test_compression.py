@@ -11,7 +11,7 @@ from elastrain.offload.compression import SAMPLE_EVERY_PIECES, Codec, Sample, pa
 from elastrain.offload.device import Device
 from elastrain.offload.engines.port import PAGE_BYTES
 from elastrain.offload.errors import SpillReadError
-from elastrain.offload.faults import EngineFaults, FaultyEngine, ThrottledEngine
+from tests.support.faulty_engines import EngineFaults, FaultyEngine, ThrottledEngine
 from tests.support.memory_engine import MemoryEngine
 
 SIZE = 64 * PAGE_BYTES

@@ -13,8 +13,8 @@ from elastrain.offload.buffers import bytes_of, lease, tensor_checksum
 from elastrain.offload.device import PIECE_BYTES, Device, EndedEarlyError, Meter, NoSpaceError
 from elastrain.offload.engines.port import PAGE_BYTES, CudaEngine, IoEngine
 from elastrain.offload.errors import CorruptSpillError, SpillReadError, SpillWriteError
-from elastrain.offload.faults import EngineFaults, FaultyEngine
 from elastrain.offload.hooks import ActivationOffload, OffloadConfig
+from tests.support.faulty_engines import EngineFaults, FaultyEngine
 from tests.support.memory_engine import MemoryEngine
 
 Make = Callable[..., Device]

@@ -7,10 +7,10 @@ import torch
 
 from elastrain.errors import DriveFailedError
 from elastrain.offload.device import Device
-from elastrain.offload.faults import EngineFaults, FaultyEngine
 from elastrain.runtime.spilled_states import StateSpill
 from elastrain.snapshot.state import ShardState
 from elastrain.snapshot.store import SnapshotStore
+from tests.support.faulty_engines import EngineFaults, FaultyEngine
 from tests.support.memory_engine import MemoryEngine
 
 NUMEL = 192

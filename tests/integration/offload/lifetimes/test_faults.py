@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from elastrain.offload.engines.posix import Calls, PosixEngine
 from elastrain.offload.errors import PieceLostError, SpillReadError
-from elastrain.offload.faults import ThrottledEngine
 from elastrain.offload.lifetimes import within as module
 from elastrain.offload.lifetimes.pages import PagePool
 from experiments.offload.models import build
 from tests.integration.offload.lifetimes.touching import SHAPE, NothingBesides, begin, tokens
 from tests.support import warm
+from tests.support.faulty_engines import ThrottledEngine
 from tests.support.memory_engine import MemoryEngine
 
 STEPS = 4

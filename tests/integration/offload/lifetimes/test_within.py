@@ -21,13 +21,13 @@ from elastrain.offload.errors import (
     SpillReadError,
     SpillWriteError,
 )
-from elastrain.offload.faults import EngineFaults, FaultyEngine
 from elastrain.offload.lifetimes.cuda import host_tier
 from elastrain.offload.lifetimes.orders import UpdateOrder
 from elastrain.offload.lifetimes.pages import PagePool
 from elastrain.offload.lifetimes.within import TrainingWithin, within
 from experiments.offload.models import KINDS, build
 from tests.integration.offload.lifetimes.touching import SHAPE, NothingBesides, tokens
+from tests.support.faulty_engines import EngineFaults, FaultyEngine
 from tests.support.memory_engine import MemoryEngine
 
 STEPS = 5

@@ -1,4 +1,4 @@
-"""Devices that misbehave on request: for tests, for `elastrain inject`, and for placing a slower drive on a curve.
+"""Drives that misbehave on request: for tests, and for placing a slower drive on a curve.
 
 A wrapper around any engine. It never invents data but flips bits of what was read, as a failing drive does.
 """
