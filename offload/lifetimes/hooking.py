@@ -6,25 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 
-def nothing(*_: Any) -> None:
-    """What a copy has in place of a hook."""
-
-
-def _make_nothing() -> Callable[..., None]:
-    return nothing
-
-
 class OriginalsHook:
-    """Calls `act` for the module it was put on."""
+    """Calls `act` for the module it was put on, and nothing for a copy."""
 
-    def __init__(self, act: Callable[..., None]) -> None:
+    def __init__(self, act: Callable[..., None] = lambda *_: None) -> None:
         self._act = act
 
     def __call__(self, *given: Any) -> None:
         self._act(*given)
 
-    def __deepcopy__(self, _memo: dict[int, Any]) -> Callable[..., None]:
-        return nothing
-
-    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
-        return _make_nothing, ()
+    def __reduce__(self) -> tuple[type[OriginalsHook], tuple[()]]:
+        return OriginalsHook, ()

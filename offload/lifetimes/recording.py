@@ -6,7 +6,6 @@ Pure values. Operators are numbered in the order in which they ran; a storage's 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 
 from elastrain.offload.lifetimes.values import Kind
 
@@ -43,29 +42,3 @@ class Recording:
 
     operators: tuple[RecordedOperator, ...]
     storages: tuple[RecordedStorage, ...]
-
-    def held_bytes(self) -> list[int]:
-        """The bytes of all storages that were there while each operator ran."""
-        change = [0] * (len(self.operators) + 1)
-        for storage in self.storages:
-            change[storage.born or 0] += storage.size_bytes
-            if storage.died is not None and storage.died < len(self.operators):
-                change[max(storage.died, storage.born or 0)] -= storage.size_bytes
-        return list(accumulate(change))[:-1]
-
-    def used_bytes(self) -> list[int]:
-        """The bytes of the storages that each operator used."""
-        found = [0] * len(self.operators)
-        for storage in self.storages:
-            for place in storage.uses:
-                found[place] += storage.size_bytes
-        return found
-
-    def active_fraction(self) -> float:
-        """Bytes in use over bytes held, the mean over operators: how much of memory a step really needs at a time."""
-        pairs = [(used, held) for used, held in zip(self.used_bytes(), self.held_bytes(), strict=True) if held]
-        return sum(used / held for used, held in pairs) / max(1, len(pairs))
-
-    def bytes_of(self, kind: Kind) -> int:
-        """All storages of one kind together."""
-        return sum(storage.size_bytes for storage in self.storages if storage.kind is kind)

@@ -19,7 +19,6 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NoReturn
 
 from elastrain.offload.lifetimes.pages import is_piece
@@ -42,18 +41,16 @@ class _Action(ctypes.Structure):
         ("handler", _Handler),
         ("mask", ctypes.c_ulong * 16),
         ("flags", ctypes.c_int),
-        ("restorer", ctypes.c_void_p),
+        ("rest", ctypes.c_void_p),
     )
 
 
-@dataclass(kw_only=True)
 class _Touch:
     """One thread that was stopped. `sentence`: why it cannot go on."""
 
-    address: int
-    served: threading.Event = field(default_factory=threading.Event)
-    known: bool = False
-    sentence: str = ""
+    def __init__(self, address: int) -> None:
+        self.address, self.known, self.sentence = address, False, ""
+        self.served = threading.Event()
 
 
 class TouchServer:
@@ -81,7 +78,7 @@ class TouchServer:
     # In the thread that was stopped.
 
     def _stopped(self, _number: int, info: int, _context: int) -> None:
-        touch = _Touch(address=ctypes.c_void_p.from_address(info + _ADDRESS_AT).value or 0)
+        touch = _Touch(ctypes.c_void_p.from_address(info + _ADDRESS_AT).value or 0)
         if os.getpid() != self._pid:
             self._give_up(touch.address, OF_A_CHILD)
             return

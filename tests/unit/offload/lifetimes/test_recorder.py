@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from elastrain.offload.lifetimes.recorder import StepRecorder
 from elastrain.offload.lifetimes.recording import RecordedStorage, Recording
 from elastrain.offload.lifetimes.values import Kind
+from experiments.lifetimes.recorded import active_fraction, bytes_of, held_bytes
 from experiments.offload.models import KINDS, Shape, build
 
 SHAPE = Shape(width=32, layers=2, tokens=8, batch=2, vocabulary=64)
@@ -51,12 +52,12 @@ def test_parameters_gradients_and_states_are_told_apart(kind: str) -> None:
     model, tokens = build(kind, SHAPE)
     found = recorded(model, lambda: model(tokens))
     size_bytes = sum(each.nbytes for each in model.parameters())
-    assert found.bytes_of(Kind.PARAMETER) == size_bytes
-    assert found.bytes_of(Kind.GRADIENT) == size_bytes
+    assert bytes_of(found, Kind.PARAMETER) == size_bytes
+    assert bytes_of(found, Kind.GRADIENT) == size_bytes
     counters = sum(each.size_bytes for each in found.storages if each.name.endswith(": step"))
-    assert found.bytes_of(Kind.STATE) - counters == 2 * size_bytes
-    assert 0 < found.active_fraction() < 0.5
-    assert max(found.held_bytes()) >= 4 * size_bytes
+    assert bytes_of(found, Kind.STATE) - counters == 2 * size_bytes
+    assert 0 < active_fraction(found) < 0.5
+    assert max(held_bytes(found)) >= 4 * size_bytes
 
 
 def test_uses_lie_in_order_and_within_each_life() -> None:
