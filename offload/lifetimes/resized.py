@@ -40,7 +40,7 @@ class ResizedPiece:
         self.size_bytes = round_up(size_bytes)
         self.tensor = torch.empty(self.size_bytes, dtype=torch.uint8, device=device)
         self.mark: Any = None
-        self.access = Access.WRITE
+        self.access = Access.READ  # for good: nothing tells who writes
         self._lanes = lanes
         self._staging = staging
 

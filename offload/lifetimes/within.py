@@ -27,7 +27,7 @@ from elastrain.offload.lifetimes.custody import PieceCustody
 from elastrain.offload.lifetimes.held import HeldPiece
 from elastrain.offload.lifetimes.hooking import OriginalsHook
 from elastrain.offload.lifetimes.measuring import PointMeter
-from elastrain.offload.lifetimes.memory import MemoryMeter, MemoryPool
+from elastrain.offload.lifetimes.memory import Access, MemoryMeter, MemoryPool
 from elastrain.offload.lifetimes.meter import KernelMeter
 from elastrain.offload.lifetimes.orders import StepStage, UpdateOrder
 from elastrain.offload.lifetimes.pages import PagePool
@@ -136,6 +136,8 @@ class TrainingWithin:
 
         Where the plan says so, blocks are updated before they are used next.
         """
+        for piece in self._states.of(Kind.GRADIENT, range(len(self._blocks))):
+            piece.written |= piece.memory.access is Access.WRITE  # the last ones of a backward: nobody would tell
         self._custody.release(wholly=True)
         total = self._updates.close_step(list(self._model.parameters()), max_grad_norm)
         if self._planning.order is UpdateOrder.AFTER_BACKWARD:
