@@ -64,6 +64,12 @@ def difference(step: int, told: Mapping[str, Sequence[Check]], blocks: Sequence[
 
     told: what each member computed, by member in rank order, so that every member builds the same sentence.
     """
+    found = what_differs(step, told, blocks)
+    return f"{found}: {_CAUSES}" if found else ""
+
+
+def what_differs(step: int, told: Mapping[str, Sequence[Check]], blocks: Sequence[str]) -> str:
+    """As `difference`, without the usual causes."""
     first: dict[int, tuple[str, Check]] = {}
     pairs: list[tuple[str, Check, str, Check]] = []
     for member, checks in told.items():
@@ -78,11 +84,11 @@ def difference(step: int, told: Mapping[str, Sequence[Check]], blocks: Sequence[
     more = "".join(f", micro-batch {a.micro_batch} on {m} and {n}" for m, a, n, _ in pairs[1:])
     return (
         f"micro-batch {left.micro_batch} of step {step} came out differently on {one} and {two} "
-        f"({_what_differs(left, right, blocks)}){more}: {_CAUSES}"
+        f"({_results_differ(left, right, blocks)}){more}"
     )
 
 
-def _what_differs(left: Check, right: Check, blocks: Sequence[str]) -> str:
+def _results_differ(left: Check, right: Check, blocks: Sequence[str]) -> str:
     pairs = enumerate(zip(left.digests, right.digests, strict=True))
     differing = [_named(block, blocks) for block, (ours, theirs) in pairs if ours != theirs]
     more = len(differing) - _NAMED

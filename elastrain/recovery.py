@@ -12,7 +12,7 @@ from dataclasses import replace
 from elastrain.fold import Node, leaves
 from elastrain.placement import Holders, Placement, effective, target
 from elastrain.plan import assign, level
-from elastrain.values import Recovery, Report, Shape, Unrecoverable
+from elastrain.values import Accusation, Recovery, Report, Shape, Unrecoverable
 from elastrain.world import View
 
 _NEWCOMERS_ONLY = (
@@ -67,16 +67,23 @@ def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery 
     )
 
 
+def accused(reports: Mapping[str, Report]) -> tuple[Accusation, ...]:
+    """Whom members that report have seen to compute the open step wrongly."""
+    # Of an older step, too: it was seen by votes, whatever has become of the step.
+    told = [report.wrong for report in reports.values() if report.wrong is not None]
+    return tuple(sorted({each for wrong in told for each in wrong.accused}))
+
+
 def _what_counts(
     reports: Mapping[str, Report], committed: int
 ) -> tuple[tuple[tuple[int, str], ...] | None, Mapping[str, Report]]:
-    """Collect what members know to be wrong of the open step (see `Report.wrong`); leave what counts all the same."""
+    """Collect what members know to be wrong of the open step (see `Wrong`); leave what counts all the same."""
     # Of a member that is a step behind nothing: what it has found wrong was committed without it, and so was right.
     told = [report.wrong for report in reports.values() if report.committed == committed]
     known = [wrong for wrong in told if wrong is not None]
     if not known:
         return None, reports
-    wrong = tuple(sorted({pair for each in known for pair in each}))
+    wrong = tuple(sorted({pair for each in known for pair in each.parameters}))
     return wrong, {member: _voided(report, committed) for member, report in reports.items()}
 
 

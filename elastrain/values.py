@@ -39,6 +39,17 @@ class Initial:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AuditPlan:
+    """Which runs a second member computes, too."""
+
+    every: int = 0
+    """In every so many steps; 0: none is."""
+    is_of_all: bool = False
+    """All runs of such a step, else one, drawn from the seed."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shape:
     """The logical job as the protocol sees it; fixed for its whole life."""
 
@@ -53,6 +64,7 @@ class Shape:
     """Whether a run that is computed again gives the same bits."""
     cross_check_every: int = 0
     """Members check each other in every so many steps, besides the first one; 0: in that one only."""
+    audit: AuditPlan = AuditPlan()
     block_names: tuple[str, ...] = ()
     """For people."""
     initial: Initial = Initial()
@@ -89,13 +101,23 @@ class Contribution:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One micro-batch as one member has computed it, to be compared with what another one says of it."""
+    """What one member has computed from the first micro-batch of a run to `micro_batch`, for comparison."""
 
     micro_batch: int
     loss: float
+    """Sum of weight × loss."""
     weight: float
     digests: tuple[int, ...]
-    """Per block, of its gradients (and running statistics) of this micro-batch alone."""
+    """Per block, of its summed gradients (and running statistics)."""
+
+
+@dataclass(frozen=True, order=True)
+class Accusation:
+    """Audits have shown a member's gradient to be wrong, by votes of one generation."""
+
+    generation: int
+    member: str
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +137,9 @@ class Vote:
     """JSON, name -> digest of hyperparameters, layers, registered state: who differs there must not go on with us."""
     checks: tuple[Check, ...]
     """Micro-batches that this member and another one compute, if any in this step."""
+    # Whoever was wrong then may be the only one who still knows what it told.
+    before: tuple[Check, ...]
+    """Its checks in an earlier vote for this step, with audits."""
     checkpoint: Wish
     """Whether this step should become a durable checkpoint."""
     writing: bool
@@ -145,9 +170,22 @@ class Record:
     """Where members that need not be deterministic differ."""
     checkpoint: Checkpointed = Checkpointed.NO
     """Whether this step becomes a durable checkpoint."""
+    accused: tuple[Accusation, ...] = ()
+    """Members whose gradients audits have found wrong, in earlier attempts at this step."""
 
 
 # --------------------------------------------------------------------------------------------------- a change of view
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrong:
+    """What a member knows to be wrong of the open step."""
+
+    parameters: tuple[tuple[int, str], ...]
+    """Shards whose committed parameters all are to take again, each with the holder whose state is wrong, if any."""
+    # Whoever was wrong may not have got the votes that show it: others went on to this view before.
+    accused: tuple[Accusation, ...]
+    """What votes have shown to this member."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,11 +216,8 @@ class Report:
     folded: tuple[tuple[int, int, tuple[Node, ...]], ...]
     """(shard, lane, partials that this primary has)."""
     # By one member's word alone: who computed with wrong parameters knows it, and the others have its sums.
-    wrong: tuple[tuple[int, str], ...] | None
-    """Something of step `committed + 1` was wrong, so that nothing of it counts. None: nothing is known to be.
-
-    Shards whose parameters of `committed` all are to take again, each with the holder whose state is wrong, if any.
-    """
+    wrong: Wrong | None
+    """Something of step `committed + 1` was wrong, so that nothing of it counts. None: nothing is known to be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +243,7 @@ class Recovery:
     """(shard, lane) -> what its primary has."""
     reason: str
     wrong: tuple[tuple[int, str], ...] | None = None
-    """The open step begins anew, whatever was computed of it; see `Report.wrong`. None: it goes on."""
+    """The open step begins anew, whatever was computed of it; see `Wrong.parameters`. None: it goes on."""
 
     @property
     def distrusted(self) -> frozenset[int]:

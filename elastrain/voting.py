@@ -7,10 +7,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from elastrain.audits import Judgement, judge
 from elastrain.checkpoint import decide
-from elastrain.checks import difference
+from elastrain.checks import difference, what_differs
 from elastrain.scaling import NO_SCALE, Scaler, advance
-from elastrain.values import Contribution, Record, Shape, Vote
+from elastrain.values import Accusation, Contribution, Record, Shape, Vote
 from elastrain.world import View
 
 
@@ -21,9 +22,18 @@ class Disagreement:
     reason: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Dispute:
+    """Audits came out differently: the step is computed anew before anything of it counts."""
+
+    reason: str
+    accused: tuple[Accusation, ...]
+    """Members whose results are known to be wrong."""
+
+
 def combine_votes(
     step: int, view: View, votes: Sequence[Vote], *, shape: Shape, scaler: Scaler = NO_SCALE
-) -> Record | Disagreement:
+) -> Record | Disagreement | Dispute:
     """Combine votes, in rank order and one per member, into the record of `step`; `scaler` is that of this step.
 
     Squared norms are added in shard order, whoever measured them. An overflow of any micro-batch stays in the sums, so
@@ -33,7 +43,13 @@ def combine_votes(
     settings = {vote.settings for vote in votes}
     if len(settings) > 1:
         return _different_settings(step, view, votes)
-    differing = difference(step, {m: v.checks for m, v in zip(view.ids, votes, strict=False)}, shape.block_names)
+    told = {m: v.checks for m, v in zip(view.ids, votes, strict=False)}
+    before = {m: v.before for m, v in zip(view.ids, votes, strict=False)}
+    # Without audits it is the script's fault, or that of a machine that fits badly: nothing is computed again.
+    judgement = judge(step, told, before) if shape.audit.every else Judgement()
+    if judgement.disputed and not judgement.is_hopeless:
+        return Dispute(reason=what_differs(step, told, shape.block_names), accused=_accused(view, judgement))
+    differing = difference(step, told, shape.block_names)
     if differing and shape.deterministic:
         return Disagreement(reason=differing)
     contribution = _contribution(step, votes, is_deterministic=shape.deterministic)
@@ -55,7 +71,12 @@ def combine_votes(
         next_scaler=advance(shape.loss_scale, scaler, overflow=not is_finite),
         warning=differing,
         checkpoint=decide([vote.checkpoint for vote in votes], writing=any(vote.writing for vote in votes)),
+        accused=_accused(view, judgement),
     )
+
+
+def _accused(view: View, judgement: Judgement) -> tuple[Accusation, ...]:
+    return tuple(Accusation(view.generation, member, reason) for member, reason in judgement.wrong)
 
 
 def _contribution(step: int, votes: Sequence[Vote], *, is_deterministic: bool) -> Contribution | Disagreement:

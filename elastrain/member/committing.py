@@ -10,7 +10,7 @@ from elastrain.messages import Publish
 from elastrain.placement import Holders, Placement, next_roles
 from elastrain.plan import plan
 from elastrain.values import Record, Vote
-from elastrain.voting import Disagreement, combine_votes
+from elastrain.voting import Disagreement, Dispute, combine_votes
 
 
 class Committing:
@@ -34,6 +34,7 @@ class Committing:
             and custody.given.has_moved()  # else a busy job would never get its backups back
             and not custody.given.is_overdue()  # two steps after a loss, the next one may come
             and m.commit.parameters.are_here()
+            and m.step.audits.is_done()
             and m.step.check.is_done()  # it reads the parameters of this step
             and custody.comparison.is_settled()  # what was computed with wrong parameters is never committed
             and not custody.holdings.in_doubt()  # until it is known who is wrong, all states stay as they are
@@ -79,10 +80,12 @@ class Committing:
             square_norms=tuple((shard, finished[shard].square_norm) for shard in mine),
             roles=tuple(self.proposed_roles(mine)),
             settings=m.loop.settings,
-            checks=m.step.check.results(),
+            checks=(*m.step.check.results(), *m.step.audits.results()),
+            before=m.step.audits.told_before(),
             checkpoint=m.checkpointing.wish(m.step.number),
             writing=m.checkpointing.open is not None,
         )
+        m.step.audits.tell(vote.checks)
         m.step.ballot.cast(m.me, vote)
         m.out.send_all(m.views.others, vote)
 
@@ -109,8 +112,18 @@ class Committing:
         # All members come to the same disagreement, too, so that none goes on alone.
         if isinstance(found, Disagreement):
             m.out.fail("DivergedError", found.reason)
-            return None
-        return found
+        elif isinstance(found, Dispute):
+            self._settle(found)
+        return found if isinstance(found, Record) else None
+
+    def _settle(self, dispute: Dispute) -> None:
+        """An audit has found a difference: the step begins anew, and the votes of this attempt are void."""
+        m = self._machine
+        m.step.ballot.clear()
+        m.step.audits.accused = dispute.accused  # for the next report: not all may have got these votes
+        # All members come to this by the same votes, and each asks for the view, since the others may die: one tells.
+        reason = "; ".join((dispute.reason, *dict.fromkeys(each.reason for each in dispute.accused)))
+        m.custody.repair.begin_anew(reason, tells=m.views.view.ids[0] == m.me)
 
     # ----------------------------------------------------------------------------------------------------------- pass
 
@@ -118,6 +131,7 @@ class Committing:
         """Hold the record: the step cannot be undone any more."""
         m = self._machine
         m.commit.advance(record.step, record)
+        m.custody.repair.convict(m.step.audits.hear(record.accused))
         m.custody.forget_step()
         m.out.do(p.Passed(record=record))
 
@@ -157,6 +171,7 @@ class Committing:
         runs = plan(m.views.view.ids, m.shape.runs, m.views.view.quotas)
         m.step.runs.hand(runs[m.me])
         m.step.check.plan(runs)
+        m.step.audits.plan(runs)
         self.publish(dict.fromkeys(m.views.others, tuple(mine)), record)
         m.custody.announcements.announce(mine, mine, before)
 

@@ -112,7 +112,7 @@ class Lifecycle:
             case p.PartialChecked():
                 custody.repair.on_partial_checked(event)
             case p.Checked():
-                m.step.check.on_checked(event)
+                (m.step.audits if event.whole else m.step.check).on_checked(event)
             case p.AppliedBehind():
                 custody.backups.on_applied_behind(event)
             case p.UpdatedAgain():
@@ -250,7 +250,7 @@ class Lifecycle:
             before = len(m.out)
             self._recover()
             self._create()
-            m.custody.repair.depart()
+            m.custody.repair.depart(spoils=m.step.audits.is_convicted)
             m.loop.hand_over()
             m.step.reduction.finish()
             self._compare()
@@ -283,7 +283,7 @@ class Lifecycle:
     def _has_computed(self) -> bool:
         m = self.machine
         # Its check of another member included: parameters that were wrong in that only would accuse the other one.
-        is_done = m.step.runs.are_computed() and m.step.check.is_done()
+        is_done = m.step.runs.are_computed() and m.step.check.is_done() and m.step.audits.is_done()
         return m.loop.step == m.step.number and (m.end.step is not None or is_done)
 
     def _commit(self) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 from elastrain import protocol as p
 from elastrain.member.commands import Commands
 from elastrain.member.commit import Commit
-from elastrain.member.cross_check import CrossCheck
-from elastrain.member.runs import Runs
+from elastrain.member.open_step import OpenStep
 from elastrain.member.views import Views
 from elastrain.messages import LoopHandover
 from elastrain.values import Recovery
@@ -48,7 +47,7 @@ TABLE: dict[tuple[LoopStage, type], LoopStage] = {
 class LoopFeed:
     """Owns the loop's stage and step, and the state that newcomers' loops begin with."""
 
-    def __init__(self, views: Views, commit: Commit, runs: Runs, check: CrossCheck, out: Commands) -> None:
+    def __init__(self, views: Views, commit: Commit, open_step: OpenStep, out: Commands) -> None:
         self.stage = LoopStage.OUTSIDE
         self.step = -1
         """The newest one that the loop has entered."""
@@ -56,8 +55,9 @@ class LoopFeed:
         """Of this step, for the vote."""
         self._views = views
         self._commit = commit
-        self._runs = runs
-        self._check = check
+        self._runs = open_step.runs
+        self._check = open_step.check
+        self._audits = open_step.audits
         self._out = out
         self._allowed: frozenset[int] = frozenset()
         """Runs that the loop may be given during a recovery: reported as under way, so nobody else gets them."""
@@ -150,9 +150,11 @@ class LoopFeed:
         todo = [run for run in self._runs.pending if not is_recovering or run in self._allowed]
         if todo:
             self._runs.running = todo[0]
-            self._give(self._check.compute(todo[0]))
+            self._give(self._audits.compute(self._check.compute(todo[0])))
         elif not is_recovering and (run := self._check.next_run()) is not None:
             self._give(self._check.recompute(run))
+        elif not is_recovering and (run := self._audits.next_run()) is not None:
+            self._give(self._audits.recompute(run))
 
     def _give(self, command: p.Enter | p.Advance | p.Compute | p.Recompute) -> None:
         self._move(command)

@@ -29,5 +29,5 @@ class Machine:
         self.checkpointing = Checkpointing(
             checkpoints, shape.sizes, self.views, self.commit, self.custody.holdings, self.out
         )
-        self.loop = LoopFeed(self.views, self.commit, self.step.runs, self.step.check, self.out)
+        self.loop = LoopFeed(self.views, self.commit, self.step, self.out)
         self.end = JobEnd(me, self.views, self.out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from elastrain.checks import Due
 from elastrain.fold import Fold
+from elastrain.member.auditing import Auditing
 from elastrain.member.ballot import Ballot
 from elastrain.member.commands import Commands
 from elastrain.member.commit import Commit
@@ -22,6 +23,7 @@ class OpenStep:
         self.runs = Runs(Fold(shape.runs), shape.blocks, first)
         self.reduction = Reduction(me, shape, views, commit.roles, self.runs, out)
         self.check = CrossCheck(me, Due(first, shape.cross_check_every), views, commit, self.runs)
+        self.audits = Auditing(me, shape, views, commit, self.runs)
         self.ballot = Ballot()
 
     @property
@@ -33,4 +35,5 @@ class OpenStep:
         self.runs.begin(number)
         self.reduction.begin()
         self.check.begin()
+        self.audits.begin()
         self.ballot.clear()

@@ -10,8 +10,8 @@ from elastrain import protocol as p
 from elastrain.member.committing import Committing
 from elastrain.member.machine import Machine
 from elastrain.placement import target
-from elastrain.recovery import decide
-from elastrain.values import Recovery, Report
+from elastrain.recovery import accused, decide
+from elastrain.values import Recovery, Report, Wrong
 
 
 class Recovering:
@@ -40,7 +40,7 @@ class Recovering:
 
     def report(self) -> Report:
         m, runs = self._machine, self._machine.step.runs
-        holdings = m.custody.holdings
+        holdings, known = m.custody.holdings, m.custody.repair.known()
         return Report(
             committed=m.commit.step,
             record=m.commit.record,
@@ -53,7 +53,7 @@ class Recovering:
             fixed=runs.under_way,
             own=tuple(tuple(sorted(partials.nodes)) for partials in runs.own),
             folded=m.step.reduction.folded(),
-            wrong=m.custody.repair.known(),
+            wrong=None if known is None else Wrong(parameters=known, accused=m.step.audits.accused),
         )
 
     def _gradients_of(self, shard: int) -> tuple[int, ...]:
@@ -158,6 +158,9 @@ class Recovering:
         m.step.runs.hand(decision.runs[m.me])
         if decision.redone == m.shape.runs:  # nobody has begun
             m.step.check.plan(decision.runs, decision.newcomers)
+            m.step.audits.plan(decision.runs, is_anew=decision.wrong is not None)
+        else:
+            m.step.audits.hand(decision.runs)
         m.step.reduction.take_over(m.custody.backups.kept(m.commit.roles.mine))
         m.views.is_recovering = False
         m.loop.resume(decision, m.me)
@@ -168,6 +171,7 @@ class Recovering:
             m.checkpointing.distrust()
         m.checkpointing.resume()
         m.custody.repair.resume(decision)
+        m.custody.repair.convict(m.step.audits.hear(accused(m.views.reports)))
 
     def _begin_anew(self) -> None:
         """Nothing of the open step counts. All have reported: nobody reads any more what the others had of it."""
@@ -185,5 +189,5 @@ class Recovering:
             recovery=decision,
             target=m.commit.roles.target,
             own=frozenset(node for partials in m.step.runs.own for node in partials.nodes),
-            is_checking=m.step.check.left > 0,
+            is_checking=m.step.check.left > 0 or m.step.audits.next_run() is not None,
         )

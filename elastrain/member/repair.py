@@ -8,7 +8,7 @@ something wrong does not vote.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from elastrain import protocol as p
 from elastrain.member.commands import Commands
@@ -51,7 +51,7 @@ class Repair:
 
     # ------------------------------------------------------------------------------------------------- what is wrong
 
-    def begin_anew(self, reason: str, wrong: Mapping[int, str] | None = None) -> None:
+    def begin_anew(self, reason: str, wrong: Mapping[int, str] | None = None, *, tells: bool = True) -> None:
         """Have the open step begun anew. `wrong`: shards whose parameters all take again -> the holder who is wrong."""
         # Kept even where the step begins anew for another reason already: the recovery has to know all of it.
         self.wrong.update((wrong or {}).items())
@@ -65,7 +65,8 @@ class Repair:
             again = f"{reason}; step {self._commit.step + 1} was begun anew {TRIES_MAX} times for such reasons"
             self._out.fail("DivergedError", f"{again}: start the job again without that machine")
             return
-        self._out.do(p.Noticed(reason=f"{reason}; the open step begins anew"))
+        if tells:
+            self._out.do(p.Noticed(reason=f"{reason}; the open step begins anew"))
         self._out.do(p.BeginAnew(generation=self._views.view.generation, reason=reason))
 
     def give_up(self, shard: int, reason: str) -> None:
@@ -128,6 +129,12 @@ class Repair:
             what = f"the gradient of block {event.block} of step {event.step}"
             self.own_fault(f"{what} has changed in the memory of {self._views.me} since it was sent")
 
+    def convict(self, reasons: Sequence[str]) -> None:
+        """Audits have shown so often that what this member computes is wrong."""
+        self._faults += reasons
+        for reason in reasons:
+            self._out.do(p.Noticed(reason=reason))
+
     # ------------------------------------------------------------------------------------------------- when it is done
 
     def known(self) -> tuple[tuple[int, str], ...] | None:
@@ -157,9 +164,10 @@ class Repair:
         self._faults += self._unproven.values()
         self._unproven.clear()
 
-    def depart(self) -> None:
+    def depart(self, *, spoils: bool) -> None:
         """End, if this member was at fault too often: once others know all that it knows, and have all that it has."""
-        if len(self._faults) < FAULTS_MAX or self.is_due or self.stands:
+        # With one that `spoils` the open step, as all know, it would never be committed.
+        if len(self._faults) < FAULTS_MAX or self.is_due or (self.stands and not spoils):
             return
         # Who alone has a state takes it along: then a bad memory that is noticed is better than no job.
         mine = (holders for holders in self._commit.roles.live if holders.primary == self._views.me)

@@ -51,6 +51,8 @@ class Compute:
     # Of this very step, from the last record: a newcomer scales as all others do.
     loss_scale: float = 1.0
     probed: bool = False
+    audited: bool = False
+    """Answer once more, of the whole run."""
 
 
 # The first micro-batch alone, because a run's others are added to it in place and cannot be told apart.
@@ -66,6 +68,8 @@ class Recompute:
     step: int
     run: int
     loss_scale: float = 1.0
+    whole: bool = False
+    """The whole run, for an audit."""
 
 
 # Not before the parameters are here: the script may look at the model as soon as its loop goes on.

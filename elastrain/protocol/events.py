@@ -78,6 +78,8 @@ class Checked:
     step: int
     run: int
     check: Check | None
+    whole: bool = False
+    """Of the whole run, where that is audited."""
 
 
 # Squared, so that those of all shards can be added in the record; the root is taken once, there.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -153,6 +154,20 @@ class Job:
         connections, last_words = self._opened()
         self._prepared = assemble(request, layout, self._chosen, connections, last_words.report)
         return model, optimizer, loader
+
+    def audit(self, every: int | str) -> None:
+        """Have one run of micro-batches of every `every`-th step computed a second time, by another member.
+
+        Call it before `prepare`, with the same script on all. The run is drawn from the seed, and its gradients are
+        compared to the bit. Where they differ, the step is computed anew before anything of it is committed, and
+        whoever was wrong is named; after the second time it leaves. "all" does so with every run of every step, for
+        twice the compute; 0 with none. No bit changes. Raises ConfigError on bad values, and after `prepare`.
+        """
+        if self._prepared is not None:
+            raise ConfigError(
+                "job.audit(…) comes before job.prepare(…): members compare what they audit when they join"
+            )
+        self._chosen = replace(self._chosen, settings=replace(self._chosen.settings, audit=every))
 
     def register(self, name: str, thing: Any) -> None:
         """Carry `thing` to members that join later, bit for bit: before `steps`, and with the same script on all.

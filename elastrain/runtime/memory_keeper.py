@@ -193,7 +193,7 @@ class MemoryKeeper:
 
     def _slots(self, plan: p.Resumed, shape: Shape) -> int:
         """Copies of the gradient at the peak of a step: of one that nothing disturbs, and of the one to be resumed."""
-        is_checked = plan.is_checking or shape.cross_check_every > 0
+        is_checked = plan.is_checking or shape.cross_check_every > 0 or shape.audit.every > 0
         undisturbed = hand_out(plan.view.ids, shape.runs, plan.view.quotas)[self._me]
         return max(
             budget.slots_needed(shape.runs, (), undisturbed, is_checked=is_checked),

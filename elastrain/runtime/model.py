@@ -56,6 +56,8 @@ class GradientSlot:
         self._buffers = _Buffers(folded, allocate)
         self.touched: set[int] = set()
         """Indices of the leaves into which a backward has accumulated."""
+        self.last: int | None = None
+        """The last one of them."""
         self.views: dict[int, Tensor] = {
             leaf.index: _view(self._buffers.flats[leaf.flat], leaf.start, layout.parameters[leaf.parameter].shape)
             for leaf in layout.leaves
@@ -90,9 +92,10 @@ class GradientSlot:
 
     def digests(self) -> tuple[int, ...]:
         """Per block, over all that a backward has left in it and which leaves it touched. A NaN is a NaN."""
-        return tuple(self._digest(block) for block in range(len(self._layout.blocks)))
+        return tuple(self.digest(block) for block in range(len(self._layout.blocks)))
 
-    def _digest(self, block: int) -> int:
+    def digest(self, block: int) -> int:
+        """As `digests`, of one block."""
         touched = (leaf.index for leaf in self._layout.leaves_of(block) if leaf.index in self.touched)
         flats = (self._buffers.flats[f.index] for f in self._layout.flats if f.block == block and f.folded)
         return combine((*touched, *(digest(_one_nan(flat)) for flat in flats)))
@@ -231,6 +234,12 @@ class ModelState:
             parameter.grad = None
         self._slot = None
 
+    @property
+    def landed(self) -> Tensor | None:
+        """The gradient that the backward under way has come to last; None outside of one."""
+        slot = self._slot
+        return None if slot is None or slot.last is None else slot.views[slot.last]
+
     def arm(self, on_block_done: OnBlockDone) -> None:
         """Before the last backward of a run: report each block once, as soon as its gradients are final."""
         self._completion.arm(on_block_done)
@@ -268,6 +277,7 @@ class ModelState:
                     "do not assign .grad, call zero_grad() or use create_graph=True during backward"
                 )
             slot.touched.add(leaf)
+            slot.last = leaf
             self._completion.landed(leaf, slot.touched)
 
         return landed

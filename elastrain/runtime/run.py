@@ -1,6 +1,6 @@
 """One run as this member computes it: its micro-batches one after another, and what each backward leaves.
 
-Another member's micro-batch that is computed for comparison (`Recompute`) is such a run of one, which counts nowhere.
+What is computed for comparison (`Recompute`) is such a run, or the first micro-batch of one, and counts nowhere.
 """
 
 from __future__ import annotations
@@ -66,8 +66,10 @@ class Run:
         self._assignment = assignment
         self._parts = parts
         self._is_check = isinstance(assignment.compute, p.Recompute)
-        self._probed = True
-        """Whether what the next backward leaves is compared with what another member has."""
+        self._untold: list[bool] = []
+        """What is still to be told for comparison: of the first micro-batch (False), of the whole run (True)."""
+        self._digests: dict[int, int] = {}
+        """Block -> digest of its gradient over the run, of one that is audited."""
         self._contribution = Contribution()
         self._reported: set[int] = set()
         """Blocks whose gradient over the run the protocol has: a second try has the same bits."""
@@ -77,15 +79,18 @@ class Run:
 
     def __iter__(self) -> Iterator[Any]:
         """Its micro-batches; all of them again where a drive has not given activations back."""
-        self._probed = isinstance(self._assignment.compute, p.Recompute) or self._assignment.compute.probed
+        compute = self._assignment.compute
+        self._untold = (
+            [compute.whole] if isinstance(compute, p.Recompute) else [False] * compute.probed + [True] * compute.audited
+        )
         while self._tries_left:
             self._tries_left -= 1
             yield from self._try()
             if self._unread is None:
                 break
             self._begin_again(self._unread)
-        if self._is_check and self._probed:  # no try came to its end: nothing is compared
-            self._tell_check(None)
+        while self._is_check and self._untold:  # no try came to its end: nothing is compared
+            self._tell_check(None, whole=self._untold.pop())
         self.micro_batch = None
 
     def backward(self, loss: Tensor, weight: float) -> None:
@@ -95,7 +100,7 @@ class Run:
         value = float(loss.detach())
         self._contribution += self._counted(value, weight)
         try:
-            self._accumulate(loss, value, weight)
+            self._accumulate(loss, weight)
         except SpillReadError as fault:
             if not self._tries_left and not self._is_check:
                 raise DriveFailedError(f"after {READ_TRIES} tries: {fault}") from fault
@@ -110,7 +115,8 @@ class Run:
 
     def _micro_batches(self) -> range:
         first = self._assignment.compute.run * self._parts.run_length
-        length = 1 if self._is_check else self._parts.run_length
+        compute = self._assignment.compute
+        length = 1 if isinstance(compute, p.Recompute) and not compute.whole else self._parts.run_length
         return range(first, min(first + length, self._parts.loader.micro_batches))
 
     def _is_last_of_run(self) -> bool:
@@ -136,7 +142,9 @@ class Run:
             if self._unread is not None:
                 return
             self._parts.whereabouts.computed(time.monotonic() - started_s)
-            what, run = "cross_check" if self._is_check else "micro_batch", self._assignment.compute.run
+            what, run = "micro_batch", self._assignment.compute.run
+            if isinstance(self._assignment.compute, p.Recompute):
+                what = "audit" if self._assignment.compute.whole else "cross_check"
             self._parts.log(what, step=self._step, micro_batch=micro_batch, run=run, started_s=started_s)
 
     def _prepare(self, micro_batch: int) -> None:
@@ -149,8 +157,8 @@ class Run:
         if not self._is_check:
             parts.reach(self._step, "forward")
 
-    def _accumulate(self, loss: Tensor, value: float, weight: float) -> None:
-        """The gradients of this micro-batch, into the run's slot; what is probed is told."""
+    def _accumulate(self, loss: Tensor, weight: float) -> None:
+        """The gradients of this micro-batch, into the run's slot; what is compared is told."""
         model, slot = self._parts.model, self._assignment.slot
         model.statistics.give(slot.statistics)
         model.attach(slot)
@@ -163,8 +171,7 @@ class Run:
                 scaled(loss, weight * self._assignment.compute.loss_scale).backward()  # type: ignore[no-untyped-call]
             if is_last:
                 model.finish()
-            if self._probed:
-                self._tell_check(Check(micro_batch=self._at, loss=value, weight=weight, digests=slot.digests()))
+            self._tell_checks()
         finally:
             model.disarm()
             model.detach()
@@ -177,10 +184,20 @@ class Run:
         if not self._is_check:  # what was reported of the slot may be read by others: it stays as it is
             self._assignment = self._parts.handover.try_again(self._assignment)
 
-    def _tell_check(self, check: Check | None) -> None:
-        self._probed = False
+    def _tell_checks(self) -> None:
+        due = [whole for whole in self._untold if not whole or self._at == self._micro_batches()[-1]]
+        self._untold = [whole for whole in self._untold if whole not in due]
+        for whole in due:
+            # Of a run of this member's, as they were when each block was reported: from then on the slot may hold more.
+            reported = tuple(digest for _, digest in sorted(self._digests.items()))
+            digests = reported if whole and not self._is_check else self._assignment.slot.digests()
+            told = self._contribution
+            check = Check(micro_batch=self._at, loss=told.loss, weight=told.weight, digests=digests)
+            self._tell_check(check, whole=whole)
+
+    def _tell_check(self, check: Check | None, *, whole: bool) -> None:
         run = self._assignment.compute.run
-        self._parts.handover.tell(p.Checked(step=self._step, run=run, check=check))
+        self._parts.handover.tell(p.Checked(step=self._step, run=run, check=check, whole=whole))
 
     def _counted(self, loss: float, weight: float) -> Contribution:
         order = self._parts.loader.order
@@ -197,6 +214,8 @@ class Run:
         self._reported.add(block)
         self._parts.whereabouts.go_on()
         self._parts.reach(self._step, "backward")
+        if True in self._untold:
+            self._digests[block] = self._assignment.slot.digest(block)
         mask = sum(1 << leaf for leaf in touched)
         run = self._assignment.compute.run
         done = p.BlockDone(step=self._step, run=run, block=block, contribution=self._contribution, touched=mask)

@@ -18,7 +18,7 @@ from elastrain.layout import Layout
 from elastrain.runtime.kernels import kernel_digests
 from elastrain.runtime.loader import DataLoader
 from elastrain.scaling import UNSCALED, LossScale
-from elastrain.values import Shape, ShardShape
+from elastrain.values import AuditPlan, Shape, ShardShape
 from elastrain.version import __version__
 
 
@@ -32,6 +32,7 @@ class Settings:
     loss_scale: LossScale
     deterministic: bool
     cross_check_every: int = 0
+    audit: int | str = 0
 
     def __post_init__(self) -> None:
         if not _is_whole(self.seed, 0):
@@ -44,6 +45,10 @@ class Settings:
             raise ConfigError(f"deterministic must be True or False; got {self.deterministic!r}")
         if not _is_whole(self.cross_check_every, 0):
             raise ConfigError(f"cross_check_every must be a whole number from 0 on; got {self.cross_check_every!r}")
+        if self.audit != "all" and not _is_whole(self.audit, 0):
+            raise ConfigError(f"audit must be a whole number from 0 on, or 'all'; got {self.audit!r}")
+        if self.audit and not self.deterministic:
+            raise ConfigError("audits compare gradients to the bit: they need deterministic=True")
 
     def check(self, layout: Layout) -> None:
         """Raises ConfigError when these settings do not suit the model."""
@@ -81,8 +86,14 @@ class Settings:
             loss_scale=self.loss_scale,
             deterministic=self.deterministic,
             cross_check_every=self.cross_check_every,
+            audit=self.audit_plan,
             block_names=tuple(layout.blocks),
         )
+
+    @property
+    def audit_plan(self) -> AuditPlan:
+        every = 1 if self.audit == "all" else int(self.audit)
+        return AuditPlan(every=every, is_of_all=self.audit == "all", seed=self.seed)
 
     def describe(
         self,
@@ -114,6 +125,7 @@ class Settings:
             **(exact if self.deterministic else {}),
             "deterministic": self.deterministic,
             "cross_check_every": self.cross_check_every,
+            "audit": self.audit,
             "device": device.type,
             "CPU capability": torch.backends.cpu.get_cpu_capability(),
             "model": layout.digest(),

@@ -11,6 +11,7 @@ import torch
 
 from elastrain import agent_messages as am
 from elastrain import protocol as p
+from elastrain.audits import duties
 from elastrain.base.places import Station
 from elastrain.checks import Due, neighbour, probes
 from elastrain.errors import ConfigError, ElastrainError, StoppedError
@@ -177,7 +178,8 @@ class TrainingLoop:
             firsts = probes(runs)
             owner = neighbour(self._me, view.ids, firsts)
             mine += [] if owner is None else [firsts[owner] * length]
-        return mine
+        audited = duties(self._settings.audit_plan, step, runs, self._me)
+        return [*mine, *(m for run in audited for m in range(run * length, min(total, (run + 1) * length)))]
 
     def _loader_died(self, sentence: str) -> None:
         self._connections.journal.write("loader_died", reason=sentence)

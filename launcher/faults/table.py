@@ -159,11 +159,14 @@ _ROWS = (
                 "backup",
                 "gradient",
                 "partial",
+                "micro-batch",
                 "spill",
                 missing=("frame", "file"),
                 meaning="parameters: what the member computes with and is the primary of; taken: what it computes with "
                 "and has from another; moments, masters: the optimizer's state as a primary; backup: as a backup; "
-                "gradient: a finished one that it keeps as a backup; partial: a sum on its way; spill: what a drive "
+                "gradient: a finished one that it keeps as a backup; partial: a sum on its way; "
+                "micro-batch: what its backward has just computed "
+                "(phase backward), which only audits show; spill: what a drive "
                 "gives back",
             ),
             _number("bit", 20, 0, 63, "which bit of the number, counted from the lowest, round and round"),

@@ -35,7 +35,7 @@ from elastrain.messages import (
     encode,
 )
 from elastrain.placement import Holders
-from elastrain.values import Check, Contribution, Record, Report, Vote
+from elastrain.values import Accusation, Check, Contribution, Record, Report, Vote, Wrong
 
 ints = st.integers(-2, 1 << 40)
 names = st.text(max_size=8)
@@ -75,7 +75,12 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         fixed=ints,
         own=tuples(tuples(nodes)),
         folded=tuples(st.tuples(ints, ints, tuples(nodes))),
-        wrong=st.none() | tuples(st.tuples(ints, names)),
+        wrong=st.none()
+        | st.builds(
+            Wrong,
+            parameters=tuples(st.tuples(ints, names)),
+            accused=tuples(st.builds(Accusation, ints, names, names)),
+        ),
     ),
     Partial: st.builds(
         Partial, step=ints, block=ints, node=nodes, contribution=contributions, touched=masks, lanes=tuples(nodes)
@@ -98,6 +103,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         roles=roles,
         settings=names,
         checks=tuples(st.builds(Check, micro_batch=ints, loss=floats, weight=floats, digests=tuples(ints))),
+        before=tuples(st.builds(Check, micro_batch=ints, loss=floats, weight=floats, digests=tuples(ints))),
         checkpoint=st.sampled_from(Wish),
         writing=st.booleans(),
     ),

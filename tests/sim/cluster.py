@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastrain import protocol as p
@@ -18,7 +18,7 @@ from elastrain.membership import HoldersByShard, Outcome, propose, with_step_ane
 from elastrain.messages import Ack, Digests, Gradient, Partial, Publish, ShardCopy
 from elastrain.placement import Placement
 from elastrain.scaling import LossScale
-from elastrain.values import Initial, Report, Shape, ShardShape, Vote
+from elastrain.values import AuditPlan, Check, Initial, Report, Shape, ShardShape, Vote
 from elastrain.world import Member, View
 from tests.sim.checks import Checks, Truth, content
 from tests.sim.member import Outbox, Run, SimMember, Violation
@@ -60,6 +60,9 @@ class Scenario:
     """Crashes hit whoever publishes next: mostly the first to pass a step, while nobody else has."""
     budget_bytes: int = 1 << 20
     """How much may be on its way at a time; the shards have 8 to 13 bytes."""
+    audit: AuditPlan = field(default_factory=AuditPlan)
+    slips: int = 0
+    """Gradients that one member computes wrongly; each costs the step one more try."""
     check_every: int = 0
     """Members check each other in every so many steps, and in the first one."""
     carries: bool = False
@@ -110,6 +113,7 @@ def shape_of(scenario: Scenario) -> Shape:
         loss_scale=scaling,
         deterministic=not scenario.noisy,
         cross_check_every=scenario.check_every,
+        audit=scenario.audit,
     )
 
 
@@ -160,6 +164,8 @@ class Cluster:
         self.diverged = ""
         self.flipped: set[str] = set()
         """Members in whose memory a bit has changed."""
+        self.slipped: set[str] = set()
+        """Members that have computed a wrong gradient."""
         self.wrong: dict[str, str] = {}
         """Members that left a step with parameters that no undisturbed job has."""
         self.ended = False
@@ -187,6 +193,7 @@ class Cluster:
             + scenario.hunts
             + scenario.pairs
             + scenario.flips
+            + scenario.slips
             + scenario.stops
         )
         self.ticks = 0
@@ -217,6 +224,7 @@ class Cluster:
         kinds = ["crash"] * drawn.crashes + ["zombie"] * drawn.zombies + ["join"] * drawn.joins
         kinds += ["isolate"] * drawn.isolated + ["hunt"] * drawn.hunts + ["flip"] * drawn.flips
         kinds += ["stall"] * drawn.stalls + ["unread"] * drawn.unread + ["drift"] * drawn.drifts
+        kinds += ["slip"] * drawn.slips
         kinds += ["pair"] * drawn.pairs + ["wish"] * drawn.wishes + ["full"] * drawn.full_disks
         self.rng.shuffle(kinds)
         horizon = 22 * drawn.members * drawn.steps + 21  # about as long as the job takes undisturbed
@@ -432,6 +440,8 @@ class Cluster:
             self.loops[name].extend(self._parts(name, run))
             if run.compute.probed:
                 self._check(name, run.compute)
+            if run.compute.audited:
+                self.loops[name].append(lambda: self._checked(run.compute, self.members[name].audited(run)))
         self.loops[name].append(p.Ready)
 
     def _parts(self, name: str, run: Run) -> list[Part]:
@@ -457,14 +467,19 @@ class Cluster:
     def _check(self, name: str, command: p.Compute | p.Recompute) -> None:
         """What its first micro-batch comes to: the parameters are read until it is told."""
         member, step, run = self.members[name], command.step, command.run
-        weights, check = member.digest(), member.check_of_run(step, run, command.loss_scale)
+        is_audit = isinstance(command, p.Recompute) and command.whole
+        weights = member.digest()
+        check = member.audit(command) if is_audit else member.check_of_run(step, run, command.loss_scale)
 
         def checked() -> p.Event:
             if member.digest() != weights and name in self.view and not self.flipped:
                 raise Violation(f"the parameters of {name} changed while it computed run {run} of step {step}")
-            return p.Checked(step=step, run=run, check=check)
+            return p.Checked(step=step, run=run, check=check, whole=is_audit)
 
         self.loops[name].append(checked)
+
+    def _checked(self, compute: p.Compute, check: Check) -> p.Event:
+        return p.Checked(step=compute.step, run=compute.run, check=check, whole=True)
 
     def _enter(self, name: str, step: int) -> None:
         member = self.members[name]
@@ -504,12 +519,12 @@ class Cluster:
         self._say(f"    {name} fails: {failure.kind}: {failure.reason}")
         if name not in self.view:  # a member that was removed says what it likes
             self.finished.add(name)
-        elif "came out differently" in failure.reason and not (self.scenario.carries or self.flipped):
+        elif "came out differently" in failure.reason and not (self.scenario.carries or self.flipped or self.slipped):
             raise Violation(f"a false alarm of {name}: {failure.reason}")
         elif failure.kind == "DivergedError" and self._is_expected(failure.reason):
             self.diverged = failure.reason
         elif failure.kind == "CorruptedError":
-            if name not in self.flipped:
+            if name not in self.flipped | self.slipped:
                 raise Violation(f"{name} ends, although its memory is whole: {failure.reason}")
             self._die(name)
         elif failure.kind == "StoppedError" and self._end_of(name) < self.scenario.steps:
@@ -567,8 +582,9 @@ class Cluster:
         victims = self._living()
         if len(victims) < 2 or self.finished:
             return
-        if kind == "flip" and self.flipped:  # one machine is faulty: of two, the one may hide what the other does
-            victims = [m for m in victims if m in self.flipped]
+        faulty = {"flip": self.flipped, "slip": self.slipped}.get(kind)
+        if faulty:  # one machine is: of two, the one may hide what the other does
+            victims = [m for m in victims if m in faulty]
         if not victims:
             return
         victim = self.rng.choice(victims)
@@ -583,6 +599,9 @@ class Cluster:
         if kind == "flip":
             self.flipped.add(victim)
             self.members[victim].flip(self.rng)
+        elif kind == "slip":
+            self.slipped.add(victim)
+            self.members[victim].slips += 1
         elif kind == "stall":
             self.stalling.add(victim)
         elif kind == "drift":

@@ -36,6 +36,8 @@ class Run:
     """What the forward read."""
     told: Contribution = field(default_factory=Contribution)
     reported: set[int] = field(default_factory=set)
+    digests: dict[int, int] = field(default_factory=dict)
+    """Block -> what its gradients came to when it was reported."""
 
 
 @dataclass
@@ -45,6 +47,7 @@ class Outbox:
     frames: list[tuple[str, int, Message, list[Ref]]] = field(default_factory=list)
     read_view: bool = False
     anew: list[p.BeginAnew] = field(default_factory=list)
+    noticed: list[str] = field(default_factory=list)
     compute: list[Run | p.Recompute] = field(default_factory=list)
     advanced: list[p.Advance] = field(default_factory=list)
     entered: list[p.Enter] = field(default_factory=list)
@@ -128,6 +131,8 @@ class SimMember:
         """Stamped on what is sent: it changes with the edit, between two commands of one event."""
         self.flips = 0
         """How many of the next updates behind, or copies taken, come out with a wrong bit."""
+        self.slips = 0
+        """How many of the gradients that its loop computes next come out wrong."""
         self.noise = ""
         """What its own rounding adds to what it computes."""
         self.carries = False
@@ -193,13 +198,41 @@ class SimMember:
         weights = run.weights if run.weights == self.digest() else symbol("torn", run.weights, self.digest())
         for key in self.symbols.keys:
             if key[0] == block:
-                gradient = symbol("grad", step, number, *key, weights, self.noise, run.compute.loss_scale)
-                run.slot.accumulate(key, gradient)
+                run.slot.accumulate(key, self._gradient(step, number, key, weights, run.compute.loss_scale))
         if block in run.reported:
             return None
         run.reported.add(block)
+        run.digests[block] = symbol([run.slot.values[key] for key in self.symbols.keys if key[0] == block])
         touched = 1 << number if symbol("touched", step, number, block) % 3 else 0
         return p.BlockDone(step=step, run=number, block=block, contribution=run.told, touched=touched)
+
+    def _gradient(self, step: int, run: int, key: tuple[int, int, int], weights: int, loss_scale: float) -> int:
+        gradient = symbol("grad", step, run, *key, weights, self.noise, loss_scale)
+        if not self.slips:
+            return gradient
+        self.slips -= 1
+        return symbol("slipped", self.slips, gradient)
+
+    def audited(self, run: Run) -> Check:
+        """What has come of its own run."""
+        digests = tuple(digest for _, digest in sorted(run.digests.items()))
+        told = run.told
+        return Check(micro_batch=self._last_of(run.compute.run), loss=told.loss, weight=told.weight, digests=digests)
+
+    def audit(self, command: p.Recompute) -> Check:
+        """What comes of another member's run here."""
+        step, run = command.step, command.run
+        weights, told = self.digest(), self.contribution_of_run(step, run)
+        gradients = {key: self._gradient(step, run, key, weights, command.loss_scale) for key in self.symbols.keys}
+        digests = tuple(
+            symbol([gradient for key, gradient in gradients.items() if key[0] == block])
+            for block in range(self.shape.blocks)
+        )
+        return Check(micro_batch=self._last_of(run), loss=told.loss, weight=told.weight, digests=digests)
+
+    def _last_of(self, run: int) -> int:
+        """The number of a run's last micro-batch: that of its first one is the run's own number."""
+        return self.shape.runs + run
 
     def compute_again(self, run: Run) -> None:
         """The drive did not give back what was saved for this backward."""
@@ -313,6 +346,8 @@ class SimMember:
                 out.read_view = True
             case p.BeginAnew():
                 out.anew.append(command)
+            case p.Noticed():
+                out.noticed.append(command.reason)
             case p.Compute():
                 out.compute.append(Run(command, self.ledger.slots.start_run()))
             case p.Recompute():

@@ -14,11 +14,13 @@ from typing import Any
 from unittest.mock import patch
 
 from elastrain import protocol as p
+from elastrain.audits import Audits, Judgement, Told, judge
 from elastrain.books.folds import Folds
 from elastrain.books.ledger import Ledger
 from elastrain.books.ports import Tensor
 from elastrain.books.slots import GradientSlots, UsedSlot
 from elastrain.fold import Combine, Fold, Node, absorb, covers
+from elastrain.member.auditing import Auditing
 from elastrain.member.backups import Backups
 from elastrain.member.ballot import Ballot
 from elastrain.member.checkpointing import Checkpointing
@@ -42,11 +44,24 @@ from elastrain.messages import Copied, Gradient, LoopHandover
 from elastrain.placement import Holders
 from elastrain.recovery import decide
 from elastrain.scaling import advance
-from elastrain.values import Contribution, Initial, Record, Recovery, Report, Shape, Unrecoverable, Vote
+from elastrain.values import (
+    Accusation,
+    AuditPlan,
+    Contribution,
+    Initial,
+    Record,
+    Recovery,
+    Report,
+    Shape,
+    Unrecoverable,
+    Vote,
+)
 from elastrain.voting import Disagreement, combine_votes
 from elastrain.witness import Side, Verdict
 from elastrain.world import View
+from tests.sim.checks import Truth
 from tests.sim.cluster import Cluster, Scenario
+from tests.sim.member import Outbox, Run
 
 Filter = Callable[[Scenario], bool]
 Rule = Callable[..., Any]
@@ -129,6 +144,92 @@ def _function(within: int, target: str, only: Filter = _any) -> Callable[[Rule],
         return function
 
     return register
+
+
+# --------------------------------------------------------------------------------------------------------------- audits
+
+
+class Slipping(Cluster):
+    """A job in which one member computes wrongly now and then, and every run is audited."""
+
+    slips_at_once = 1
+
+    def __init__(self, scenario: Scenario, seed: int, truth: Truth | None, *, is_strict: bool = True) -> None:
+        self.accused: list[str] = []
+        self.audited: list[tuple[str, int, int]] = []
+        """(member, step, run) of each audit."""
+        self.computed: list[tuple[str, int, int]] = []
+        if not scenario.audit.every:
+            scenario = replace(scenario, audit=AuditPlan(every=1, is_of_all=True, seed=seed))
+        super().__init__(scenario, seed, truth)
+        if scenario.slips and not is_strict:  # who was wrong may have died before others knew
+            self.truth = self.checks.truth = None
+
+    def _hit(self, kind: str) -> None:
+        super()._hit(kind)
+        if kind == "slip":
+            for name in self.slipped:
+                self.members[name].slips *= self.slips_at_once
+
+    def _compute(self, name: str, run: Run | p.Recompute) -> None:
+        if isinstance(run, Run):
+            self.computed.append((name, run.compute.step, run.compute.run))
+        elif run.whole:
+            self.audited.append((name, run.step, run.run))
+        super()._compute(name, run)
+
+    def _take(self, name: str, out: Outbox) -> None:
+        accusations = (f"came out wrong on {name}:", f"came out on {name} with another")
+        self.accused += [name for sentence in out.noticed if any(each in sentence for each in accusations)]
+        super()._take(name, out)
+
+
+class Slipped(Slipping):
+    """As it is planted: a faulty member, and no other fault."""
+
+    def __init__(self, scenario: Scenario, seed: int, truth: Truth | None) -> None:
+        quiet = replace(scenario, crashes=0, zombies=0, isolated=False, hunts=0, pairs=0, flips=0, drifts=0, slips=2)
+        super().__init__(quiet, seed, truth)
+
+    slips_at_once = 1000
+
+
+def _audited(within: int, target: str) -> Callable[[Rule], Rule]:
+    """As `_function`, in a job with audits."""
+
+    def register(function: Rule) -> Rule:
+        _function(within, target, lambda scenario: scenario.members > 2 and scenario.backups > 0)(function)
+        PLANTS[_name(function)] = replace(PLANTS[_name(function)], cluster=Slipped)
+        return function
+
+    return register
+
+
+@_audited(20, "audits.Audits.auditors_of")
+def audits_its_own_runs(audits: Audits, owner: str, living: Collection[str]) -> tuple[str, ...]:
+    """A run is audited by another member than the one that answers for it."""
+    return (owner,)
+
+
+@_audited(20, "voting.judge")
+def commits_what_is_disputed(step: int, now: Told, before: Told) -> Judgement:
+    """Where an audit differs from what it audits, nothing of the attempt is committed."""
+    return Judgement()
+
+
+@_audited(20, "voting.judge")
+def accuses_those_who_agree(step: int, now: Told, before: Told) -> Judgement:
+    """The member that is wrong is the one that others do not agree with."""
+    judgement = judge(step, now, before)
+    guilty = {member for member, _ in judgement.wrong}
+    wrong = tuple((member, sentence) for _, sentence in judgement.wrong for member in now if member not in guilty)
+    return replace(judgement, wrong=wrong)
+
+
+@_audited(60, "member.auditing.Auditing.hear")
+def only_those_who_saw_the_votes_know_who_was_wrong(auditing: Auditing, accused: Sequence[Accusation]) -> list[str]:
+    """Whoever is wrong hears of it in the next view, since others may go on to that before it has got their votes."""
+    return []
 
 
 # ------------------------------------------------------------------------------------------------- backups and commit

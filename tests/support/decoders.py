@@ -274,6 +274,7 @@ def _messages() -> list[bytes]:
             roles=_RECORD.roles,
             settings="{}",
             checks=(),
+            before=(),
             checkpoint=Wish.NONE,
             writing=False,
         ),

@@ -40,6 +40,7 @@ def test_the_smallest_difference_of_a_float_survives() -> None:
         roles=(),
         settings="",
         checks=(),
+        before=(),
         checkpoint=Wish.NONE,
         writing=False,
     )

@@ -27,6 +27,7 @@ def vote(**changes: object) -> Vote:
         square_norms=(),
         roles=(),
         checks=(),
+        before=(),
         checkpoint=Wish.NONE,
         writing=False,
         settings='{"hyperparameters": 1, "teacher": 3}',

@@ -73,6 +73,9 @@ class MemberMemory:
             case "backup":
                 backed = [shard for shard in self._trained() if self.me in self.holders()[shard].backups]
                 return (state.parameters for state in self._states(backed))
+            case "micro-batch":
+                landed = executor.model.landed
+                return () if landed is None else (landed,)
             case _:
                 return executor.books.kept_gradients()
 

@@ -44,6 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--backups", default="1")
+    parser.add_argument("--audit", default="0")
     parser.add_argument("--run-length", type=int, default=2)
     parser.add_argument("--nan-at", type=int, default=-1, help="step whose loss is NaN")
     parser.add_argument("--raise-at", type=int, default=-1, help="step in which the fifth micro-batch raises")
@@ -54,7 +55,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     backups = args.backups if args.backups == "all" else int(args.backups)
+    audit = args.audit if args.audit == "all" else int(args.audit)
     job = elastrain.init(seed=7, run_length=args.run_length, backups=backups)
+    job.audit(audit)
     model = Model()
     decayed = [p for p in model.parameters() if p.dim() > 1]
     rest = [p for p in model.parameters() if p.dim() <= 1]

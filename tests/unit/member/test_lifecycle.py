@@ -26,7 +26,7 @@ from elastrain.messages import (
     Trial,
 )
 from elastrain.placement import Holders
-from elastrain.values import Check, Contribution, Report, Shape, ShardShape, Vote
+from elastrain.values import Check, Contribution, Report, Shape, ShardShape, Vote, Wrong
 from elastrain.world import Member, View
 
 SHAPE = Shape(runs=1, blocks=1, shards=(ShardShape(size_bytes=8, lanes=(0,)),), backups=1)
@@ -255,7 +255,7 @@ def begun_anew(pair: Pair) -> list[p.Command]:
     again = replace(view(3, "a", "b"), anew_since=3)
     (said,) = sent(pair.a.handle(p.Viewed(view=again)), Report)
     assert isinstance(said.message, Report)
-    assert said.message.wrong == ()
+    assert said.message.wrong == Wrong(parameters=(), accused=())
     (theirs,) = sent(pair.b.handle(p.Viewed(view=again)), Report)
     return pair.a.handle(p.Arrived(source="b", generation=3, message=theirs.message))
 
@@ -270,7 +270,7 @@ def test_who_was_at_fault_twice_stays_until_the_step_is_committed_since_only_the
     assert p.VoidAttempt(step=1) in commands
     assert not ends(commands)
     repair.forget_step()
-    repair.depart()
+    repair.depart(spoils=False)
     assert ends(pair.a.machine.out.take()) == ["CorruptedError"]
 
 
@@ -279,7 +279,7 @@ def test_who_alone_has_a_state_stays_however_often_it_was_at_fault() -> None:
     repair = pair.a.machine.custody.repair
     repair._faults += ["once", "twice"]
     pair.a.machine.commit.roles.set_live((Holders("a"),))
-    repair.depart()
+    repair.depart(spoils=False)
     assert not ends(pair.a.machine.out.take())
 
 
@@ -415,6 +415,7 @@ def test_a_frame_of_an_older_generation_is_void() -> None:
         roles=(),
         settings="",
         checks=(),
+        before=(),
         checkpoint=Wish.NONE,
         writing=False,
     )
@@ -438,6 +439,7 @@ def test_what_belongs_to_a_step_that_is_over_is_ignored() -> None:
             roles=(),
             settings="",
             checks=(),
+            before=(),
             checkpoint=Wish.NONE,
             writing=False,
         ),

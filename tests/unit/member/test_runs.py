@@ -21,6 +21,7 @@ VOTE = Vote(
     roles=(),
     settings="",
     checks=(),
+    before=(),
     checkpoint=Wish.NONE,
     writing=False,
 )

@@ -1,0 +1,121 @@
+"""Members compute runs of each other's a second time, whole: what it takes before this one may vote.
+
+Which runs these are, and who was wrong where two results differ, is decided in audits.py. An audit counts for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from elastrain import protocol as p
+from elastrain.audits import Audits, audits_of
+from elastrain.member.commit import Commit
+from elastrain.member.runs import Runs
+from elastrain.member.views import Views
+from elastrain.values import Accusation, Check, Shape
+
+
+class Auditing:
+    """Owns what this member audits in the open step, and what came out."""
+
+    def __init__(self, me: str, shape: Shape, views: Views, commit: Commit, runs: Runs) -> None:
+        self._me = me
+        self._shape = shape
+        self._views = views
+        self._commit = commit
+        self._runs = runs
+        self._voted: tuple[int, tuple[Check, ...]] = (-1, ())
+        """Step of the last vote, and what this member told in it: it stays when the step begins anew."""
+        self.accused: tuple[Accusation, ...] = ()
+        """What votes have shown to this member, until all have heard it."""
+        self._convicted = (-1, 0)
+        """The step in which this member was last found at fault, and the generation of the votes."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Start anew with a step of which nothing is audited."""
+        self._audits = Audits()
+        self._owners: dict[int, str] = {}
+        """Run -> who computes it, and counts with it."""
+        self._results: dict[int, Check | None] = {}
+        """Run -> what came out here; None: the drive did not give activations back."""
+        self._awaited: set[int] = set()
+        """Audited runs that the training loop is at."""
+
+    def plan(self, runs: Mapping[str, Sequence[int]], *, is_anew: bool = False) -> None:
+        """Choose the audits; all runs of the step were handed out, the same to everyone's knowledge."""
+        plan, count = self._shape.audit, self._shape.runs
+        self._audits = audits_of(plan, self._runs.step, count, tuple(runs), is_anew=is_anew)
+        self.hand(runs)
+
+    def hand(self, runs: Mapping[str, Sequence[int]]) -> None:
+        """These runs are handed out again: others than before answer for them."""
+        # What is left with its owner stays as it was: its result is told by that one.
+        self._owners.update({run: member for member, todo in runs.items() for run in todo})
+
+    def next_run(self) -> int | None:
+        """The run that this member still has to audit."""
+        if self._views.current is None:
+            return None
+        return next((run for run in self._audits.runs if run not in self._results and self._is_mine(run)), None)
+
+    def _is_mine(self, run: int) -> bool:
+        # What a member has computed that is gone is compared with nothing: it tells no result any more.
+        owner, living = self._owners[run], self._views.view.ids
+        known = owner in self._audits.ring and owner in living
+        return known and self._me in self._audits.auditors_of(owner, living)
+
+    def is_done(self) -> bool:
+        """Nothing that is to be compared is under way or to come here; the training loop sees to it."""
+        return not self._awaited and self.next_run() is None
+
+    def compute(self, command: p.Compute) -> p.Compute:
+        """This member's own run, for the training loop; where it is audited, what comes of it is told."""
+        if command.run not in self._audits.runs:
+            return command
+        self._awaited.add(command.run)
+        return replace(command, audited=True)
+
+    def recompute(self, run: int) -> p.Recompute:
+        """Another member's run, for the training loop: it counts for nothing."""
+        self._awaited.add(run)
+        return p.Recompute(step=self._runs.step, run=run, loss_scale=self._commit.next_scaler().scale, whole=True)
+
+    def on_checked(self, event: p.Checked) -> None:
+        if event.step != self._runs.step or self._runs.is_void:
+            return
+        # None counts as done: what a drive does not give back would be asked for again and again.
+        self._awaited.discard(event.run)
+        self._results[event.run] = event.check
+
+    def results(self) -> tuple[Check, ...]:
+        """What came out, for the vote."""
+        return tuple(check for _, check in sorted(self._results.items()) if check is not None)
+
+    def told_before(self) -> tuple[Check, ...]:
+        """What this member has told of this step in an earlier vote, which came to nothing."""
+        # Of this very step only: another one has other micro-batches under the same numbers.
+        step, checks = self._voted
+        return checks if step == self._runs.step else ()
+
+    def tell(self, checks: tuple[Check, ...]) -> None:
+        """A vote says so."""
+        # Without audits nobody would read it.
+        if self._shape.audit.every:
+            self._voted = (self._runs.step, checks)
+
+    def hear(self, accused: Sequence[Accusation]) -> list[str]:
+        """All members hear the same; the reasons are those why this one is at fault and did not know it yet."""
+        # By the generation: who tells it once more in a later view does not accuse anew.
+        self.accused = ()
+        mine = [each for each in accused if each.member == self._me and each.generation > self._convicted[1]]
+        if mine:
+            self._convicted = (self._runs.step, max(each.generation for each in mine))
+            self._voted = (-1, ())  # a fault is counted once: it is not told again
+        return [each.reason for each in mine]
+
+    @property
+    def is_convicted(self) -> bool:
+        """All members know that this one has computed the open step wrongly."""
+        return self._convicted[0] == self._runs.step
