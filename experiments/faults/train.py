@@ -1,6 +1,6 @@
 """The script of all cells: one small model with all that makes bits depend on who computes, and a line per step.
 
-    python experiments/faults/train.py STEPS
+    python experiments/faults/train.py STEPS [audit]
 
 Lines go to `steps/<member>.txt` in the run's folder: step, digest, loss, gradient norm, skipped, learning rate. While a
 file `brake` lies there, micro-batches take longer, so that faults find steps to strike in; waiting changes no bit. A
@@ -79,6 +79,8 @@ def main() -> None:
     (folder / "steps").mkdir(exist_ok=True)
     torch.set_num_threads(1)
     job = elastrain.init(seed=case.seed, run_length=case.training.run_length, backups=case.training.backups)
+    if "audit" in sys.argv[2:]:  # of every micro-batch
+        job.audit("all")
     net = models.build(case)
     optimizer = models.build_optimizer(net, case.training)
     scheduler = models.build_scheduler(optimizer, case.training)

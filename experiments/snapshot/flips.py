@@ -22,6 +22,8 @@ from experiments.journals import read_member, read_run
 
 KINDS = ("partial", "gradient", "parameters", "taken", "moments", "backup")
 """Words of `elastrain inject flip --where`."""
+AUDITED_KINDS = ("micro-batch", "parameters", "taken")
+"""A micro-batch's own gradient, and working parameters of both kinds: with every micro-batch audited."""
 MEMBERS, STEP, STEPS = 3, 6, 14
 TIMEOUT_S = 300.0
 SCRIPT = ROOT / "experiments" / "faults" / "train.py"
@@ -50,14 +52,16 @@ def undisturbed(folder: Path) -> str:
     return str(read_member(folder).digest)
 
 
-def flip(folder: Path, where: str, wanted: str) -> Flip:
+def flip(folder: Path, where: str, wanted: str, *, audit: bool = False) -> Flip:
     """Strike once, in the middle of a job; `wanted`: the digest of the undisturbed one."""
     folder.mkdir(parents=True)
     faults = folder / "faults.txt"
-    phase = "commit" if where == "gradient" else "forward"  # it is kept from then on, until the update is verified
+    # A finished gradient is kept from the commit on, until the update is verified; its own is there after a backward.
+    phase = {"gradient": "commit", "micro-batch": "backward"}.get(where, "backward" if audit else "forward")
     faults.write_text(f"flip --target member:m1 --at step={STEP},phase={phase} --where {where}\n")
     options = ("--faults", str(faults))
-    with elastic(folder, Script(path=SCRIPT, args=(str(STEPS),)), members=MEMBERS, options=options) as process:
+    script = Script(path=SCRIPT, args=(str(STEPS), *(["audit"] if audit else [])))
+    with elastic(folder, script, members=MEMBERS, options=options) as process:
         try:
             output = finish(process, folder, timeout_s=TIMEOUT_S)
         except RuntimeError as ended:  # with a sentence: seen, and not put right
@@ -72,6 +76,14 @@ def figures(folder: Path, kinds: Sequence[str] = KINDS) -> dict[str, object]:
     wanted = undisturbed(folder / "alone")
     found = [flip(folder / where, where, wanted) for where in kinds]
     return {"flips": len(found), "caught": sum(each.is_caught for each in found), "each": [asdict(f) for f in found]}
+
+
+def audited(folder: Path, kinds: Sequence[str] = AUDITED_KINDS) -> dict[str, object]:
+    """`audit_flips` and `audit_caught`: the same with every micro-batch audited."""
+    wanted = undisturbed(folder / "alone")
+    found = [flip(folder / where, where, wanted, audit=True) for where in kinds]
+    caught = sum(each.is_caught for each in found)
+    return {"audit_flips": len(found), "audit_caught": caught, "audit_each": [asdict(each) for each in found]}
 
 
 def _digests(folder: Path) -> Mapping[str, str]:

@@ -30,6 +30,7 @@ REACHES = {
     "restore_fraction": Reach(limit=0.6, at_least=True),
     "file_flips_missed": Reach(limit=0),
     "flips_missed": Reach(limit=0),
+    "audit_missed": Reach(limit=0),
     "resume_digest_equal": Reach(limit=1, at_least=True),
     "lost_everything_s": Reach(limit=10),
 }
@@ -68,6 +69,11 @@ def _flips(folder: Path, quick: bool) -> Mapping[str, Any]:
     return {**found, "flips_missed": found["flips"] - found["caught"]}
 
 
+def _audits(folder: Path, quick: bool) -> Mapping[str, Any]:
+    found = flips.audited(folder, flips.AUDITED_KINDS[:1] if quick else flips.AUDITED_KINDS)
+    return {**found, "audit_missed": found["audit_flips"] - found["audit_caught"]}
+
+
 def _resume(folder: Path, quick: bool) -> Mapping[str, Any]:
     return resumed.figures(folder, rounds=1 if quick else 8, kills=1 if quick else 3)
 
@@ -97,6 +103,7 @@ PARTS = {
     ),
     "window": Part(measure=_window, keys=("window_steps", "window_slowdown")),
     "flips": Part(measure=_flips, keys=("flips", "caught", "flips_missed")),
+    "audits": Part(measure=_audits, keys=("audit_flips", "audit_caught", "audit_missed")),
     "resume": Part(measure=_resume, keys=("resume_digest_equal", "resume_rounds", "resume_kills")),
     "lost": Part(measure=_lost, keys=("lost_everything_s",), in_quick=True),
 }
