@@ -160,11 +160,11 @@ class Shutdown:
         return self.finish(1, f"no worker is left on this node; {len(alive)} elsewhere go on", everywhere=False)
 
     def end_if_nobody_is_left_to_join(self) -> list[Command]:
-        """A node that came late, and whose workers were not let in before all others had left."""
+        """A node that came late, and whose workers were not let in before all others had done the work."""
         cluster = self._cluster
         if cluster.view is None or self.end is not None or cluster.alive_in_view() or not cluster.late:
             return []
-        return self.finish(0 if self.finishing else 1, "the job ended before this node had joined", everywhere=False)
+        return self.finish(0, "the job ended before this node had joined", everywhere=False)
 
     # ---- digests
 

@@ -1134,6 +1134,21 @@ def test_node_that_came_too_late_ends_well_when_the_others_have_finished() -> No
     assert late.end.code == 0
 
 
+def test_node_that_came_too_late_ends_well_when_the_others_have_left_their_loops_early() -> None:
+    cluster = running()
+    cluster.kill_node("node2")
+    cluster.lease_goes("node2")
+    late = cluster.add("node2")
+    for member in ("m0", "m1"):  # a `break`: no end of the job is told
+        agent = cluster.of(member)
+        cluster.happen(agent, ev.WorkerDied(member=member, source="pidfd", at_s=cluster.now))
+        cluster.happen(agent, ev.WorkerExited(member=member, exit_code=0))
+        cluster.answer()
+    cluster.hello("m3")
+    assert late.end is not None
+    assert (late.end.code, late.end.sentence) == (0, "the job ended before this node had joined")
+
+
 def test_node_without_workers_left_ends_by_itself_and_the_others_go_on() -> None:
     cluster = running(max_restarts=0)
     cluster.die("m1")
