@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from experiments.journals import Run
 
 CRASHES = ("kill", "segfault", "abort")
 HANGS = ("hang", "stop")
+PUT_RIGHT = re.compile(r"^step anew: .* after step (\d+) .* has published it$")
+"""Why a view was made: parameters after this step were wrong, and were put right before the next one was committed."""
 
 
 @dataclass(kw_only=True)
@@ -53,6 +56,18 @@ def without_flipped(
             passed = [p.step for p in run.members[name].passed if p.at_s < at_s]
             found[name] = [line for line in found[name] if int(line.split()[0]) < max(passed, default=0)]
     return found
+
+
+def put_right(run: Run) -> frozenset[int]:
+    """Steps after which the job itself has found that all had got wrong parameters, and begun the next step anew."""
+    found = [PUT_RIGHT.match(view.reason) for view in run.views]
+    return frozenset(int(match[1]) for match in found if match)
+
+
+def without_put_right(members: Mapping[str, Sequence[str]], run: Run) -> dict[str, list[str]]:
+    """The lines of steps, less those that the job took back: the next step's lines show whether it did so well."""
+    wrong = put_right(run)
+    return {name: [line for line in lines if int(line.split()[0]) not in wrong] for name, lines in members.items()}
 
 
 def commits_s(run: Run) -> list[float]:

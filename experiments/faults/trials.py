@@ -18,7 +18,15 @@ from elastrain.batch import DataOrder
 from experiments.faults import train
 from experiments.faults.cells import START, Answer, Cell, Ground, next_job, ordered
 from experiments.faults.driver import STOPPING, Driver, StandstillError, StrikeError, Struck, first_line, lasts_s
-from experiments.faults.figures import Outcome, blamed, commits_s, detected_after_s, standstill_s, without_flipped
+from experiments.faults.figures import (
+    Outcome,
+    blamed,
+    commits_s,
+    detected_after_s,
+    standstill_s,
+    without_flipped,
+    without_put_right,
+)
 from experiments.jobs import Script, alone, elastic, finish
 from experiments.recovery.figures import samples_amiss
 from experiments.storm.oracle import difference, read_steps, unfinished
@@ -229,7 +237,7 @@ class OneJob:
         """Every committed step of every member against the undisturbed job, and what is left of the job."""
         members, alone_lines = read_steps(driver.folder), self._setting.reference()
         flipped = {each.victim: each.struck_s for each in self._outcomes if each.cell.way.kind == "flip"}
-        members = without_flipped(members, driver.run, flipped)
+        members = without_put_right(without_flipped(members, driver.run, flipped), driver.run)
         commits = commits_s(driver.run)
         self.walls_s = [later - earlier for earlier, later in pairwise(commits)]
         wrong = difference(members, alone_lines)

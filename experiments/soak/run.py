@@ -17,7 +17,7 @@ from typing import Any
 
 from experiments.faults import train
 from experiments.faults.driver import LEARNED_STEPS, Driver
-from experiments.faults.figures import commits_s, standstill_s, without_flipped
+from experiments.faults.figures import commits_s, put_right, standstill_s, without_flipped, without_put_right
 from experiments.faults.trials import ORDER
 from experiments.harness import Reach, add_record_flag, record, report
 from experiments.jobs import Script, alone, elastic, finish, unwind_on_sigterm
@@ -138,7 +138,8 @@ def _sample(driver: Driver, processes: Processes, at_s: float) -> Sample:
 def _compare(found: Soak, folder: Path, script: Script) -> str:
     """Every line of every member against the job of one, up to the same step."""
     enough = folder / "run" / "enough"
-    members = without_flipped(read_steps(folder / "run"), found.run, found.strikes.flipped_s)
+    told = without_flipped(read_steps(folder / "run"), found.run, found.strikes.flipped_s)
+    members = without_put_right(told, found.run)
     (folder / "alone").mkdir(exist_ok=True)
     last = max((int(lines[-1].split()[0]) for lines in members.values() if lines), default=-1)
     (folder / "alone" / "enough").write_text(str(last + 1))
@@ -162,6 +163,7 @@ def values_of(found: Soak) -> dict[str, Any]:
         "members": len(found.run.members),
         "views": len(found.run.views),
         "digest_mismatches": int(bool(found.mismatch)),
+        "put_right": len(put_right(found.run)),
         "samples_wrong_steps": len(wrong_samples(members, ORDER)),
         "hangs": int(bool(found.hang)),
         "false_ends": int(found.code != 0 and not found.hang),

@@ -27,7 +27,15 @@ from experiments.faults.cells import (
     ordered,
     untried,
 )
-from experiments.faults.figures import Outcome, blamed, detected_after_s, figures, standstill_s, without_flipped
+from experiments.faults.figures import (
+    Outcome,
+    blamed,
+    detected_after_s,
+    figures,
+    standstill_s,
+    without_flipped,
+    without_put_right,
+)
 from experiments.journals import member_of, run_of
 
 TARGETS = {
@@ -141,3 +149,14 @@ def test_a_member_lost_by_a_flipped_bit_may_tell_wrong_lines_from_that_bit_on_an
     lines = {"m0": ["0 a", "1 b", "2 c"], "m1": ["0 a", "1 x", "2 y"]}
     found = without_flipped(lines, run, {"m1": 2.5, "m0": 2.5})
     assert found == {"m0": ["0 a", "1 b", "2 c"], "m1": ["0 a"]}, "m0 was not lost: all of its lines count"
+
+
+def test_a_step_that_the_job_took_back_itself_counts_for_nobody_and_the_next_one_does() -> None:
+    wrong = "the state of shard 2 after step 1 differs between its primary m1 and its backup m0: m1 is wrong"
+    views = [
+        {"event": "view", "generation": number, "t": 0.0, "members": ["m0"], "reason": reason}
+        for number, reason in enumerate(("m2 joined", f"step anew: {wrong}, and has published it"), 1)
+    ]
+    assert without_put_right({"m0": ["0 a", "1 x", "2 c"]}, run_of(views, {})) == {"m0": ["0 a", "2 c"]}
+    views[1]["reason"] = f"step anew: {wrong}"
+    assert len(without_put_right({"m0": ["0 a", "1 x", "2 c"]}, run_of(views, {}))["m0"]) == 3, "nobody had got it"
