@@ -139,7 +139,8 @@ def test_node_of_the_last_holder_dies_while_newcomers_are_all_that_is_left(tmp_p
             os.kill(start["pid"], signal.SIGKILL)
         job.kill_node("node0")
         assert job.process.wait(60) == 1
-        assert "gone" in job.text()
+        # By whoever finds it first: an agent, or newcomers who have become a view of their own.
+        assert any(words in job.text() for words in ("state is gone", "with them the state", "bring its state back"))
         job.assert_nothing_left()
 
 
