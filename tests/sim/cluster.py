@@ -755,10 +755,14 @@ class Cluster:
     def _check_end(self) -> None:
         if self.lost or self.diverged:
             return
+        # The agents compare what the members end with (`launcher/core/final_digests.py`): so a bit is found that flips
+        # behind the last comparison of the members themselves.
+        ended = self.finished & set(self.view.ids) - self.dead
+        differ = len({self.members[name].digest() for name in ended}) > 1
         for name, wrong in self.wrong.items():
             member = self.members[name]
             assert self.truth is not None
-            if name not in self.dead and member.digest() != self.truth.digests[member.committed]:
+            if name not in self.dead and member.digest() != self.truth.digests[member.committed] and not differ:
                 raise Violation(f"{wrong}, and nobody has noticed")
         waiting = [m for m in self.view.ids if m not in self.finished and m not in self.dead]
         if waiting:
