@@ -2,8 +2,11 @@
 
 The kernel stops the thread at its instruction and calls `_stopped` there, which asks a thread of ours for the piece
 and waits; then the instruction runs again, as if nothing had happened. Ours has none of the stopped thread's modes
-(autocast, no_grad, transforms), and may wait for drives. A thread of OpenMP needs the interpreter's lock to ask: one
-whose master holds it, and touches nothing itself, would wait for ever, but operators of torch let go of the lock.
+(autocast, no_grad, transforms), and may wait for drives.
+
+To ask, a thread needs the interpreter's lock. Operators of torch let go of it, but for copies of whole storages: there
+a thread of OpenMP would wait for a master that holds the lock and waits for it. So a piece's storage is touched by one
+thread before it is copied (`pages.py`), and who goes on lets all others ask before.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import signal
 import sys
 import sysconfig
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable
@@ -25,6 +29,7 @@ from elastrain.offload.lifetimes.pages import is_piece
 
 EXIT_CODE = 1
 LOOK_AGAIN_S = 1.0
+LET_OTHERS_ASK_S = 0.002
 OF_A_CHILD = "it is in the memory of the process that this one was forked from, and not here: hand over a copy"
 OF_NOBODY = "it was not brought back when its training ended, and is lost: close() brings everything back"
 _ADDRESS_AT = 16
@@ -59,7 +64,7 @@ class TouchServer:
     def __init__(self) -> None:
         self._owners: list[weakref.WeakMethod[Callable[[int], bool]]] = []
         self._asked: queue.SimpleQueue[_Touch] = queue.SimpleQueue()
-        self._pid = 0
+        self._pid = self._waiting = 0
         self._thread: threading.Thread | None = None
         self._handler = _Handler(self._stopped)
         self._before = _Action()
@@ -83,6 +88,7 @@ class TouchServer:
             self._give_up(touch.address, OF_A_CHILD)
             return
         self._asked.put(touch)
+        self._waiting += 1
         interrupted = False
         while not touch.served.is_set():
             try:
@@ -91,8 +97,12 @@ class TouchServer:
                 interrupted = True
             if sys.is_finalizing() or self._thread is None or not self._thread.is_alive():
                 break
+        self._waiting -= 1
         if not touch.known:
             self._give_up(touch.address, touch.sentence or OF_NOBODY)
+        time.sleep(LET_OTHERS_ASK_S)
+        while self._waiting:
+            time.sleep(LET_OTHERS_ASK_S)
         if interrupted:
             _thread.interrupt_main()
 

@@ -47,6 +47,12 @@ def test_what_programs_do_between_phases_works_as_in_plain_training(case: str, t
     assert done.stdout == "same\n" and done.returncode == 0, done.stderr
 
 
+def test_whole_storages_are_copied_by_several_threads(tmp_path: Path) -> None:
+    case = [sys.executable, "-m", "tests.integration.offload.lifetimes.touching", "after_step-copy_states"]
+    done = warm.run([*case, str(tmp_path), "2"], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.stdout == "same\n" and done.returncode == 0, done.stderr
+
+
 def said(done: subprocess.CompletedProcess[str]) -> str:
     assert done.stdout == "ready\n" and done.returncode == 1, (done.stdout, done.returncode, done.stderr)
     assert done.stderr.count("\n") == 1 and "touched what is out of memory" in done.stderr, done.stderr

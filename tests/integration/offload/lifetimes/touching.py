@@ -1,7 +1,7 @@
 """What programs do to parameters, gradients and states between forwards, backwards and steps. A program of its own.
 
-`python -m tests.integration.offload.lifetimes.touching CASE DIRECTORY` trains twice, in memory and within a limit, does
-the same to both between their phases, and says `same` where all that touches read, parameters and states agree.
+`python -m tests.integration.offload.lifetimes.touching CASE DIRECTORY [THREADS]` trains twice, in memory and within a
+limit, does the same to both between phases, and says `same` where all that touches read, parameters and states agree.
 """
 
 from __future__ import annotations
@@ -278,9 +278,16 @@ def train(run: Run, where: str, touch: Touch, order: UpdateOrder) -> list[Tensor
 def main() -> None:
     where, _, name = sys.argv[1].partition("-")
     touch = {"after_backward": AFTER_BACKWARD, "after_step": AFTER_STEP}[where][name]
+    threads = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+
+    def touched(run: Run) -> None:
+        torch.set_num_threads(threads)
+        touch(run)
+        torch.set_num_threads(1)
+
     for order in UpdateOrder:
-        ours = train(begin(sys.argv[2]), where, touch, order)
-        plain = train(begin(None), where, touch, order)
+        ours = train(begin(sys.argv[2]), where, touched, order)
+        plain = train(begin(None), where, touched, order)
         assert len(ours) == len(plain)
         for number, (mine, other) in enumerate(zip(ours, plain, strict=True)):
             assert torch.equal(mine, other), f"{order}: {number} of {len(ours)} differs"
