@@ -97,7 +97,8 @@ class Committing:
         for shard in mine:
             ready = {self._machine.me, *ballot.acknowledged(shard)}
             after = next_roles(roles.live[shard], roles.target[shard], ready)
-            if after != roles.committed[shard]:
+            # A holder whose state was wrong lives, and holds nothing in this view: to take it back is a change, too.
+            if not after == roles.live[shard] == roles.committed[shard]:
                 yield shard, after
 
     def decide(self) -> Record | None:

@@ -1,0 +1,44 @@
+"""What a primary's vote says about the holders of its shards."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elastrain.member.committing import Committing
+from elastrain.member.roles import Roles
+from elastrain.placement import Holders
+
+ALL = Holders("m0", ("m1", "m2"))
+
+
+def _proposed(committed: Holders, live: Holders, ready: set[str]) -> list[tuple[int, Holders]]:
+    roles = Roles(live.primary)
+    roles.settle((committed,), (live,), (ALL,))
+    ballot = SimpleNamespace(acknowledged=lambda _shard: ready)
+    machine: Any = SimpleNamespace(
+        me=live.primary, commit=SimpleNamespace(roles=roles), step=SimpleNamespace(ballot=ballot)
+    )
+    committing = Committing.__new__(Committing)
+    committing._machine = machine
+    return list(committing.proposed_roles([0]))
+
+
+@pytest.mark.parametrize(
+    ("committed", "live", "ready", "after"),
+    [
+        pytest.param(ALL, ALL, {"m1", "m2"}, None, id="nothing has changed"),
+        pytest.param(Holders("m0", ("m1", "m9")), Holders("m0", ("m1",)), {"m1", "m2"}, ALL, id="one was replaced"),
+        pytest.param(
+            Holders("m0", ("m1", "m9")), Holders("m0", ("m1",)), {"m1"}, Holders("m0", ("m1",)), id="one died"
+        ),
+        pytest.param(ALL, Holders("m1", ("m2",)), {"m0", "m2"}, ALL, id="one was wrong, and has a copy again"),
+        pytest.param(ALL, Holders("m1", ("m2",)), {"m2"}, Holders("m1", ("m2",)), id="one was wrong, and has none yet"),
+    ],
+)
+def test_a_change_of_holders_is_what_differs_from_the_last_commit_or_from_this_view(
+    committed: Holders, live: Holders, ready: set[str], after: Holders | None
+) -> None:
+    assert _proposed(committed, live, ready) == ([] if after is None else [(0, after)])
