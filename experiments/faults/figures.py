@@ -65,7 +65,10 @@ def put_right(run: Run) -> frozenset[int]:
 
 
 def without_put_right(members: Mapping[str, Sequence[str]], run: Run) -> dict[str, list[str]]:
-    """The lines of steps, less those that the job took back: the next step's lines show whether it did so well."""
+    """The lines of steps, less those that the job took back.
+
+    The next step's lines show whether it did so well; after the last step, the line of the job's end does.
+    """
     wrong = put_right(run)
     return {name: [line for line in lines if int(line.split()[0]) not in wrong] for name, lines in members.items()}
 

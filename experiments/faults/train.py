@@ -2,9 +2,10 @@
 
     python experiments/faults/train.py STEPS [audit]
 
-Lines go to `steps/<member>.txt` in the run's folder: step, digest, loss, gradient norm, skipped, learning rate. While a
-file `brake` lies there, micro-batches take longer, so that faults find steps to strike in; waiting changes no bit. A
-number in a file `enough` is the step before which every member leaves the loop.
+Lines go to `steps/<member>.txt` in the run's folder: step, digest, loss, gradient norm, skipped, learning rate; after the
+loop, how many steps there were, and the digest that the job ends with. While a file `brake` lies there, micro-batches
+take longer, so that faults find steps to strike in; waiting changes no bit. A number in a file `enough` is how many
+steps are enough: every member leaves the loop after the last of them.
 """
 
 from __future__ import annotations
@@ -93,24 +94,27 @@ def main() -> None:
     net, optimizer, loader = job.prepare(net, optimizer, loader, max_grad_norm=case.training.max_grad_norm)
     with (folder / "steps" / f"{models.MEMBER or 'alone'}.txt").open("w", buffering=1) as lines:
         for step in job.steps(loader, until=steps):
-            if is_enough(folder, step.number):
-                break
             factor = 0.5 + models.drawn(case.training)
             for inputs, labels in step:
                 brake(folder, step.number, steps)
                 loss, weight = models.loss_of(net(inputs), labels, case.training)
                 step.backward(loss * factor, weight=weight)
+            if step.number >= (enough := enough_steps(folder, steps)):
+                break  # a newcomer whose step nobody computes any more
             rate = optimizer.param_groups[0]["lr"]
             lines.write(f"{step.number} {job.digest()} {step.loss!r} {step.grad_norm!r} {step.skipped} {rate!r}\n")
             scheduler.step()
+            if step.number + 1 == enough < steps:
+                break
+        lines.write(f"{enough_steps(folder, steps)} {job.digest()}\n")
 
 
-def is_enough(folder: Path, step: int) -> bool:
-    """Written for a step well ahead, so that all members read it before they come there."""
+def enough_steps(folder: Path, steps: int) -> int:
+    """The file names a step well ahead, so that all members read it before they come there."""
     try:
-        return step >= int((folder / "enough").read_text())
+        return int((folder / "enough").read_text())
     except (FileNotFoundError, ValueError):
-        return False
+        return steps
 
 
 def brake(folder: Path, step: int, steps: int) -> None:

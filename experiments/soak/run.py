@@ -142,7 +142,7 @@ def _compare(found: Soak, folder: Path, script: Script) -> str:
     members = without_put_right(told, found.run)
     (folder / "alone").mkdir(exist_ok=True)
     last = max((int(lines[-1].split()[0]) for lines in members.values() if lines), default=-1)
-    (folder / "alone" / "enough").write_text(str(last + 1))
+    (folder / "alone" / "enough").write_text(enough.read_text() if enough.exists() else str(last + 1))
     with alone(folder / "alone", script) as process:
         finish(process, folder / "alone", timeout_s=7200)
     reference = read_steps(folder / "alone")["alone"]

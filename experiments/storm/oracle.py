@@ -1,4 +1,7 @@
-"""Is the run of a case what the job of one was? Lines per committed step against lines; and what a case amounts to."""
+"""Is the run of a case what the job of one was? Lines per committed step against lines; and what a case amounts to.
+
+A script may write a last line after its loop, with fewer columns: how many steps there were, and the digest at the end.
+"""
 
 from __future__ import annotations
 

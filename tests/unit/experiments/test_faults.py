@@ -37,6 +37,7 @@ from experiments.faults.figures import (
     without_put_right,
 )
 from experiments.journals import member_of, run_of
+from experiments.storm.oracle import difference, unfinished
 
 TARGETS = {
     Aim.MEMBER: "--target member:m1",
@@ -160,3 +161,17 @@ def test_a_step_that_the_job_took_back_itself_counts_for_nobody_and_the_next_one
     assert without_put_right({"m0": ["0 a", "1 x", "2 c"]}, run_of(views, {})) == {"m0": ["0 a", "2 c"]}
     views[1]["reason"] = f"step anew: {wrong}"
     assert len(without_put_right({"m0": ["0 a", "1 x", "2 c"]}, run_of(views, {}))["m0"]) == 3, "nobody had got it"
+
+
+def test_where_the_last_step_was_taken_back_the_line_of_the_end_shows_that_it_was_put_right() -> None:
+    wrong = "the state of shard 2 after step 1 differs between its primary m1 and its backup m0: m1 is wrong"
+    reason = f"step anew: {wrong}, and has published it"
+    run = run_of([{"event": "view", "generation": 1, "t": 0.0, "members": ["m0"], "reason": reason}], {})
+    alone = ["0 a 1 1 False 1", "1 b 1 1 False 1", "2 b"]
+
+    def told(*end: str) -> dict[str, list[str]]:
+        return without_put_right({"m0": [alone[0], "1 x 1 1 False 1", *end]}, run)
+
+    assert (difference(told("2 b"), alone), unfinished(told("2 b"), alone)) == ("", "")
+    assert "digest of m0 is x, alone b" in difference(told("2 x"), alone)
+    assert "no member has come to step 2" in unfinished(told(), alone)
