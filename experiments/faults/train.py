@@ -2,10 +2,10 @@
 
     python experiments/faults/train.py STEPS [audit]
 
-Lines go to `steps/<member>.txt` in the run's folder: step, digest, loss, gradient norm, skipped, learning rate; after the
-loop, how many steps there were, and the digest that the job ends with. While a file `brake` lies there, micro-batches
-take longer, so that faults find steps to strike in; waiting changes no bit. A number in a file `enough` is how many
-steps are enough: every member leaves the loop after the last of them.
+Lines go to `steps/<member>.txt` in the run's folder: step, digest, loss, gradient norm, skipped, learning rate; after
+the loop, how many steps there were, and the digest that the job ends with. While a file `brake` lies there,
+micro-batches take longer, so that faults find steps to strike in; waiting changes no bit. A number in a file `enough`
+is how many steps are enough: every member leaves the loop after the last of them.
 """
 
 from __future__ import annotations
