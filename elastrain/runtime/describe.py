@@ -5,7 +5,7 @@ Reads the model and changes nothing. The cutting itself is `elastrain.layout`'s.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,13 @@ from torch import nn
 
 from elastrain.errors import ConfigError
 from elastrain.layout import FROZEN, STATISTICS, Layout, ParameterSpec, cut
+from elastrain.pipeline.stubs.naming import blocks_of
 from elastrain.runtime.statistics import buffers_of, tracking
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 """Of parameters."""
 DEVICES = ("cpu", "meta")
 """Of a model; what has no data is refused as such."""
-_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,36 +33,18 @@ class Registration:
     block: str
 
 
-def default_blocks(model: nn.Module) -> tuple[str, ...]:
-    """The model's children that own parameters, containers replaced by their children, in the model's order.
+def named_blocks(model: nn.Module, patterns: Sequence[str] | None = None) -> tuple[str, ...]:
+    """The blocks in the model's order (see `blocks_of`); parameters outside of them form the block `""`, in front.
 
-    Parameters outside of them form the block `""`, which then comes first.
+    Raises ConfigError for patterns that fit nothing, and for a block that owns nothing.
     """
-    return _completed(model, tuple(_owners(model, "")))
-
-
-def _owners(module: nn.Module, prefix: str) -> Iterator[str]:
-    for name, child in module.named_children():
-        if isinstance(child, _CONTAINERS):
-            yield from _owners(child, f"{prefix}{name}.")
-        elif next(child.parameters(), None) is not None or next(tracking(child), None) is not None:
-            yield f"{prefix}{name}"
-
-
-def _completed(model: nn.Module, blocks: tuple[str, ...]) -> tuple[str, ...]:
-    """The given names checked, and `""` in front when some parameter lies outside of them."""
-    known = dict(model.named_modules())
-    unknown = [name for name in blocks if name not in known]
-    if unknown or len(set(blocks)) != len(blocks):
-        raise ConfigError(
-            f"blocks must be names of different submodules; got {unknown or list(blocks)}: see named_modules()"
-        )
+    blocks = blocks_of(model, patterns)
     used = {registration.block for places in registrations_of(model, blocks) for registration in places}
     used |= {_block_of(path, blocks) for path, _ in tracking(model)}
     empty = [name for name in blocks if name not in used]
     if empty:
         raise ConfigError(f"these blocks own no parameter: {empty}; leave them out")
-    return ("", *blocks) if "" in used and "" not in blocks else blocks
+    return ("", *blocks) if "" in used else blocks
 
 
 def registrations_of(model: nn.Module, blocks: Iterable[str]) -> list[list[Registration]]:
@@ -89,12 +71,12 @@ def parameter_at(place: Registration) -> nn.Parameter:
 
 
 def describe(model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Sequence[str] | None = None) -> Layout:
-    """Cut the model for this optimizer. `blocks`: submodule names, or None for `default_blocks`.
+    """Cut the model for this optimizer. `blocks`: names of submodules or patterns; see `named_blocks`.
 
     Raises ConfigError, with one sentence, for models and optimizers that can not be cut.
     """
     _check_layers(model)
-    names = default_blocks(model) if blocks is None else _completed(model, tuple(blocks))
+    names = named_blocks(model, blocks)
     groups = _groups(optimizer)
     places = registrations_of(model, names)
     _check_optimizer(optimizer, {id(parameter_at(p[0])) for p in places}, groups)

@@ -134,8 +134,9 @@ class Job:
 
         The optimizer keeps its groups and is what schedulers drive; its class does the sharded update. Its `step`,
         `state_dict` and `load_state_dict` are refused from now on; `zero_grad` does nothing. `max_grad_norm` clips by
-        the global norm; `blocks` names the submodules that are reduced as one (default: the model's direct children,
-        containers expanded); `elementwise=True` vouches for an optimizer class that is not torch's own.
+        the global norm; `blocks` names the submodules that are reduced as one, where `*` stands for one part of a name
+        (default: the model's children; every child that has a stack of layers in it is opened, and the layers are
+        blocks); `elementwise=True` vouches for an optimizer class that is not torch's own.
 
         Raises ConfigError, in one sentence, for what cannot be prepared.
         """

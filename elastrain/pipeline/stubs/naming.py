@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from elastrain.errors import ConfigError
 
@@ -60,7 +61,10 @@ def _has_stack(module: nn.Module) -> bool:
 
 
 def _owns(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
+    """Whether there is something to fold in it: parameters, or running statistics."""
+    if next(module.parameters(), None) is not None:
+        return True
+    return any(isinstance(each, _NormBase) and each.running_mean is not None for each in module.modules())
 
 
 def _distinct(model: nn.Module, names: Iterable[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from elastrain.errors import ConfigError
 from elastrain.layout import FROZEN
-from elastrain.runtime.describe import check_device, default_blocks, describe
+from elastrain.runtime.describe import check_device, describe, named_blocks
 from elastrain.runtime.model import GradientSlot, ModelState
 
 torch.set_num_threads(1)
@@ -89,13 +89,23 @@ def _second_run(state: ModelState, slot: GradientSlot, loss: Callable[[], Tensor
 # --- blocks
 
 
-def test_default_blocks_are_the_children_with_containers_opened() -> None:
-    assert default_blocks(Tied()) == ("", "emb", "layers.0", "layers.1", "norm", "head")
+def test_named_blocks_are_the_children_with_containers_opened() -> None:
+    assert named_blocks(Tied()) == ("", "emb", "layers.0", "layers.1", "norm", "head")
 
 
-def test_default_blocks_of_a_sequential_skip_children_without_parameters() -> None:
+def test_named_blocks_of_a_sequential_skip_children_without_parameters() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Sequential(nn.Linear(2, 2), nn.ModuleList([nn.Linear(2, 2)])))
-    assert default_blocks(model) == ("0", "2.0", "2.1.0")
+    assert named_blocks(model) == ("0", "2.0", "2.1.0")
+
+
+def test_a_child_with_a_stack_of_layers_at_any_depth_is_opened() -> None:
+    model = nn.Module()
+    model.wrapped = nn.Module()
+    model.wrapped.inner = Tied()
+    model.wrapped.scale = nn.Linear(2, 2)
+    model.head = nn.Linear(2, 2)
+    inner = [f"wrapped.inner.{name}" for name in ("emb", "layers.0", "layers.1", "norm", "head")]
+    assert named_blocks(model) == ("", *inner, "wrapped.scale", "head")
 
 
 def test_a_module_registered_twice_is_one_block() -> None:
@@ -111,18 +121,18 @@ def test_a_module_registered_twice_is_one_block() -> None:
     assert [spec.name for spec in layout.parameters] == ["a.weight", "a.bias"]
 
 
-def test_named_blocks_take_the_longest_prefix_and_leave_the_rest_to_the_root() -> None:
+def test_what_lies_in_no_named_block_is_left_to_the_root() -> None:
     model = Tied()
-    layout = describe(model, torch.optim.SGD(model.parameters()), ["layers", "layers.1"])
-    assert layout.blocks == ("", "layers", "layers.1")
+    layout = describe(model, torch.optim.SGD(model.parameters()), ["layers.*"])
+    assert layout.blocks == ("", "layers.0", "layers.1")
     owner = {spec.name: spec.block for spec in layout.parameters}
-    assert owner["layers.0.up.weight"] == "layers" and owner["layers.1.up.weight"] == "layers.1"
+    assert owner["layers.0.up.weight"] == "layers.0" and owner["layers.1.up.weight"] == "layers.1"
     assert owner["emb.weight"] == "" and owner["norm.bias"] == ""
 
 
 @pytest.mark.parametrize(
     ("blocks", "sentence"),
-    [(["nope"], "nope"), (["emb", "emb"], "different"), (["emb", "norm", "act"], "own no parameter")],
+    [(["nope"], "nope"), (["layers", "layers.1"], "lies in block"), (["emb", "norm", "act"], "owns parameters")],
 )
 def test_wrong_block_names_are_refused(blocks: list[str], sentence: str) -> None:
     model = Tied()

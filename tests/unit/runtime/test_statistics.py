@@ -16,7 +16,7 @@ from elastrain import protocol as p
 from elastrain.errors import ConfigError
 from elastrain.layout import STATISTICS
 from elastrain.runtime import statistics
-from elastrain.runtime.describe import default_blocks, describe
+from elastrain.runtime.describe import describe, named_blocks
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.model import GradientSlot, ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
@@ -207,7 +207,7 @@ def test_instance_norm_is_folded_as_well() -> None:
 
 def test_statistics_lie_in_the_block_of_their_layer_and_no_optimizer_moves_them() -> None:
     model = Net()
-    assert default_blocks(model) == ("entry", "norm", "bare")
+    assert named_blocks(model) == ("entry", "norm", "bare")
     layout = describe(model, torch.optim.SGD(model.parameters(), lr=0.1))
     flats = [flat for flat in layout.flats if flat.group == STATISTICS]
     assert [layout.blocks[flat.block] for flat in flats] == ["norm", "bare"]
