@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     )
     from elastrain.offload.hooks import ActivationOffload, OffloadConfig, save_on_disk
     from elastrain.offload.lifetimes.within import TrainingWithin, within
-    from elastrain.offload.stats import DeviceStats, Lifetime, OffloadStats, PassProfile, Path
+    from elastrain.offload.stats import DeviceStats, Lifetime, OffloadStats, PassProfile, Path, StorageBytes
 
 __all__ = [
     "ActivationOffload",
@@ -52,6 +52,7 @@ __all__ = [
     "PieceLostError",
     "SpillReadError",
     "SpillWriteError",
+    "StorageBytes",
     "TrainingWithin",
     "save_on_disk",
     "within",

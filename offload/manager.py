@@ -29,7 +29,7 @@ from elastrain.offload.passes import Passes
 from elastrain.offload.planner import SpillPlan
 from elastrain.offload.records import Origin, SpillRecord
 from elastrain.offload.residency import State
-from elastrain.offload.stats import OffloadStats
+from elastrain.offload.stats import OffloadStats, StorageBytes
 from elastrain.offload.waits import BoundedWait
 
 
@@ -198,13 +198,15 @@ class SpillManager:
                 limit_bytes=self._limit.limit_bytes,
                 passes=totals.passes,
                 elapsed_s=self._passes.elapsed_s(),
-                live_bytes=self._account.live_bytes,
-                peak_bytes=totals.peak_bytes,
-                saved_bytes=totals.saved_bytes,
-                shared_bytes=totals.shared_bytes,
-                spilled_bytes=self._mover.spilled_bytes,
-                forwarded_bytes=totals.forwarded_bytes,
-                evicted_bytes=totals.evicted_bytes,
+                storages=StorageBytes(
+                    live_bytes=self._account.live_bytes,
+                    peak_bytes=totals.peak_bytes,
+                    saved_bytes=totals.saved_bytes,
+                    shared_bytes=totals.shared_bytes,
+                    spilled_bytes=self._mover.spilled_bytes,
+                    forwarded_bytes=totals.forwarded_bytes,
+                    evicted_bytes=totals.evicted_bytes,
+                ),
                 save_stall_s=totals.save_stall_s,
                 need_stall_s=totals.need_stall_s,
                 amount=plan.reason,

@@ -16,7 +16,7 @@ from elastrain.base import private_files
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.stats import OffloadStats
 
-FORMAT = 1
+FORMAT = 2
 WRITE_EVERY_S = 5.0
 """A profile of a thousand storages takes a few milliseconds to write."""
 _numbers = itertools.count(1)

@@ -83,12 +83,9 @@ def drive_writes_per_day(written_bytes: int, capacity_bytes: int, elapsed_s: flo
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffloadStats:
-    """Everything since the first pass. `live_bytes` counts saved storages in memory and what is being read back."""
+class StorageBytes:
+    """Sizes of saved storages, in bytes: `live` and `peak` of those in memory, others over all passes."""
 
-    limit_bytes: int | None
-    passes: int
-    elapsed_s: float
     live_bytes: int
     peak_bytes: int
     saved_bytes: int
@@ -96,12 +93,57 @@ class OffloadStats:
     spilled_bytes: int
     forwarded_bytes: int
     evicted_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffloadStats:
+    """Everything since the first pass. The sizes in `storages` can be read here, too."""
+
+    limit_bytes: int | None
+    passes: int
+    elapsed_s: float
+    storages: StorageBytes
     save_stall_s: float
     need_stall_s: float
     amount: str
     faults: tuple[str, ...] = ()
     devices: tuple[DeviceStats, ...] = ()
     last: PassProfile | None = field(default=None, repr=False)
+
+    @property
+    def live_bytes(self) -> int:
+        """In memory now, what is being read back included."""
+        return self.storages.live_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """In memory at most."""
+        return self.storages.peak_bytes
+
+    @property
+    def saved_bytes(self) -> int:
+        """Saved by autograd, each storage once."""
+        return self.storages.saved_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        """Saved again, as parts of storages that were saved already."""
+        return self.storages.shared_bytes
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Sent to drives."""
+        return self.storages.spilled_bytes
+
+    @property
+    def forwarded_bytes(self) -> int:
+        """Handed back from memory while they were being written."""
+        return self.storages.forwarded_bytes
+
+    @property
+    def evicted_bytes(self) -> int:
+        """Dropped from memory after they had been read back, because another was needed first."""
+        return self.storages.evicted_bytes
 
 
 def size(size_bytes: float) -> str:

@@ -56,7 +56,7 @@ from elastrain.launcher.store import ForgedValueError, MemoryStore
 from elastrain.launcher.values import Life, NodeRecord, Roster
 from elastrain.offload import profile
 from elastrain.offload.errors import OffloadConfigError
-from elastrain.offload.stats import OffloadStats
+from elastrain.offload.stats import OffloadStats, StorageBytes
 from elastrain.placement import Holders
 from elastrain.runtime import carried, packing
 from elastrain.runtime.durable import node_disks
@@ -389,8 +389,10 @@ def _store_values() -> list[Decoder]:
 
 
 def _profile() -> str:
-    numbers = dict.fromkeys((field.name for field in fields(OffloadStats)), 0)
-    stats = OffloadStats(**{**numbers, "amount": "none", "faults": (), "devices": (), "last": None})  # type: ignore[arg-type]
+    storages = StorageBytes(**{field.name: 0 for field in fields(StorageBytes)})
+    stats = OffloadStats(
+        limit_bytes=0, passes=0, elapsed_s=0.0, storages=storages, save_stall_s=0.0, need_stall_s=0.0, amount="none"
+    )
     return profile.encode(profile.Profile(stats=stats, places=(), reason="why", host="h"))
 
 

@@ -39,6 +39,24 @@ LIMITS = {
     "unread_wire_fields": Limit(0, "do not send what nobody reads"),
     "unused_dependencies": Limit(0, "strike it in pyproject.toml and constraints.txt"),
 }
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """A name that may be over a limit for good, up to a size of its own, and why."""
+
+    at_most: int
+    why: str
+
+
+ALLOWED = {
+    "parameters": {
+        "job.init": Allowed(8, "scripts say each setting by its keyword; a value would be one more class to import"),
+        "hooks.save_on_disk": Allowed(9, "likewise, beside torch's save_on_cpu, which takes plain keywords"),
+        "loader.DataLoader.__init__": Allowed(7, "it mirrors torch's DataLoader, which has 15"),
+    }
+}
+"""The public face: what a user is best served by counts more here than a limit for ourselves."""
 TOTALS = {"function_median": 6, "function_p90": 16, "product_lines": 26_500}
 """Figures of the whole product, and where they have to arrive."""
 COMMENTS_PERCENT = 6.0
@@ -73,13 +91,28 @@ def worse(figure: str, measured: Sizes, listed: Mapping[str, float]) -> list[str
 
     Who is listed may have some lines more: a longer name somewhere in it breaks a line.
     """
-    limit = LIMITS[figure]
     slack = 1.05 if figure.endswith("_lines") else 1.0
     return [
-        f"{name}: {figure} {size}, at most {listed.get(name, limit.at_most)}: {limit.advice} "
+        f"{name}: {figure} {size}, at most {listed.get(name, limit_of(figure, name))}: {LIMITS[figure].advice} "
         f"(if it was only renamed, rename its line in {TABLE.name})"
         for name, size in sorted(measured.items())
-        if size > limit.at_most and size > slack * listed.get(name, 0)
+        if size > limit_of(figure, name) and size > slack * listed.get(name, 0)
+    ]
+
+
+def limit_of(figure: str, name: str) -> int:
+    """At most so much for this name: what everybody keeps to, or what is `ALLOWED`."""
+    allowed = ALLOWED.get(figure, {}).get(name)
+    return LIMITS[figure].at_most if allowed is None else allowed.at_most
+
+
+def needless(measured: Mapping[str, Sizes]) -> list[str]:
+    """A sentence for each exception that allows more than is needed, or is for somebody who is gone."""
+    return [
+        f"{name}: {figure} {measured[figure].get(name, 0)}, {allowed.at_most} are allowed: lower or strike it"
+        for figure, names in ALLOWED.items()
+        for name, allowed in names.items()
+        if measured[figure].get(name, 0) != allowed.at_most or allowed.at_most <= LIMITS[figure].at_most
     ]
 
 
@@ -88,7 +121,7 @@ def outdated(figure: str, measured: Sizes, listed: Mapping[str, float]) -> list[
     return [
         f"{name}: {figure} {measured.get(name, 0)}, the table allows {allowed}: run `{LOWER}`"
         for name, allowed in sorted(listed.items())
-        if measured.get(name, 0) <= LIMITS[figure].at_most or measured[name] < 0.9 * allowed
+        if measured.get(name, 0) <= limit_of(figure, name) or measured[name] < 0.9 * allowed
     ]
 
 
@@ -109,8 +142,8 @@ def lowered(house: House, table: Table) -> dict[str, dict[str, float]]:
     """The table with everything struck or lowered that has improved. What has become worse stays as it is listed."""
     sizes = by_figure(house)
     lower: dict[str, dict[str, float]] = {"totals": _lowered_totals(house, table["totals"])}
-    for figure, limit in LIMITS.items():
-        over = {name: size for name, size in sizes[figure].items() if size > limit.at_most}
+    for figure in LIMITS:
+        over = {name: size for name, size in sizes[figure].items() if size > limit_of(figure, name)}
         lower[figure] = _lowered_names(over, table.get(figure, {}))
     return lower
 
@@ -152,11 +185,11 @@ def report(house: House) -> str:
         f"{'comments %':<20}{house.comments_percent['pure']:>7}   to arrive at {COMMENTS_PERCENT} ({percents})"
     )
     for figure, sizes in by_figure(house).items():
-        limit = LIMITS[figure].at_most
-        over = sorted(((size, name) for name, size in sizes.items() if size > limit), reverse=True)
-        largest = max(sizes.values(), default=0)
-        lines.append(f"{figure:<20}{largest:>7}   at most {limit}; {len(over)} over it")
+        over = sorted(((size, name) for name, size in sizes.items() if size > limit_of(figure, name)), reverse=True)
+        largest = max((size for name, size in sizes.items() if name not in ALLOWED.get(figure, {})), default=0)
+        lines.append(f"{figure:<20}{largest:>7}   at most {LIMITS[figure].at_most}; {len(over)} over it")
         lines += [f"{size:>27}   {name}" for size, name in over]
+        lines += [f"{each.at_most:>27}   {name}, allowed: {each.why}" for name, each in ALLOWED.get(figure, {}).items()]
     return "\n".join(lines)
 
 

@@ -27,6 +27,11 @@ def test_who_has_improved_is_struck_from_the_table_or_lowered(today: House, figu
     assert table.outdated(figure, table.by_figure(today)[figure], table.read().get(figure, {})) == []
 
 
+def test_an_exception_is_argued_and_allows_no_more_than_there_is(today: House) -> None:
+    assert table.needless(table.by_figure(today)) == []
+    assert all(len(each.why.split()) > 5 for names in table.ALLOWED.values() for each in names.values())
+
+
 def test_the_whole_gets_no_worse(today: House) -> None:
     assert table.worse_totals(today, table.read()["totals"]) == []
 
@@ -141,6 +146,14 @@ def test_lines_and_comments_are_counted(small: House) -> None:
 def test_the_ratchet_turns_one_way(size: int, listed: Mapping[str, float], worse: bool, outdated: bool) -> None:
     assert bool(table.worse("file_lines", {"x": size}, listed)) is worse
     assert bool(table.outdated("file_lines", {"x": size}, listed)) is outdated
+
+
+def test_an_exception_holds_for_its_name_and_its_size_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "ALLOWED", {"parameters": {"x": table.Allowed(8, "why")}})
+    assert table.worse("parameters", {"x": 8, "y": 7}, {})[0].startswith("y: parameters 7, at most 6")
+    assert table.worse("parameters", {"x": 9}, {})[0].startswith("x: parameters 9, at most 8")
+    assert table.needless({"parameters": {"x": 8}}) == []
+    assert table.needless({"parameters": {"x": 7}}) and table.needless({"parameters": {}})
 
 
 def test_a_line_for_somebody_who_is_gone_is_to_be_struck() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path as FilePath
 
 import pytest
@@ -11,7 +11,7 @@ from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.plot import draw, saved_in_all
 from elastrain.offload.profile import WRITE_EVERY_S, Occupancy, Profile, ProfileFile, read
 from elastrain.offload.show import COLUMNS, Drive, curve, drives, render
-from elastrain.offload.stats import DeviceStats, Lifetime, OffloadStats, PassProfile, Path, size
+from elastrain.offload.stats import DeviceStats, Lifetime, OffloadStats, PassProfile, Path, StorageBytes, size
 
 MIB = 1 << 20
 
@@ -50,13 +50,15 @@ STATS = OffloadStats(
     limit_bytes=3 * MIB,
     passes=8,
     elapsed_s=86_400.0,
-    live_bytes=0,
-    peak_bytes=3 * MIB,
-    saved_bytes=32 * MIB,
-    shared_bytes=MIB,
-    spilled_bytes=16 * MIB,
-    forwarded_bytes=0,
-    evicted_bytes=0,
+    storages=StorageBytes(
+        live_bytes=0,
+        peak_bytes=3 * MIB,
+        saved_bytes=32 * MIB,
+        shared_bytes=MIB,
+        spilled_bytes=16 * MIB,
+        forwarded_bytes=0,
+        evicted_bytes=0,
+    ),
     save_stall_s=0.0,
     need_stall_s=2.0,
     amount="the last 3 MiB stay",
@@ -81,6 +83,12 @@ PROFILE = Profile(
     places=(Occupancy(what="optimizer shards", memory_bytes=MIB, disk_bytes=5 * MIB),),
     reason="the last 3 MiB stay",
 )
+
+
+def test_every_size_is_found_in_the_statistics_themselves() -> None:
+    sizes = asdict(replace(STATS.storages, live_bytes=1, forwarded_bytes=2, evicted_bytes=3))
+    stats = replace(STATS, storages=StorageBytes(**sizes))
+    assert {name: getattr(stats, name) for name in sizes} == sizes and len(set(sizes.values())) == len(sizes)
 
 
 def test_the_screen_says_where_memory_and_time_went() -> None:
