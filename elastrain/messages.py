@@ -12,6 +12,8 @@ from typing import TypeAlias, get_args
 
 from elastrain.codec import BitMask, NumberedCodec
 from elastrain.fold import Node
+from elastrain.pipeline.boundary import BoundaryName
+from elastrain.pipeline.graph import CrossingTensor
 from elastrain.values import Contribution, Record, Report, Vote
 
 
@@ -29,6 +31,19 @@ class Partial:
     # Optimizers treat a missing gradient and a zero one differently, so zeros in the tensor do not tell.
     lanes: tuple[tuple[int, int], ...]
     """(shard, lane) of each tensor."""
+
+
+# By name and not by maker: whoever makes it again makes the same bits, and a second copy is dropped.
+@dataclass(frozen=True, kw_only=True)
+class Boundary:
+    """What crosses one cut for one micro-batch in one direction; the tensors travel beside, without the None ones."""
+
+    name: BoundaryName
+    tensors: tuple[CrossingTensor | None, ...]
+    """In the order of the graph's crossings; None: this one got no gradient."""
+    # Only who has the loss knows it, and every block's fold needs it: it goes the way of the gradients.
+    contribution: Contribution | None
+    """Of this micro-batch, with a gradient; None with activations."""
 
 
 # With all that an update needs besides: a backup must be able to make it without its primary.
@@ -218,6 +233,7 @@ Message: TypeAlias = (
     | CheckpointOver
     | EndsBefore
     | GoesOn
+    | Boundary
 )
 
 # ----------------------------------------------------------------------------------------------- as bytes in a frame

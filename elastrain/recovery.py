@@ -12,7 +12,7 @@ from dataclasses import replace
 from elastrain.fold import Node, leaves
 from elastrain.placement import Holders, Placement, effective, target
 from elastrain.plan import assign, level
-from elastrain.values import Accusation, Recovery, Report, Shape, Unrecoverable
+from elastrain.values import Accusation, OpenWork, Recovery, Report, Shape, Unrecoverable
 from elastrain.world import View
 
 _NEWCOMERS_ONLY = (
@@ -45,7 +45,7 @@ def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery 
         return Unrecoverable(shards=lost, reason=_lost_sentence(lost, base, committed))
     # What is left to do: not what some primary has, nor what survivors have computed, nor what they are computing.
     folded = _folded(reports, able, shape, committed)
-    fixed = {m: reports[m].fixed if reports[m].committed == committed else 0 for m in members}
+    fixed = {m: reports[m].work.fixed if reports[m].committed == committed else 0 for m in members}
     pending = _once({m: _pending(reports[m], committed) for m in members}, fixed)
     missing = _missing(reports, shape, folded, pending, committed)
     extra = assign(missing, {m: len(pending[m]) for m in members}, view.quotas)
@@ -92,7 +92,7 @@ def _voided(report: Report, committed: int) -> Report:
     # All of it, although mostly one partial is wrong: it is in sums already, and which of them is known to nobody.
     held = tuple((shard, version, tuple(s for s in kept if s <= committed)) for shard, version, kept in report.held)
     # Runs under way included: their loops are told, and give no result.
-    return replace(report, own=(), folded=(), pending=(), fixed=0, held=held)
+    return replace(report, own=(), folded=(), work=OpenWork(traced=report.work.traced), held=held)
 
 
 def _initial(view: View, base: Placement | None, shape: Shape) -> Placement:
@@ -157,7 +157,7 @@ def _folded(
 
 def _pending(report: Report, committed: int) -> tuple[int, ...]:
     # Runs that a member has to do for an older step are of no use to anybody.
-    return report.pending if report.committed == committed else ()
+    return report.work.pending if report.committed == committed else ()
 
 
 def _once(pending: Mapping[str, tuple[int, ...]], fixed: Mapping[str, int]) -> dict[str, tuple[int, ...]]:

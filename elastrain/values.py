@@ -11,6 +11,10 @@ from dataclasses import dataclass
 
 from elastrain.checkpoint import Checkpointed, Wish
 from elastrain.fold import Node
+from elastrain.pipeline.boundary import BoundaryName
+from elastrain.pipeline.graph import BlockGraph
+from elastrain.pipeline.plan import PipelinePlan
+from elastrain.pipeline.tasks import TaskProgress
 from elastrain.placement import Holders, Placement
 from elastrain.scaling import NO_SCALE, UNSCALED, LossScale, Scaler
 
@@ -50,6 +54,28 @@ class AuditPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pipelining:
+    """The job computes in pipelines, and what it takes to cut a step into tasks."""
+
+    stages: int
+    """Members per pipeline, as asked for; at least 2."""
+    micro_batches: int
+    """Of one step."""
+    run_length: int
+    """Micro-batches of a run; the last run may have fewer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedGraph:
+    """What a member's tracing pass has found. It is the same on all members, or they are not of one job."""
+
+    graph: BlockGraph
+    # Layout blocks own parameters and graph blocks are entered by a forward: neither list is a part of the other.
+    places: tuple[int, ...]
+    """Per block of the layout, the place in the graph that it is computed with."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shape:
     """The logical job as the protocol sees it; fixed for its whole life."""
 
@@ -68,6 +94,8 @@ class Shape:
     block_names: tuple[str, ...] = ()
     """For people."""
     initial: Initial = Initial()
+    pipelining: Pipelining | None = None
+    """None: every member computes whole runs."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -121,6 +149,16 @@ class Accusation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What comparisons of members' results have shown."""
+
+    warning: str = ""
+    """Where members that need not be deterministic differ."""
+    accused: tuple[Accusation, ...] = ()
+    """Members whose gradients audits have found wrong, in earlier attempts at this step."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Vote:
     """All that a member answers for is finished and backed up."""
 
@@ -144,6 +182,11 @@ class Vote:
     """Whether this step should become a durable checkpoint."""
     writing: bool
     """This member has part in a checkpoint that is not complete yet."""
+    graph: str
+    """Digest of the block graph that this member has traced; empty without pipelines."""
+    # One member's word, so that planning need not come out alike everywhere: the first of the view proposes it.
+    plan: PipelinePlan | None
+    """Who is to compute which blocks from the next step on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,12 +209,11 @@ class Record:
     """The loss scaling of this step: its gradients carry it until they are applied."""
     next_scaler: Scaler = NO_SCALE
     """That of the next step, for everyone alike."""
-    warning: str = ""
-    """Where members that need not be deterministic differ."""
+    findings: Findings = Findings()
     checkpoint: Checkpointed = Checkpointed.NO
     """Whether this step becomes a durable checkpoint."""
-    accused: tuple[Accusation, ...] = ()
-    """Members whose gradients audits have found wrong, in earlier attempts at this step."""
+    plan: PipelinePlan | None = None
+    """Who computes which blocks from the next step on. None: every member computes whole runs."""
 
 
 # --------------------------------------------------------------------------------------------------- a change of view
@@ -186,6 +228,23 @@ class Wrong:
     # Whoever was wrong may not have got the votes that show it: others went on to this view before.
     accused: tuple[Accusation, ...]
     """What votes have shown to this member."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenWork:
+    """What a member has still to compute of step `committed + 1`."""
+
+    pending: tuple[int, ...] = ()
+    """Runs still to do here, the running one first."""
+    fixed: int = 0
+    """How many of `pending` may already be under way and cannot be taken away."""
+    # Told again in each view, because a newcomer decides with the others, and has not traced anything yet.
+    traced: TracedGraph | None = None
+    """None without pipelines, and until this member's tracing pass is over: it may be given no task before."""
+    tasks: tuple[TaskProgress, ...] = ()
+    """Tasks of pipelines with something left to compute here."""
+    kept: tuple[BoundaryName, ...] = ()
+    """Boundary tensors that this member has made or received."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,10 +266,7 @@ class Report:
     """Newest step that the training loop has entered; -1 for a newcomer."""
     # At the end of the job parameters alone count: members that leave in peace take their shards along.
     finishing: bool
-    pending: tuple[int, ...]
-    """Runs of step `committed + 1` still to do here, the running one first."""
-    fixed: int
-    """How many of `pending` may already be under way and cannot be taken away."""
+    work: OpenWork
     own: tuple[tuple[Node, ...], ...]
     """Per block, the partials of step `committed + 1` that this member has computed."""
     folded: tuple[tuple[int, int, tuple[Node, ...]], ...]

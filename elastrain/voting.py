@@ -11,7 +11,7 @@ from elastrain.audits import Judgement, judge
 from elastrain.checkpoint import decide
 from elastrain.checks import difference, what_differs
 from elastrain.scaling import NO_SCALE, Scaler, advance
-from elastrain.values import Accusation, Contribution, Record, Shape, Vote
+from elastrain.values import Accusation, Contribution, Findings, Record, Shape, Vote
 from elastrain.world import View
 
 
@@ -69,9 +69,8 @@ def combine_votes(
         roles=tuple(sorted((pair for vote in votes for pair in vote.roles), key=lambda pair: pair[0])),
         scaler=scaler,
         next_scaler=advance(shape.loss_scale, scaler, overflow=not is_finite),
-        warning=differing,
+        findings=Findings(warning=differing, accused=_accused(view, judgement)),
         checkpoint=decide([vote.checkpoint for vote in votes], writing=any(vote.writing for vote in votes)),
-        accused=_accused(view, judgement),
     )
 
 

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Sequence
 
 from elastrain import protocol as p
 from elastrain.books.behind import WorkBehind
+from elastrain.books.boundaries import Boundaries
 from elastrain.books.captures import Captures
 from elastrain.books.folds import Folds
 from elastrain.books.lending import Buffers
 from elastrain.books.ports import Arithmetic, CaptureSink, NoSink, StateStore, Tensor
 from elastrain.books.slots import GradientSlots
 from elastrain.books.states import EVER, StateBooks
-from elastrain.messages import Gradient, Message, Partial, Publish, ShardCopy, Trial
+from elastrain.messages import Boundary, Gradient, Message, Partial, Publish, ShardCopy, Trial
 
 
 class Ledger:
@@ -34,6 +35,7 @@ class Ledger:
         self._arithmetic = arithmetic
         self._buffers: Buffers[Tensor] = Buffers(arithmetic.new_buffer, arithmetic.kind)
         self.slots = GradientSlots(arithmetic)
+        self.boundaries = Boundaries()
         self._folds = Folds(runs, lanes, arithmetic, self._buffers)
         self._states = StateBooks(arithmetic, self._buffers, states, scratch)
         self._behind = WorkBehind(len(lanes), arithmetic, self._states)
@@ -88,11 +90,15 @@ class Ledger:
                 # Only its maker still has what was sent: here shows whether it broke in memory or on the way.
                 is_intact = self.slots.is_intact((command.step, command.block, command.node))
                 return p.PartialChecked(step=command.step, block=command.block, is_intact=is_intact)
+            case p.TakeBoundary():
+                self.boundaries.put(command.message, command.payload)
             case p.VoidAttempt():
+                self.boundaries.end_step(command.step)
                 self._folds.end_step()
                 self.slots.void_step()
                 self._states.void_step(command.step)
             case p.EndAttempt():
+                self.boundaries.end_step(command.step)
                 self._folds.end_step()
                 self.slots.end_step(command.step)
             case _:
@@ -186,6 +192,8 @@ class Ledger:
                 kept = self._states.kept(message.step, message.shard)
                 packed = self._arithmetic.pack_checksums([self._states.kept_checksum(message.step, message.shard)])
                 return [packed, kept, *self._arithmetic.pack(self._states.states[message.shard])]
+            case Boundary():
+                return list(self.boundaries[message.name].tensors)
             case ShardCopy():
                 return self._arithmetic.pack(self._states.states[message.shard])
         return []

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from elastrain import protocol as p
 from elastrain.books.ports import Arithmetic, GradientSlot, Tensor
 from elastrain.fold import Node, is_covered
+from elastrain.pipeline.plan import Task
 
 
 @dataclass(eq=False)
@@ -28,6 +29,8 @@ class GradientSlots:
         self._arithmetic = arithmetic
         self._free: list[GradientSlot] = []
         self._running: UsedSlot | None = None
+        self._tasks: dict[Task, UsedSlot] = {}
+        """Of tasks of pipelines that are begun and not done: several have micro-batches in flight at a time."""
         self._own: dict[tuple[int, int], dict[Node, UsedSlot]] = {}
         """(step, block) -> this member's partials."""
         self._checksums: dict[tuple[int, int, Node], dict[tuple[int, int], int]] = {}
@@ -42,6 +45,20 @@ class GradientSlots:
         slot = self._free.pop() if self._free else self._arithmetic.new_slot()
         self._running = UsedSlot(slot)
         return slot
+
+    def start_action(self, task: Task) -> GradientSlot:
+        """The slot of a task, for its next action; the training loop zeroes it before the run's first backward."""
+        if task not in self._tasks:
+            self.start_run()
+            assert self._running is not None
+            self._tasks[task] = self._running
+        self._running = self._tasks[task]
+        return self._running.slot
+
+    def computed(self, event: p.Computed) -> None:
+        """After the last backward of its run nothing more is added to a task's slot."""
+        if event.is_last:
+            self._tasks.pop(event.action.task, None)
 
     def block_done(self, event: p.BlockDone) -> None:
         """The block's part of the run is a partial of this member, unless it has it already or the step has ended."""
@@ -67,7 +84,9 @@ class GradientSlots:
 
     def end_run(self) -> None:
         if self._running is not None:
-            self._stop(self._running)
+            # A task that goes on keeps its slot: its other micro-batches are added to what is there.
+            if self._running not in self._tasks.values():
+                self._stop(self._running)
             self._running = None
 
     def _stop(self, slot: UsedSlot) -> None:
@@ -128,6 +147,12 @@ class GradientSlots:
         slots = dict.fromkeys(slot for mine in self._own.values() for slot in mine.values())
         self._own.clear()
         self._checksums.clear()
+        tasks, self._tasks = self._tasks, {}
+        # The one that is being written is let go of when the training loop asks for more.
+        for used in tasks.values():
+            if used is not self._running:
+                used.is_running = False
+                slots[used] = None
         for slot in slots:
             slot.blocks.clear()
             self._recycle(slot)

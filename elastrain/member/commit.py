@@ -7,6 +7,7 @@ from elastrain.member.roles import Roles
 from elastrain.member.shortage import Shortage
 from elastrain.messages import (
     Ack,
+    Boundary,
     CheckpointOver,
     Copied,
     Damaged,
@@ -62,6 +63,8 @@ class Commit:
                 return message.step > self.step + 1
             case Digests() | ShardCopy() | Copied() | Doubt() | Evidence() | Trial():
                 return message.step > self.step
+            case Boundary():
+                return message.name.step > self.step + 1
             case PartReport() | WriteInstead() | CheckpointOver():
                 return message.step > self.step
             # The rest is not of a step: it is served whenever it comes.

@@ -84,6 +84,8 @@ class Committing:
             before=m.step.audits.told_before(),
             checkpoint=m.checkpointing.wish(m.step.number),
             writing=m.checkpointing.open is not None,
+            graph="",
+            plan=None,
         )
         m.step.audits.tell(vote.checks)
         m.step.ballot.cast(m.me, vote)
@@ -132,7 +134,7 @@ class Committing:
         """Hold the record: the step cannot be undone any more."""
         m = self._machine
         m.commit.advance(record.step, record)
-        m.custody.repair.convict(m.step.audits.hear(record.accused))
+        m.custody.repair.convict(m.step.audits.hear(record.findings.accused))
         m.custody.forget_step()
         m.out.do(p.Passed(record=record))
 

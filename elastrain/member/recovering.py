@@ -11,7 +11,7 @@ from elastrain.member.committing import Committing
 from elastrain.member.machine import Machine
 from elastrain.placement import target
 from elastrain.recovery import accused, decide
-from elastrain.values import Recovery, Report, Wrong
+from elastrain.values import OpenWork, Recovery, Report, Wrong
 
 
 class Recovering:
@@ -49,8 +49,7 @@ class Recovering:
             held=tuple((shard, holdings[shard].version, self._gradients_of(shard)) for shard in holdings),
             begun=m.loop.step,
             finishing=m.end.step is not None,
-            pending=tuple(runs.pending),
-            fixed=runs.under_way,
+            work=OpenWork(pending=tuple(runs.pending), fixed=runs.under_way),
             own=tuple(tuple(sorted(partials.nodes)) for partials in runs.own),
             folded=m.step.reduction.folded(),
             wrong=None if known is None else Wrong(parameters=known, accused=m.step.audits.accused),

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from elastrain.fold import Node
 from elastrain.messages import Message
+from elastrain.pipeline.plan import Task
 from elastrain.placement import Placement
 from elastrain.protocol.work import Work
 from elastrain.values import Record, Recovery
@@ -70,6 +71,32 @@ class Recompute:
     loss_scale: float = 1.0
     whole: bool = False
     """The whole run, for an audit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forward:
+    """Let the training loop compute one micro-batch forwards through a task. Answers: `Computed`, then `Ready`.
+
+    Where the task ends with the loss, the loop's backward follows at once: two `Computed`, the forward's first.
+    """
+
+    step: int
+    task: Task
+    micro_batch: int
+    # Of this very step, from the last record: a newcomer scales as all others do.
+    loss_scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backward:
+    """Let the training loop compute the backward of a micro-batch that has gone forward.
+
+    Answers: `BlockDone` of each block of the task if it is the run's last one, `Computed`, then `Ready`.
+    """
+
+    step: int
+    task: Task
+    micro_batch: int
 
 
 # Not before the parameters are here: the script may look at the model as soon as its loop goes on.
@@ -218,6 +245,8 @@ Command: TypeAlias = (
     | BeginAnew
     | Compute
     | Recompute
+    | Forward
+    | Backward
     | Advance
     | Enter
     | Noticed

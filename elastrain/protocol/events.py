@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from elastrain.fold import Node
-from elastrain.messages import Message
-from elastrain.values import Check, Contribution
+from elastrain.messages import Boundary, Message
+from elastrain.pipeline.actions import TaskAction
+from elastrain.values import Check, Contribution, TracedGraph
 from elastrain.world import View
 
 
@@ -80,6 +81,27 @@ class Checked:
     check: Check | None
     whole: bool = False
     """Of the whole run, where that is audited."""
+
+
+# Once, before the loop asks for work the first time: nobody can be given a task of a graph that it has not seen.
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """The tracing pass is over; only where the job computes in pipelines."""
+
+    model: TracedGraph
+
+
+# After the `BlockDone`s of the same backward, so that a task that is done has all its gradients.
+@dataclass(frozen=True, kw_only=True)
+class Computed:
+    """An action of a task is done. Where the task ends with the loss, `Forward` brings two: forward and backward."""
+
+    step: int
+    action: TaskAction
+    made: Boundary | None
+    """What others have to be sent; None at the batch and at the loss. The driver has its tensors by now."""
+    is_last: bool
+    """The backward of the run's last micro-batch: nothing more is added to the task's gradients."""
 
 
 # Squared, so that those of all shards can be added in the record; the root is taken once, there.
@@ -269,6 +291,8 @@ Event: TypeAlias = (
     | Ready
     | BlockDone
     | Checked
+    | Traced
+    | Computed
     | GradientsFinished
     | PartialDamaged
     | GradientDamaged

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from elastrain.fold import Combine, Node
+from elastrain.messages import Boundary
 from elastrain.values import Record
 
 
@@ -16,6 +17,17 @@ class CombineOwn:
     step: int
     block: int
     combine: Combine
+
+
+# As it came, and kept until the record: after a loss its maker may be gone, and somebody else may need it.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeBoundary:
+    """A boundary tensor has come that is not here yet: keep it until `EndAttempt` or `VoidAttempt` of its step."""
+
+    message: Boundary
+    payload: Any
 
 
 # Kept where it lies, in its maker's memory: what is added to something else need not be copied first.
@@ -295,6 +307,7 @@ Work: TypeAlias = (
     CheckPartial
     | VoidAttempt
     | CombineOwn
+    | TakeBoundary
     | Keep
     | CombineShard
     | FinishGradients

@@ -37,7 +37,7 @@ class Notes:
 
     def passed(self, record: Record, view: View | None) -> None:
         """What a record says besides its step."""
-        if record.warning:
+        if record.findings.warning:
             self._warn(record, view)
         if record.checkpoint is Checkpointed.PASSED_OVER:
             reason = "the one before is still being written"
@@ -47,9 +47,9 @@ class Notes:
 
     def _warn(self, record: Record, view: View | None) -> None:
         """Every record of the job may carry a warning; the screen shows the first, by one member."""
-        self._journal.write("warning", step=record.step, reason=record.warning)
+        self._journal.write("warning", step=record.step, reason=record.findings.warning)
         if not self._has_warned and view is not None and view.ids[0] == self._agent.me:
-            _show(f"warning: {record.warning}")
+            _show(f"warning: {record.findings.warning}")
         self._has_warned = True
 
     def tell_window(self, core: Lifecycle) -> None:

@@ -14,6 +14,7 @@ from elastrain.codec import BitMask
 from elastrain.messages import (
     KINDS,
     Ack,
+    Boundary,
     CheckpointOver,
     Copied,
     Damaged,
@@ -34,8 +35,12 @@ from elastrain.messages import (
     decode,
     encode,
 )
+from elastrain.pipeline.boundary import BoundaryName, Direction
+from elastrain.pipeline.graph import BlockGraph, CrossingTensor, IllegalCut
+from elastrain.pipeline.plan import Pipeline, PipelinePlan, Task
+from elastrain.pipeline.tasks import TaskProgress
 from elastrain.placement import Holders
-from elastrain.values import Accusation, Check, Contribution, Record, Report, Vote, Wrong
+from elastrain.values import Accusation, Check, Contribution, OpenWork, Record, Report, TracedGraph, Vote, Wrong
 
 ints = st.integers(-2, 1 << 40)
 names = st.text(max_size=8)
@@ -51,6 +56,26 @@ def tuples(items: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, 
 contributions = st.builds(Contribution, floats, floats, ints, st.integers(0, (1 << 64) - 1))
 holders = st.builds(Holders, names, st.lists(names, max_size=2).map(tuple))
 roles = tuples(st.tuples(ints, holders))
+boundary_names = st.builds(BoundaryName, ints, ints, ints, st.sampled_from(Direction))
+crossing = st.builds(
+    CrossingTensor, shape=tuples(ints), stride=tuples(ints), dtype=names, itemsize=ints, requires_grad=st.booleans()
+)
+graphs = st.builds(
+    BlockGraph,
+    blocks=st.tuples(names),
+    flops=st.tuples(ints),
+    crossings=st.tuples(st.just(()), tuples(crossing)),
+    illegal=tuples(st.builds(IllegalCut, cut=ints, why=names)),
+    never_entered=tuples(st.tuples(names, names)),
+)
+tasks = st.builds(Task, ints, ints, ints, names)
+plans = st.builds(
+    PipelinePlan,
+    blocks=ints,
+    pipelines=tuples(
+        st.builds(Pipeline, members=st.tuples(names), cuts=st.just(()), share=ints, limits=st.tuples(ints))
+    ),
+)
 records = st.builds(
     Record,
     step=ints,
@@ -60,6 +85,7 @@ records = st.builds(
     skipped=st.booleans(),
     switch=st.booleans(),
     roles=roles,
+    plan=st.none() | plans,
 )
 MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     Report: st.builds(
@@ -71,8 +97,16 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         held=tuples(st.tuples(ints, ints, tuples(ints))),
         begun=ints,
         finishing=st.booleans(),
-        pending=tuples(ints),
-        fixed=ints,
+        work=st.builds(
+            OpenWork,
+            pending=tuples(ints),
+            fixed=ints,
+            traced=st.none() | st.builds(TracedGraph, graph=graphs, places=tuples(ints)),
+            tasks=tuples(
+                st.builds(TaskProgress, task=st.builds(Task, ints, ints, ints, names), forwarded=ints, done=ints)
+            ),
+            kept=tuples(boundary_names),
+        ),
         own=tuples(tuples(nodes)),
         folded=tuples(st.tuples(ints, ints, tuples(nodes))),
         wrong=st.none()
@@ -106,6 +140,11 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         before=tuples(st.builds(Check, micro_batch=ints, loss=floats, weight=floats, digests=tuples(ints))),
         checkpoint=st.sampled_from(Wish),
         writing=st.booleans(),
+        graph=names,
+        plan=st.none() | plans,
+    ),
+    Boundary: st.builds(
+        Boundary, name=boundary_names, tensors=tuples(st.none() | crossing), contribution=st.none() | contributions
     ),
     Publish: st.builds(Publish, step=ints, record=st.none() | records, shards=tuples(ints)),
     Digests: st.builds(Digests, step=ints, digests=tuples(nodes), parameters=tuples(nodes)),

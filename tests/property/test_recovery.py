@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from elastrain.fold import Fold, leaves
 from elastrain.placement import target
 from elastrain.recovery import decide
-from elastrain.values import Contribution, Record, Recovery, Report, Shape, ShardShape, Unrecoverable
+from elastrain.values import Contribution, OpenWork, Record, Recovery, Report, Shape, ShardShape, Unrecoverable
 from elastrain.world import Member, View
 
 seeds_st = st.randoms(use_true_random=False)
@@ -57,8 +57,9 @@ def world(rng: random.Random, runs: int, backups: int) -> tuple[View, dict[str, 
             held=tuple(held),
             begun=committed,
             finishing=False,
-            pending=tuple(run for run in mine if run not in done) if passed else (),
-            fixed=rng.randint(0, 1),
+            work=OpenWork(
+                pending=tuple(run for run in mine if run not in done) if passed else (), fixed=rng.randint(0, 1)
+            ),
             own=tuple(fold.cover(done) if passed else () for _ in range(2)),
             folded=tuple((s, 0, fold.cover(done)) for s, h in enumerate(base) if passed and h.primary == name),
         )
@@ -78,8 +79,7 @@ def newcomer(shape: Shape) -> Report:
         held=(),
         begun=-1,
         finishing=False,
-        pending=(),
-        fixed=0,
+        work=OpenWork(),
         own=((),) * shape.blocks,
         folded=(),
     )
@@ -120,7 +120,7 @@ def test_exactly_the_runs_that_nobody_has_are_handed_out_again(rng: random.Rando
     view, reports, shape = world(rng, runs, backups)
     decision = decided(view, reports, shape)
     current = [report for report in reports.values() if report.committed == decision.committed]
-    pending = {run for report in current for run in report.pending}
+    pending = {run for report in current for run in report.work.pending}
     handed = [run for todo in decision.runs.values() for run in todo]
     assert len(handed) == len(set(handed))
     missing = set()
@@ -138,7 +138,7 @@ def test_what_is_under_way_stays_where_it_is(rng: random.Random, runs: int, back
     decision = decided(view, reports, shape)
     for member, report in reports.items():
         if report.committed == decision.committed:
-            head = report.pending[: report.fixed]
+            head = report.work.pending[: report.work.fixed]
             assert decision.runs[member][: len(head)] == head
 
 
@@ -147,11 +147,11 @@ def test_a_run_that_two_report_is_done_once_unless_both_have_begun(rng: random.R
     view, reports, shape = world(rng, runs, 1)
     current = [m for m in view.ids if reports[m].committed == 4]
     for member in current:
-        reports[member] = replace(reports[member], pending=tuple(range(runs)), fixed=rng.randint(0, 2))
+        reports[member] = replace(reports[member], work=OpenWork(pending=tuple(range(runs)), fixed=rng.randint(0, 2)))
     decision = decided(view, reports, shape)
     for run in range(runs):
         doers = [m for m in view.ids if run in decision.runs[m]]
-        begun = [m for m in current if run in reports[m].pending[: reports[m].fixed]]
+        begun = [m for m in current if run in reports[m].work.pending[: reports[m].work.fixed]]
         assert doers == begun if len(begun) > 1 else len(doers) == 1
 
 

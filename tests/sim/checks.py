@@ -200,7 +200,7 @@ class Checks:
             raise Violation(f"generation {view.generation} was decided before {unheard} reported")
         told = {m: self.reports[view.generation, m] for m in view.ids}
         reports = {m: report for m, report in told.items() if report.committed == recovery.committed}
-        under_way = {m: set(report.pending[: report.fixed]) for m, report in reports.items()}
+        under_way = {m: set(report.work.pending[: report.work.fixed]) for m, report in reports.items()}
         doers: dict[int, list[str]] = {run: [] for run in range(self.shape.runs)}
         for member, runs in recovery.runs.items():
             for run in runs:
@@ -223,7 +223,7 @@ class Checks:
         self.reports[generation, member.me] = report
         reduced = {block for shard in self.shape.shards for block in shard.lanes}
         ended = [leaves(report.own[block]) for block in reduced]  # no step waits for a block without shards
-        if self.only_joins and any(ended) and any(set(report.pending) - runs for runs in ended):
+        if self.only_joins and any(ended) and any(set(report.work.pending) - runs for runs in ended):
             raise Violation(f"{member.me} lets joiners in in the middle of step {report.committed + 1}")
         for nodes in (*report.own, *(nodes for _, _, nodes in report.folded)):
             if not _disjoint(nodes):

@@ -49,6 +49,7 @@ from elastrain.values import (
     AuditPlan,
     Contribution,
     Initial,
+    OpenWork,
     Record,
     Recovery,
     Report,
@@ -469,8 +470,7 @@ def _blank(shape: Shape) -> Report:
         held=(),
         begun=-1,
         finishing=False,
-        pending=(),
-        fixed=0,
+        work=OpenWork(),
         own=((),) * shape.blocks,
         folded=(),
     )
@@ -528,7 +528,7 @@ def hands_out_twice(view: View, reports: dict[str, Report], shape: Shape) -> Rec
     decision = decide(view, reports, shape)
     if isinstance(decision, Unrecoverable) or not decision.redone or len(view.ids) < 2:
         return decision
-    giver = next((m for m in view.ids if len(decision.runs[m]) > reports[m].fixed), None)
+    giver = next((m for m in view.ids if len(decision.runs[m]) > reports[m].work.fixed), None)
     if giver is None:
         return decision
     taker = next(m for m in view.ids if m != giver)
@@ -540,8 +540,8 @@ def hands_out_twice(view: View, reports: dict[str, Report], shape: Shape) -> Rec
 def hands_out_what_is_under_way(rule: Rule, recovering: Recovering) -> Report:
     """A run under way stays with who computes it."""
     report: Report = rule(recovering)
-    free = tuple(run for run in report.pending if run != recovering._machine.step.runs.running)
-    return replace(report, pending=free, fixed=min(report.fixed, len(free)))
+    free = tuple(run for run in report.work.pending if run != recovering._machine.step.runs.running)
+    return replace(report, work=OpenWork(pending=free, fixed=min(report.work.fixed, len(free))))
 
 
 @_function(60, "member.recovering.decide")
@@ -550,7 +550,7 @@ def forgets_a_missing_run(view: View, reports: dict[str, Report], shape: Shape) 
     decision = decide(view, reports, shape)
     if isinstance(decision, Unrecoverable) or decision.redone < 2:
         return decision
-    member = next((m for m in view.ids if len(decision.runs[m]) > len(reports[m].pending)), None)
+    member = next((m for m in view.ids if len(decision.runs[m]) > len(reports[m].work.pending)), None)
     if member is None:
         return decision
     return replace(decision, runs={**decision.runs, member: decision.runs[member][:-1]})

@@ -20,7 +20,7 @@ from elastrain.launcher.core import events as agent_events
 from elastrain.launcher.values import Command as AgentCommand
 from elastrain.launcher.values import Log
 from elastrain.placement import Holders
-from elastrain.values import Check, Record, Recovery, Shape, ShardShape
+from elastrain.values import Check, OpenWork, Record, Recovery, Shape, ShardShape
 from elastrain.world import View
 from tests.sim import agents
 from tests.sim.cluster import Choice, Cluster, Scenario, truth_of
@@ -67,6 +67,8 @@ def _fields(value: Any) -> list[str]:
 
 def _field(name: str, owner: Any) -> str:
     value = getattr(owner, name)
+    if isinstance(value, OpenWork):
+        return " ".join(_fields(value))
     if name in HIDDEN or value is None or value is False or _is_empty(value):
         return ""
     if value is True:

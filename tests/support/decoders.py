@@ -57,6 +57,8 @@ from elastrain.launcher.values import Life, NodeRecord, Roster
 from elastrain.offload import profile
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.stats import OffloadStats, StorageBytes
+from elastrain.pipeline.boundary import BoundaryName, Direction
+from elastrain.pipeline.graph import CrossingTensor
 from elastrain.placement import Holders
 from elastrain.runtime import carried, packing
 from elastrain.runtime.durable import node_disks
@@ -67,7 +69,7 @@ from elastrain.snapshot.durable.manifest import Part
 from elastrain.snapshot.durable.places import node
 from elastrain.snapshot.durable.writing import Written
 from elastrain.snapshot.state import ShardState
-from elastrain.values import Contribution, Record, Report, Vote
+from elastrain.values import Contribution, OpenWork, Record, Report, Vote
 from elastrain.world import Member, View
 from tests.support import checkpoints
 
@@ -257,6 +259,11 @@ def _messages() -> list[bytes]:
             touched=((BitMask(1 << 90),),),
             square_norms=(float("nan"),),
         ),
+        messages.Boundary(
+            name=BoundaryName(3, 1, 2, Direction.GRADIENT),
+            tensors=(CrossingTensor(shape=(2,), stride=(1,), dtype="float32", itemsize=4, requires_grad=True), None),
+            contribution=_CONTRIBUTION,
+        ),
         messages.Publish(step=3, record=_RECORD, shards=(0, 1)),
         messages.Ack(step=3, shards=(0, 1)),
         messages.Digests(step=3, digests=((0, 5),), parameters=((0, 6),)),
@@ -277,6 +284,8 @@ def _messages() -> list[bytes]:
             before=(),
             checkpoint=Wish.NONE,
             writing=False,
+            graph="",
+            plan=None,
         ),
         Report(
             wrong=None,
@@ -287,8 +296,7 @@ def _messages() -> list[bytes]:
             held=((0, 3, (2,)),),
             begun=4,
             finishing=False,
-            pending=(),
-            fixed=0,
+            work=OpenWork(),
             own=(((0, 1),),),
             folded=((0, 0, ((0, 1),)),),
         ),

@@ -43,6 +43,8 @@ def test_the_smallest_difference_of_a_float_survives() -> None:
         before=(),
         checkpoint=Wish.NONE,
         writing=False,
+        graph="",
+        plan=None,
     )
     assert decode(*encode(vote)) == vote
 

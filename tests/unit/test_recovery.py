@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from elastrain.placement import Holders
 from elastrain.recovery import decide
-from elastrain.values import Contribution, Initial, Record, Recovery, Report, Shape, ShardShape, Unrecoverable
+from elastrain.values import Contribution, Initial, OpenWork, Record, Recovery, Report, Shape, ShardShape, Unrecoverable
 from elastrain.world import Member, View
 
 SHAPE = Shape(
@@ -30,8 +30,7 @@ def report(**changes: object) -> Report:
         held=((0, 1, ()), (1, 1, ())),
         begun=2,
         finishing=False,
-        pending=(),
-        fixed=0,
+        work=OpenWork(),
         own=((),),
         folded=(),
     )
@@ -128,7 +127,7 @@ def test_who_is_behind_completes_the_highest_commit_first() -> None:
         record=replace(RECORD, step=0),
         parameters=(0, 0),
         held=((0, 0, (1,)), (1, 0, (1,))),
-        pending=(0,),
+        work=OpenWork(pending=(0,)),
         folded=((0, 0, ((0, 3),)),),  # of the step that is now known to be committed
     )
     decision = recovery(a=late, b=report())
@@ -150,7 +149,7 @@ def test_a_gradient_that_is_kept_needs_no_runs() -> None:
 
 
 def test_a_newcomer_gets_parameters_and_loop_state_and_a_share_of_what_is_left() -> None:
-    decision = recovery(a=report(pending=(0, 1, 2), fixed=1), n=NEWCOMER)
+    decision = recovery(a=report(work=OpenWork(pending=(0, 1, 2), fixed=1)), n=NEWCOMER)
     assert decision.lacking["n"] == (0, 1)
     assert (decision.newcomers, decision.donor) == (("n",), "a")
     assert decision.runs == {"a": (0, 1), "n": (2,)}
@@ -158,7 +157,9 @@ def test_a_newcomer_gets_parameters_and_loop_state_and_a_share_of_what_is_left()
 
 
 def test_a_run_that_two_report_stays_where_it_is_under_way() -> None:
-    decision = recovery(a=report(pending=(0, 1), fixed=1), b=report(pending=(2, 1), fixed=2))
+    decision = recovery(
+        a=report(work=OpenWork(pending=(0, 1), fixed=1)), b=report(work=OpenWork(pending=(2, 1), fixed=2))
+    )
     assert decision.runs == {"a": (0,), "b": (2, 1)}
 
 
@@ -183,6 +184,8 @@ def test_a_straggler_gets_fewer_of_the_runs_by_the_quota_that_the_view_names() -
     assert isinstance(fresh, Recovery)
     assert fresh.runs == {"a": (), "b": (0, 1, 2)}
     # What it had been given before is taken from it again.
-    moved = decide(slow, {"a": report(pending=(0, 1), fixed=1), "b": report(pending=(2,))}, SHAPE)
+    moved = decide(
+        slow, {"a": report(work=OpenWork(pending=(0, 1), fixed=1)), "b": report(work=OpenWork(pending=(2,)))}, SHAPE
+    )
     assert isinstance(moved, Recovery)
     assert moved.runs == {"a": (0,), "b": (2, 1)}

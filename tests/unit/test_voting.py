@@ -30,6 +30,8 @@ def vote(**changes: object) -> Vote:
         before=(),
         checkpoint=Wish.NONE,
         writing=False,
+        graph="",
+        plan=None,
         settings='{"hyperparameters": 1, "teacher": 3}',
     )
     return replace(plain, **changes)  # type: ignore[arg-type]

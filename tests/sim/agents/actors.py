@@ -9,7 +9,7 @@ from elastrain.launcher.core import Core
 from elastrain.launcher.values import NodeRecord
 from elastrain.launcher.views import JobKeys
 from elastrain.placement import Placement
-from elastrain.values import Contribution, Record, Report
+from elastrain.values import Contribution, OpenWork, Record, Report
 from elastrain.world import Member, View
 from tests.sim.agents.schedule import SHARDS
 from tests.support.agents import job_config
@@ -51,8 +51,7 @@ class SimWorker:
             held=held,
             begun=self.committed + 1 if self.base is not None else -1,
             finishing=False,
-            pending=(),
-            fixed=0,
+            work=OpenWork(),
             own=((),),
             folded=(),
         )

@@ -44,7 +44,7 @@ def test_where_kernels_may_differ_the_step_commits_with_a_warning_in_the_one_rec
     pair.one_step()
     ours, theirs = _records(pair)
     assert ours == theirs
-    assert "came out differently on a and b" in ours[0].record.warning
+    assert "came out differently on a and b" in ours[0].record.findings.warning
 
 
 def test_a_member_without_runs_computes_it_twice_so_that_what_it_carries_along_has_moved_on() -> None:
@@ -53,7 +53,7 @@ def test_a_member_without_runs_computes_it_twice_so_that_what_it_carries_along_h
     pair.one_step()
     assert _recomputes(pair, "b") == [p.Recompute(step=0, run=0)] * 2
     assert _recomputes(pair, "a") == [], "nobody else has a run"
-    assert _records(pair)[0][0].record.warning == ""
+    assert _records(pair)[0][0].record.findings.warning == ""
 
 
 @pytest.mark.parametrize(("every", "steps"), [(0, [0]), (1, [0, 1, 2]), (2, [0, 2])])

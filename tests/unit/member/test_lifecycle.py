@@ -418,6 +418,8 @@ def test_a_frame_of_an_older_generation_is_void() -> None:
         before=(),
         checkpoint=Wish.NONE,
         writing=False,
+        graph="",
+        plan=None,
     )
     assert core.handle(p.Arrived(source="b", generation=3, message=old)) == []
     assert core.machine.step.ballot.votes(["b"]) is None
@@ -442,6 +444,8 @@ def test_what_belongs_to_a_step_that_is_over_is_ignored() -> None:
             before=(),
             checkpoint=Wish.NONE,
             writing=False,
+            graph="",
+            plan=None,
         ),
         Copied(step=0, shard=0, intact=True),
     ]

@@ -24,6 +24,8 @@ VOTE = Vote(
     before=(),
     checkpoint=Wish.NONE,
     writing=False,
+    graph="",
+    plan=None,
 )
 
 
