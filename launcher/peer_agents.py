@@ -124,6 +124,8 @@ class PeerAgents:
         if news.view is not None:
             self._port.happen(ev.ViewStands(view=news.view))
         if news.removed:
+            if news.end is not None:  # it was there before the keys were taken away
+                self._port.happen(ev.EndStands(over=news.end))
             self._port.happen(ev.ViewRemoved())
         if news.roster is not None:
             self._port.happen(ev.RosterStands(roster=news.roster))

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import asdict
 
+from elastrain.launcher.ended_keys import read_ended
 from elastrain.launcher.followed import Followed
 from elastrain.launcher.notices import Over
 from elastrain.launcher.presence import Lapsed, Presence, Report, Unreachable
@@ -254,6 +255,19 @@ class SharedRegistry:
             removed=is_removed and not self._trust.lost_data,
             absence_counts=self._trust.until_s is None,
         )
-        if not news.removed:
-            self._standing.compare(news, items)
+        if news.removed:
+            roster = self._standing.roster
+            self._thread.call(lambda store: read_ended(store, self._keys.life, roster), self._add_end(news))
+            return
+        self._standing.compare(news, items)
         self._events.on_news(news)
+
+    def _add_end(self, news: News) -> Callable[[Over | StoreError | None], None]:
+        """Say that the job's keys are gone, and how it ended where that can be read."""
+        content = self._content
+
+        def tell(end: Over | StoreError | None) -> None:
+            if self._content is content:  # else newer news have come
+                self._events.on_news(replace(news, end=end if isinstance(end, Over) else news.end))
+
+        return tell

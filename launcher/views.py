@@ -13,6 +13,7 @@
     /elastrain/<job>/lease           the job's own lease, under which this and all of the above but `nodes` lie
     /elastrain/.secrets/<job>        where the job's secret lies; a hint for people, the only value that is not sealed
     /elastrain/.lives/<job>          the life that the job is in; absent in its first
+    /elastrain/.ended/<job>          how it ended, for `ENDED_TTL_S` after its last node has left
 
 A later life has the same keys under a name of its own, `<job>~<life>`: what an older one still writes is not read.
 
@@ -35,6 +36,7 @@ import msgspec
 
 from elastrain.base.scope import job_of, scope
 from elastrain.codec import decoder_of
+from elastrain.launcher.ended_keys import ENDED_TTL_S, epitaph
 from elastrain.launcher.life_keys import life_key, read_life
 from elastrain.launcher.store import Item, LeaseLostError, Store, StoreUnavailableError
 from elastrain.launcher.values import NodeRecord, PutCheckpoint, Roster
@@ -53,7 +55,7 @@ class JobKeys:
         self._store = store
         self.prefix = f"/elastrain/{job}/"
         self._lease_key = self.prefix + "lease"
-        self._name = job
+        self.life = job
         self._hint = hint_key(job)
         self._ttl_s = ttl_s
         self._lease: int | None = None
@@ -248,10 +250,13 @@ class JobKeys:
     def remove(self, items: Sequence[Item]) -> bool:
         """Delete these of the job's keys, and its lease, if all are still as they were."""
         expect = {item.key: item.revision for item in items}
-        there, life = read_life(self._store, self._name)
+        there, life = read_life(self._store, self.life)
+        put = epitaph(self.life, {item.key.removeprefix(self.prefix): item.value for item in items})
+        lease = self._store.grant(ENDED_TTL_S) if put else None
         # The keys of the job itself stay where it goes on in a later life.
-        last = [self._hint, life_key(self._name)] if scope(job_of(self._name), life.number) == self._name else []
-        if self._store.commit(expect={**expect, life_key(self._name): there}, delete=[*expect, *last]) is None:
+        last = [self._hint, life_key(self.life)] if scope(job_of(self.life), life.number) == self.life else []
+        expect_all = {**expect, life_key(self.life): there}
+        if self._store.commit(expect=expect_all, put=put, delete=[*expect, *last], lease=lease) is None:
             return False
         for item in [item for item in items if item.key == self._lease_key]:
             self._store.revoke(int(item.value))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from elastrain.launcher import presence
+from elastrain.launcher.ended_keys import read_ended
 from elastrain.launcher.notices import Over
 from elastrain.launcher.registry import RegistryEvents, SharedRegistry
 from elastrain.launcher.standing_keys import News
@@ -140,3 +141,23 @@ def test_node_that_leaves_right_after_an_outage_does_not_take_the_keys_of_others
     leaver.registry.close(answering=["other"])
     assert store.get(PREFIX + "begun") is not None
     leaver.inbox.close()
+
+
+def test_who_was_away_when_the_last_node_took_the_keys_along_reads_how_the_job_ended(store: Store) -> None:
+    last, away = Agent(Slow(store, "nothing"), "last", 1), Agent(Slow(store, "nothing"), "away", 2)  # type: ignore[arg-type]
+    last.registry.put_roster(Roster(nodes=(NodeRecord(name="last", incarnation=1, workers=1),)), lambda _: None)
+    last.registry.take_number(0, lambda _: None)
+    away.until(lambda news: news.roster is not None and "last" in news.nodes)
+    JobKeys(store, "j").raise_number("incarnations", 2)
+    away.until(lambda news: away.registry._standing._used.get("incarnations", 0) == 2)
+    assert away.registry._presence is not None
+    away.registry._presence.close(1.0)  # its lease is gone
+    last.registry.put_end(Over(code=0, sentence="done"))
+    last.registry.close(answering=[])
+    away.until(lambda news: news.removed)
+    removed = next(news for news in away.news if news.removed)
+    assert removed.end == Over(code=0, sentence="done")
+    another = Roster(nodes=(NodeRecord(name="last", incarnation=7, workers=1),))
+    assert read_ended(store, "j", another) is None, "a later job of the same name"
+    for agent in (last, away):
+        agent.inbox.close()
