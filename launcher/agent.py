@@ -44,7 +44,7 @@ from elastrain.launcher.store import Store
 from elastrain.launcher.strikes import Strikes
 from elastrain.launcher.values import End, JobConfig
 from elastrain.launcher.worker_processes import WorkerProcesses, WorkerSpec
-from elastrain.launcher.worker_start import Logs, Script, WorkerEnvironment, WorkerMemory
+from elastrain.launcher.worker_start import Logs, Script, WorkerEnvironment, WorkerWish
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class AgentConfig:
     run: RunDir
     script: Script
     logs: Logs
-    memory: WorkerMemory
+    wish: WorkerWish
     checkpoints: CheckpointOptions | None = None
     host: str = "127.0.0.1"
     """This node's address for other nodes."""
@@ -197,7 +197,7 @@ class Agent:
             host=None if config.one_host else config.host,
             master=self._master,
             mark=self._guardian.mark,
-            memory=config.memory,
+            wish=config.wish,
             checkpoints=config.checkpoints,
         )
         return WorkerSpec(script=config.script, common=common, logs=config.logs)

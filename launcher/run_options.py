@@ -13,7 +13,7 @@ from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.values import HangTimes, JobConfig, JobTimes, LeaveTimes, Life
-from elastrain.launcher.worker_start import Logs, Script, WorkerMemory
+from elastrain.launcher.worker_start import Logs, Script, WorkerWish
 
 _FIRST = Life()
 AUTO, NONE = "auto", "none"
@@ -90,7 +90,7 @@ class RunOptions:
     """The script as it was named: what all nodes of a job have in common."""
     size: JobSize = JobSize()
     output: OutputPlan = OutputPlan()
-    memory: WorkerMemory = field(default_factory=WorkerMemory)
+    wish: WorkerWish = field(default_factory=WorkerWish)
     waits: Waits = Waits()
     armed: bool = False
     faults: tuple[Fault, ...] = ()

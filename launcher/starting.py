@@ -166,7 +166,7 @@ def _agent_config(
         settings=settings,
         run=run,
         script=options.script,
-        memory=options.memory,
+        wish=options.wish,
         checkpoints=options.checkpoints,
         logs=options.output.logs(run),
         host=host or "127.0.0.1",

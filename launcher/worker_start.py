@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsDest, PContext
 
 _TORCH_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
-MEMORY_LIMIT, OFFLOAD_DIRS = "ELASTRAIN_MEMORY_LIMIT", "ELASTRAIN_OFFLOAD_DIRS"
+MEMORY_LIMIT, OFFLOAD_DIRS, STAGES = "ELASTRAIN_MEMORY_LIMIT", "ELASTRAIN_OFFLOAD_DIRS", "ELASTRAIN_STAGES"
 _TORCH_SIGNALS_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
@@ -142,16 +142,19 @@ class _MemberLogs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerMemory:
-    """What each worker may hold in memory, and where what does not fit goes. What is not given here is inherited."""
+class WorkerWish:
+    """What the operator asks of every worker. What is not given here is inherited."""
 
     bytes_per_worker: int | None = None
     offload_dirs: tuple[Path, ...] = ()
+    """Where what does not fit into its memory goes."""
+    stages: int | None = None
+    """How many members a pipeline is to have."""
 
     def environment(self) -> dict[str, str]:
-        limit = {} if self.bytes_per_worker is None else {MEMORY_LIMIT: str(self.bytes_per_worker)}
         directories = os.pathsep.join(str(each) for each in self.offload_dirs)
-        return limit | ({OFFLOAD_DIRS: directories} if directories else {})
+        wished = {MEMORY_LIMIT: self.bytes_per_worker, OFFLOAD_DIRS: directories or None, STAGES: self.stages}
+        return {name: str(value) for name, value in wished.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +172,7 @@ class WorkerEnvironment:
     """Host and port where scripts that call init_process_group themselves meet."""
     mark: Mapping[str, str]
     """By which the agent's guardian knows them, and what they have started."""
-    memory: WorkerMemory
+    wish: WorkerWish
     checkpoints: CheckpointOptions | None = None
 
 
@@ -209,7 +212,7 @@ def environment(common: WorkerEnvironment, worker: Start) -> dict[str, str]:
         "ELASTRAIN_INJECT": int(common.settings.armed),
         "ELASTRAIN_WRONG": worker.wrong,
         "ELASTRAIN_HOST": common.host or "",
-        **common.memory.environment(),
+        **common.wish.environment(),
         **(common.checkpoints.environment() if common.checkpoints is not None else {}),
         **common.mark,
     }

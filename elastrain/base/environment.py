@@ -101,6 +101,11 @@ def statement_wish() -> StatementWish | None:
     return StatementWish(**json.loads(told)) if told else None
 
 
+def stages() -> int:
+    """How many members a pipeline is to have, as the launcher was told. Raises ValueError if it is no number."""
+    return int(os.environ.get("ELASTRAIN_STAGES", "1"))
+
+
 def master_address() -> str:
     """Where scripts that call init_process_group themselves meet: torch's own variable."""
     return os.environ.get("MASTER_ADDR", "127.0.0.1")

@@ -10,7 +10,7 @@ import msgspec
 
 MAY_CHANGE = frozenset(
     # Where the state lies and how often members look at one another; what runs the script. None of it decides a bit.
-    {"audit", "backups", "cross_check_every", "elastrain", "Python", "NumPy"}
+    {"audit", "backups", "cross_check_every", "elastrain", "Python", "NumPy", "stages"}
 )
 """Settings of the spec in which a resumed job may differ from the one that wrote the checkpoint."""
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from elastrain import protocol as p
-from elastrain.base.environment import checkpoint_options, read_environment, resume, statement_wish
+from elastrain.base.environment import checkpoint_options, read_environment, resume, stages, statement_wish
 from elastrain.errors import ConfigError
 from elastrain.runtime.assembly import (
     Chosen,
@@ -83,7 +83,9 @@ def init(
         loss_scale=rule_of(loss_scale),
         deterministic=deterministic,
         cross_check_every=cross_check_every,
+        stages=stages(),
     )
+    settings.check_limit(is_limited=limit is not None)
     job = Job(
         Chosen(
             environment=environment,

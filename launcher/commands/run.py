@@ -5,7 +5,7 @@ meaning. Options are declared and checked in `options`; `starting` does what the
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
@@ -41,7 +41,7 @@ class RunFlags:
         """Raises ConfigError."""
         refuse_unknown(target)
         refuse_backend(self.rendezvous.rdzv_backend)
-        script, memory, job = self.script.script(target, args), self.memory.limit(), self.rendezvous.job()
+        script, job = self.script.script(target, args), self.rendezvous.job()
         size, checkpoints = self.size.size(self.rendezvous), self.checkpoints.checkpoints()
         return RunOptions(
             job=job,
@@ -49,7 +49,7 @@ class RunFlags:
             target=target,
             size=size,
             output=self.output.output(size.workers, self.script),
-            memory=memory,
+            wish=replace(self.memory.limit(), stages=self.size.stages_of(size)),
             waits=self.waits.waits(),
             armed=self.faults.armed,
             faults=self.faults.read(),

@@ -16,7 +16,7 @@ from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.faults.table import CLASSES, Carrier
 from elastrain.launcher.faults_file import read_faults
 from elastrain.launcher.run_options import KEY_TTL_S, Waits
-from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, WorkerMemory
+from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, WorkerWish
 from elastrain.offload.directories import try_directory
 from elastrain.offload.errors import OffloadConfigError
 
@@ -38,9 +38,9 @@ class MemoryFlags:
         ),
     ] = None
 
-    def limit(self) -> WorkerMemory:
+    def limit(self) -> WorkerWish:
         """What is not given here may stand in the launcher's environment. Raises ConfigError."""
-        own = WorkerMemory(
+        own = WorkerWish(
             bytes_per_worker=None if self.memory_limit is None else _size_bytes(self.memory_limit),
             offload_dirs=tuple(each.absolute() for each in self.offload_dir or ()),
         )

@@ -53,6 +53,10 @@ class SizeFlags:
             help="Workers started again; one no longer counts an hour after it has come in.",
         ),
     ] = 10
+    stages: Annotated[
+        int | None,
+        typer.Option("--stages", min=1, help="Members of a pipeline, each with some blocks of the model; default: 1."),
+    ] = None
 
     def size(self, rendezvous: RendezvousFlags) -> JobSize:
         """Raises ConfigError."""
@@ -61,6 +65,17 @@ class SizeFlags:
         self._check_together(rendezvous, nodes_max)
         workers = local_world_size(self.nproc_per_node)
         return JobSize(workers=workers, nodes_min=nodes_min, nodes_max=nodes_max, max_restarts=self.max_restarts)
+
+    def stages_of(self, size: JobSize) -> int | None:
+        """Raises ConfigError for more stages than there can be members."""
+        most = size.workers * size.nodes_max
+        # Where each node is started by a command of its own, others may start more workers than this one.
+        if self.stages is not None and self.stages > most and (self.local_nodes is not None or size.nodes_max == 1):
+            raise ConfigError(
+                f"--stages {self.stages} asks for pipelines of {self.stages} members, and this job has {most}: start "
+                "more workers (--nproc-per-node), or ask for fewer stages"
+            )
+        return self.stages
 
     def _check_together(self, rendezvous: RendezvousFlags, nodes_max: int) -> None:
         endpoint, job = rendezvous.rdzv_endpoint, rendezvous.rdzv_id

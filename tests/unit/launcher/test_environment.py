@@ -10,7 +10,7 @@ import pytest
 
 from elastrain.base import environment as of_a_worker
 from elastrain.launcher import environment as of_the_launcher
-from elastrain.launcher.worker_start import WorkerMemory
+from elastrain.launcher.worker_start import WorkerWish
 from tests.support.sources import ROOT, product
 
 READERS = {"elastrain.base.environment": "a worker", "elastrain.launcher.environment": "the launcher and its agents"}
@@ -44,10 +44,11 @@ def test_a_plant_is_found() -> None:
 
 
 def test_a_worker_reads_back_what_its_launcher_was_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    memory = WorkerMemory(bytes_per_worker=5 << 30, offload_dirs=(tmp_path, tmp_path / "other"))
+    memory = WorkerWish(bytes_per_worker=5 << 30, offload_dirs=(tmp_path, tmp_path / "other"), stages=4)
     for name, value in memory.environment().items():
         monkeypatch.setenv(name, str(value))
     read = of_a_worker.read_environment()
+    assert of_a_worker.stages() == 4
     assert (read.memory_limit_bytes, read.offload_dirs) == (5 << 30, (str(tmp_path), str(tmp_path / "other")))
 
 

@@ -15,7 +15,7 @@ from elastrain.launcher.commands.options.node_options import RendezvousFlags, Si
 from elastrain.launcher.commands.options.output_options import OutputFlags, ScriptFlags
 from elastrain.launcher.commands.run import run
 from elastrain.launcher.run_options import KEY_TTL_S
-from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, WorkerMemory
+from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, WorkerWish
 
 FROZEN = Path(__file__).with_name("run_options.txt")
 """A line per argument and option: its names, type, limits, default. What users type today must go on working."""
@@ -43,7 +43,7 @@ def test_a_limit_of_memory_reaches_workers_by_their_environment_and_not_by_the_l
     for name in (MEMORY_LIMIT, OFFLOAD_DIRS):
         monkeypatch.delenv(name, raising=False)
     limit = MemoryFlags(memory_limit="512M", offload_dir=[tmp_path]).limit()
-    assert limit == WorkerMemory(bytes_per_worker=512 << 20, offload_dirs=(tmp_path,))
+    assert limit == WorkerWish(bytes_per_worker=512 << 20, offload_dirs=(tmp_path,))
     assert limit.environment() == {MEMORY_LIMIT: str(512 << 20), OFFLOAD_DIRS: str(tmp_path)}
     assert MEMORY_LIMIT not in os.environ
 
@@ -75,3 +75,16 @@ def test_a_worker_that_is_not_shown_writes_into_files() -> None:
     output = OutputFlags(tee="1:3").output(3, ScriptFlags(local_ranks_filter="0"))
     assert output.redirects == {0: 0, 1: 3, 2: 3}
     assert output.tee == {0: 0, 1: 0, 2: 0}
+
+
+@pytest.mark.parametrize(
+    ("flags", "members"), [(SizeFlags(stages=3, nproc_per_node="2"), 2), (SizeFlags(stages=7, local_nodes=3), 3)]
+)
+def test_more_stages_than_there_can_be_members_are_refused(flags: SizeFlags, members: int) -> None:
+    with pytest.raises(ConfigError, match=f"pipelines of {flags.stages} members, and this job has {members}"):
+        flags.stages_of(flags.size(RendezvousFlags()))
+
+
+def test_as_many_stages_as_members_are_taken() -> None:
+    flags = SizeFlags(stages=2, nproc_per_node="2")
+    assert flags.stages_of(flags.size(RendezvousFlags())) == 2

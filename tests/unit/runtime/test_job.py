@@ -118,3 +118,25 @@ def test_a_reserved_name_cannot_be_registered() -> None:
 def test_what_init_has_fixed_is_frozen() -> None:
     for kind in (Chosen, assembly.Connections, assembly.Prepared, assembly.Request, MemoryLimit):
         assert kind.__dataclass_params__.frozen, kind  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("stages", "options", "sentence"),
+    [
+        ("0", {}, "whole number from 1 on"),
+        ("2", {"cross_check_every": 5}, "another could compare"),
+        ("2", {"memory_limit": 1 << 30}, "do not go together"),
+    ],
+)
+def test_stages_that_cannot_be_are_refused(
+    hook_kept: None, monkeypatch: pytest.MonkeyPatch, stages: str, options: dict[str, int], sentence: str
+) -> None:
+    monkeypatch.setenv("ELASTRAIN_STAGES", stages)
+    with pytest.raises(ConfigError, match=sentence):
+        elastrain.init(**options)  # type: ignore[arg-type]
+
+
+def test_audits_and_pipelines_exclude_one_another(hook_kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTRAIN_STAGES", "2")
+    with pytest.raises(ConfigError, match="another could compare"):
+        elastrain.init().audit(3)
