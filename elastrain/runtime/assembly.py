@@ -43,6 +43,7 @@ from elastrain.runtime.loader import DataLoader
 from elastrain.runtime.memory_keeper import MemoryKeeper, MemoryLimit
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
+from elastrain.runtime.pipelined import Pipelines, PipelineWish
 from elastrain.runtime.randomness import BlockRandomness
 from elastrain.runtime.run import StepParts
 from elastrain.runtime.settings import Settings
@@ -105,6 +106,8 @@ class Prepared:
     """What it starts from, if that is a checkpoint."""
     describe: Callable[[], dict[str, Any]]
     """What all members must have in common; see `Settings.describe`."""
+    pipelines: Pipelines | None = None
+    """None: every member computes whole runs."""
 
 
 def open_connections(environment: Environment) -> Connections:
@@ -154,12 +157,14 @@ def assemble(
     stored = _stored(chosen, executor, parts)
     facade = Facade(request.optimizer)
     executor.warm_up()
+    step_parts = _step_parts(request, layout, settings, state, parts, connections.whereabouts)
     me = chosen.environment.member
     core = Lifecycle(me=me, shape=shape, checkpoints=checkpoints.plan if checkpoints is not None else None)
     connections.faults.tools.memory = MemberMemory(me=me, executor=executor, holders=lambda: core.holders)
     return Prepared(
         engine=Engine(core, parts),
-        parts=_step_parts(request, layout, settings, state, parts, connections.whereabouts),
+        parts=step_parts,
+        pipelines=_pipelines(request, settings, step_parts, mesh),
         optimizer=pieces,
         facade=facade,
         model=request.model,
@@ -169,6 +174,13 @@ def assemble(
         stored=stored,
         describe=_describing(request, layout, chosen, connections),
     )
+
+
+def _pipelines(request: Request, settings: Settings, parts: StepParts, mesh: Mesh) -> Pipelines | None:
+    if settings.stages == 1:
+        return None
+    wish = PipelineWish(model=request.model, stages=settings.stages, allocate=mesh.memory.scratch)
+    return Pipelines(wish, parts)
 
 
 def _describing(

@@ -5,7 +5,7 @@ Knows indices only, no tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from elastrain.errors import ConfigError
 from elastrain.layout import Layout
@@ -18,23 +18,27 @@ class Completion:
     """Counts the leaves of each block during one backward and reports a block when all have fired.
 
     A leaf fires once per backward, after its full accumulation, however often it is used; only a reentrant checkpoint
-    fires it once per inner backward. The first armed backward therefore only learns which blocks do that, and reports
-    all of them at its end; later, those blocks always wait for the end.
+    fires it once per inner backward. A block's first armed backward therefore only learns whether it does that, and
+    the block is reported at the end; later, blocks that do always wait for the end.
     """
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._leaves = [frozenset(leaf.index for leaf in layout.leaves_of(b)) for b in range(len(layout.blocks))]
         self._block_of = {leaf: block for block, leaves in enumerate(self._leaves) for leaf in leaves}
-        self._learned = False
+        self._learned: set[int] = set()
         self._late: set[int] = set()
         self._report: OnBlockDone | None = None
+        self._blocks: Collection[int] = range(len(layout.blocks))
+        """Those that this backward goes through."""
         self._fired: set[int] = set()
         self._left: list[int] = []
         self._reported: set[int] = set()
 
-    def arm(self, report: OnBlockDone) -> None:
+    def arm(self, report: OnBlockDone, blocks: Collection[int] | None = None) -> None:
+        """`blocks`: those that the backward goes through, in ascending order; None: all."""
         self._report = report
+        self._blocks = range(len(self._leaves)) if blocks is None else blocks
         self._fired.clear()
         self._reported.clear()
         self._left = [len(leaves) for leaves in self._leaves]
@@ -46,6 +50,12 @@ class Completion:
         if self._report is None:
             return
         block = self._block_of[leaf]
+        if block not in self._blocks:
+            # Nobody would add it up: in another member's gradients of this run it is missing.
+            raise ConfigError(
+                f"block {self._layout.blocks[block]!r} got a gradient on a member that computes other blocks: its "
+                "parameters are used outside of its forward; let the block itself use them"
+            )
         if block in self._reported:
             raise ConfigError(
                 f"block {self._layout.blocks[block]!r} got a gradient after its last one: "
@@ -56,16 +66,16 @@ class Completion:
             return
         self._fired.add(leaf)
         self._left[block] -= 1
-        if not self._left[block] and self._learned and block not in self._late:
+        if not self._left[block] and block in self._learned and block not in self._late:
             self._done(block, touched)
 
     def finish(self, touched: set[int]) -> None:
         if self._report is None:
             raise RuntimeError("finish() without arm()")
-        for block in range(len(self._leaves)):
+        for block in self._blocks:
             if block not in self._reported:
                 self._done(block, touched)
-        self._learned = True
+        self._learned.update(self._blocks)
         self._report = None
 
     def _done(self, block: int, touched: set[int]) -> None:

@@ -29,7 +29,8 @@ from elastrain.runtime.agent_link import AgentLink, journalled
 from elastrain.runtime.copy_pace import Clock
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.faults.armed import ArmedFaults
-from elastrain.runtime.handover import Assignment, Handover, InitialUnread, LoopOver, StepBegun, Told, TryAgain
+from elastrain.runtime.handing_out import HandingOut
+from elastrain.runtime.handover import BoundaryMade, Handover, InitialUnread, LoopOver, StepBegun, Told, TryAgain
 from elastrain.runtime.journal import Journal
 from elastrain.runtime.memory_keeper import MemoryKeeper
 from elastrain.runtime.notes import Notes
@@ -74,6 +75,7 @@ class Engine:
             core.copying, parts.handover.whereabouts, clock=parts.clock, idle_cores=parts.idle_cores
         )
         self._notes = Notes(parts.journal, parts.agent)
+        self._handing = HandingOut(parts.executor, parts.handover)
         self._unreleased: p.Advance | p.Enter | None = None
         """Waits until it is sure that the loop gets what was committed, and no memory that others use again."""
         self._is_leaving = False
@@ -186,10 +188,12 @@ class Engine:
 
     def _on_told(self, told: Told) -> None:
         match told:
-            case TryAgain(compute=compute):
-                self._parts.handover.give(Assignment(compute, self._parts.executor.books.slots.change()))
+            case TryAgain():
+                self._handing.give_again(told)
             case InitialUnread(error=error):
                 raise error
+            case BoundaryMade():
+                self._handle(self._handing.keep(told))
             case StepBegun(event=event):
                 self._parts.executor.begin_step(event.step, told.hyper, told.payload)
                 self._outgoing.use_loop_payload(told.payload)
@@ -204,20 +208,13 @@ class Engine:
             commands = self._core.handle(current)
             if any(isinstance(command, p.Resumed) for command in commands):  # every report is there
                 self._reach_recovery("decide")
-            self._note(current)
+            self._handing.note(current)
             for command in commands:
                 done = command.message if isinstance(command, p.SendMessage) else command
                 self._parts.trail.move(Station.TURNING, step=getattr(done, "step", -1), name=type(done).__name__)
                 result = self._carry_out(command)
                 if result is not None:
                     self._events.append(result)
-
-    def _note(self, event: p.Event) -> None:
-        """What the main thread has done to gradient slots enters the books before the commands that need it."""
-        if isinstance(event, p.BlockDone):
-            self._parts.executor.books.slots.block_done(event)
-        elif isinstance(event, p.Ready):
-            self._parts.executor.books.slots.end_run()
 
     # -------------------------------------------------------------------------------------------------------- commands
 
@@ -227,8 +224,10 @@ class Engine:
                 if isinstance(command.message, Report):
                     self._reach_recovery("report")
                 self._outgoing.send(command)
-            case p.Compute() | p.Recompute():
-                self._assign(command)
+            case p.Compute() | p.Recompute() | p.Forward() | p.Backward():
+                if not isinstance(command, p.Recompute):
+                    self._pace.loop.let_loop_go_first(HANDED_OVER_S)
+                self._handing.give(command)
             case p.Advance() | p.Enter():
                 self._hold(command)
             case p.Leave():
@@ -255,15 +254,6 @@ class Engine:
         """In the first view nothing is recovered: its phases have no names there."""
         if self.view is not None and self.view.generation > 1:
             self._parts.faults.reach(self._core.step, phase)
-
-    def _assign(self, command: p.Compute | p.Recompute) -> None:
-        executor = self._parts.executor
-        if isinstance(command, p.Compute):
-            self._pace.loop.let_loop_go_first(HANDED_OVER_S)
-            slot = executor.books.slots.start_run()
-        else:
-            slot = executor.check_slot()
-        self._parts.handover.give(Assignment(command, slot))
 
     def _hold(self, command: p.Advance | p.Enter) -> None:
         """Let the loop see the parameters only once they are known to be whole.

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from elastrain import protocol as p
 from elastrain.base.places import Station
+from elastrain.books.boundaries import KeptBoundary
 from elastrain.errors import StoppedError
 from elastrain.runtime.model import GradientSlot
 from elastrain.runtime.optimizer import Hyper
@@ -34,6 +35,16 @@ class Assignment:
 
 
 @dataclass(frozen=True)
+class TaskAssignment:
+    """One action of a pipeline's task, with the slot for its gradients."""
+
+    compute: p.Forward | p.Backward
+    slot: GradientSlot
+    received: KeptBoundary | None
+    """What crosses the cut that it begins at; None at the batch and at the loss."""
+
+
+@dataclass(frozen=True)
 class LoopOver:
     """Nothing more is to be computed."""
 
@@ -43,7 +54,7 @@ class LoopOver:
     """The record of the last committed step."""
 
 
-Outcome: TypeAlias = Assignment | p.Advance | p.Enter | LoopOver
+Outcome: TypeAlias = Assignment | TaskAssignment | p.Advance | p.Enter | LoopOver
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +81,15 @@ class InitialUnread:
     error: Exception
 
 
-Told: TypeAlias = p.Event | StepBegun | TryAgain | InitialUnread
+@dataclass(frozen=True)
+class BoundaryMade:
+    """An action is done, and what it made lies in this member's shared memory."""
+
+    event: p.Computed
+    tensors: tuple[Tensor, ...]
+
+
+Told: TypeAlias = p.Event | StepBegun | TryAgain | InitialUnread | BoundaryMade
 
 
 class Handover:
@@ -118,8 +137,8 @@ class Handover:
             if self._ended:
                 raise StoppedError("the engine has ended")
 
-    def next_work(self) -> Assignment | p.Advance | LoopOver:
-        """Wait for a run to compute, or for the end of the step."""
+    def next_work(self) -> Assignment | TaskAssignment | p.Advance | LoopOver:
+        """Wait for a run or an action to compute, or for the end of the step."""
         self.tell(p.Ready())
         outcome = self.wait()
         assert not isinstance(outcome, p.Enter)
@@ -157,7 +176,7 @@ class Handover:
 
 def _place_after(outcome: Outcome) -> Station:
     match outcome:
-        case Assignment():
+        case Assignment() | TaskAssignment():
             return Station.COMPUTING
         case p.Advance() | p.Enter():
             return Station.BETWEEN

@@ -6,7 +6,7 @@ Here torch modules meet the fixed cutting of `elastrain.layout`. No messages, no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from hashlib import blake2b
 
 import torch
@@ -240,9 +240,12 @@ class ModelState:
         slot = self._slot
         return None if slot is None or slot.last is None else slot.views[slot.last]
 
-    def arm(self, on_block_done: OnBlockDone) -> None:
-        """Before the last backward of a run: report each block once, as soon as its gradients are final."""
-        self._completion.arm(on_block_done)
+    def arm(self, on_block_done: OnBlockDone, blocks: Collection[int] | None = None) -> None:
+        """Before the last backward of a run: report each block once, as soon as its gradients are final.
+
+        `blocks`: those that the backward goes through; None: all.
+        """
+        self._completion.arm(on_block_done, blocks)
 
     def finish(self) -> None:
         """After that backward: report the blocks that are left, in block order."""

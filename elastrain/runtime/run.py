@@ -23,6 +23,7 @@ from elastrain.runtime.whereabouts import LOADING_TIMEOUT_S, LoopWhereabouts
 from elastrain.values import Check, Contribution
 
 if TYPE_CHECKING:
+    from elastrain.batch import DataOrder
     from elastrain.runtime.handover import Assignment, Handover
     from elastrain.runtime.layers import Layers
     from elastrain.runtime.loader import DataLoader
@@ -98,7 +99,7 @@ class Run:
         self._parts.untouched.check_gradients()
         self.backward_is_due = False
         value = float(loss.detach())
-        self._contribution += self._counted(value, weight)
+        self._contribution += counted(self._parts.loader.order, self._step, self._at, value * weight, weight)
         try:
             self._accumulate(loss, weight)
         except SpillReadError as fault:
@@ -128,8 +129,7 @@ class Run:
         self._contribution = Contribution()
         for micro_batch in self._micro_batches():
             self.micro_batch = micro_batch
-            with self._parts.whereabouts.known_stretch(f"loading micro-batch {micro_batch}", LOADING_TIMEOUT_S):
-                data = self._parts.loader.get(self._step, micro_batch)
+            data = load(self._parts, self._step, micro_batch)
             started_s = time.monotonic()
             self._prepare(micro_batch)
             with self._parts.computing():
@@ -160,7 +160,7 @@ class Run:
     def _accumulate(self, loss: Tensor, weight: float) -> None:
         """The gradients of this micro-batch, into the run's slot; what is compared is told."""
         model, slot = self._parts.model, self._assignment.slot
-        model.statistics.give(slot.statistics)
+        model.statistics.give(model.statistics.take(), slot.statistics)
         model.attach(slot)
         is_last = self._is_last_of_run()
         try:
@@ -199,15 +199,6 @@ class Run:
         run = self._assignment.compute.run
         self._parts.handover.tell(p.Checked(step=self._step, run=run, check=check, whole=whole))
 
-    def _counted(self, loss: float, weight: float) -> Contribution:
-        order = self._parts.loader.order
-        return Contribution(
-            loss=loss * weight,
-            weight=weight,
-            samples=len(order.positions(self._step, self._at)),
-            fingerprint=order.fingerprint(self._step, self._at),
-        )
-
     def _block_done(self, block: int, touched: Any) -> None:
         if block in self._reported:  # by an earlier try of this run, with the same bits
             return
@@ -220,6 +211,18 @@ class Run:
         run = self._assignment.compute.run
         done = p.BlockDone(step=self._step, run=run, block=block, contribution=self._contribution, touched=mask)
         self._parts.handover.tell(done)
+
+
+def load(parts: StepParts, step: int, micro_batch: int) -> Any:
+    """A micro-batch; the loader's time is no sign of a hang."""
+    with parts.whereabouts.known_stretch(f"loading micro-batch {micro_batch}", LOADING_TIMEOUT_S):
+        return parts.loader.get(step, micro_batch)
+
+
+def counted(order: DataOrder, step: int, micro_batch: int, loss: float, weight: float) -> Contribution:
+    """What one micro-batch counts. `loss`: times its weight."""
+    positions, fingerprint = order.positions(step, micro_batch), order.fingerprint(step, micro_batch)
+    return Contribution(loss=loss, weight=weight, samples=len(positions), fingerprint=fingerprint)
 
 
 def scaled(loss: Tensor, factor: float) -> Tensor:

@@ -21,7 +21,6 @@ from elastrain.scaling import UNSCALED, LossScale
 from elastrain.values import AuditPlan, Pipelining, Shape, ShardShape
 from elastrain.version import __version__
 
-
 _COMPARED = ("deterministic", "cross_check_every", "audit", "stages", "seed", "run_length", "backups")
 
 

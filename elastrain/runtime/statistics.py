@@ -6,7 +6,7 @@ travels is one affine map per element, as pairs `(keep, add)` side by side in fl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,7 @@ class _Layer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Measured:
+class MeasuredLayer:
     """What one forward of a layer measured."""
 
     layer: _Layer
@@ -113,7 +113,7 @@ class RunningStatistics:
         ]
         self._versions: list[tuple[int, int]] = []
         self._active = False
-        self._measured: list[_Measured] = []
+        self._measured: list[MeasuredLayer] = []
         self._saved: dict[nn.Module, dict[str, Any]] = {}
         self._hooks = [
             hook
@@ -130,8 +130,8 @@ class RunningStatistics:
         self._measured.clear()
         self._versions = self._present_versions()
 
-    def give(self, slot: dict[int, Tensor]) -> None:
-        """After it: add what was measured to the slot's maps, leaf -> 1-D of pairs.
+    def take(self) -> list[MeasuredLayer]:
+        """After it: what was measured, for `give`. In a pipeline other forwards may come before its backward.
 
         Raises ConfigError if the forward changed a buffer that is part of the model's state and that nobody folds.
         """
@@ -141,12 +141,20 @@ class RunningStatistics:
                     f"the forward changes buffer {name!r}, and members would come to differ in it: only running "
                     "statistics of normalisation layers are shared; register a mere cache with persistent=False"
                 )
-        for measured in self._measured:
-            _add(measured, slot)
-        self._measured.clear()
+        measured, self._measured = self._measured, []
+        return measured
+
+    def give(self, measured: Iterable[MeasuredLayer], slot: dict[int, Tensor]) -> None:
+        """Before its backward: add what was measured to the slot's maps, leaf -> 1-D of pairs.
+
+        Until `end`, forwards that checkpoints compute again measure into scratch, and do not count.
+        """
+        self._active = True
+        for each in measured:
+            _add(each, slot)
 
     def end(self) -> None:
-        """After its backward."""
+        """After its backward, or where that comes later, after its forward."""
         self._active = False
 
     @torch.no_grad()
@@ -185,11 +193,11 @@ class RunningStatistics:
         module.momentum = momentum = saved.pop("momentum")
         module._buffers.update(saved)
         if torch._C._current_graph_task_id() == -1:
-            self._measured.append(_Measured(layer=layer, momentum=momentum, values=values))
+            self._measured.append(MeasuredLayer(layer=layer, momentum=momentum, values=values))
 
 
 @torch.no_grad()
-def _add(measured: _Measured, slot: dict[int, Tensor]) -> None:
+def _add(measured: MeasuredLayer, slot: dict[int, Tensor]) -> None:
     """One forward more, in the order in which they were."""
     for attribute, leaf in measured.layer.leaves.items():
         keep, add = slot[leaf][0::2], slot[leaf][1::2]

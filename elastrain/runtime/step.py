@@ -14,10 +14,12 @@ from torch import Tensor
 from elastrain import protocol as p
 from elastrain.errors import ConfigError, StoppedError
 from elastrain.runtime.arithmetic import grad_norm
-from elastrain.runtime.handover import LoopOver
+from elastrain.runtime.handover import Assignment, LoopOver, TaskAssignment
 from elastrain.runtime.losses import check_loss, weight_of
+from elastrain.runtime.pipelined import ActionForward, Pipelines
 from elastrain.runtime.randomness import AFTER
 from elastrain.runtime.run import Run, StepParts
+from elastrain.runtime.tracing import TracingRun
 from elastrain.values import Record
 
 if TYPE_CHECKING:
@@ -27,7 +29,14 @@ if TYPE_CHECKING:
 class Step:
     """`number` counts from 0. `loss`, `samples`, `skipped` and `grad_norm` are known once the step is committed."""
 
-    def __init__(self, number: int, parts: StepParts, taken: LoopSnapshot, entering: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        number: int,
+        parts: StepParts,
+        taken: LoopSnapshot,
+        entering: Callable[[], None],
+        pipelines: Pipelines | None = None,
+    ) -> None:
         self.number = number
         self.is_overruled = False
         """Most members have left their loops before this step: nothing of it counts, and the job has ended."""
@@ -36,7 +45,8 @@ class Step:
         self._entering = entering
         """Called once, when the body of the loop comes to its micro-batches."""
         self._has_entered = False
-        self._run: Run | None = None
+        self._pipelines = pipelines
+        self._run: Run | TracingRun | ActionForward | None = None
         self._record: Record | None = None
         self._last_record: Record | None = None
         """Of the step before, where this one is overruled."""
@@ -49,6 +59,8 @@ class Step:
         if not self._has_entered:
             self._has_entered = True
             self._entering()
+        if self._pipelines is not None and not self._pipelines.is_traced:
+            yield from self._trace(self._pipelines)
         while self._record is None and not self.is_overruled:
             self._parts.untouched.check()
             self._taken.check()
@@ -57,9 +69,11 @@ class Step:
                 self._commit(work.record)
             elif isinstance(work, LoopOver):
                 self._end_uncommitted(work)
-            else:
+            elif isinstance(work, Assignment):
                 self._run = Run(self.number, work, self._parts)
                 yield from self._run
+            else:
+                yield from self._act(work)
 
     def backward(self, loss: Tensor, *, weight: SupportsFloat = 1.0) -> None:
         """Backward of one micro-batch; `loss` is its mean, `weight` what it counts (e.g. its number of tokens):
@@ -118,8 +132,27 @@ class Step:
 
     # --------------------------------------------------------------------------------------------------------- inside
 
+    def _trace(self, pipelines: Pipelines) -> Iterator[Any]:
+        """The body of the loop once more, in this member's first step: to see which blocks it enters."""
+        self._run = tracing = pipelines.trace(self.number)
+        yield from tracing
+        assert tracing.traced is not None
+        self._run = None
+        pipelines.begin(tracing.traced)
+
+    def _act(self, work: TaskAssignment) -> Iterator[Any]:
+        """A forward goes through the body of the loop; a backward waits for nobody's code."""
+        assert self._pipelines is not None
+        if isinstance(work.compute, p.Forward):
+            self._run = ActionForward(self.number, work, self._pipelines)
+            yield from self._run
+        else:
+            self._pipelines.go_back(self.number, work)
+
     def _commit(self, record: Record) -> None:
         self._record = record
+        if self._pipelines is not None:
+            self._pipelines.end_step(record.plan)
         self._parts.model.statistics.refresh()
         self._parts.randomness.begin(self.number, AFTER)
         self._parts.untouched.settle()

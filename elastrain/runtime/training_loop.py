@@ -57,7 +57,7 @@ class TrainingLoop:
                 self._enter(number, taken)
                 break
             self._settings.check_threads(threads)
-            step = Step(number, self._parts, taken, partial(self._enter, number, taken))
+            step = Step(number, self._parts, taken, partial(self._enter, number, taken), self._prepared.pipelines)
             self._last_words.step = step
             try:
                 yield step
@@ -163,11 +163,16 @@ class TrainingLoop:
             self._prepared.checkpoints.close()
         if self._prepared.memory is not None:
             self._prepared.memory.close()
+        if self._prepared.pipelines is not None:
+            self._prepared.pipelines.close()
         self._parts.loader.close()
         self._last_words.give_hook_back()
 
     def _expected_micro_batches(self, step: int) -> Sequence[int]:
         """What this member would compute in a step that nothing disturbs: what is worth loading ahead."""
+        pipelines = self._prepared.pipelines
+        if pipelines is not None and pipelines.has_plan:
+            return pipelines.expected(self._me)
         view = self._prepared.engine.view
         if view is None or self._me not in view:
             return ()

@@ -49,7 +49,7 @@ def _state(model: nn.Module) -> ModelState:
 def _micro_batch(model: nn.Module, state: ModelState, slot: GradientSlot, batch: Tensor) -> None:
     state.statistics.begin()
     loss = model(batch).square().sum()
-    state.statistics.give(slot.statistics)
+    state.statistics.give(state.statistics.take(), slot.statistics)
     state.attach(slot)
     loss.backward()
     state.detach()

@@ -1,0 +1,230 @@
+"""The runtime's step over pipelines, without a protocol: one process, a thread per member, desks that say what is next.
+
+Only one member runs at a time, because torch's generators belong to the process.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import elastrain
+from elastrain import protocol as p
+from elastrain.books.boundaries import KeptBoundary
+from elastrain.pipeline.actions import ActionKind
+from elastrain.pipeline.boundary import BoundaryName, Direction
+from elastrain.pipeline.plan import PipelinePlan, routes
+from elastrain.pipeline.tasks import StepShape, TaskDesk
+from elastrain.runtime.describe import describe
+from elastrain.runtime.handover import Assignment, BoundaryMade, TaskAssignment
+from elastrain.runtime.layers import Layers
+from elastrain.runtime.model import GradientSlot, ModelState
+from elastrain.runtime.pipelined import Pipelines, PipelineWish
+from elastrain.runtime.randomness import BlockRandomness
+from elastrain.runtime.run import StepParts
+from elastrain.runtime.step import Step
+from elastrain.runtime.untouched import Untouched
+from elastrain.values import Contribution
+from tests.support.pipeline_models import WORDS, Case, autocast, loss_of
+
+MICRO_BATCHES, SEED = 5, 7
+WAIT_S = 120.0
+Found = dict[tuple[int, int], tuple[int, Contribution, int]]
+"""(run, block of the layout) -> digest of its gradient, what it counts, which leaves have one."""
+
+
+class Texts(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        words = torch.randint(0, WORDS, (13,))
+        return words[:-1], words[1:]
+
+
+@dataclass
+class Post:
+    """What members of one job have made, and whose turn it is."""
+
+    plan: Any
+    kept: dict[BoundaryName, KeptBoundary] = field(default_factory=dict)
+    found: Found = field(default_factory=dict)
+    turn: threading.Condition = field(default_factory=threading.Condition)
+    failure: list[BaseException] = field(default_factory=list)
+    order: list[tuple[str, str, int, int]] = field(default_factory=list)
+    """(member, kind, micro-batch, begin), as computed."""
+
+
+class DeskHandover:
+    """Stands for the engine of one member of a pipeline."""
+
+    def __init__(self, me: str, post: Post, state: ModelState, run_length: int) -> None:
+        self._me, self._post, self._state, self._run_length = me, post, state, run_length
+        self._desk: TaskDesk | None = None
+        self._slots: dict[Any, GradientSlot] = {}
+        self._slot: GradientSlot | None = None
+
+    def tell(self, told: Any) -> None:
+        match told:
+            case p.Traced():
+                blocks = len(told.model.graph.blocks)
+                plan = self._post.plan(blocks)
+                shape = StepShape(number=0, micro_batches=MICRO_BATCHES, run_length=self._run_length, blocks=blocks)
+                self._desk = TaskDesk(shape, plan.limits[self._me])
+                mine = [task for route in routes(plan) for task in route if task.member == self._me]
+                self._desk.hand_out(mine)
+            case p.BlockDone():
+                assert self._slot is not None
+                key = (told.run, told.block)
+                assert key not in self._post.found, f"{key} was computed twice"
+                self._post.found[key] = (self._slot.digest(told.block), told.contribution, told.touched)
+            case BoundaryMade(event=event):
+                assert self._desk is not None
+                made = self._desk.computed(event.action)
+                assert (None if event.made is None else event.made.name) == made
+                assert event.is_last == (
+                    event.action.kind is ActionKind.BACKWARD and self._desk.is_done(event.action.task)
+                )
+                self._post.order.append(
+                    (self._me, str(event.action.kind), event.action.micro_batch, event.action.task.begin)
+                )
+                if event.made is not None:
+                    self._post.kept[event.made.name] = KeptBoundary(event.made, told.tensors)
+
+    def next_work(self) -> Any:
+        with self._post.turn:
+            self._post.turn.notify_all()
+            found = self._post.turn.wait_for(self._next, timeout=WAIT_S)
+            assert found is not None, f"{self._me} waits in vain"
+            return found
+
+    def _next(self) -> Any:
+        post, desk = self._post, self._desk
+        assert desk is not None
+        if post.failure:
+            raise RuntimeError("another member has failed")
+        for name in post.kept:
+            desk.arrive(name)
+        if not desk.open_tasks():
+            return p.Advance(record=SimpleNamespace(plan=None))  # type: ignore[arg-type]
+        action = desk.next_action().action
+        if action is None:
+            return None
+        forward, task = action.kind is ActionKind.FORWARD, action.task
+        cut = task.begin if forward else task.end
+        name = desk.shape.name(action.micro_batch, cut, Direction.ACTIVATION if forward else Direction.GRADIENT)
+        self._slot = self._slots.setdefault(task, self._state.new_slot())
+        received = None if forward and cut == 0 else post.kept[name]
+        command = (p.Forward if forward else p.Backward)(step=0, task=task, micro_batch=action.micro_batch)
+        return TaskAssignment(command, self._slot, received)
+
+
+class WholeHandover:
+    """Stands for the engine of a job of one that computes whole runs."""
+
+    def __init__(self, post: Post, state: ModelState, runs: int) -> None:
+        self._post, self._state, self._runs = post, state, iter(range(runs))
+
+    def tell(self, told: Any) -> None:
+        assert isinstance(told, p.BlockDone)
+        self._post.found[told.run, told.block] = (self._slot.digest(told.block), told.contribution, told.touched)
+
+    def next_work(self) -> Any:
+        run = next(self._runs, None)
+        if run is None:
+            return p.Advance(record=SimpleNamespace(plan=None))  # type: ignore[arg-type]
+        self._slot = self._state.new_slot()
+        return Assignment(p.Compute(step=0, run=run), self._slot)
+
+
+def _parts(model: nn.Module, handover_of: Any, run_length: int) -> StepParts:
+    layout = describe(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    state = ModelState(model, layout, lambda numel, dtype: torch.zeros(numel, dtype=dtype))
+    loader = elastrain.DataLoader(Texts(), global_batch_size=2 * MICRO_BATCHES, micro_batch_size=2, num_workers=0)
+    loader.bind(SEED)
+    loader.start(0, lambda step: ())
+    untouched = Untouched(model, state.memory, [])
+    untouched.begin()
+    return StepParts(
+        handover=handover_of(state),
+        model=state,
+        loader=loader,
+        randomness=BlockRandomness(model, layout.blocks, SEED, torch.device("cpu")),
+        untouched=untouched,
+        layers=Layers(model),
+        run_length=run_length,
+        reach=lambda step, phase: None,
+        log=lambda *args, **fields: None,
+        backward=nullcontext,
+    )
+
+
+def _loop(case: Case, model: nn.Module, step: Step) -> None:
+    """The user's loop. It knows nothing of pipelines."""
+    with autocast(case.autocast == "loop"):
+        for batch in step:
+            with autocast(case.autocast == "forward"):
+                loss = loss_of(model, batch)
+            step.backward(loss, weight=batch[0].numel())
+
+
+def _step(parts: StepParts, pipelines: Pipelines | None) -> Step:
+    taken = SimpleNamespace(check=lambda: None)
+    return Step(0, parts, taken, lambda: None, pipelines)  # type: ignore[arg-type]
+
+
+def alone(case: Case, run_length: int) -> Post:
+    """Whole runs on one member."""
+    post, model = Post(plan=None), case.model()
+    runs = -(-MICRO_BATCHES // run_length)
+    parts = _parts(model, lambda state: WholeHandover(post, state, runs), run_length)
+    _loop(case, model, _step(parts, None))
+    return post
+
+
+def in_pipelines(case: Case, plan: Any, members: tuple[str, ...], run_length: int) -> Post:
+    """`plan`: blocks of the graph -> PipelinePlan of these members. Raises what a member's loop raised."""
+    post = Post(plan=plan)
+    threads = [
+        threading.Thread(target=_member, args=(case, post, member, len(members), run_length)) for member in members
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+    if post.failure:
+        raise post.failure[0]
+    return post
+
+
+def _member(case: Case, post: Post, me: str, stages: int, run_length: int) -> None:
+    with post.turn:  # waiting for work gives the turn to others
+        try:
+            model = case.model()
+            parts = _parts(model, lambda state: DeskHandover(me, post, state, run_length), run_length)
+            wish = PipelineWish(model=model, stages=stages, allocate=lambda n, dtype: torch.empty(n, dtype=dtype))
+            pipelines = Pipelines(wish, parts)
+            _loop(case, model, _step(parts, pipelines))
+            pipelines.close()
+        except BaseException as failure:  # noqa: BLE001  raised again by the test
+            post.failure.append(failure)
+        finally:
+            post.turn.notify_all()
+
+
+def chain(members: tuple[str, ...], cuts: tuple[int, ...], share: int) -> Any:
+    from elastrain.pipeline.plan import Pipeline
+    from elastrain.pipeline.planning import one_f_one_b
+
+    def plan(blocks: int) -> PipelinePlan:
+        pipeline = Pipeline(members=members, cuts=cuts, share=share, limits=one_f_one_b(len(members)))
+        return PipelinePlan(blocks=blocks, pipelines=(pipeline,))
+
+    return plan

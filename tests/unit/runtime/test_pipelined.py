@@ -1,0 +1,27 @@
+"""The step of a member of a pipeline: traced once, forwards and backwards apart, and the gradients of a job of one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.pipeline_models import CASES
+from tests.support.pipeline_steps import MICRO_BATCHES, alone, chain, in_pipelines
+
+
+@pytest.mark.parametrize("run_length", [1, 2])
+@pytest.mark.parametrize("case", ["gpt", "checkpointed", "autocast-loop", "encoder-decoder"])
+def test_three_members_make_every_gradient_of_every_run_as_one_does(case: str, run_length: int) -> None:
+    runs = -(-MICRO_BATCHES // run_length)
+    plan = chain(("a", "b", "c"), CASES[case].cuts, runs)
+    assert in_pipelines(CASES[case], plan, ("a", "b", "c"), run_length).found == alone(CASES[case], run_length).found
+
+
+def test_a_pipeline_of_one_member_is_a_job_of_one() -> None:
+    found = in_pipelines(CASES["gpt"], chain(("a",), (), MICRO_BATCHES), ("a",), 1)
+    assert found.found == alone(CASES["gpt"], 1).found
+
+
+def test_several_micro_batches_are_in_flight() -> None:
+    found = in_pipelines(CASES["gpt"], chain(("a", "b"), (4,), MICRO_BATCHES), ("a", "b"), 1)
+    first = [(kind, micro_batch) for member, kind, micro_batch, _ in found.order if member == "a"]
+    assert first[:3] == [("forward", 0), ("forward", 1), ("backward", 0)]
