@@ -183,6 +183,9 @@ def _missing(
     committed: int,
 ) -> tuple[int, ...]:
     """Find the runs that some shard still needs and that no member has or is about to compute."""
+    # Of a step in pipelines whole runs are not handed out: `rerouting` says what is computed of it.
+    if any(r.record is not None and r.record.plan is not None for r in reports.values() if r.committed == committed):
+        return ()
     # By block: a member may have died in the middle of a backward, with the gradients of its last blocks handed over.
     computed = [
         frozenset().union(*(leaves(r.own[block]) for r in reports.values() if r.committed == committed and r.own))

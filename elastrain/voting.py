@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from elastrain.audits import Judgement, judge
 from elastrain.checkpoint import decide
 from elastrain.checks import difference, what_differs
+from elastrain.pipeline.plan import PipelinePlan
 from elastrain.scaling import NO_SCALE, Scaler, advance
 from elastrain.values import Accusation, Contribution, Findings, Record, Shape, Vote
 from elastrain.world import View
@@ -32,17 +33,22 @@ class Dispute:
 
 
 def combine_votes(
-    step: int, view: View, votes: Sequence[Vote], *, shape: Shape, scaler: Scaler = NO_SCALE
+    step: int,
+    view: View,
+    votes: Sequence[Vote],
+    *,
+    shape: Shape,
+    scaler: Scaler = NO_SCALE,
+    plan: PipelinePlan | None = None,
 ) -> Record | Disagreement | Dispute:
-    """Combine votes, in rank order and one per member, into the record of `step`; `scaler` is that of this step.
+    """Combine votes, in rank order and one per member, into the record of `step`; `scaler` is that of this step,
+    `plan` the one that it is computed by.
 
     Squared norms are added in shard order, whoever measured them. An overflow of any micro-batch stays in the sums, so
     the norm or the loss tells it.
     """
-    # Different settings would part the members in the next update: better no commit than two jobs.
-    settings = {vote.settings for vote in votes}
-    if len(settings) > 1:
-        return _different_settings(step, view, votes)
+    if (parted := _of_two_jobs(step, view, votes)) is not None:
+        return parted
     told = {m: v.checks for m, v in zip(view.ids, votes, strict=False)}
     before = {m: v.before for m, v in zip(view.ids, votes, strict=False)}
     # Without audits it is the script's fault, or that of a machine that fits badly: nothing is computed again.
@@ -55,8 +61,7 @@ def combine_votes(
     contribution = _contribution(step, votes, is_deterministic=shape.deterministic)
     if isinstance(contribution, Disagreement):
         return contribution
-    # In shard order, whoever measured them: the clipping factor must have the same bits on every member.
-    square_norm = sum(norm for _, norm in sorted(pair for vote in votes for pair in vote.square_norms))
+    square_norm = _square_norm(votes)
     is_finite = math.isfinite(square_norm) and math.isfinite(contribution.loss)
     return Record(
         step=step,
@@ -69,9 +74,22 @@ def combine_votes(
         roles=tuple(sorted((pair for vote in votes for pair in vote.roles), key=lambda pair: pair[0])),
         scaler=scaler,
         next_scaler=advance(shape.loss_scale, scaler, overflow=not is_finite),
+        plan=next((vote.plan for vote in votes if vote.plan is not None), plan),
         findings=Findings(warning=differing, accused=_accused(view, judgement)),
         checkpoint=decide([vote.checkpoint for vote in votes], writing=any(vote.writing for vote in votes)),
     )
+
+
+def _square_norm(votes: Sequence[Vote]) -> float:
+    # In shard order, whoever measured them: the clipping factor must have the same bits on every member.
+    return sum(norm for _, norm in sorted(pair for vote in votes for pair in vote.square_norms))
+
+
+def _of_two_jobs(step: int, view: View, votes: Sequence[Vote]) -> Disagreement | None:
+    # Different settings would part the members in the next update: better no commit than two jobs.
+    if len({vote.settings for vote in votes}) > 1:
+        return _different_settings(step, view, votes)
+    return _different_graphs(step, view, votes) if len({vote.graph for vote in votes}) > 1 else None
 
 
 def _accused(view: View, judgement: Judgement) -> tuple[Accusation, ...]:
@@ -96,6 +114,14 @@ def _different_settings(step: int, view: View, votes: Sequence[Vote]) -> Disagre
         reason=f"members entered step {step} with different {differing} ({names}): every member has to "
         "run the same script with the same arguments; schedulers, layers and what is registered have to be changed "
         "alike on all, as functions of step.number"
+    )
+
+
+def _different_graphs(step: int, view: View, votes: Sequence[Vote]) -> Disagreement:
+    names = ", ".join(f"{m}: {v.graph[:8] or 'none'}" for m, v in zip(view.ids, votes, strict=True))
+    return Disagreement(
+        reason=f"members have traced different block graphs in step {step} ({names}): the same blocks have to be "
+        "entered in the same order, with tensors of the same shapes, on every member"
     )
 
 

@@ -22,6 +22,7 @@ from elastrain.messages import (
     Trial,
     WriteInstead,
 )
+from elastrain.pipeline.plan import PipelinePlan
 from elastrain.scaling import Scaler
 from elastrain.values import Record, Shape, Vote
 
@@ -54,6 +55,11 @@ class Commit:
         """The loss scaling of the step after this one."""
         # From the record and not from what this member has seen: a newcomer scales as all others do.
         return self._first_scaler if self.record is None else self.record.next_scaler
+
+    @property
+    def plan(self) -> PipelinePlan | None:
+        """Who computes which blocks of the step after this one; None: all compute whole runs."""
+        return None if self.record is None else self.record.plan
 
     def is_ahead(self, message: Message) -> bool:
         """Whether the message belongs to a step that this member reaches later, on its own or by another message."""

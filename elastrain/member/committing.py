@@ -34,6 +34,7 @@ class Committing:
             and custody.given.has_moved()  # else a busy job would never get its backups back
             and not custody.given.is_overdue()  # two steps after a loss, the next one may come
             and m.commit.parameters.are_here()
+            and m.step.tasks.are_done()  # what others have made for them is let go of with the record
             and m.step.audits.is_done()
             and m.step.check.is_done()  # it reads the parameters of this step
             and custody.comparison.is_settled()  # what was computed with wrong parameters is never committed
@@ -84,8 +85,8 @@ class Committing:
             before=m.step.audits.told_before(),
             checkpoint=m.checkpointing.wish(m.step.number),
             writing=m.checkpointing.open is not None,
-            graph="",
-            plan=None,
+            graph=m.step.tasks.traced.graph.digest() if m.step.tasks.traced is not None else "",
+            plan=m.step.tasks.propose(),
         )
         m.step.audits.tell(vote.checks)
         m.step.ballot.cast(m.me, vote)
@@ -111,7 +112,8 @@ class Committing:
         votes = m.step.ballot.votes(m.views.current.ids)
         if votes is None:
             return None
-        found = combine_votes(m.step.number, m.views.current, votes, scaler=m.commit.next_scaler(), shape=m.shape)
+        scaler, plan_now = m.commit.next_scaler(), m.commit.plan
+        found = combine_votes(m.step.number, m.views.current, votes, shape=m.shape, scaler=scaler, plan=plan_now)
         # All members come to the same disagreement, too, so that none goes on alone.
         if isinstance(found, Disagreement):
             m.out.fail("DivergedError", found.reason)
@@ -170,13 +172,21 @@ class Committing:
     def open_next(self, record: Record, mine: Sequence[int], before: Placement) -> None:
         """Hand out the next step, and publish what this member has updated."""
         m = self._machine
-        # Nobody hands runs out: every member computes the whole plan, and takes its own.
-        runs = plan(m.views.view.ids, m.shape.runs, m.views.view.quotas)
-        m.step.runs.hand(runs[m.me])
-        m.step.check.plan(runs)
-        m.step.audits.plan(runs)
+        if record.plan is not None:
+            m.step.tasks.hand_out(record.plan)
+        else:
+            self._hand_out_runs()
         self.publish(dict.fromkeys(m.views.others, tuple(mine)), record)
         m.custody.announcements.announce(mine, mine, before)
+
+    def _hand_out_runs(self) -> None:
+        # Nobody hands runs out: every member computes the whole plan, and takes its own.
+        m = self._machine
+        runs = plan(m.views.view.ids, m.shape.runs, m.views.view.quotas)
+        m.step.runs.hand(runs[m.me])
+        if m.shape.pipelining is None:
+            m.step.check.plan(runs)
+        m.step.audits.plan(runs)
 
     # -------------------------------------------------------------------------------------------------------- publish
 

@@ -27,7 +27,7 @@ class Copying:
     def is_time(self) -> bool:
         """Whether a copy would be sent as soon as the driver has time: while runs are computed, since a vote waits."""
         m = self._machine
-        return m.step.runs.is_computing() and self._may_copy() and m.custody.given.is_waiting()
+        return m.step.is_computing() and self._may_copy() and m.custody.given.is_waiting()
 
     def copy(self, parameters_bytes: int) -> None:
         """Make use of the time that the driver has for copies. What it does not reach waits for the next time."""
@@ -38,7 +38,7 @@ class Copying:
     def copy_at_last(self) -> None:
         """Once this member's runs are computed: send what its vote waits for, whatever the time."""
         m, given = self._machine, self._machine.custody.given
-        if m.step.runs.is_computing() or not self._may_copy():
+        if m.step.is_computing() or not self._may_copy():
             return
         # Where digests take longer than the runs, the first copies of a step are made here.
         if not given.has_moved():

@@ -76,6 +76,10 @@ class Lifecycle:
                 self._on_arrival(event)
             case p.BlockDone():
                 m.step.reduction.on_block_done(event)
+            case p.Computed():
+                m.step.tasks.on_computed(event)
+            case p.Traced():
+                m.step.tasks.on_traced(event)
             case p.Began():
                 m.loop.on_began(event)
                 m.checkpointing.on_began(event.step, event.state)
@@ -157,6 +161,8 @@ class Lifecycle:
         match message:
             case said.Partial():
                 m.step.reduction.on_partial(source, message, arrival.payload)
+            case said.Boundary():
+                m.step.tasks.on_boundary(message, arrival.payload)
             case said.Ack():
                 if message.step == m.step.number:
                     m.step.ballot.acknowledge(source, message.shards)
@@ -283,7 +289,7 @@ class Lifecycle:
     def _has_computed(self) -> bool:
         m = self.machine
         # Its check of another member included: parameters that were wrong in that only would accuse the other one.
-        is_done = m.step.runs.are_computed() and m.step.check.is_done() and m.step.audits.is_done()
+        is_done = m.step.are_computed() and m.step.check.is_done() and m.step.audits.is_done()
         return m.loop.step == m.step.number and (m.end.step is not None or is_done)
 
     def _commit(self) -> None:

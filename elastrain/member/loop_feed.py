@@ -36,6 +36,8 @@ TABLE: dict[tuple[LoopStage, type], LoopStage] = {
     (LoopStage.BODY, p.Ready): LoopStage.WAITING,
     (LoopStage.WAITING, p.Compute): LoopStage.COMPUTING,
     (LoopStage.WAITING, p.Recompute): LoopStage.COMPUTING,
+    (LoopStage.WAITING, p.Forward): LoopStage.COMPUTING,
+    (LoopStage.WAITING, p.Backward): LoopStage.COMPUTING,
     (LoopStage.COMPUTING, p.Ready): LoopStage.WAITING,
     (LoopStage.WAITING, p.Advance): LoopStage.LEAVING,
     (LoopStage.LEAVING, p.Began): LoopStage.BODY,
@@ -55,9 +57,7 @@ class LoopFeed:
         """Of this step, for the vote."""
         self._views = views
         self._commit = commit
-        self._runs = open_step.runs
-        self._check = open_step.check
-        self._audits = open_step.audits
+        self._open = open_step
         self._out = out
         self._allowed: frozenset[int] = frozenset()
         """Runs that the loop may be given during a recovery: reported as under way, so nobody else gets them."""
@@ -82,7 +82,7 @@ class LoopFeed:
 
     def on_ready(self, event: p.Ready) -> None:
         self._move(event)
-        self._runs.end_running()
+        self._open.runs.end_running()
 
     def on_ended(self, event: p.LoopEnded) -> None:
         self._move(event)
@@ -108,7 +108,7 @@ class LoopFeed:
 
     def forget_view(self) -> None:
         # As the report says: other members get whatever is not under way here.
-        self._allowed = frozenset(self._runs.pending[: self._runs.under_way])
+        self._allowed = frozenset(self._open.runs.pending[: self._open.runs.under_way])
 
     def resume(self, recovery: Recovery, me: str) -> None:
         # One member hands the state over, or several would send the same megabytes.
@@ -142,20 +142,22 @@ class LoopFeed:
         if self._commit.record is not None and self.step == self._commit.step:
             self._give(p.Advance(record=self._commit.record))
             return
-        if self.step == self._runs.step:
+        if self.step == self._open.runs.step:
             self._give_run()
 
     def _give_run(self) -> None:
         is_recovering = self._views.is_recovering
-        todo = [run for run in self._runs.pending if not is_recovering or run in self._allowed]
+        todo = [run for run in self._open.runs.pending if not is_recovering or run in self._allowed]
         if todo:
-            self._runs.running = todo[0]
-            self._give(self._audits.compute(self._check.compute(todo[0])))
-        elif not is_recovering and (run := self._check.next_run()) is not None:
-            self._give(self._check.recompute(run))
-        elif not is_recovering and (run := self._audits.next_run()) is not None:
-            self._give(self._audits.recompute(run))
+            self._open.runs.running = todo[0]
+            self._give(self._open.audits.compute(self._open.check.compute(todo[0])))
+        elif not is_recovering and (command := self._open.tasks.next_command()) is not None:
+            self._give(command)
+        elif not is_recovering and (run := self._open.check.next_run()) is not None:
+            self._give(self._open.check.recompute(run))
+        elif not is_recovering and (run := self._open.audits.next_run()) is not None:
+            self._give(self._open.audits.recompute(run))
 
-    def _give(self, command: p.Enter | p.Advance | p.Compute | p.Recompute) -> None:
+    def _give(self, command: p.Enter | p.Advance | p.Compute | p.Recompute | p.Forward | p.Backward) -> None:
         self._move(command)
         self._out.do(command)

@@ -11,6 +11,7 @@ from elastrain.member.commit import Commit
 from elastrain.member.cross_check import CrossCheck
 from elastrain.member.reduction import Reduction
 from elastrain.member.runs import Runs
+from elastrain.member.tasks import Tasks
 from elastrain.member.views import Views
 from elastrain.values import Shape
 
@@ -21,6 +22,7 @@ class OpenStep:
     def __init__(self, me: str, shape: Shape, views: Views, commit: Commit, out: Commands) -> None:
         first = commit.step + 1
         self.runs = Runs(Fold(shape.runs), shape.blocks, first)
+        self.tasks = Tasks(me, shape.pipelining, views, commit, self.runs, out)
         self.reduction = Reduction(me, shape, views, commit.roles, self.runs, out)
         self.check = CrossCheck(me, Due(first, shape.cross_check_every), views, commit, self.runs)
         self.audits = Auditing(me, shape, views, commit, self.runs)
@@ -30,9 +32,18 @@ class OpenStep:
     def number(self) -> int:
         return self.runs.step
 
+    def is_computing(self) -> bool:
+        """Something is still to be computed here, or nothing was handed out yet."""
+        return not self.tasks.are_done() if self.tasks.are_handed_out else self.runs.is_computing()
+
+    def are_computed(self) -> bool:
+        """All that is to be done here of runs and tasks has its gradients."""
+        return self.runs.are_computed() and self.tasks.are_done()
+
     # All at once: nothing of the last step may be taken for something of this one.
     def begin(self, number: int) -> None:
         self.runs.begin(number)
+        self.tasks.begin()
         self.reduction.begin()
         self.check.begin()
         self.audits.begin()

@@ -11,7 +11,8 @@ from elastrain.member.committing import Committing
 from elastrain.member.machine import Machine
 from elastrain.placement import target
 from elastrain.recovery import accused, decide
-from elastrain.values import OpenWork, Recovery, Report, Wrong
+from elastrain.rerouting import Rerouting, reroute
+from elastrain.values import Recovery, Report, Wrong
 
 
 class Recovering:
@@ -49,7 +50,7 @@ class Recovering:
             held=tuple((shard, holdings[shard].version, self._gradients_of(shard)) for shard in holdings),
             begun=m.loop.step,
             finishing=m.end.step is not None,
-            work=OpenWork(pending=tuple(runs.pending), fixed=runs.under_way),
+            work=m.step.tasks.open_work(),
             own=tuple(tuple(sorted(partials.nodes)) for partials in runs.own),
             folded=m.step.reduction.folded(),
             wrong=None if known is None else Wrong(parameters=known, accused=m.step.audits.accused),
@@ -154,23 +155,37 @@ class Recovering:
         m = self._machine
         if decision.wrong is not None:
             self._begin_anew()
-        m.step.runs.hand(decision.runs[m.me])
-        if decision.redone == m.shape.runs:  # nobody has begun
-            m.step.check.plan(decision.runs, decision.newcomers)
-            m.step.audits.plan(decision.runs, is_anew=decision.wrong is not None)
-        else:
-            m.step.audits.hand(decision.runs)
+        rerouting = self._hand_out(decision)
         m.step.reduction.take_over(m.custody.backups.kept(m.commit.roles.mine))
         m.views.is_recovering = False
         m.loop.resume(decision, m.me)
         m.out.do(self._resumed(decision))
         m.step.reduction.resume(decision.folded)
+        if rerouting is not None:
+            m.step.tasks.send_again(rerouting)
         m.custody.doubts.ask_again()
         if decision.wrong is not None:
             m.checkpointing.distrust()
         m.checkpointing.resume()
         m.custody.repair.resume(decision)
         m.custody.repair.convict(m.step.audits.hear(accused(m.views.reports)))
+
+    def _hand_out(self, decision: Recovery) -> Rerouting | None:
+        m = self._machine
+        plan = None if decision.record is None else decision.record.plan
+        if plan is not None:
+            reports = {member: m.views.reports[member] for member in m.views.view.ids}
+            rerouting = reroute(reports, m.shape, decision, plan)
+            m.step.tasks.resume(plan, rerouting)
+            return rerouting
+        m.step.runs.hand(decision.runs[m.me])
+        if decision.redone == m.shape.runs:  # nobody has begun
+            if m.shape.pipelining is None:  # the tracing pass comes first there, and looks at each block alone
+                m.step.check.plan(decision.runs, decision.newcomers)
+            m.step.audits.plan(decision.runs, is_anew=decision.wrong is not None)
+        else:
+            m.step.audits.hand(decision.runs)
+        return None
 
     def _begin_anew(self) -> None:
         """Nothing of the open step counts. All have reported: nobody reads any more what the others had of it."""

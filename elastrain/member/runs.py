@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from elastrain.fold import Combine, Fold, Node, covers, is_covered, leaves
 from elastrain.member.partials import PartialSet, Weight
@@ -24,8 +24,8 @@ class Runs:
         self.pending: list[int] = []
         """Runs still to do here, the running one first."""
         self.running: int | None = None
-        self.targets: tuple[Node, ...] = ()
-        """Nodes of the fold that this member completes before it sends them."""
+        self.targets: list[tuple[Node, ...]] = [()] * self._blocks
+        """Per block, nodes of the fold that this member completes before it sends them."""
         self.own = [PartialSet(self.fold) for _ in range(self._blocks)]
         """Per block, what this member has computed."""
         self.sent: set[tuple[int, Node]] = set()
@@ -50,14 +50,22 @@ class Runs:
         taken = set(self.pending) - set(runs)
         given = set(runs) - set(self.pending)
         kept: list[Node] = []
-        for target in self.targets:
+        # Whole runs are of all blocks alike.
+        for target in self.targets[0]:
             # It could not be completed here any more, and would never be sent: its parts are sent alone.
             if taken & leaves([target]):
                 kept.extend(self.fold.cover(leaves([target]) - taken))
             else:
                 kept.append(target)
-        self.targets = (*kept, *self.fold.cover(given))
+        self.targets = [(*kept, *self.fold.cover(given))] * self._blocks
         self.pending = runs
+
+    def aim(self, runs_by_block: Mapping[int, Collection[int]]) -> None:
+        """Tasks of pipelines are handed out here: block -> runs whose gradients are computed besides."""
+        # Never taken away again: a task stays with its member as long as that lives.
+        for block, runs in runs_by_block.items():
+            targets = self.targets[block]
+            self.targets[block] = (*targets, *self.fold.cover(set(runs) - leaves(targets)))
 
     def end_running(self) -> None:
         """The training loop has computed the run that it was given, if it was given one."""
@@ -76,21 +84,21 @@ class Runs:
 
     def is_computing(self) -> bool:
         """Runs are still to be done here, or none were handed out yet."""
-        return bool(self.pending or not self.targets)
+        return bool(self.pending or not self.targets[0])
 
     # ------------------------------------------------------------------------------------------------- own partials
 
     def add(self, block: int, run: int, weight: Weight) -> list[Combine]:
         """The additions that follow from one block's gradient of one run; none if it was there already."""
         # Only up to the target: beyond it lie siblings that another member may compute.
-        target = next(target for target in self.targets if covers(target, (run, run + 1)))
+        target = next(target for target in self.targets[block] if covers(target, (run, run + 1)))
         return self.own[block].add((run, run + 1), weight, within=target) or []
 
     def take_unsent(self) -> Iterable[tuple[int, Node]]:
         """(block, target) that are complete here and were not sent yet; they count as sent from now on."""
         # By block, as backward passes them: the last blocks are reduced while the first are still computed.
         for block, partials in enumerate(self.own):
-            for target in self.targets:
+            for target in self.targets[block]:
                 if target in partials.nodes and (block, target) not in self.sent:
                     self.sent.add((block, target))
                     yield block, target

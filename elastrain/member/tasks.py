@@ -1,0 +1,172 @@
+"""What this member computes of the open step in pipelines: its tasks, everybody's routes, and boundary tensors.
+
+Nobody hands tasks out: they follow from the plan in the last record and, after a change of view, from the reports.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from elastrain import protocol as p
+from elastrain.errors import ConfigError
+from elastrain.member.commands import Commands
+from elastrain.member.commit import Commit
+from elastrain.member.runs import Runs
+from elastrain.member.views import Views
+from elastrain.messages import Boundary
+from elastrain.pipeline.actions import ActionKind, TaskAction
+from elastrain.pipeline.boundary import BoundaryName
+from elastrain.pipeline.graph import check_stages
+from elastrain.pipeline.plan import PipelinePlan, routes
+from elastrain.pipeline.planning import PlanWish, first_plan, next_plan
+from elastrain.pipeline.tasks import StepShape, TaskDesk, TaskProgress, readers
+from elastrain.rerouting import Rerouting
+from elastrain.values import OpenWork, Pipelining, TracedGraph
+
+
+class Tasks:
+    """Owns the desk of one step, and what this member knows of the others' tasks."""
+
+    def __init__(
+        self, me: str, pipelining: Pipelining | None, views: Views, commit: Commit, runs: Runs, out: Commands
+    ) -> None:
+        self.traced: TracedGraph | None = None
+        """What this member's tracing pass has found; None before, and without pipelines."""
+        self._me = me
+        self._pipelining = pipelining
+        self._views = views
+        self._commit = commit
+        self._runs = runs
+        self._out = out
+        self.begin()
+
+    def begin(self) -> None:
+        """Start anew with a step of which no task is handed out."""
+        self._desk: TaskDesk | None = None
+        self._known: tuple[TaskProgress, ...] = ()
+        """Open tasks of all members, as of when they were handed out."""
+        self._messages: dict[BoundaryName, Boundary] = {}
+        """Of boundary tensors that are here, made or received: after a loss they may be sent again."""
+        self._deferred: list[p.Computed] = []
+        """What the training loop computed during a recovery."""
+
+    # ------------------------------------------------------------------------------------------------------ questions
+
+    @property
+    def are_handed_out(self) -> bool:
+        """The open step is computed in pipelines, and this member knows its tasks."""
+        return self._desk is not None
+
+    def are_done(self) -> bool:
+        """Nothing is left to compute here. Without pipelines there is nothing."""
+        return self._desk is None or not self._desk.open_tasks()
+
+    def open_work(self) -> OpenWork:
+        """For the report: what this member still has to do, and what it has."""
+        pending, fixed = tuple(self._runs.pending), self._runs.under_way
+        if self._desk is None:
+            return OpenWork(pending=pending, fixed=fixed, traced=self.traced)
+        tasks, kept = self._desk.open_tasks(), tuple(sorted(self._messages))
+        return OpenWork(pending=pending, fixed=fixed, traced=self.traced, tasks=tasks, kept=kept)
+
+    # --------------------------------------------------------------------------------------------------- the hand-out
+
+    def hand_out(self, plan: PipelinePlan) -> None:
+        """Hand out a whole step by the plan."""
+        self._hand(plan, [TaskProgress(task=task) for route in routes(plan) for task in route])
+
+    def resume(self, plan: PipelinePlan, rerouting: Rerouting) -> None:
+        """Go on after a change of view: living tasks stay where they are, what nobody has is computed again."""
+        if self._desk is not None:
+            for task in rerouting.new:
+                # Done once before, and wanted again whole: others may lack what it makes.
+                self._desk.progress.pop(task, None)
+        self._hand(plan, rerouting.tasks)
+
+    def send_again(self, rerouting: Rerouting) -> None:
+        """Send kept tensors to those who lack them now, and what was computed since this member has reported."""
+        for resend in rerouting.resends:
+            if resend.giver == self._me:
+                self._out.send(resend.taker, self._messages[resend.name])
+        deferred, self._deferred = self._deferred, []
+        for event in deferred:
+            self.on_computed(event)
+
+    def _hand(self, plan: PipelinePlan, tasks: Iterable[TaskProgress]) -> None:
+        self._known = tuple(tasks)
+        if self._desk is None:
+            self._desk = TaskDesk(self._shape(plan.blocks), plan.limits.get(self._me, 1))
+        mine = [progress.task for progress in self._known if progress.task.member == self._me]
+        self._desk.hand_out(mine)
+        runs_by_block: dict[int, set[int]] = defaultdict(set)
+        for block, place in enumerate(self.traced.places if self.traced is not None else ()):
+            runs_by_block[block] |= {task.run for task in mine if place in task.blocks}
+        self._runs.aim(runs_by_block)
+
+    def _shape(self, blocks: int) -> StepShape:
+        assert self._pipelining is not None
+        return StepShape(
+            number=self._runs.step,
+            micro_batches=self._pipelining.micro_batches,
+            run_length=self._pipelining.run_length,
+            blocks=blocks,
+        )
+
+    # --------------------------------------------------------------------------------------------------------- events
+
+    def on_traced(self, event: p.Traced) -> None:
+        assert self._pipelining is not None
+        self.traced = event.model
+        try:
+            check_stages(event.model.graph, self._pipelining.stages)
+        except ConfigError as error:
+            self._out.fail("ConfigError", str(error))
+
+    def on_computed(self, event: p.Computed) -> None:
+        # The loop may still be computing for a step that was committed without it, or that has begun anew.
+        if event.step != self._runs.step or self._runs.is_void or self._desk is None:
+            return
+        if self._views.is_recovering:
+            # The report said how far this member was: the decision that follows from it must not be overtaken.
+            self._deferred.append(event)
+            return
+        made = self._desk.computed(event.action)
+        if made is None or event.made is None:
+            return
+        self._messages.setdefault(made, event.made)
+        for member in readers(self._known, made, self._desk.shape):
+            if member != self._me:
+                self._out.send(member, event.made)
+
+    def on_boundary(self, message: Boundary, payload: object) -> None:
+        # A second copy has the same bits, and the first may be being read.
+        if self._desk is not None and self._desk.arrive(message.name):
+            self._messages[message.name] = message
+            self._out.do(p.TakeBoundary(message=message, payload=payload))
+
+    # -------------------------------------------------------------------------------------------------- what comes next
+
+    def next_command(self) -> p.Forward | p.Backward | None:
+        """What the training loop is to do next; None: it waits for a boundary tensor, or has done its tasks."""
+        action = None if self._desk is None else self._desk.next_action().action
+        return None if action is None else self._command(action)
+
+    def _command(self, action: TaskAction) -> p.Forward | p.Backward:
+        step, task, micro_batch = self._runs.step, action.task, action.micro_batch
+        if action.kind is ActionKind.BACKWARD:
+            return p.Backward(step=step, task=task, micro_batch=micro_batch)
+        scale = self._commit.next_scaler().scale
+        return p.Forward(step=step, task=task, micro_batch=micro_batch, loss_scale=scale)
+
+    def propose(self) -> PipelinePlan | None:
+        """The plan of the next step, for the vote of the view's first member."""
+        if self._pipelining is None or self.traced is None or self._views.view.ids[0] != self._me:
+            return None
+        # Of those that vote: all of them have traced. Not of those that a newer view has lost already.
+        newest = self._views.newest
+        members = [m for m in self._views.view.ids if newest is None or m in newest]
+        wish, present = PlanWish(stages=self._pipelining.stages, runs=self._runs.fold.runs), self._commit.plan
+        if present is None:
+            return first_plan(self.traced.graph, members, wish).plan
+        return next_plan(self.traced.graph, present, members, wish).plan

@@ -1,0 +1,102 @@
+"""Decides after a change of view who computes what of an open step in pipelines: pure, of the reports of all members.
+
+Which blocks of which runs are computed again is decided in `pipeline.redo`; here reports are put into its words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elastrain.fold import leaves
+from elastrain.pipeline.plan import PipelinePlan, Task, replicas, routes
+from elastrain.pipeline.redo import BlockRun, LossSituation, Resend, TaskReport, redo
+from elastrain.pipeline.tasks import StepShape, TaskProgress
+from elastrain.values import Recovery, Report, Shape, TracedGraph
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rerouting:
+    """The open tasks of all members from now on."""
+
+    tasks: tuple[TaskProgress, ...]
+    """Those of living members as they reported them, and new ones."""
+    new: tuple[Task, ...]
+    resends: tuple[Resend, ...]
+    reason: str
+
+
+def reroute(reports: Mapping[str, Report], shape: Shape, decision: Recovery, plan: PipelinePlan) -> Rerouting:
+    """Decide for all members of the view, whichever asks. `reports`: in rank order; `plan`: of the last record."""
+    able = {m: report for m, report in reports.items() if report.work.traced is not None}
+    traced = next((report.work.traced for report in able.values()), None)
+    if traced is None:
+        return Rerouting(tasks=(), new=(), resends=(), reason="nobody has traced the model yet")
+    told = {m: _told(report, shape, traced, decision) for m, report in able.items()}
+    folded = _folded(shape, traced, decision)
+    has_begun = any(decision.folded.values()) or any(each != TaskReport() for each in told.values())
+    if not has_begun and set(plan.members) <= set(able):
+        # Who joined changes nothing of the plan that the record brought.
+        whole = tuple(task for route in routes(plan) for task in route)
+        return _rerouting((), whole, (), "the step begins by its plan")
+    decided = redo(_situation(shape, traced, decision, plan, told, folded))
+    living = tuple(progress for report in told.values() for progress in report.tasks)
+    return _rerouting(living, decided.tasks, decided.resends, decided.reason)
+
+
+def _rerouting(
+    living: tuple[TaskProgress, ...], new: tuple[Task, ...], resends: tuple[Resend, ...], reason: str
+) -> Rerouting:
+    tasks = (*living, *(TaskProgress(task=task) for task in new))
+    return Rerouting(tasks=tasks, new=new, resends=resends, reason=reason)
+
+
+def _situation(
+    shape: Shape,
+    traced: TracedGraph,
+    decision: Recovery,
+    plan: PipelinePlan,
+    told: Mapping[str, TaskReport],
+    folded: frozenset[BlockRun],
+) -> LossSituation:
+    assert shape.pipelining is not None
+    step = StepShape(
+        number=decision.committed + 1,
+        micro_batches=shape.pipelining.micro_batches,
+        run_length=shape.pipelining.run_length,
+        blocks=plan.blocks,
+    )
+    return LossSituation(graph=traced.graph, shape=step, replicas=replicas(plan), folded=folded, reports=told)
+
+
+def _told(report: Report, shape: Shape, traced: TracedGraph, decision: Recovery) -> TaskReport:
+    """What a member has of the open step; of one that is a step behind, nothing counts."""
+    if report.committed != decision.committed or decision.wrong is not None:
+        return TaskReport()
+    whole = [leaves(nodes) for nodes in report.own]
+    own = frozenset(
+        (place, run)
+        for place in range(len(traced.graph.blocks))
+        for run in range(shape.runs)
+        if (blocks := _blocks_at(traced, place)) and all(run in whole[block] for block in blocks)
+    )
+    return TaskReport(tasks=report.work.tasks, kept=frozenset(report.work.kept), own=own)
+
+
+def _folded(shape: Shape, traced: TracedGraph, decision: Recovery) -> frozenset[BlockRun]:
+    """Gradients that the primaries of all shards of a place have. A place without shards has none to wait for."""
+    lanes: dict[int, list[frozenset[int]]] = {}
+    for (shard, lane), nodes in decision.folded.items():
+        place = traced.places[shape.shards[shard].lanes[lane]]
+        lanes.setdefault(place, []).append(leaves(nodes))
+    return frozenset(
+        (place, run)
+        for place in range(len(traced.graph.blocks))
+        for run in range(shape.runs)
+        if all(run in there for there in lanes.get(place, ()))
+    )
+
+
+def _blocks_at(traced: TracedGraph, place: int) -> tuple[int, ...]:
+    """Blocks of the layout that are computed with this one of the graph."""
+    return tuple(block for block, at in enumerate(traced.places) if at == place)
