@@ -135,6 +135,13 @@ class Mesh:
         if link.outbox.size_bytes > self._config.max_send_queue_bytes:
             self._connections.lose(link, f"it does not read: {link.outbox.size_bytes} bytes wait to be sent")
 
+    def tamper(self, change: Callable[[memoryview], memoryview]) -> None:
+        """For faults on request, before the first view: `change` gives what leaves instead of the bytes it is given.
+
+        It is called with what goes to the kernel, sealed where it is sealed.
+        """
+        self._connections.traffic.tamper = change
+
     def connect(self, members: Iterable[str]) -> None:
         """Bring links about to these members of the view, before something is awaited from them.
 

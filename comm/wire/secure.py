@@ -21,7 +21,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from elastrain.comm.errors import HandshakeRefused, Timeout
 from elastrain.comm.wire.handshake import Handshake, Role
@@ -53,10 +53,10 @@ class SecureSocket:
 
     def __init__(self, sock: socket.socket, handshake: Handshake) -> None:
         sock.setblocking(False)
-        self._sock, self._role, self._key = sock, handshake.role, handshake.session_key()
+        self._sock, self._handshake = sock, handshake
         self._arrived, self._sealed = ssl.MemoryBIO(), ssl.MemoryBIO()
-        accepts = self._role is Role.ACCEPT
-        self._tls = _context(self._role).wrap_bio(self._arrived, self._sealed, server_side=accepts)
+        accepts = handshake.role is Role.ACCEPT
+        self._tls = _context(handshake.role).wrap_bio(self._arrived, self._sealed, server_side=accepts)
         self._lock = threading.Lock()  # one TLS state serves both directions
         self._unsent = memoryview(b"")  # sealed bytes that the kernel has not taken
         self._unsent_plain_bytes = 0  # what they hold
@@ -64,6 +64,8 @@ class SecureSocket:
         self._end: EOFError | OSError | None = None  # why nothing more comes; what came before it is heard first
         self.holds_more = False
         """Whether bytes have arrived that the kernel knows nothing of any more: it will not say that they are here."""
+        self.tamper: Callable[[memoryview], memoryview] | None = None
+        """For faults on request: given bytes that were sealed, it gives what leaves instead."""
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -89,7 +91,7 @@ class SecureSocket:
             return self._take_more() and self.establish()
         except ssl.SSLError as error:
             raise HandshakeRefused(f"no encrypted connection came about ({error.reason})") from None
-        other = Role.DIAL if self._role is Role.ACCEPT else Role.ACCEPT
+        other = Role.DIAL if self._handshake.role is Role.ACCEPT else Role.ACCEPT
         if not hmac.compare_digest(theirs, self._confirmation(other)):
             raise HandshakeRefused("somebody stands between the two ends: the keys of the connection are not theirs")
         self.holds_more = bool(self._arrived.pending or self._tls.pending())
@@ -99,7 +101,7 @@ class SecureSocket:
         try:
             self._tls.do_handshake()
             self._shaken = True
-            self._tls.write(self._confirmation(self._role))
+            self._tls.write(self._confirmation(self._handshake.role))
         finally:
             # A fresh connection takes a few kilobytes; if not, the other end is not one of ours.
             self._sock.sendall(self._sealed.read())
@@ -107,7 +109,7 @@ class SecureSocket:
     def _confirmation(self, role: Role) -> bytes:
         keys = self._tls.get_channel_binding("tls-unique")
         assert keys is not None
-        return hmac.digest(self._key, _LABEL + role.value + keys, "sha256")
+        return hmac.digest(self._handshake.session_key(), _LABEL + role.value + keys, "sha256")
 
     def _take_more(self) -> bool:
         """What the kernel has now; False when that is nothing. Raises ConnectionResetError at the end."""
@@ -145,7 +147,8 @@ class SecureSocket:
             if not room:
                 break
         self._unsent_plain_bytes = _CHUNK_BYTES - room
-        self._unsent = memoryview(self._sealed.read())
+        sealed = memoryview(self._sealed.read())
+        self._unsent = sealed if self.tamper is None else self.tamper(sealed)
 
     # Receiving
 

@@ -99,8 +99,18 @@ def _copy(fd: int) -> int:
 class Stream:
     """A non-blocking connected socket. `ended` is None, or the words why nothing more will come."""
 
-    def __init__(self, sock: Connection, outbox: Outbox, caps: Caps) -> None:
+    def __init__(
+        self,
+        sock: Connection,
+        outbox: Outbox,
+        caps: Caps,
+        tamper: Callable[[memoryview], memoryview] | None = None,
+    ) -> None:
+        """`tamper`: see `Mesh`."""
         self.sock = sock
+        self._tamper = tamper
+        if isinstance(sock, SecureSocket):
+            sock.tamper, self._tamper = tamper, None  # what is changed before it is sealed arrives as if it were right
         self.ended: str | None = None
         self._outbox = outbox
         self._parser = Parser(caps)
@@ -117,6 +127,8 @@ class Stream:
             if not self._outbox:
                 return True
             views, fd = self._outbox.batch()
+            if self._tamper is not None:
+                views[0] = self._tamper(views[0])
             rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
             try:
                 sent = self.sock.sendmsg(views, rights, socket.MSG_NOSIGNAL)

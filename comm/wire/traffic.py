@@ -39,10 +39,12 @@ class Traffic:
         self._links, self._loop, self._queue, self._events, self._config = links, loop, queue, events, config
         self._notices: list[tuple[int, bytes]] = []  # said to all in this generation
         self._deaths: collections.deque[tuple[Link, float]] = collections.deque()  # filled by watchers' threads
+        self.tamper: Callable[[memoryview], memoryview] | None = None
+        """See `Mesh.tamper`; of links that begin later."""
 
     def attach(self, link: Link, sock: Connection) -> None:
         """The link has its connection now."""
-        link.stream = Stream(sock, link.outbox, self._config.caps)
+        link.stream = Stream(sock, link.outbox, self._config.caps, self.tamper)
         self._loop.register(sock, lambda events: self._serve(link, events))
         self.flush(link)
 

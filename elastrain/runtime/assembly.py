@@ -34,6 +34,7 @@ from elastrain.runtime.engine import Engine, EngineParts
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.facade import Facade
 from elastrain.runtime.faults.armed import ArmedFaults
+from elastrain.runtime.faults.files import WrittenFiles
 from elastrain.runtime.faults.flips import MemberMemory
 from elastrain.runtime.faults.replacement import altered
 from elastrain.runtime.handover import Handover
@@ -138,7 +139,7 @@ def assemble(
 ) -> Prepared:
     """All parts of a worker, wired. Raises ConfigError for what cannot be prepared."""
     settings = chosen.settings
-    mesh = _mesh(chosen.environment, connections.beacon)
+    mesh = _mesh(chosen.environment, connections)
     pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
     state = ModelState(request.model, layout, mesh.memory.empty)
     shape = replace(settings.shape(layout, request.loader.micro_batches), initial=initial_of(chosen.resume))
@@ -226,6 +227,7 @@ def _checkpoints(
     )
     made = Checkpoints(bearings, Described(layout, request.model, request.optimizer))
     made.open()
+    connections.faults.tools.files = WrittenFiles(me=environment.member, place=chosen.checkpoints.place)
     return made
 
 
@@ -288,7 +290,7 @@ def _step_parts(
     )
 
 
-def _mesh(environment: Environment, beacon: Beacon) -> Mesh:
+def _mesh(environment: Environment, connections: Connections) -> Mesh:
     """Listens at once; links come with the first view.
 
     No huge pages: a worker holds what its state and messages need, and its memory limit counts every byte. What comes
@@ -296,12 +298,15 @@ def _mesh(environment: Environment, beacon: Beacon) -> Mesh:
     """
     config = MeshConfig(huge_pages=False, holds_newer=False)
     if environment.host:
-        config = MeshConfig(transport="tcp", bind_host=environment.host, huge_pages=False, holds_newer=False)
-    return Mesh(
+        config = replace(config, transport="tcp", bind_host=environment.host)
+    mesh = Mesh(
         me=environment.member,
         node=environment.node,
         job=environment.scope,
         secret=environment.secret,
-        beacon=beacon,
+        beacon=connections.beacon,
         config=config,
     )
+    if environment.armed:
+        mesh.tamper(connections.faults.tools.frame.tamper)
+    return mesh

@@ -29,7 +29,7 @@ def as_data() -> list[dict[str, Any]]:
 
 def _option_data(option: Option) -> dict[str, Any]:
     bounds: dict[str, Any] = {"least": option.least, "most": option.most}
-    words: dict[str, Any] = {"choices": list(option.choices), "missing": list(option.missing)}
+    words: dict[str, Any] = {"choices": list(option.choices)}
     is_word = isinstance(option.default, str)
     return {"name": option.name, "default": option.default, "help": option.help, **(words if is_word else bounds)}
 

@@ -53,8 +53,6 @@ class Option:
     help: str
     default: Value
     choices: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    """Words that are known and refused with a sentence: the part of the product that they would strike is missing."""
     least: float = 0.0
     most: float = 0.0
 
@@ -89,8 +87,8 @@ def _number(name: str, default: float, least: float, most: float, meaning: str) 
     return Option(name=name, help=meaning, default=default, least=least, most=most)
 
 
-def _word(name: str, *choices: str, meaning: str, missing: tuple[str, ...] = ()) -> Option:
-    return Option(name=name, help=meaning, default=choices[0], choices=choices, missing=missing)
+def _word(name: str, *choices: str, meaning: str) -> Option:
+    return Option(name=name, help=meaning, default=choices[0], choices=choices)
 
 
 _ROWS = (
@@ -161,17 +159,18 @@ _ROWS = (
                 "partial",
                 "micro-batch",
                 "spill",
-                missing=("frame", "file"),
+                "frame",
+                "file",
                 meaning="parameters: what the member computes with and is the primary of; taken: what it computes with "
                 "and has from another; moments, masters: the optimizer's state as a primary; backup: as a backup; "
                 "gradient: a finished one that it keeps as a backup; partial: a sum on its way; "
                 "micro-batch: what its backward has just computed "
                 "(phase backward), which only audits show; spill: what a drive "
-                "gives back",
+                "gives back; frame: what it sends next on a socket; file: what it has written of the newest checkpoint",
             ),
             _number("bit", 20, 0, 63, "which bit of the number, counted from the lowest, round and round"),
         ),
-        help="One bit of a number in the worker's memory changes behind its back.",
+        help="One bit changes behind a worker's back: in its memory, on its way, or in a file.",
     ),
     FaultClass(
         name="memory-limit",

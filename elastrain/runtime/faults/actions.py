@@ -20,7 +20,8 @@ import torch
 from elastrain.agent_messages import ArmFault
 from elastrain.runtime.faults.device import FailingDevice
 from elastrain.runtime.faults.drives import FailingDrives
-from elastrain.runtime.faults.flips import MemberMemory, PartialFlip
+from elastrain.runtime.faults.files import WrittenFiles
+from elastrain.runtime.faults.flips import FrameFlip, MemberMemory, PartialFlip
 from elastrain.runtime.faults.slowness import Slowness
 
 _LARGE_BYTES = 1 << 30
@@ -35,6 +36,9 @@ class Tools:
     device: FailingDevice = field(default_factory=FailingDevice)
     drives: FailingDrives = field(default_factory=FailingDrives)
     partial: PartialFlip = field(default_factory=PartialFlip)
+    frame: FrameFlip = field(default_factory=FrameFlip)
+    files: WrittenFiles | None = None
+    """None where the job writes no checkpoints."""
     memory: MemberMemory | None = None
     """None before the model is prepared."""
 
@@ -106,6 +110,11 @@ def _flip(fault: ArmFault, tools: Tools) -> str:
         case "partial":
             tools.partial.ask(bit)
             return ""
+        case "frame":
+            tools.frame.ask(bit)
+            return ""
+        case "file":
+            return "this job writes no checkpoints" if tools.files is None else tools.files.flip(bit)
         case "spill":
             return tools.drives.flip_next()
         case _ if tools.memory is None:

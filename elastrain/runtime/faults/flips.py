@@ -43,6 +43,28 @@ class PartialFlip:
             self._bit = None
 
 
+class FrameFlip:
+    """The next bytes that leave this member on a socket have a wrong bit: what is sealed, or a frame on this host.
+
+    Any thread asks; the engine's thread sends.
+    """
+
+    def __init__(self) -> None:
+        self._bit: int | None = None
+
+    def ask(self, bit: int) -> None:
+        self._bit = bit
+
+    def tamper(self, leaving: memoryview) -> memoryview:
+        """What leaves instead: see `Mesh`. The sender's own memory stays as it is."""
+        if self._bit is None:
+            return leaving
+        changed = bytearray(leaving)
+        changed[len(changed) // 2] ^= 1 << self._bit % 8
+        self._bit = None
+        return memoryview(changed)
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemberMemory:
     """What a member holds of its trained shards; `holders` says who has which at present."""

@@ -19,6 +19,7 @@ from elastrain.comm.wire.frames import DTYPES, HEADER_BYTES, encode
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.ring import dials
 from elastrain.comm.wire.values import Frame, LossCause, MeshConfig, Newer, Peer, PeerLost
+from elastrain.runtime.faults.flips import FrameFlip
 from tests.support.comm_tools import DEADLINE_S, Cast, Transport, cast
 
 pytestmark = pytest.mark.parametrize("transport", get_args(Transport))
@@ -307,6 +308,29 @@ def test_broken_links_to_members_that_stay_are_made_anew_where_a_view_asks_for_i
             for other in "abc":
                 made.meshes[name].send(other, 1, b"again")
         made.until(lambda: all(made.count(name, body=b"again", generation=2) == 3 for name in "abc"))
+
+
+def test_a_frame_in_which_a_bit_flips_on_its_way_is_not_delivered_and_its_link_is_made_anew(
+    transport: Transport,
+) -> None:
+    flipped = FrameFlip()
+    with cast(transport) as made:
+        for name in "ab":
+            made.add(name).tamper(flipped.tamper)
+        made.together(1, "ab")
+        flipped.ask(3)
+        made.meshes["a"].send("b", 1, b"payload")
+        made.until(lambda: "a" in made.lost("b") and "b" in made.lost("a"))
+        assert made.count("b", body=b"payload", generation=1) == 0
+        assert made.lost("b")["a"] in (
+            "its connection broke (bytes were altered on the way)",
+            "it broke the protocol: what arrived is not a frame",
+            "it broke the protocol: a frame's payload does not match its checksum",
+        )
+        for name in "ab":
+            made.meshes[name].edit(2, made.peers("ab"), links="all", renew=True)
+        made.meshes["a"].send("b", 1, b"payload")
+        made.until(lambda: made.count("b", body=b"payload", generation=2) == 1)
 
 
 def test_a_loss_that_an_edit_has_dealt_with_is_not_told(transport: Transport) -> None:

@@ -89,7 +89,7 @@ def test_class_with_one_possible_target_needs_none() -> None:
         ("slow --target member:m1 --factor much", "--factor 'much' of slow"),
         ("device-error --target member:m1 --after 1.5", "write a whole number from 0 to 1000000"),
         ("hang --target member:m1 --how deeply", "--how 'deeply' of hang: write one of loop, lock, forward"),
-        ("flip --target member:m1 --where file", "flip --where file cannot be injected yet"),
+        ("flip --target member:m1 --where there", "--where 'there' of flip: write one of parameters, taken,"),
         ("kill --target 'member:m1", "No closing quotation"),
         ("kill --target member:m1 loudly", "'loudly' is unknown for kill"),
     ],

@@ -23,11 +23,15 @@ from elastrain.runtime.faults.actions import ACTIONS
 from elastrain.runtime.faults.armed import LOOP_PHASES, ArmedFaults
 from elastrain.runtime.faults.device import FailingDevice
 from elastrain.runtime.faults.drives import FailingDrives
-from elastrain.runtime.faults.flips import PartialFlip, flip
+from elastrain.runtime.faults.files import WrittenFiles
+from elastrain.runtime.faults.flips import FrameFlip, PartialFlip, flip
 from elastrain.runtime.faults.replacement import altered
 from elastrain.runtime.faults.slowness import Slowness
 from elastrain.runtime.journal import Journal
+from elastrain.snapshot.durable.places.local import LocalPlace
+from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.world import PHASES
+from tests.support.checkpoints import save
 from tests.support.waiting import until
 
 
@@ -279,14 +283,34 @@ def test_a_partial_is_flipped_once_when_it_leaves() -> None:
     assert values.count_nonzero() == 1
 
 
+def test_one_bit_of_what_leaves_next_is_flipped_and_the_sender_keeps_its_own() -> None:
+    frame, leaving = FrameFlip(), memoryview(b"abcd")
+    assert frame.tamper(leaving) is leaving
+    frame.ask(1)
+    assert bytes(frame.tamper(leaving)) == b"abad"
+    assert bytes(leaving) == b"abcd"
+    assert frame.tamper(leaving) is leaving
+
+
+def test_one_bit_of_what_a_member_has_written_is_flipped_in_the_newest_checkpoint(tmp_path: Path) -> None:
+    place = LocalPlace(tmp_path)
+    names = [save(place, step).name for step in (10, 20)]
+    assert "has written no file" in WrittenFiles(me="m7", place=str(tmp_path)).flip(0)
+    assert WrittenFiles(me="m0", place=str(tmp_path)).flip(3) == ""
+    problems = [Checkpoint.open([place], name).verify() for name in names]
+    assert [len(each) for each in problems] == [0, 1]
+    assert "has written no file" in WrittenFiles(me="m0", place="memory://nothing").flip(0)
+
+
 def test_what_cannot_be_struck_is_said(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "m1")
     faults = ArmedFaults(journal, lambda number: None)
-    for line in ("flip --target member:m1 --where spill", "flip --target member:m1", "drive --target member:m1"):
-        faults.arm(message(line))
+    for line in ("flip --where spill", "flip", "flip --where file", "drive"):
+        faults.arm(message(f"{line} --target member:m1"))
     faults.reach(0, "commit")
     text = next(tmp_path.rglob("*.jsonl")).read_text()
-    assert text.count('"fault_refused"') == 3
+    assert text.count('"fault_refused"') == 4
+    assert text.count("this job writes no checkpoints") == 1
     assert text.count("this worker has no drive") == 2
 
 
