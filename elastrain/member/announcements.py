@@ -40,7 +40,9 @@ class Announcements:
         """Tell, once per view, what this member's part is worth of what the job starts with."""
         if not self._has_announced_initial:
             self._has_announced_initial = True
-            self.announce(self._commit.roles.mine, self._commit.roles.mine, self._commit.roles.live)
+            # A backup notes what its own are worth: nothing is compared with them before the first update.
+            roles, held = self._commit.roles, tuple(self._holdings)
+            self.announce(held, roles.mine, roles.live)
 
     def announce(self, states: Iterable[int], published: Iterable[int], before: Placement) -> None:
         """Digest these states, and what was published of these shards.
@@ -85,9 +87,10 @@ class Announcements:
         if self._has_changed(event):
             return
         self._comparison.tell_own(event.published)
+        is_told = self._commit.roles.is_mine if self._commit.is_initial else lambda _: True
         message = Digests(
             step=event.step,
-            digests=tuple(sorted(event.digests.items())),
+            digests=tuple(sorted((shard, digest) for shard, digest in event.digests.items() if is_told(shard))),
             parameters=tuple(sorted(event.published.items())),
         )
         self._out.send_all(self._views.others, message)

@@ -190,6 +190,14 @@ def test_a_backup_whose_state_has_changed_since_it_was_verified_lets_go_of_it_an
     assert 0 not in b.machine.custody.holdings
 
 
+def test_a_backup_knows_when_its_initial_state_has_changed() -> None:
+    """The first update has nothing before it that was compared with the primary's."""
+    _, b = doubting()
+    commands = b.handle(again(2, before=8))
+    assert p.Drop(shard=0) in commands
+    assert "what b keeps has changed in its memory" in wishes(commands)[0]
+
+
 def test_a_backup_whose_gradient_has_changed_since_it_came_lets_go_of_its_state() -> None:
     _, b = doubting()
     commands = b.handle(again(2, has_gradient=False))
