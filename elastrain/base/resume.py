@@ -70,12 +70,15 @@ def is_taken_over(name: str) -> bool:
 
     What a script sets may follow from the number of members, which is another one by then.
     """
-    return name == "schedulers" or " of parameter group " in name
+    return name == "schedulers" or " of parameter group " in name or " of scheduler " in name
 
 
 def changed(resume: Resume, spec: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of what a job with this spec does otherwise than the one that wrote the checkpoint, in order."""
-    named = sorted(name for name in resume.spec if name not in MAY_CHANGE)
+    # A scheduler of another class has other settings, too: what explains the others is named first.
+    named = sorted(
+        (name for name in resume.spec if name not in MAY_CHANGE), key=lambda name: (name != "schedulers", name)
+    )
     return tuple(name for name in named if spec.get(name, "(unset)") != resume.spec[name])
 
 

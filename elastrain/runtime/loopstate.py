@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 from collections.abc import Collection, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -25,6 +26,10 @@ from elastrain.runtime.registered import Stateful, check_apart, stateful
 SCHEDULERS = "schedulers"
 _HOW_IT_IS_COMPUTED = frozenset({"fused", "foreach", "capturable", "differentiable"})
 """Of a group's values those that say how it is computed, and not what."""
+_RATES = frozenset({"base_lrs", "_last_lr"})
+"""Of a scheduler's values those that follow from its groups' rates, which are compared themselves."""
+_INNER = "_schedulers"
+"""Schedulers within a scheduler: each has a part of its own."""
 
 
 class LoopSnapshot:
@@ -83,8 +88,13 @@ class LoopState:
             for name, value in group.items()
             if name not in _HOW_IT_IS_COMPUTED
         }
-        schedulers = [type(part).__qualname__ for name, part in self._parts.items() if _drives(name)]
-        return found | {SCHEDULERS: schedulers}
+        schedulers = {name: part for name, part in self._parts.items() if _drives(name)}
+        settings = {
+            f"{key} of {name}": value
+            for name, scheduler in schedulers.items()
+            for key, value in _settings(scheduler.state_dict()).items()
+        }
+        return found | {SCHEDULERS: [type(part).__qualname__ for part in schedulers.values()]} | settings
 
     def load(self, text: str, payload: Sequence[Tensor] = (), changed: Collection[str] = ()) -> None:
         """Take over a loop's state. `changed`: names of `describe` that are to stay as this script has set them.
@@ -113,7 +123,8 @@ class LoopState:
         bulk = dict(zip(state["bulk"], payload, strict=True))
         for name, part in mine.items():
             own = dict(part.state_dict())
-            part.load_state_dict({**own, **_unpacked(name, state["parts"][name], bulk.get(name), own)})
+            stays = {key: value for key, value in own.items() if f"{key} of {name}" in changed}
+            part.load_state_dict({**own, **_unpacked(name, state["parts"][name], bulk.get(name), own), **stays})
             if isinstance(part, LRScheduler) and any("initial_lr" in each for each in changed):
                 part.base_lrs = [lr for lr in first if lr is not None]
 
@@ -121,6 +132,17 @@ class LoopState:
 def _drives(name: str) -> bool:
     """Whether this is the name of a scheduler's part."""
     return name.startswith("scheduler ")
+
+
+def _settings(state: dict[str, Any]) -> dict[str, Any]:
+    """A scheduler's own values, as plain as a checkpoint's spec has them; before its first step all are settings."""
+    found = {}
+    for key, value in state.items():
+        tree = Packer().pack(key, value)
+        is_plain = tree is None or isinstance(tree, str | int) or (isinstance(tree, float) and math.isfinite(tree))
+        if key not in _RATES and key != _INNER:
+            found[key] = tree if is_plain else json.dumps(tree, sort_keys=True)
+    return found
 
 
 def _unpacked(name: str, tree: Tree, bulk: Tensor | None, own: dict[str, Any]) -> dict[str, Any]:

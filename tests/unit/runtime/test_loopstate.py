@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -112,6 +113,36 @@ def test_a_scheduler_of_another_class_begins_anew_where_that_was_accepted() -> N
         taking.load(text)
     taking.load(text, changed=["schedulers"])
     assert resumed.param_groups[0]["lr"] == donor.param_groups[0]["lr"]
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize(
+    ("make", "one", "other", "name"),
+    [
+        (lr_scheduler.CosineAnnealingLR, {"T_max": 9}, {"T_max": 5}, "T_max of scheduler 0"),
+        (lr_scheduler.MultiStepLR, {"milestones": [2, 8]}, {"milestones": [2, 5]}, "milestones of scheduler 0"),
+        (lr_scheduler.ReduceLROnPlateau, {"patience": 3}, {"patience": 4}, "patience of scheduler 0"),
+    ],
+)
+def test_a_schedulers_own_settings_are_compared_and_stay_where_that_was_accepted(
+    make: Any, one: dict[str, Any], other: dict[str, Any], name: str
+) -> None:
+    donor, resumed = _optimizer(), _optimizer()
+    donors, (mine,) = [make(donor, **one)], [make(resumed, **other)]
+    giving, taking = _loop(donor), _loop(resumed)
+    told, wanted = giving.describe(_hyper(donor)), taking.describe(_hyper(resumed))
+    json.loads(json.dumps(told, allow_nan=False))
+    changed = [each for each in told if told[each] != wanted[each]]
+    assert changed == [name]
+    if make is not lr_scheduler.ReduceLROnPlateau:
+        _advance(donor, donors, 3)
+    text, before = giving.take(_hyper(donor)).text, mine.state_dict()
+    taking.load(text, changed=changed)
+    key = changed[0].partition(" of ")[0]
+    assert mine.state_dict()[key] == before[key] != donors[0].state_dict()[key]
+    assert mine.last_epoch == donors[0].last_epoch
+    taking.load(text)
+    assert mine.state_dict()[key] == donors[0].state_dict()[key]
 
 
 def test_how_it_is_computed_is_no_part_of_it() -> None:
