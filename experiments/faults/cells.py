@@ -121,7 +121,8 @@ WAYS: tuple[Way, ...] = (
     Way(kind="wrong-replacement", words="--what config", answer=Answer.SHRINKS, says=_REFUSED),
     Way(kind="wrong-replacement", words="--what threads", answer=Answer.SHRINKS, says=_REFUSED),
     Way(kind="wrong-replacement", words="--what torch", answer=Answer.SHRINKS, says=_REFUSED),
-    Way(kind="wrong-replacement", words="--what secret", answer=Answer.SHRINKS, says=_REFUSED),
+    # Nobody is told anything by what has another secret: it ends, and one with the right secret takes its place.
+    Way(kind="wrong-replacement", words="--what secret"),
     # ---- a bit flips: it is put right, and costs nobody
     Way(kind="flip", words="--where taken", loses=None),
     Way(kind="flip", words="--where backup", loses=None),

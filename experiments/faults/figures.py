@@ -97,6 +97,12 @@ def detected_after_s(run: Run, victim: str, struck_s: float) -> float | None:
     return min(later) - struck_s if later else None
 
 
+def struck_s(run: Run, victim: str, at_s: float) -> float:
+    """When this one of several victims was struck; `at_s` where it has not said so itself."""
+    told = run.members.get(victim)
+    return told.faults[-1].at_s if told is not None and told.faults else at_s
+
+
 def blamed(cells: Sequence[Outcome], step_at_s: float | None) -> int | None:
     """Which of the cells of one job a wrong step is owed to: the last one struck before it; None if none was."""
     struck = [(each.struck_s, index) for index, each in enumerate(cells) if each.struck_s is not None]
@@ -117,15 +123,21 @@ def figures(outcomes: Iterable[Outcome], *, usual_s: float | None, legal: int) -
         "lost_samples": sum(each.lost_samples for each in outcomes),
         "hangs": sum(each.hang for each in outcomes),
         "leftovers": sum(len(each.leftovers) for each in outcomes),
-        "slowest_recovery_s": _most(each.standstill_s for each in goes_on if each.passed),
+        "slowest_recovery_s": _most(each.standstill_s for each in goes_on if each.passed and _is_in_a_step(each)),
         "detect_crash_s": _middle(_of(outcomes, CRASHES)),
         "detect_crash_worst_s": _most(_of(outcomes, CRASHES)),
-        "detect_hang_s": _most(_of(outcomes, HANGS)),
-        "detect_hang_steps": _in_steps(_most(_of(outcomes, HANGS)), usual_s),
+        "detect_hang_s": _most(_of(filter(_is_in_a_step, outcomes), HANGS)),
+        "detect_hang_steps": _in_steps(_most(_of(filter(_is_in_a_step, outcomes), HANGS)), usual_s),
+        "detect_hang_between_steps_s": _most(_of((each for each in outcomes if not _is_in_a_step(each)), HANGS)),
         "detect_blackhole_s": _most(_of(outcomes, ("partition",))),
         "usual_step_s": usual_s,
         "failed_cells": [f"{each.cell}: {each.reason}" for each in outcomes if not each.passed],
     }
+
+
+def _is_in_a_step(outcome: Outcome) -> bool:
+    """Behind the last step a script is in code of its own, which has the time that it has between two steps."""
+    return outcome.cell.phase != "shutdown"
 
 
 def _of(outcomes: Iterable[Outcome], kinds: Sequence[str]) -> list[float]:

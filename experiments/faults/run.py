@@ -29,6 +29,7 @@ REACHES |= {
     "false_evictions": Reach(limit=0),
     "detect_crash_s": Reach(limit=0.02),
     "detect_hang_s": Reach(limit=3),
+    "detect_hang_between_steps_s": Reach(limit=33),
     "detect_blackhole_s": Reach(limit=3),
 }
 

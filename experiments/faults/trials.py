@@ -24,6 +24,7 @@ from experiments.faults.figures import (
     commits_s,
     detected_after_s,
     standstill_s,
+    struck_s,
     without_flipped,
     without_put_right,
 )
@@ -104,7 +105,7 @@ class OneJob:
     def __init__(self, ground: Ground, setting: Setting, folder: Path) -> None:
         self._ground, self._setting, self._folder = ground, setting, folder
         self._outcomes: list[Outcome] = []
-        self._known_to_end = False
+        self._known_to_end = self._has_ended = False
         self.walls_s: list[float] = []
 
     def run(self, cells: Sequence[Cell]) -> list[Outcome]:
@@ -132,6 +133,7 @@ class OneJob:
                 self._try_all(driver, cells)
                 self._let_end(driver)
             finally:
+                self._has_ended = not driver.alive
                 if driver.alive:
                     processes.end()
         driver.follower.look()
@@ -183,7 +185,7 @@ class OneJob:
             self._wait_until_well(driver, cell, struck)
         outcome.ended_s = time.monotonic()
         outcome.standstill_s = standstill_s(commits_s(driver.run), struck.at_s, outcome.ended_s)
-        outcome.detect_s = detected_after_s(driver.run, outcome.victim, struck.at_s)
+        outcome.detect_s = _detected_after_s(driver, struck)
         if way.kind == "partition":
             outcome.detect_s = _silence_after_s(driver, struck)
         outcome.reason = self._broken_promise(driver, outcome, struck)
@@ -252,7 +254,7 @@ class OneJob:
             last.reason = unfinished(members, alone_lines)
         last.lost_samples = self._lost_samples(driver, whole=ended_well)
         last.reason = last.reason or (f"{last.lost_samples} samples amiss" if last.lost_samples else "")
-        if not last.hang:
+        if self._has_ended:  # else the experiment has killed it, and all that would have cleared up after it
             last.leftovers = leftovers(processes, driver.folder, temporary, "")
             last.reason = last.reason or "; ".join(last.leftovers)
 
@@ -270,6 +272,12 @@ class OneJob:
         index = blamed(self._outcomes, at_s) or 0
         self._outcomes[index].reason, self._outcomes[index].mismatch = wrong, True
         del self._outcomes[index + 1 :]
+
+
+def _detected_after_s(driver: Driver, struck: Struck) -> float | None:
+    """Until the victims were known to be lost, each from its own last word; of several the one that took longest."""
+    found = [detected_after_s(driver.run, each, struck_s(driver.run, each, struck.at_s)) for each in struck.victims]
+    return max((each for each in found if each is not None), default=None)
 
 
 def _silence_after_s(driver: Driver, struck: Struck) -> float | None:

@@ -33,6 +33,7 @@ from experiments.faults.figures import (
     detected_after_s,
     figures,
     standstill_s,
+    struck_s,
     without_flipped,
     without_put_right,
 )
@@ -120,6 +121,20 @@ def test_a_death_is_known_when_the_first_one_knows_it() -> None:
     run.members["m0"] = member_of([{"event": "lost", "peer": "m1", "t": 5.01}], "m0")
     assert detected_after_s(run, "m1", 5.0) == pytest.approx(0.01)
     assert detected_after_s(run, "m0", 5.0) is None
+
+
+def test_each_of_several_victims_is_known_from_its_own_strike_on() -> None:
+    fault = {"event": "fault", "step": 1, "phase": "forward"}
+    run = run_of([], {"m1": [{**fault, "t": 5.0}], "m2": [{**fault, "t": 5.4}], "m3": []})
+    assert [struck_s(run, name, 6.0) for name in ("m1", "m2", "m3")] == [5.0, 5.4, 6.0]
+
+
+def test_a_hang_behind_the_last_step_has_the_time_that_scripts_have_between_steps() -> None:
+    hangs = [
+        Outcome(cell=Cell(way=Way(kind="hang"), phase=at), detect_s=s) for at, s in (("forward", 2), ("shutdown", 31))
+    ]
+    found = figures(hangs, usual_s=0.5, legal=100)
+    assert (found["detect_hang_s"], found["detect_hang_between_steps_s"]) == (2, 31)
 
 
 def test_figures_count_what_failed_and_how() -> None:
