@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from elastrain.codec import LINE_BYTES_MAX
+from elastrain.codec import LINE_BYTES_MAX, BadMessageError
 from elastrain.errors import ConfigError, ElastrainError
 from elastrain.launcher import rundir
 from elastrain.launcher.operator_messages import ANSWER, REQUEST, Answer, AskState, Request
 from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.state import problem_of
 
 _TIMEOUT_S = 10.0
 _ONE_OF_SEVERAL_S = 2.0
@@ -18,7 +19,7 @@ _TELL_TIMEOUT_S = 1.0
 
 
 class NoAnswerError(ElastrainError):
-    """The run's agent is there but does not answer."""
+    """The run's agent is there, but does not answer, or not as an agent does."""
 
 
 def ask(run: RunDir, request: Request) -> Answer:
@@ -125,6 +126,9 @@ def _state(run: RunDir) -> dict[str, Any] | None:
         if run.state.exists():
             raise
         return None
+    # A file of another version, or damaged: what is shown is looked up in it by name.
+    if problem := problem_of(left):
+        raise ConfigError(f"{run.state} is not a run's state: {problem}")
     if left["exit_code"] is None:  # the agent could not write its last words
         left["state"] = "vanished"
     return left
@@ -142,4 +146,7 @@ def _ask(run: RunDir, request: Request, timeout_s: float = _TIMEOUT_S) -> Answer
         raise NoAnswerError(f"the agent of {run.path} does not answer within {timeout_s:g} s") from None
     except OSError:
         return None
-    return ANSWER.decode(line) if line else None
+    try:
+        return ANSWER.decode(line) if line else None
+    except BadMessageError as error:
+        raise NoAnswerError(f"{run.control} answers as no agent of this version does: {error}") from None

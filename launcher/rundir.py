@@ -155,9 +155,17 @@ def find(run: str | None) -> RunDir:
             raise ConfigError(f"there is no run in {runs_folder()}: name the folder that was given as --run-dir")
         return RunDir(path=max(folders, key=_started_at))
     for folder in (Path(run), runs_folder() / run):
-        if (folder / "events.jsonl").exists():
+        if is_file(folder / "events.jsonl"):
             return RunDir(path=folder.absolute())
     raise ConfigError(f"there is no run {run!r}: neither a run's folder nor a job id in {runs_folder()}")
+
+
+def is_file(path: Path) -> bool:
+    """Whether it is a file. A name that no file can have, or a folder that may not be read, holds none for us."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _started_at(folder: Path) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
+import msgspec
 from msgspec.structs import asdict
 
 from elastrain.launcher.core import Core
@@ -11,6 +13,54 @@ from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.worker_table import Worker
 from elastrain.membership import redundancy
 from elastrain.world import Member
+
+
+class _NodeState(TypedDict):
+    node: str
+    state: str
+
+
+class _MemberState(TypedDict):
+    rank: int | None
+    id: str
+    node: str
+    pid: int | None
+    state: str
+    step: int | None
+
+
+_SHOWN: Mapping[str, Any] = {
+    "job": str,
+    "node": str,
+    "state": str,
+    "life": int,
+    "generation": int,
+    "step": int | None,
+    "loss": float | None,
+    "steps_lost": int,
+    "restarts_left": int,
+    "redundancy": str,
+    "window": dict[str, Any] | None,
+    "parked": str,
+    "parked_s": float | None,
+    "store_away_s": float | None,
+    "nodes": list[_NodeState],
+    "members": list[_MemberState],
+    "reasons": list[str],
+    "exit_code": int | None,
+}
+
+
+def problem_of(state: Mapping[str, Any]) -> str:
+    """What keeps this from being shown, for people; empty where it is a run's state."""
+    for name, kind in _SHOWN.items():
+        if name not in state:
+            return f"it lacks {name!r}"
+        try:
+            msgspec.convert(state[name], kind)
+        except msgspec.ValidationError as error:
+            return f"{name}: {error}"
+    return ""
 
 
 def describe(core: Core, job: str, now: float) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from elastrain.errors import ConfigError
 from elastrain.launcher import control, rundir
 from elastrain.launcher.commands.inject import ask
 from elastrain.launcher.commands.options.grouped import grouped
+from elastrain.launcher.commands.options.run_choice import RunArgument, RunOption, one_of
 from elastrain.launcher.faults.chaos import DEFAULT, ChaosPlan, Draw, Situation, aim, draws
 from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.faults.table import NOT_ARMED
@@ -61,7 +62,8 @@ class ChaosFlags:
 @grouped
 def chaos(
     flags: ChaosFlags,
-    run: Annotated[str | None, typer.Option("--run", help="The run's folder or job id; default: the newest.")] = None,
+    run: RunArgument = None,
+    named: RunOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="A JSON object per line: each fault, then a summary.")
     ] = False,
@@ -72,7 +74,7 @@ def chaos(
     """
     plan, for_s = flags.plan(), flags.for_s()
     show = _as_json if as_json else _as_lines
-    job = AskedJob(rundir.find(run))
+    job = AskedJob(rundir.find(one_of(run, named)))
     if not job.state().get("armed", True):
         raise ConfigError(NOT_ARMED)
     return Chaos(job, plan, for_s, show).run()

@@ -23,6 +23,7 @@ from elastrain.launcher.commands.options.grouped import grouped
 from elastrain.launcher.commands.options.job_options import MemoryFlags
 from elastrain.launcher.commands.tables import print_table
 from elastrain.launcher.environment import inherited, without
+from elastrain.launcher.rundir import is_file
 from elastrain.launcher.say import say
 from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, Script
 
@@ -63,7 +64,7 @@ def doctor(
     """
     if not question.memory:
         raise ConfigError("doctor: say what to look at: --memory")
-    if not Path(script).is_file():
+    if not is_file(Path(script)):
         raise ConfigError(f"there is no script {script!r}: check the path")
     written = checkpoints.checkpoints()
     # A script is run as under plain `python`, as a job of one: whatever a launcher has set for another job is left out.

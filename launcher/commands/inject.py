@@ -12,6 +12,7 @@ import typer
 from elastrain.errors import ConfigError
 from elastrain.launcher import control, rundir
 from elastrain.launcher.commands.options.grouped import grouped
+from elastrain.launcher.commands.options.run_choice import RunOption
 from elastrain.launcher.faults import grammar
 from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.faults.listing import as_data, as_text
@@ -59,7 +60,7 @@ def inject(
     words: FaultWords,
     listing: ListFlags,
     kind: Annotated[str | None, typer.Argument(metavar="CLASS", help="What happens; see --list.")] = None,
-    run: Annotated[str | None, typer.Option("--run", help="The run's folder or job id; default: the newest.")] = None,
+    run: RunOption = None,
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[--OPTION VALUE]...", help="Options of the class; see --list.")
     ] = None,

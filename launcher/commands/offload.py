@@ -10,6 +10,7 @@ import typer
 
 from elastrain.errors import ConfigError
 from elastrain.launcher import rundir
+from elastrain.launcher.commands.options.run_choice import RunOption, one_of
 from elastrain.launcher.commands.tables import print_table
 from elastrain.offload import plot as picture
 from elastrain.offload import profile, show
@@ -21,6 +22,7 @@ def show_offload(
     run: Annotated[
         str | None, typer.Argument(help="The run's folder or job id, or a profile's file; default: the newest run.")
     ] = None,
+    named: RunOption = None,
     member: Annotated[str | None, typer.Option("--member", help="Details of this member; default: the first.")] = None,
     plot: Annotated[
         Path | None,
@@ -29,7 +31,7 @@ def show_offload(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, a key per member.")] = False,
 ) -> int:
     """Show memory over one iteration, what is in memory and what on disk, stalls, and the wear of the drives."""
-    found = _profiles(run)
+    found = _profiles(one_of(run, named))
     if member is not None and member not in found:
         raise ConfigError(f"there is no profile of {member!r}: there are {', '.join(found)}")
     chosen = {member: found[member]} if member is not None else found
@@ -50,7 +52,7 @@ def show_offload(
 
 def _profiles(run: str | None) -> dict[str, Profile]:
     """Member -> profile, in the members' order. Raises ConfigError if there is none."""
-    if run is not None and Path(run).is_file():
+    if run is not None and rundir.is_file(Path(run)):
         files, where = [Path(run)], Path(run)
     else:
         where = rundir.find(run).offload

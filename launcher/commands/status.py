@@ -8,15 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from elastrain.launcher import control, rundir
+from elastrain.launcher.commands.options.run_choice import RunArgument, RunOption, one_of
 from elastrain.launcher.commands.tables import print_table
 
 
 def status(
-    run: Annotated[str | None, typer.Argument(help="The run's folder or job id; default: the newest.")] = None,
+    run: RunArgument = None,
+    named: RunOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> int:
     """Show who is a member, how far the job is, and what happened last."""
-    folder = rundir.find(run)
+    folder = rundir.find(one_of(run, named))
     state = control.state(folder)
     state["run_dir"] = str(folder.path)
     if as_json:

@@ -13,6 +13,7 @@ import typer
 
 from elastrain.errors import ConfigError
 from elastrain.launcher.run_options import OutputPlan
+from elastrain.launcher.rundir import is_file
 from elastrain.launcher.worker_start import Script
 
 
@@ -80,7 +81,7 @@ class ScriptFlags:
             if program is None:
                 raise ConfigError(f"there is no program {target!r} that can be executed")
             return program
-        if not Path(target).is_file():
+        if not is_file(Path(target)):
             raise ConfigError(
                 f"there is no script {target!r}: check the path (options of `run` come before the script)"
             )

@@ -1,4 +1,4 @@
-"""A small network in several precisions: what decides bits beside `small_training.py`.
+"""The model of `small_training.py` in several precisions.
 
 `mixed` keeps parameters in bfloat16 but the normalisation layers' in float32; `autocast` keeps all in float32 and
 computes in bfloat16; `float16` converts everything, and scales the losses.
@@ -10,37 +10,10 @@ import sys
 import time
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import elastrain
-
-
-class Samples(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """Random inputs: seeded per sample by the loader, so they are the same wherever they are drawn."""
-
-    def __len__(self) -> int:
-        return 500
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.randn(16), index % 32
-
-
-class Model(nn.Module):
-    def __init__(self, norm: type[nn.Module]) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(32, 64)
-        self.entry = nn.Linear(16, 64)
-        self.layers = nn.ModuleList(
-            nn.Sequential(norm(64), nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.2)) for _ in range(2)
-        )
-        self.head = nn.Linear(64, 32, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        hidden = self.entry(inputs.to(self.entry.weight.dtype)) + self.embedding(labels.flip(0))
-        for layer in self.layers:
-            hidden = hidden + layer(hidden)
-        return self.head(hidden).float()
+from tests.integration.scripts.small_training import Model, Samples
 
 
 def converted(model: Model, precision: str) -> Model:

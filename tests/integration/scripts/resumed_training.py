@@ -13,28 +13,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import elastrain
+from tests.integration.scripts import small_training
 from tests.support.saving import save
 
 
-class Samples(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """Random inputs: seeded per sample by the loader, so they are the same wherever they are drawn."""
+class Model(small_training.Model):
+    """With BatchNorm, a frozen parameter, and layers in bfloat16."""
 
-    def __len__(self) -> int:
-        return 50
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.randn(16), index % 32
-
-
-class Model(nn.Module):
     def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(32, 64)
-        self.entry = nn.Linear(16, 64)
+        super().__init__(depth=2)
         self.norm = nn.BatchNorm1d(64)
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.2)) for _ in range(2))
-        self.head = nn.Linear(64, 32, bias=False)
-        self.head.weight = self.embedding.weight
         self.layers.to(torch.bfloat16)
         self.entry.bias.requires_grad_(False)
 
@@ -64,7 +52,7 @@ def main() -> None:
         model.load_state_dict(load_file(args.load))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=args.lr)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
-    loader = elastrain.DataLoader(Samples(), global_batch_size=20, micro_batch_size=4)
+    loader = elastrain.DataLoader(small_training.Samples(50), global_batch_size=20, micro_batch_size=4)
     mean = copy.deepcopy(model)
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=0.5)
     job.register("mean", mean)

@@ -14,30 +14,33 @@ import elastrain
 class Samples(torch.utils.data.Dataset[tuple[Tensor, int]]):
     """Random inputs: seeded per sample by the loader, so they are the same wherever they are drawn."""
 
+    def __init__(self, count: int = 500) -> None:
+        self.count = count
+
     def __len__(self) -> int:
-        return 500
+        return self.count
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return torch.randn(16), index % 32
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, norm: type[nn.Module] = nn.LayerNorm, depth: int = 3) -> None:
         super().__init__()
         self.embedding = nn.Embedding(32, 64)
         self.entry = nn.Linear(16, 64)
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.2)) for _ in range(3)
+            nn.Sequential(norm(64), nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.2)) for _ in range(depth)
         )
         self.unused = nn.Linear(64, 64)
         self.head = nn.Linear(64, 32, bias=False)
         self.head.weight = self.embedding.weight
 
     def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        hidden = self.entry(inputs) + self.embedding(labels.flip(0))
+        hidden = self.entry(inputs.to(self.entry.weight.dtype)) + self.embedding(labels.flip(0))
         for layer in self.layers:
             hidden = hidden + layer(hidden)
-        return self.head(hidden)
+        return self.head(hidden).float()
 
 
 def main() -> None:
