@@ -35,7 +35,7 @@ class ChaosFlags:
     """What is drawn, and for how long."""
 
     seed: Annotated[int, typer.Option("--seed", help="Of all that is drawn.")]
-    mtbf: Annotated[float, typer.Option("--mtbf", min=0.01, help="Mean seconds between two faults.")] = 10.0
+    mtbf: Annotated[float, typer.Option("--mtbf", min=0.01, max=1e9, help="Mean seconds between two faults.")] = 10.0
     duration: Annotated[str, typer.Option("--for", metavar="TIME", help="How long faults are drawn: 90, 10m, 1h.")] = (
         "1h"
     )

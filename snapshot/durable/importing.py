@@ -80,6 +80,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a safetensors file."""
     from safetensors import SafetensorError, safe_open
 
+    with told(f"reading {path}"):
+        path.stat()  # a wrong name is the likelier mistake than a wrong kind of file
     if path.suffix != ".safetensors":
         raise CheckpointError(
             f"{path} is none of safetensors, and other files of weights can run code when they are loaded: convert it "

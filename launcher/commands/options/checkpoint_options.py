@@ -49,6 +49,8 @@ class CheckpointFlags:
                 raise ConfigError("--checkpoint-every: say where they are written, too, with --checkpoint-dir DIR")
             if self.checkpoint_layout != SHARED:
                 raise ConfigError("--checkpoint-layout: say where the disks are, too, with --checkpoint-dir DIR")
+            if self.keep_for is not None:
+                raise ConfigError("--keep-for: say where checkpoints are written, too, with --checkpoint-dir DIR")
             return None
         if self.checkpoint_layout not in LAYOUTS:
             raise ConfigError(f"--checkpoint-layout {self.checkpoint_layout!r}: it is one of {', '.join(LAYOUTS)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +19,8 @@ from elastrain.launcher.run_options import KEY_TTL_S, Waits
 from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, WorkerWish
 from elastrain.offload.directories import try_directory
 from elastrain.offload.errors import OffloadConfigError
+
+SECONDS_OF_A_YEAR = 365 * 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +111,11 @@ class WaitFlags:
 
     def waits(self) -> Waits:
         """Raises ConfigError."""
+        for field in fields(self):
+            # Neither the kernel nor etcd takes all numbers: infinity would end an agent in the middle of its work.
+            if (value := getattr(self, field.name)) is not None and value > SECONDS_OF_A_YEAR:
+                option = "--" + field.name.replace("_", "-")
+                raise ConfigError(f"{option} {value:g}: at most {SECONDS_OF_A_YEAR:.0f} seconds, which are a year")
         if self.key_ttl is not None and self.key_ttl <= self.park_timeout:
             raise ConfigError(
                 f"--key-ttl {self.key_ttl:g}: it must be more than --park-timeout ({self.park_timeout:g}), lest the "

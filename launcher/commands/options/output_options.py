@@ -17,19 +17,33 @@ from elastrain.launcher.rundir import is_file
 from elastrain.launcher.worker_start import Script
 
 
+def _folder(text: str) -> Path:
+    # As a path it would be the working directory, which nobody means who has forgotten to set a variable.
+    if not text:
+        raise typer.BadParameter("it is empty: name a folder")
+    return Path(text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OutputFlags:
     """Folders, and what of each worker's output goes into files."""
 
     run_dir: Annotated[
         Path | None,
-        typer.Option("--run-dir", help="The run's folder; default: ~/.local/state/elastrain/runs/JOB."),
+        typer.Option(
+            "--run-dir",
+            parser=_folder,
+            metavar="<path>",
+            help="The run's folder; default: ~/.local/state/elastrain/runs/JOB.",
+        ),
     ] = None
     log_dir: Annotated[
         Path | None,
         typer.Option(
             "--log-dir",
             "--log_dir",
+            parser=_folder,
+            metavar="<path>",
             help="Workers' logs, in a new folder JOB_…; default: logs in the run's folder.",
         ),
     ] = None

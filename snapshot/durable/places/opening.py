@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import place_in_time
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.places.port import CheckpointPlace
@@ -10,6 +11,9 @@ from elastrain.snapshot.durable.places.remote import RemotePlace
 
 def place_at(location: str) -> CheckpointPlace:
     """The place that a path or URL names; nothing is looked at or made. Raises CheckpointError for a URL of nowhere."""
+    # As a path it would be the working directory, which nobody means who has forgotten to set a variable.
+    if not location:
+        raise CheckpointError("a checkpoint's place is empty: name a folder or a URL")
     return RemotePlace(location) if "://" in location else LocalPlace(location)
 
 

@@ -111,3 +111,24 @@ def test_a_script_that_no_file_is_named_after_is_missing(words: tuple[str, ...],
     result = said(*words, name)
     assert result.exit_code == 2
     assert "there is no script" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--run-dir", "--log-dir", "--checkpoint-dir"])
+def test_a_folder_without_a_name_is_not_the_working_directory(option: str) -> None:
+    result = said("run", option, "", __file__)
+    assert result.exit_code == 2
+    assert option in result.stderr and "is empty" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--join-timeout", "--last-call", "--park-timeout", "--hang-timeout", "--key-ttl"])
+@pytest.mark.parametrize("value", ["inf", "1e300"])
+def test_a_wait_without_an_end_is_refused(option: str, value: str) -> None:
+    """The kernel's clocks and the store's leases take no such number: agents ended with a traceback."""
+    result = said("run", option, value, __file__)
+    assert result.exit_code == 2
+    assert f"{option} {float(value):g}: at most 31536000 seconds" in result.stderr
+
+
+def test_faults_at_random_need_a_mean_time_that_ends(tmp_path: Path) -> None:
+    run = run_with(tmp_path, STATE | {"armed": True})
+    assert said("chaos", "--seed", "1", "--mtbf", "inf", "--run", str(run.path)).exit_code == 2

@@ -104,11 +104,14 @@ def test_wrong_names_end_with_2_and_a_sentence(folder: Path, tmp_path: Path) -> 
         ("import", model, "--into", folder),
         ("import", model, "--optimizer", model, "--into", tmp_path / "new"),
         ("ls", "nowhere://x"),
+        ("ls", ""),
+        ("import", model, "--into", ""),
     ):
         done = run(*arguments)
         assert done.exit_code == 2, (arguments, done.output)
         assert done.stderr.startswith("elastrain: ")
         assert len(done.stderr.strip().splitlines()) == 1, (arguments, done.stderr)
+    assert "it does not exist" in run("import", tmp_path / "model.pt", "--into", tmp_path / "new").stderr
 
 
 def test_an_export_is_imported_again(folder: Path, tmp_path: Path) -> None:
