@@ -10,6 +10,8 @@ PYTEST := $(BIN)/pytest -q -n auto --dist worksteal
 # One intra-op thread per process: the bits depend on it, and tests run several processes on few cores.
 export OMP_NUM_THREADS := 1
 export PYTHONHASHSEED := 0
+# What is compiled once need not be compiled by every process.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install lint check check-tests format test test-all docs house demo clean
 help:

@@ -31,8 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Of `-n auto`: one process more than there are cores, since jobs of real processes often wait for one another."""
-    return len(os.sched_getaffinity(0)) + 1
+    """Of `-n auto`: two processes more than there are cores, since jobs of real processes often wait."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 def pytest_collection_finish() -> None:

@@ -114,7 +114,16 @@ def test_faults_at_random_for_a_run_that_takes_none_are_refused_at_once(whole: R
     agents.callback(played.close)
     whole.events.touch()
     with pytest.raises(ConfigError, match="this run is not armed: start it with --inject"):
-        chaos(seed=1, mtbf=10.0, duration="1h", classes="kill", reckless=False, run=str(whole.path), named=None, as_json=False)
+        chaos(
+            seed=1,
+            mtbf=10.0,
+            duration="1h",
+            classes="kill",
+            reckless=False,
+            run=str(whole.path),
+            named=None,
+            as_json=False,
+        )
 
 
 def test_where_nobody_answers_that_is_said(whole: RunDir, agents: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
