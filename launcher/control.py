@@ -62,6 +62,14 @@ def ask_launcher(run: RunDir, request: Request) -> Answer:
     return answer
 
 
+def carried_around(run: RunDir) -> tuple[str, ...]:
+    """The classes of faults that the launcher of simulated nodes can carry out; none where there is none."""
+    try:
+        return tuple(ask_launcher(run, AskState()).state["carries"])
+    except ConfigError:
+        return ()
+
+
 def tell(run: RunDir, request: Request) -> bool:
     """Like `ask` of this very folder, without waiting for an answer. False: nobody is there."""
     sock = rundir.connect(run, _TELL_TIMEOUT_S)

@@ -290,9 +290,9 @@ class _Nodes:
 
 
 def answer(options: RunOptions, around: Surroundings, request: Request) -> Answer:
-    """The operator asks the launcher: for faults of what is around the nodes; for all else there are agents."""
+    """The operator asks the launcher: for faults of what is around the nodes, or which of them it can carry out."""
     if not isinstance(request, AskFault):
-        return Answer(ok=False, sentence="this is the launcher of simulated nodes: ask one of them")
+        return Answer(ok=True, state={"carries": around.carries})
     if not options.armed:
         return Answer(ok=False, sentence=NOT_ARMED)
     try:

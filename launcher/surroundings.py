@@ -16,7 +16,7 @@ from elastrain.errors import ConfigError, ElastrainError
 from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.faults.fault import Fault, Scheme
-from elastrain.launcher.faults.table import lasts_s
+from elastrain.launcher.faults.table import CLASSES, Carrier, lasts_s
 from elastrain.launcher.namespaces.asked import impairments
 from elastrain.launcher.namespaces.impairments import Impairment, condition
 from elastrain.launcher.namespaces.switch import SWITCH, Switch
@@ -44,6 +44,12 @@ class Surroundings:
         return self._switch.namespace(node) if self._switch is not None else None
 
     # ---- on request
+
+    @property
+    def carries(self) -> tuple[str, ...]:
+        """The classes of faults that can be carried out here: those of the network need nodes that have one each."""
+        mine = [row for row in CLASSES.values() if row.by is Carrier.LAUNCHER]
+        return tuple(row.name for row in mine if self._switch is not None or Scheme.ETCD in row.targets)
 
     def carry_out(self, fault: Fault, now: float) -> None:
         """At once, whatever place it names. Raises ConfigError where it cannot be, NetworkError, StoreError."""

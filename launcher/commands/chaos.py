@@ -19,12 +19,13 @@ from elastrain.launcher import control, rundir
 from elastrain.launcher.commands.inject import ask
 from elastrain.launcher.commands.options.grouped import grouped
 from elastrain.launcher.commands.options.run_choice import RunArgument, RunOption, one_of
-from elastrain.launcher.faults.chaos import DEFAULT, ChaosPlan, Draw, Situation, aim, draws
+from elastrain.launcher.faults.chaos import DEFAULT, ChaosPlan, Draw, Situation, aim, draws, possible
 from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.faults.table import NOT_ARMED
 from elastrain.launcher.faults.victims import MaybeLost
 from elastrain.launcher.operator_messages import Answer
 from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.say import say
 
 _LOOK_EVERY_S = 0.5
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -77,6 +78,9 @@ def chaos(
     job = AskedJob(rundir.find(one_of(run, named)))
     if not job.state().get("armed", True):
         raise ConfigError(NOT_ARMED)
+    plan, missing = possible(plan, control.carried_around(job.folder))
+    if missing:
+        say(missing)
     return Chaos(job, plan, for_s, show).run()
 
 

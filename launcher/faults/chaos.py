@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elastrain.errors import ConfigError
@@ -68,6 +68,22 @@ class ChaosPlan:
             raise ConfigError(f"--classes: unknown fault class {unknown[0]!r}: known are {', '.join(CLASSES)}")
         if not self.classes:
             raise ConfigError("--classes names no class")
+
+
+def possible(plan: ChaosPlan, around: Collection[str]) -> tuple[ChaosPlan, str]:
+    """The plan without what the job cannot carry out, and a sentence about that; `around`: what its launcher can.
+
+    Raises ConfigError where nothing is left to draw.
+    """
+    missing = [name for name in plan.classes if CLASSES[name].by is Carrier.LAUNCHER and name not in around]
+    if not missing:
+        return plan, ""
+    needs = "simulated nodes (--local-nodes N), and faults of the network nodes with networks of their own (--netns)"
+    told = f"{', '.join(dict.fromkeys(missing))} cannot be carried out in this job: faults of etcd need {needs}"
+    left = tuple(name for name in plan.classes if name not in missing)
+    if not left:
+        raise ConfigError(f"--classes: {told}")
+    return replace(plan, classes=left), f"{told}; never drawn"
 
 
 @dataclass(frozen=True, kw_only=True)

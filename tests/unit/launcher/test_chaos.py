@@ -16,7 +16,7 @@ from elastrain.errors import ConfigError
 from elastrain.launcher import control
 from elastrain.launcher.commands.chaos import Chaos, ChaosFlags, DrawnFault, _as_lines
 from elastrain.launcher.faults import grammar
-from elastrain.launcher.faults.chaos import DEFAULT, STEP_PHASES, ChaosPlan, Draw, Situation, aim, draws
+from elastrain.launcher.faults.chaos import DEFAULT, STEP_PHASES, ChaosPlan, Draw, Situation, aim, draws, possible
 from elastrain.launcher.faults.fault import Fault, Scheme
 from elastrain.launcher.faults.table import CLASSES
 from elastrain.launcher.faults.victims import MaybeLost
@@ -238,3 +238,13 @@ def test_what_is_printed_is_a_file_that_has_the_faults_that_struck(
     schedule.write_text(capsys.readouterr().out)
     struck = [told.fault for told in shown if isinstance(told, DrawnFault) and told.struck]
     assert list(read_faults(schedule)) == struck != []
+
+
+def test_what_the_job_cannot_carry_out_is_never_drawn_and_said_once() -> None:
+    wanted = plan(classes=("kill", "partition", "loss", "partition", "etcd-kill"))
+    left, sentence = possible(wanted, ("etcd-kill", "etcd-stop"))
+    assert left.classes == ("kill", "etcd-kill")
+    assert sentence.startswith("partition, loss cannot be carried out in this job")
+    assert possible(wanted, ("etcd-kill", "partition", "loss")) == (wanted, "")
+    with pytest.raises(ConfigError, match="flap cannot be carried out"):
+        possible(plan(classes=("flap",)), ())

@@ -117,3 +117,11 @@ def test_random_nodes_are_all_different(tmp_path: Path) -> None:
     assert switch.told[-1].unplugged == set(NODES)
     with pytest.raises(ConfigError, match="there are only 3 nodes"):
         made.carry_out(grammar.parse("flap --target node:random,node:random,node:random,node:node1"), 0.0)
+
+
+def test_faults_of_the_network_are_carried_out_only_where_there_is_a_switch(tmp_path: Path) -> None:
+    etcd_only, _ = around(tmp_path, None)
+    assert set(etcd_only.carries) == {"etcd-kill", "etcd-stop", "etcd-compact", "etcd-wipe"}
+    (tmp_path / "switched").mkdir()
+    both, _ = around(tmp_path / "switched", FakeSwitch())
+    assert {"flap", "partition", "loss", "slow-link", *etcd_only.carries} == set(both.carries)
