@@ -5,6 +5,8 @@ No torch is imported for it, and the rooms of the checkpoints only when they are
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +19,7 @@ from elastrain.launcher.run_options import AUTO, NONE, RunOptions
 if TYPE_CHECKING:
     from elastrain.snapshot.durable.choosing import Choice
     from elastrain.snapshot.durable.manifest import Manifest
+    from elastrain.snapshot.durable.owner import Claim
     from elastrain.snapshot.durable.places.port import CheckpointPlace
 
 _OFFERS_MAX = 8
@@ -57,16 +60,35 @@ def newest_step(options: RunOptions) -> int | None:
     return None if found is None else found.manifest.step
 
 
-def try_place(options: RunOptions) -> None:
-    """Write something where checkpoints are to be, before any worker starts. Raises ConfigError where that fails."""
+@contextmanager
+def held_place(options: RunOptions) -> Iterator[None]:
+    """Write something where checkpoints are to be, and hold it for this job, before any worker starts.
+
+    The kernel lets go of it with this process. Raises ConfigError where it cannot be written, or is a living job's.
+    """
+    claim = _claimed(options)
+    try:
+        yield
+    finally:
+        if claim is not None:
+            claim.release()
+
+
+def _claimed(options: RunOptions) -> Claim | None:
     if options.checkpoint_dir is None:
-        return
-    from elastrain.snapshot.durable.errors import CheckpointError
+        return None
+    from elastrain.snapshot.durable.errors import CheckpointError, TakenError
+    from elastrain.snapshot.durable.owner import hold_for
     from elastrain.snapshot.durable.places.opening import place_at
     from elastrain.snapshot.durable.publishing import try_out
 
     try:
-        try_out(place_at(options.checkpoint_dir))
+        place = place_at(options.checkpoint_dir)
+        try_out(place)
+        # Of local disks, each node holds its own.
+        return hold_for(place, options.job)
+    except TakenError as error:
+        raise ConfigError(f"--checkpoint-dir: {error}") from None
     except CheckpointError as error:
         raise ConfigError(f"--checkpoint-dir {options.checkpoint_dir}: no checkpoint can be written: {error}") from None
 

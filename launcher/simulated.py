@@ -24,7 +24,7 @@ from elastrain.base.event_loop import EventLoop
 from elastrain.base.processes import die_with_parent, is_stopped
 from elastrain.errors import ConfigError, ElastrainError
 from elastrain.launcher import environment, rundir
-from elastrain.launcher.checkpoints import newest_step, try_place
+from elastrain.launcher.checkpoints import held_place, newest_step
 from elastrain.launcher.control_server import ControlServer
 from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.etcd_config import EtcdConfig
@@ -55,12 +55,12 @@ def run_local_nodes(options: RunOptions, *, netns: bool) -> int:
     """Run the `nodes_max` nodes here; the exit code. Raises ConfigError, NetworkError."""
     if netns and (reason := lacking()) is not None:
         raise ConfigError(f"--netns: {reason}")
-    try_place(options)
-    # A fork server imports torch once for all nodes, while etcd starts.
-    forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(["torch.distributed.elastic.multiprocessing", "elastrain.launcher.agent"])
-    options = options.with_own_log_dir()
     with ExitStack() as stack:
+        stack.enter_context(held_place(options))
+        # A fork server imports torch once for all nodes, while etcd starts.
+        forks = multiprocessing.get_context("forkserver")
+        forks.set_forkserver_preload(["torch.distributed.elastic.multiprocessing", "elastrain.launcher.agent"])
+        options = options.with_own_log_dir()
         guardian = stack.enter_context(Guardian("LAUNCHER", environment.without("ELASTRAIN_")))
         environment.mark_all_children(guardian.mark)  # etcd, the fork server, agents and their workers inherit it
         run = rundir.create(options.output.run_dir, options.job)

@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 from elastrain.base.checkpoints import SHARED
 from elastrain.errors import ConfigError
 from elastrain.launcher import environment, rundir
-from elastrain.launcher.checkpoints import find_start, newest_step, try_place
+from elastrain.launcher.checkpoints import find_start, held_place, newest_step
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.guardian import Guardian
@@ -44,9 +44,10 @@ def run_alone(options: RunOptions) -> End:
     from elastrain.launcher.agent import Agent
     from elastrain.launcher.store import MemoryStore
 
-    try_place(options)
-    options = options.with_own_log_dir()
-    with Guardian("AGENT", environment.without("ELASTRAIN_")) as guardian, ExitStack() as stack:
+    with ExitStack() as stack:
+        stack.enter_context(held_place(options))
+        options = options.with_own_log_dir()
+        guardian = stack.enter_context(Guardian("AGENT", environment.without("ELASTRAIN_")))
         run = rundir.create(options.output.run_dir, options.job)
         stack.callback(run.secret.unlink, missing_ok=True)
         guardian.remove(run.secret)
@@ -69,8 +70,11 @@ def run_node(options: RunOptions, node: NodeOptions, run: RunDir | None = None) 
 
     Raises ConfigError, StoreError.
     """
-    try_place(options)
-    options = options if run is not None else options.with_own_log_dir()
+    with held_place(options):
+        return _run_lives(options if run is not None else options.with_own_log_dir(), node, run)
+
+
+def _run_lives(options: RunOptions, node: NodeOptions, run: RunDir | None) -> End:
     while True:
         ended, run = _run_life(options, node, run)
         if ended.end.code == 0 or ended.end.code > _SIGNALLED:

@@ -68,6 +68,19 @@ def claim(place: CheckpointPlace, job: str, *, take_over: bool = False) -> Claim
     raise TakenError(f"{place.location} is being claimed by another process: start again, or name another directory")
 
 
+def hold_for(place: CheckpointPlace, job: str) -> Claim | None:
+    """Refuse a place that a living process of another job holds; else hold it, as far as it holds no checkpoints yet.
+
+    None where others' checkpoints lie there: whether the job may go on in it depends on what it starts from. Raises
+    TakenError, with one sentence; CheckpointError.
+    """
+    owner = owner_of(place)
+    if owner is not None and owner.job != job:
+        _alone(place, owner).release()
+    is_open = owner is not None and owner.job == job
+    return claim(place, job) if is_open or not any(place_in_time(name) for name in place.names()) else None
+
+
 def owner_of(place: CheckpointPlace) -> Owner | None:
     """Who owns the place; None if nobody does. Raises DamagedError, CheckpointError."""
     if OWNER not in place.names():
@@ -116,15 +129,7 @@ def _may_become(place: CheckpointPlace, owner: Owner | None, job: str, *, take_o
 
 def _become(place: CheckpointPlace, owner: Owner | None, job: str) -> None:
     """Make the place this job's, unless a process of its owner is alive or somebody else is faster."""
-    hold = None
-    if owner is not None:
-        try:
-            hold = place.hold(OWNER, alone=True)
-        except TakenError:
-            raise TakenError(
-                f"{place.location} is in use by job {owner.job}, which is alive: end it first, or name another "
-                "--checkpoint-dir"
-            ) from None
+    hold = _alone(place, owner) if owner is not None else None
     try:
         if owner_of(place) == owner:
             place.remove(OWNER)
@@ -134,3 +139,14 @@ def _become(place: CheckpointPlace, owner: Owner | None, job: str) -> None:
     finally:
         if hold is not None:
             hold.release()
+
+
+def _alone(place: CheckpointPlace, owner: Owner) -> FileHold:
+    """Raises TakenError where a process of the owner is alive."""
+    try:
+        return place.hold(OWNER, alone=True)
+    except TakenError:
+        raise TakenError(
+            f"{place.location} is in use by job {owner.job}, which is alive: end it first, or name another "
+            "--checkpoint-dir"
+        ) from None

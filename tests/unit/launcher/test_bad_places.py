@@ -5,20 +5,24 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from typer.testing import CliRunner
 
 from elastrain.base.checkpoints import CheckpointOptions
 from elastrain.errors import ConfigError
-from elastrain.launcher.checkpoints import try_place
+from elastrain.launcher.checkpoints import held_place
 from elastrain.launcher.cli import app
 from elastrain.launcher.run_options import RunOptions
 from elastrain.launcher.worker_start import Script
 from elastrain.snapshot.durable.errors import CheckpointError
+from elastrain.snapshot.durable.owner import OWNER, Owner, owner_of
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.publishing import try_out
+from tests.support.checkpoints import save
 from tests.support.crashing_files import CrashingFiles
 
 
@@ -68,8 +72,8 @@ def test_values_that_mean_nothing_are_refused(tmp_path: Path, flags: list[str], 
 def test_a_path_that_is_a_file_or_leads_through_one_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ConfigError, match="a part of the path is a file"):
-            try_place(options(place))
+        with pytest.raises(ConfigError, match="a part of the path is a file"), held_place(options(place)):
+            pass
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system, which root may")
@@ -80,8 +84,8 @@ def test_a_full_disk_is_refused(tmp_path: Path) -> None:
     try:
         with pytest.raises(OSError, match="No space left"):
             (tmp_path / "much").write_bytes(bytes(64 << 10))
-        with pytest.raises(ConfigError, match="there is no room"):
-            try_place(options(tmp_path))
+        with pytest.raises(ConfigError, match="there is no room"), held_place(options(tmp_path)):
+            pass
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
@@ -97,5 +101,21 @@ def test_whichever_call_fails_it_is_said_and_nothing_is_left() -> None:
 
 
 def test_a_place_that_is_good_stays_as_it_was(tmp_path: Path) -> None:
-    try_place(options(tmp_path / "new"))
-    assert list((tmp_path / "new").iterdir()) == []
+    with held_place(options(tmp_path / "new")):
+        assert [path.name for path in (tmp_path / "new").iterdir()] == [OWNER]
+
+
+def test_a_place_that_a_living_job_holds_is_refused_with_its_name_and_free_when_that_job_is_gone(
+    tmp_path: Path,
+) -> None:
+    one, other = (replace(options(tmp_path), job=name) for name in ("one", "other"))
+    with held_place(one):
+        with held_place(one):  # another node of it
+            pass
+        with pytest.raises(ConfigError, match="is in use by job one, which is alive: end it first"), held_place(other):
+            pass
+    with held_place(other):
+        assert owner_of(LocalPlace(tmp_path)) == Owner(job="other", claim=ANY)
+    save(LocalPlace(tmp_path), 10)
+    with held_place(one):  # what it may do here depends on what it starts from
+        assert owner_of(LocalPlace(tmp_path)) == Owner(job="other", claim=ANY)
