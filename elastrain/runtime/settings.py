@@ -70,8 +70,6 @@ class Settings:
 
     def check(self, layout: Layout) -> None:
         """Raises ConfigError when these settings do not suit the model."""
-        if self.stages > 1:
-            raise ConfigError(f"--stages {self.stages}: this version does not compute in pipelines yet, leave it out")
         half = next((spec.name for spec in layout.parameters if spec.dtype == "float16" and spec.trained), None)
         if half is not None and self.loss_scale == UNSCALED:
             raise ConfigError(

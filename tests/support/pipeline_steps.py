@@ -188,11 +188,14 @@ def alone(case: Case, run_length: int) -> Post:
     return post
 
 
-def in_pipelines(case: Case, plan: Any, members: tuple[str, ...], run_length: int) -> Post:
+def in_pipelines(
+    case: Case, plan: Any, members: tuple[str, ...], run_length: int, *, stages: int = 2, loop: Any = None
+) -> Post:
     """`plan`: blocks of the graph -> PipelinePlan of these members. Raises what a member's loop raised."""
     post = Post(plan=plan)
     threads = [
-        threading.Thread(target=_member, args=(case, post, member, len(members), run_length)) for member in members
+        threading.Thread(target=_member, args=(case, post, member, stages, run_length, loop or _loop))
+        for member in members
     ]
     for thread in threads:
         thread.start()
@@ -204,14 +207,14 @@ def in_pipelines(case: Case, plan: Any, members: tuple[str, ...], run_length: in
     return post
 
 
-def _member(case: Case, post: Post, me: str, stages: int, run_length: int) -> None:
+def _member(case: Case, post: Post, me: str, stages: int, run_length: int, loop: Any) -> None:
     with post.turn:  # waiting for work gives the turn to others
         try:
             model = case.model()
             parts = _parts(model, lambda state: DeskHandover(me, post, state, run_length), run_length)
             wish = PipelineWish(model=model, stages=stages, allocate=lambda n, dtype: torch.empty(n, dtype=dtype))
             pipelines = Pipelines(wish, parts)
-            _loop(case, model, _step(parts, pipelines))
+            loop(case, model, _step(parts, pipelines))
             pipelines.close()
         except BaseException as failure:  # noqa: BLE001  raised again by the test
             post.failure.append(failure)

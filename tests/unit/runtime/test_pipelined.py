@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from tests.support.pipeline_models import CASES
+from elastrain.errors import ConfigError
+from tests.support.pipeline_models import CASES, loss_of
 from tests.support.pipeline_steps import MICRO_BATCHES, alone, chain, in_pipelines
 
 
@@ -25,3 +28,31 @@ def test_several_micro_batches_are_in_flight() -> None:
     found = in_pipelines(CASES["gpt"], chain(("a", "b"), (4,), MICRO_BATCHES), ("a", "b"), 1)
     first = [(kind, micro_batch) for member, kind, micro_batch, _ in found.order if member == "a"]
     assert first[:3] == [("forward", 0), ("forward", 1), ("backward", 0)]
+
+
+def _refused(loop: Any = None, *, stages: int = 2) -> str:
+    with pytest.raises(ConfigError) as refused:
+        in_pipelines(CASES["gpt"], chain(("a",), (), MICRO_BATCHES), ("a",), 1, stages=stages, loop=loop)
+    return str(refused.value)
+
+
+def test_more_stages_than_cuts_are_refused_with_the_legal_cuts() -> None:
+    assert "asks for 19 cuts, and this model has" in _refused(stages=20)
+
+
+def test_a_loop_that_reads_its_loss_is_told_what_to_read_instead() -> None:
+    def reads(case: Any, model: Any, step: Any) -> None:
+        for batch in step:
+            loss = loss_of(model, batch)
+            loss.item()
+            step.backward(loss)
+
+    assert "read step.loss once the step is committed" in _refused(reads)
+
+
+def test_a_first_batch_without_a_backward_is_refused() -> None:
+    def forgets(case: Any, model: Any, step: Any) -> None:
+        for batch in step:
+            loss_of(model, batch)
+
+    assert "went by without step.backward(loss)" in _refused(forgets)

@@ -1,0 +1,96 @@
+"""Real workers under `elastrain run --stages N`: after every step the bits are those of a job of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.training import SCRIPT, SCRIPTS, Run, assert_equal_to_undisturbed, run_job, undisturbed
+
+PIPELINED = SCRIPTS / "pipeline_training.py"
+
+
+def computed(run: Run) -> dict[int, set[str]]:
+    """Step -> members that have computed actions of tasks in it."""
+    found: dict[int, set[str]] = {}
+    for member, events in run.journals.items():
+        for event in events:
+            if event["event"] == "task":
+                found.setdefault(event["step"], set()).add(member)
+    return found
+
+
+def assert_every_step_is_that_of_one(run: Run, *arguments: str) -> None:
+    """Digest, loss and gradient norm of each step, on each member that has come to its end; and each sample once."""
+    assert_equal_to_undisturbed(run, *arguments, script=PIPELINED)
+    alone = (undisturbed(*arguments, script=PIPELINED).folder / "steps-alone.txt").read_text().splitlines()
+    told = {line for path in run.folder.glob("steps-*.txt") for line in path.read_text().splitlines()}
+    # A member that was killed may have left half a line.
+    whole = {line for line in told if len(line.split()) == 4}
+    assert sorted(whole, key=lambda line: int(line.split()[0])) == alone
+
+
+def trained(folder: Path, workers: int, stages: int, *arguments: str, faults: tuple[str, ...] = ()) -> Run:
+    options = ("--stages", str(stages))
+    return run_job(folder, workers=workers, arguments=arguments, options=options, script=PIPELINED, faults=faults)
+
+
+@pytest.mark.parametrize(
+    ("workers", "stages", "case", "run_length"),
+    [
+        (3, 3, "gpt", 1),
+        (4, 2, "checkpointed", 2),
+        pytest.param(2, 2, "gpt", 2, marks=pytest.mark.on_demand),
+        pytest.param(3, 2, "gpt", 1, marks=pytest.mark.on_demand),
+        pytest.param(5, 3, "gpt", 1, marks=pytest.mark.on_demand),
+        pytest.param(4, 4, "bfloat16", 1, marks=pytest.mark.on_demand),
+        pytest.param(2, 2, "autocast-loop", 1, marks=pytest.mark.on_demand),
+        pytest.param(3, 3, "encoder-decoder", 2, marks=pytest.mark.on_demand),
+    ],
+)
+def test_pipelines_train_to_the_bits_of_a_job_of_one(
+    tmp_path: Path, workers: int, stages: int, case: str, run_length: int
+) -> None:
+    arguments = ("--case", case, "--steps", "5", "--run-length", str(run_length))
+    run = trained(tmp_path, workers, stages, *arguments)
+    assert_every_step_is_that_of_one(run, *arguments)
+    # The first step is computed by everybody whole; from then on each pipeline has a part of the runs.
+    assert computed(run).keys() == {1, 2, 3, 4}
+    assert all(len(members) == workers for members in computed(run).values())
+
+
+PLACES = [(phase, place) for phase in ("forward", "backward", "reduce", "commit", "publish") for place in range(3)]
+USUAL = {("forward", 1), ("backward", 2), ("publish", 0)}
+
+
+@pytest.mark.parametrize(
+    ("phase", "place"),
+    [each if each in USUAL else pytest.param(*each, marks=pytest.mark.on_demand) for each in PLACES],
+)
+def test_a_loss_in_any_phase_at_any_place_of_a_pipeline_changes_no_bit(tmp_path: Path, phase: str, place: int) -> None:
+    arguments = ("--steps", "8")
+    run = trained(tmp_path, 3, 3, *arguments, faults=(f"kill --target member:m{place} --at step=2,phase={phase}",))
+    assert_every_step_is_that_of_one(run, *arguments)
+    assert [(member, at) for member, _, at in run.phases_struck()] == [(f"m{place}", phase)]
+
+
+def test_a_newcomer_gets_blocks_and_computes_them(tmp_path: Path) -> None:
+    arguments = ("--steps", "12")
+    run = run_job(
+        tmp_path,
+        workers=3,
+        arguments=arguments,
+        options=("--stages", "3"),
+        script=PIPELINED,
+        faults=("kill --target member:m1 --at step=2,phase=forward",),
+        slow_until="m3",
+    )
+    assert_every_step_is_that_of_one(run, *arguments)
+    assert "m3" in computed(run)[11]
+
+
+def test_a_script_with_loaders_groups_and_a_schedule_trains_in_pipelines_as_it_is(tmp_path: Path) -> None:
+    arguments = ("--steps", "4")
+    run = run_job(tmp_path, workers=2, arguments=arguments, options=("--stages", "2"))
+    assert_equal_to_undisturbed(run, *arguments, script=SCRIPT)
