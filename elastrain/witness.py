@@ -56,18 +56,36 @@ def look_again(
     """
     d = difference
     # The backup looks at itself first: that costs no message, and a fault of its own must not end the job.
-    if verified is not None and verified_now != verified:
-        reason = f"what {d.member} keeps has changed in its memory since it was verified"
-        return Verdict(Side.MEMBER, f"{d}: {reason}")
-    if not has_gradient:
-        reason = f"the gradient that {d.member} keeps has changed in its memory since it came"
-        return Verdict(Side.MEMBER, f"{d}: {reason}")
+    changed = _changed_here(d.member, verified, verified_now, has_gradient)
+    if changed:
+        return Verdict(Side.MEMBER, f"{d}: {changed}")
     if found_now == d.told:
         return Verdict(Side.NOBODY, f"{d}, but computed again it is equal: {d.member} had a passing fault")
     # Neither of its two results can be trusted, so that a third copy would decide nothing about the primary.
     if found_now != d.found:
         return Verdict(Side.MEMBER, f"{d}: {d.member} computes the same update with another result each time")
     return None
+
+
+def _changed_here(member: str, verified: int | None, verified_now: int, has_gradient: bool) -> str:
+    """What of that from which an update is made is no more as it was; empty if all of it is."""
+    if verified is not None and verified_now != verified:
+        return f"what {member} keeps has changed in its memory since it was verified"
+    if not has_gradient:
+        return f"the gradient that {member} keeps has changed in its memory since it came"
+    return ""
+
+
+def look_before_taking_over(
+    *, shard: int, step: int, member: str, verified: int | None, verified_now: int, has_gradient: bool
+) -> str:
+    """Say why a `member` that has become a shard's primary must not be it; empty if nothing speaks against it.
+
+    verified: the digest of the state that it takes over with, as it was compared with the lost primary's; None if it
+    never was. verified_now: the digest of the same state now. has_gradient: as in `look_again`.
+    """
+    changed = _changed_here(member, verified, verified_now, has_gradient)
+    return f"{member} was to take over shard {shard} after step {step}: {changed}" if changed else ""
 
 
 def judge(difference: Difference, answers: Mapping[str, int | None]) -> Verdict:

@@ -86,6 +86,9 @@ class Ledger:
                 return self._digest_again(command)
             case p.TakeParameters():
                 self._arithmetic.copy(command.payload[command.index], self._arithmetic.parameters(command.shard))
+            case p.CheckGradient():
+                is_intact = self._states.is_kept_intact(command.shard, command.step)
+                return None if is_intact else p.GradientDamaged(step=command.step, shard=command.shard)
             case p.CheckPartial():
                 # Only its maker still has what was sent: here shows whether it broke in memory or on the way.
                 is_intact = self.slots.is_intact((command.step, command.block, command.node))

@@ -38,6 +38,7 @@ class Committing:
             and m.step.audits.is_done()
             and m.step.check.is_done()  # it reads the parameters of this step
             and custody.comparison.is_settled()  # what was computed with wrong parameters is never committed
+            and not custody.comparison.is_looking()  # nor from a state that has changed in memory
             and not custody.holdings.in_doubt()  # until it is known who is wrong, all states stay as they are
             and all(self.is_safe(shard) for shard in m.commit.roles.mine)
         )

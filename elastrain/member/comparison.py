@@ -37,6 +37,8 @@ class Comparison:
         self._asked_turn = -1
         self._replaced: dict[int, int] = {}
         """Shard -> digest of what this member computed with until it became its primary."""
+        self._looking: set[int] = set()
+        """Shards whose state this member is looking at, before it answers for it."""
 
     def forget_told(self) -> None:
         """Another step, or another view: what is published is told anew."""
@@ -61,6 +63,10 @@ class Comparison:
     def is_settled(self) -> bool:
         """What this member has computed with is what was published. Alone, there is nobody to compare with."""
         return self._is_equal or not self._views.others
+
+    def is_looking(self) -> bool:
+        """This member does not know yet whether states that it has become the primary of are as they were."""
+        return bool(self._looking)
 
     # ---------------------------------------------------------------------------------------------------- comparing
 
@@ -118,6 +124,14 @@ class Comparison:
 
     # --------------------------------------------------------------------------------------------- becoming a primary
 
+    def look_at_own(self, shard: int) -> None:
+        """Digest a state that is new, or is about to work on the model's memory; `Doubts` looks at the answer."""
+        self._looking.add(shard)
+        self._out.do(p.DigestAgain(step=self._commit.step, shard=shard, parameters=False, asker=self._me))
+
+    def looked_at_own(self, shard: int) -> None:
+        self._looking.discard(shard)
+
     def replace(self, shard: int, command: p.Command) -> None:
         """Carry out what replaces a shard's parameters, which must then be what they were."""
         # A new primary's own copy takes the place of what the last one had published: gradients were computed with it.
@@ -131,6 +145,7 @@ class Comparison:
         before = self._replaced.pop(shard, None)
         if before is None:
             self._replaced[shard] = digest
-        elif before != digest:
+        # Where its own state was wrong it is known already who is to blame.
+        elif before != digest and shard not in self._repair.given_up:
             reason = other_primary(shard=shard, step=self._commit.step, member=self._me)
             self._repair.begin_anew(reason, {shard: ""})

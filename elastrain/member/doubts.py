@@ -16,7 +16,16 @@ from elastrain.member.holdings import HeldShard, Holdings
 from elastrain.member.repair import Repair
 from elastrain.member.views import Views
 from elastrain.messages import Doubt, Evidence, Trial
-from elastrain.witness import Difference, Side, Verdict, changed_since, judge, judge_trial, look_again
+from elastrain.witness import (
+    Difference,
+    Side,
+    Verdict,
+    changed_since,
+    judge,
+    judge_trial,
+    look_again,
+    look_before_taking_over,
+)
 
 
 class Doubts:
@@ -52,7 +61,10 @@ class Doubts:
     def on_updated_again(self, event: p.UpdatedAgain) -> bool:
         """Compare once more. True: the doubt is over, and the update is as good as any."""
         held = self._holdings.find(event.shard)
-        if held is None or held.difference is None or held.difference.step != event.step:
+        if held is None:
+            return False
+        if held.difference is None or held.difference.step != event.step:
+            self._look_at_what_was_taken_over(held, event)
             return False
         held.scratch[event.step] = event.digest
         verdict = look_again(
@@ -63,6 +75,21 @@ class Doubts:
             found_now=event.digest,
         )
         return self._conclude(held, verdict) if verdict is not None else self.ask(event.shard)
+
+    def _look_at_what_was_taken_over(self, held: HeldShard, event: p.UpdatedAgain) -> None:
+        """As a new primary: was the update made from what had been verified?"""
+        if not self._commit.roles.is_mine(event.shard) or held.version != event.step:
+            return
+        reason = look_before_taking_over(
+            shard=event.shard,
+            step=event.step,
+            member=self._views.me,
+            verified=held.expected.get(event.step - 1),
+            verified_now=event.before,
+            has_gradient=event.has_gradient,
+        )
+        if reason:
+            self._repair.give_up(event.shard, reason)
 
     def ask(self, shard: int) -> bool:
         """Ask all others, whether or not they hold the shard: the same question in every view. True: it is over."""
@@ -152,10 +179,12 @@ class Doubts:
         self._out.send(to, Evidence(**told, parameters=asked.parameters, digest=digest, is_trial=False))
 
     def on_digested_again(self, event: p.DigestedAgain) -> None:
-        if event.asker == self._views.me:
+        if event.asker == self._views.me and event.parameters:
             self._comparison.on_replaced(event.shard, event.digest)
             return
-        if event.asker in self._views.others:
+        if event.asker == self._views.me:
+            self._comparison.looked_at_own(event.shard)
+        elif event.asker in self._views.others:
             asked = Doubt(step=event.step, shard=event.shard, parameters=event.parameters)
             self._answer(event.asker, asked, event.digest)
         self._look_at_oneself(event)
@@ -169,6 +198,8 @@ class Doubts:
         if told is not None and told != event.digest:
             reason = changed_since(shard=event.shard, step=event.step, member=self._views.me)
             self._repair.give_up(event.shard, reason)
+        elif told is None and event.asker == self._views.me and held.version == event.step:
+            held.digest = event.digest  # made just now, of what was looked at: what is copied of it is compared with this
 
     def on_trial(self, source: str, message: Trial, payload: object) -> None:
         """Make the update once more, of what a backup has sent."""

@@ -152,6 +152,18 @@ class Holdings:
         if self._held.pop(shard, None) is not None:
             self._out.do(p.Drop(shard=shard))
 
+    def disown(self, shard: int) -> None:
+        """This member has the shard no more. Its memory stays: others may be reading what was sent of it."""
+        self._leaving.discard(shard)
+        self.bound.discard(shard)
+        self._held.pop(shard, None)
+
+    def drop_disowned(self, shards: Iterable[int]) -> None:
+        """In the next view nobody reads it any more."""
+        for shard in sorted(shards):
+            if shard not in self._held:
+                self._out.do(p.Drop(shard=shard))
+
     def end_in_doubt(self, difference: Difference) -> None:
         """The state is needed, or goes, before it is known whose is right."""
         reason = f"{difference}, and {difference.primary} was lost before it was known which of the two is wrong"

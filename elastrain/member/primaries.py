@@ -49,7 +49,8 @@ class Primaries:
     def take_over(self, shard: int, record: Record | None) -> None:
         """Make the state of the highest committed step, of which this is the record, in the model's own memory."""
         held, step = self._holdings.of(shard), self._commit.step
-        if held.version == NEVER and self._commit.is_initial:  # it is created when the initial parameters are here
+        # It is created when the initial parameters are here; or it was found wrong since it was reported, and given up.
+        if held.version == NEVER:
             return
         # Verified as of the committed step: nothing has to be computed, only the model's memory be taken over.
         if held.version == step:
@@ -60,14 +61,25 @@ class Primaries:
         # Verified as of the step before, with the gradient kept: recovery names only those who can do this.
         assert record is not None
         touched = {shard: held.kept[step].touched}
+        # Made again from what was verified, and looked at: of two states that differ nobody could tell the right one
+        # afterwards, and what a copy is made of it would bear it out.
+        self._out.do(p.UpdateAgain(record=record, shard=shard, touched=touched[shard]))
         self._comparison.replace(shard, p.Apply(record=record, shards=(shard,), touched=touched))
         self._applied(shard)
+        self._look(shard)
 
     def bind(self, shard: int) -> None:
         """Let the verified state work on the model's own memory."""
         self._holdings.bound.add(shard)
+        self._look(shard)
         self._comparison.replace(shard, p.Bind(step=self._holdings[shard].version, shard=shard))
         self._commit.parameters.have(shard)
+
+    def _look(self, shard: int) -> None:
+        """Before this member votes as its new primary: are its state, and the gradients beside it, as they were?"""
+        for step in sorted(self._holdings[shard].kept):
+            self._out.do(p.CheckGradient(step=step, shard=shard))
+        self._comparison.look_at_own(shard)
 
     def _applied(self, shard: int) -> None:
         held = self._holdings[shard]

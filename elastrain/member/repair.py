@@ -76,7 +76,7 @@ class Repair:
             return
         held.difference = None  # it is known now which side is wrong
         self.given_up.add(shard)
-        self._holdings.drop(shard)
+        self._holdings.disown(shard)
         self._faults.append(reason)
         # What a primary has published came from that very state; of a backup's nobody has got anything.
         if self._commit.roles.is_mine(shard):
@@ -115,6 +115,9 @@ class Repair:
     def on_gradient_damaged(self, shard: int, primary: str) -> None:
         """A finished gradient is not what its primary had."""
         step = self._commit.step + 1
+        if primary == self._views.me:
+            self.own_fault(f"the gradient of shard {shard} of step {step} has changed in the memory of {primary}")
+            return
         came = f"came to {self._views.me} changed"
         self.begin_anew(f"the gradient of shard {shard} of step {step} that {primary} finished {came}")
 
@@ -153,6 +156,7 @@ class Repair:
         self.wrong.update(decision.wrong or ())
         self.is_due = self.is_new
         if not self.is_new:
+            self._holdings.drop_disowned(self.given_up)
             self.given_up.clear()
 
     def forget_step(self) -> None:

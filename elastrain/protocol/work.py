@@ -293,6 +293,14 @@ class CheckPartial:
     node: Node
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckGradient:
+    """Look whether a finished gradient that is kept is still what its primary had. If it is not: `GradientDamaged`."""
+
+    step: int
+    shard: int
+
+
 # By all members, when each has stopped reading what the others have.
 
 
@@ -305,6 +313,7 @@ class VoidAttempt:
 
 Work: TypeAlias = (
     CheckPartial
+    | CheckGradient
     | VoidAttempt
     | CombineOwn
     | TakeBoundary

@@ -51,6 +51,8 @@ class Scenario:
     drifts: int = 0
     """Times that somebody's scheduler is stepped otherwise than the others': never a commit."""
     flips: int = 0
+    heirs: int = 0
+    """Primaries that die while a bit changes in what a backup of theirs keeps: it must not take over with that."""
     """Bits that change in somebody's memory, or in what it computes or copies behind."""
     resumes: int | None = None
     """The step after which the checkpoint stands that the job starts from; None: it starts anew."""
@@ -193,6 +195,7 @@ class Cluster:
             + scenario.hunts
             + scenario.pairs
             + scenario.flips
+            + scenario.heirs
             + scenario.slips
             + scenario.stops
         )
@@ -223,6 +226,7 @@ class Cluster:
         drawn = self.scenario
         kinds = ["crash"] * drawn.crashes + ["zombie"] * drawn.zombies + ["join"] * drawn.joins
         kinds += ["isolate"] * drawn.isolated + ["hunt"] * drawn.hunts + ["flip"] * drawn.flips
+        kinds += ["heir"] * drawn.heirs
         kinds += ["stall"] * drawn.stalls + ["unread"] * drawn.unread + ["drift"] * drawn.drifts
         kinds += ["slip"] * drawn.slips
         kinds += ["pair"] * drawn.pairs + ["wish"] * drawn.wishes + ["full"] * drawn.full_disks
@@ -543,10 +547,13 @@ class Cluster:
         """A shard may be lost only if nobody holds it, and the last who did was not sent away alive."""
         if not self._has_begun():
             raise Violation(f"{name} reports lost state before the first commit: {reason}")
-        gone = [h.all for h in self._newest_base() if not any(m in self.view for m in h.all)]
+        whole = set(self.view.ids) - self.flipped  # what has changed in memory is let go of
+        gone = [h.all for h in self._newest_base() if not whole & set(h.all)]
         if not gone:
             raise Violation(f"{name} reports lost state although every shard has a living holder: {reason}")
         for holders in gone:
+            if self.flipped & set(holders):
+                continue
             last = max(holders, key=self.removed.index)
             if last not in self.dead:
                 raise Violation(f"the last holder {last} of a shard was removed although it lives: {reason}")
@@ -573,6 +580,8 @@ class Cluster:
                 self._hunt()
             elif kind == "pair":
                 self._doom_two()
+            elif kind == "heir":
+                self._spoil_heir()
             elif kind == "wish":
                 self._wish()
             else:
@@ -620,6 +629,21 @@ class Cluster:
         else:
             self.cut_off[victim] = silent_until
             self.agent_todo.append(self._consider)
+
+    def _spoil_heir(self) -> None:
+        """Kill a primary, and flip a bit of what one of its backups keeps, a little before or after."""
+        living = self._living()
+        shards = enumerate(self.members[living[0]].roles.live) if living else ()
+        pairs = [(h.primary, b, s) for s, h in shards for b in h.backups if {h.primary, b} <= set(living)]
+        pairs = [(p, b, s) for p, b, s in pairs if s in self.members[b].states and self.flipped <= {b}]
+        if not pairs or self.finished:
+            return
+        primary, heir, shard = self.rng.choice(pairs)
+        self.struck += 1
+        self._say(f"FAULT heir {heir} of shard {shard} of {primary}")
+        self.flipped.add(heir)
+        self.members[heir].flip_backup(self.rng, shard)
+        self._die(primary)
 
     def _die(self, victim: str) -> None:
         self._say(f"    {victim} dies")

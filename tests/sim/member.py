@@ -264,6 +264,13 @@ class SimMember:
         else:
             cell.flip()
 
+    def flip_backup(self, rng: random.Random, shard: int) -> None:
+        """One bit of what this backup keeps of the shard: its state, the update made behind, or the gradient."""
+        states = self.ledger._states
+        kept = [cell for (of, _), cell in states._kept.items() if of == shard]
+        made = [states._scratch[key].cell for key in states._scratch if key[0] == shard]
+        rng.choice([self.states[shard].cell, *kept, *made]).flip()
+
     def _sums(self) -> list[Cell | Lane]:
         """Partials that are complete, sums, and finished gradients."""
         slots, folds = self.ledger.slots, self.ledger._folds

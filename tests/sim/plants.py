@@ -36,6 +36,7 @@ from elastrain.member.job_end import JobEnd
 from elastrain.member.lifecycle import Lifecycle
 from elastrain.member.loop_feed import LoopFeed
 from elastrain.member.partials import PartialSet, Weight
+from elastrain.member.primaries import Primaries
 from elastrain.member.recovering import Recovering
 from elastrain.member.reduction import Reduction
 from elastrain.member.repair import Repair
@@ -274,6 +275,20 @@ def forgets_the_doubt(rule: Rule, doubts: Doubts, shard: int) -> bool:
     held.scratch[held.difference.step] = held.difference.told
     held.difference = None
     return True
+
+
+_HEIRS: Filter = lambda scenario: scenario.heirs > 0  # noqa: E731  a filter among filters
+
+
+@_rule(100, Primaries, "_look", _HEIRS)
+def takes_over_unseen(rule: Rule, primaries: Primaries, shard: int) -> None:
+    """Who becomes a primary looks whether the state that it takes over with is as it was verified."""
+
+
+@_rule(100, Comparison, "is_looking", _HEIRS)
+def votes_before_it_has_looked(rule: Rule, comparison: Comparison) -> bool:
+    """A new primary votes when it knows that its state is as it was verified."""
+    return False
 
 
 @_rule(100, Comparison, "compare", _FLIPS)

@@ -42,6 +42,9 @@ def _draw_faults(rng: random.Random) -> Scenario:
     slow = rng.choice([0.0, 0.0, 0.2, 0.4])
     joins = rng.choice([0, 1, 2])
     kind = rng.randrange(20)
+    if kind == 0 and rng.randrange(3) == 0:
+        size = _with(size, members=max(3, size.members), backups=max(1, size.backups), joins=joins, slow=slow)
+        return _with(size, heirs=rng.choice([1, 1, 2]), crashes=rng.choice([0, 0, 1]))
     if kind == 0:
         return _with(
             size,

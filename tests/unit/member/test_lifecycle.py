@@ -27,6 +27,7 @@ from elastrain.messages import (
 )
 from elastrain.placement import Holders
 from elastrain.values import Check, Contribution, Report, Shape, ShardShape, Vote, Wrong
+from elastrain.witness import look_before_taking_over
 from elastrain.world import Member, View
 
 SHAPE = Shape(runs=1, blocks=1, shards=(ShardShape(size_bytes=8, lanes=(0,)),), backups=1)
@@ -69,6 +70,9 @@ class Pair:
         self.computes_with = {"a": 5, "b": 5}
         """Digests of the parameters that the two have; what `a` has published with the digest 5."""
 
+        self.keeps = {"a": 9, "b": 9}
+        """Digests of the states that the two have."""
+
     def tell(self, name: str, event: p.Event) -> list[p.Command]:
         """Handle the event, carry out what follows in both members, and say what `name` was told to do."""
         core, other = (self.a, "b") if name == "a" else (self.b, "a")
@@ -89,6 +93,10 @@ class Pair:
             if isinstance(command, p.ComputeDigests) and (command.step < 0 or not command.shards):
                 states, published = dict.fromkeys(command.shards, 9), dict.fromkeys(command.published, 5)
                 self.tell(name, p.StatesDigested(step=command.step, digests=states, published=published))
+            if isinstance(command, p.DigestAgain) and command.asker == name:
+                digest = self.computes_with[name] if command.parameters else self.keeps[name]
+                looked = {"step": command.step, "shard": command.shard, "asker": name}
+                self.tell(name, p.DigestedAgain(**looked, parameters=command.parameters, digest=digest))
             if isinstance(command, p.DigestParameters):
                 self.tell(name, p.ParametersDigested(turn=command.turn, digests={0: self.computes_with[name]}))
         return commands
@@ -184,7 +192,7 @@ def test_a_backup_whose_state_has_changed_since_it_was_verified_lets_go_of_it_an
     _, b = doubting()
     b.machine.custody.holdings[0].digest = 8
     commands = b.handle(again(2, before=9))
-    assert p.Drop(shard=0) in commands
+    assert 0 not in b.machine.custody.holdings
     (reason,) = wishes(commands)
     assert "what b keeps has changed in its memory since it was verified" in reason
     assert 0 not in b.machine.custody.holdings
@@ -201,7 +209,7 @@ def test_a_backup_knows_when_its_initial_state_has_changed() -> None:
 def test_a_backup_whose_gradient_has_changed_since_it_came_lets_go_of_its_state() -> None:
     _, b = doubting()
     commands = b.handle(again(2, has_gradient=False))
-    assert p.Drop(shard=0) in commands
+    assert 0 not in b.machine.custody.holdings
     assert "the gradient that b keeps has changed in its memory" in wishes(commands)[0]
 
 
@@ -314,6 +322,31 @@ def test_who_knows_of_something_wrong_does_not_vote_before_the_step_has_begun_an
     pair.a.machine.custody.repair.begin_anew("something")
     pair.one_step()
     assert not sent(pair.done["a"], Vote)
+
+
+@pytest.mark.parametrize("keeps", [9, 4])
+def test_a_backup_whose_state_has_changed_does_not_become_the_primary(keeps: int) -> None:
+    """What it took over with would be copied to others as if it had been verified."""
+    pair = Pair()
+    pair.start()
+    pair.keeps["b"] = keeps
+    pair.tell("b", p.Viewed(view=view(2, "b")))
+    anew = [c.reason for c in pair.done["b"] if isinstance(c, p.BeginAnew)]
+    if keeps == 9:
+        assert not anew
+    else:
+        assert "what b has of shard 0 after step -1 has changed in its memory" in anew[0]
+        assert 0 not in pair.b.machine.custody.holdings
+
+
+@pytest.mark.parametrize(("before", "has_gradient", "wrong"), [(8, True, False), (7, True, True), (8, False, True)])
+def test_who_takes_over_with_an_update_to_be_made_looks_at_what_it_is_made_from(
+    before: int, has_gradient: bool, wrong: bool
+) -> None:
+    made = {"shard": 3, "step": 5, "member": "b", "verified": 8}
+    said = look_before_taking_over(**made, verified_now=before, has_gradient=has_gradient)
+    assert bool(said) is wrong
+    assert not look_before_taking_over(**(made | {"verified": None}), verified_now=before, has_gradient=True)
 
 
 def test_a_primary_answers_a_doubt_with_what_it_has_now() -> None:
