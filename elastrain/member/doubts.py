@@ -199,7 +199,7 @@ class Doubts:
             reason = changed_since(shard=event.shard, step=event.step, member=self._views.me)
             self._repair.give_up(event.shard, reason)
         elif told is None and event.asker == self._views.me and held.version == event.step:
-            held.digest = event.digest  # made just now, of what was looked at: what is copied of it is compared with this
+            held.digest = event.digest  # made just now: copies of it are compared with this
 
     def on_trial(self, source: str, message: Trial, payload: object) -> None:
         """Make the update once more, of what a backup has sent."""
