@@ -6,10 +6,14 @@ A file of such a store is seen when it is closed, and is then whole. There are n
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from elastrain.snapshot.durable.errors import CheckpointError, DamagedError, told
 from elastrain.snapshot.durable.places.local import TEMPORARY
+
+_WORDS_MAX = 300
 
 
 class RemotePlace:
@@ -26,6 +30,8 @@ class RemotePlace:
             ) from None
         except ValueError as error:
             raise CheckpointError(f"{url} names no place: {error}") from None
+        except Exception as error:  # of the store's library, which may look for its server here already
+            raise CheckpointError(f"{url} cannot be used: {_words(error)}") from error
         self._url = url
 
     @property
@@ -34,7 +40,7 @@ class RemotePlace:
 
     def create(self, name: str) -> _RemoteSink:
         path = self._path(name)
-        with told(f"writing {path}"):
+        with _asked(f"writing {path}"):
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         return _RemoteSink(self._files, path)
 
@@ -42,13 +48,13 @@ class RemotePlace:
         return _RemoteSource(self._files, self._path(name))
 
     def exists(self) -> bool:
-        with told(f"looking into {self._url}"):
+        with _asked(f"looking into {self._url}"):
             self._files.invalidate_cache()
             return bool(self._files.isdir(self._root))
 
     def names(self, folder: str = "") -> list[str]:
         path = self._path(folder)
-        with told(f"looking into {path}"):
+        with _asked(f"looking into {path}"):
             try:
                 self._files.invalidate_cache()
                 found = self._files.ls(path, detail=False)
@@ -58,7 +64,7 @@ class RemotePlace:
 
     def remove(self, name: str) -> None:
         path = self._path(name)
-        with told(f"removing {path}"):
+        with _asked(f"removing {path}"):
             try:
                 if self._files.isdir(path):
                     self._files.rmdir(path)
@@ -74,6 +80,23 @@ class RemotePlace:
         return f"{str(self._root).rstrip('/')}/{name}" if name else str(self._root)
 
 
+@contextmanager
+def _asked(doing: str) -> Iterator[None]:
+    """As `told`, for what asks a store."""
+    try:
+        with told(doing):
+            yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # libraries of stores have errors of their own, which share no class
+        raise CheckpointError(f"{doing} failed: {_words(error)}") from error
+
+
+def _words(error: Exception) -> str:
+    """On one line, and not a whole page."""
+    return f"{' '.join(str(error).split())[:_WORDS_MAX]} ({type(error).__name__})".strip()
+
+
 class _NoHold:
     def release(self) -> None:
         pass
@@ -86,7 +109,7 @@ class _RemoteSink:
         self._files, self._path = files, path
         self._temporary = ""
         self._size_bytes = 0
-        with told(f"writing {path}"):
+        with _asked(f"writing {path}"):
             self._refuse_what_is_there()
             self._file: Any = files.open(path, "wb", autocommit=False)
             if files.exists(path):
@@ -102,16 +125,16 @@ class _RemoteSink:
         return self._size_bytes
 
     def write(self, data: memoryview) -> None:
-        with told(f"writing {self._path}"):
+        with _asked(f"writing {self._path}"):
             self._file.write(data)
         self._size_bytes += data.nbytes
 
     def sync(self) -> None:
-        with told(f"writing {self._path}"):
+        with _asked(f"writing {self._path}"):
             self._file.flush()
 
     def commit(self) -> None:
-        with told(f"writing {self._path}"):
+        with _asked(f"writing {self._path}"):
             self._refuse_what_is_there()
             self._file.close()
             if self._temporary:
@@ -124,7 +147,7 @@ class _RemoteSink:
         file, self._file = self._file, None
         if file is None:
             return
-        with told(f"removing {self._path}"):
+        with _asked(f"removing {self._path}"):
             file.close()
             if self._temporary:
                 self._files.rm_file(self._temporary)
@@ -139,7 +162,7 @@ class _RemoteSink:
 class _RemoteSource:
     def __init__(self, files: Any, path: str) -> None:
         self._files, self._path = files, path
-        with told(f"reading {path}"):
+        with _asked(f"reading {path}"):
             self._size_bytes = int(files.size(path) or 0)
 
     @property
@@ -147,7 +170,7 @@ class _RemoteSource:
         return self._size_bytes
 
     def read_into(self, view: memoryview, offset_bytes: int) -> None:
-        with told(f"reading {self._path}"):
+        with _asked(f"reading {self._path}"):
             data = self._files.cat_file(self._path, start=offset_bytes, end=offset_bytes + view.nbytes)
         if len(data) != view.nbytes:
             raise DamagedError(f"{self._path} is cut short: it has {self._size_bytes:,} bytes, and more belong to it")
