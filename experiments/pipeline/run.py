@@ -1,0 +1,265 @@
+"""Pipelines of any layout, with losses: bits, standstill, and how much of 1F1B's best is reached.
+
+python -m experiments.pipeline.run [--quick] [--record]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from experiments.harness import Reach, add_record_flag, record, report
+from experiments.jobs import Script, alone, elastic, finish, unwind_on_sigterm
+from experiments.pipeline import train
+from experiments.pipeline.figures import (
+    actions,
+    efficiency,
+    orphan_s,
+    passed_s,
+    redone_ratio,
+    samples_amiss,
+    standstill_s,
+    step_s,
+)
+from tests.support import warm
+
+WINDOW_MS, RUNS, STEPS = 30.0, 16, 4
+MEMBERS = 4
+WAIT_S = 120.0
+REACHES = {
+    "steps_lost": Reach(limit=0),
+    "samples_lost": Reach(limit=0),
+    "samples_repeated": Reach(limit=0),
+    "redone_ratio": Reach(limit=1.0),
+    "standstill_s": Reach(limit=0.1),
+    "orphan_s": Reach(limit=0.2),
+    "schedule_efficiency": Reach(limit=0.93, at_least=True),
+    "vs_torch_pipelining": Reach(limit=1.0),
+    "bytes_ratio": Reach(limit=1.3),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A job: members, stages, and what its script is told besides."""
+
+    members: int
+    stages: int
+    steps: int = 3
+    micro_batches: int = 6
+    args: tuple[str, ...] = ()
+    window_ms: float = 0.0
+    faults: tuple[str, ...] = ()
+
+    @property
+    def script(self) -> Script:
+        told = ("--steps", str(self.steps), "--micro-batches", str(self.micro_batches), *self.args)
+        return Script(path=Path(train.__file__), args=told)
+
+    @property
+    def paced(self) -> Script:
+        return Script(path=self.script.path, args=(*self.script.args, "--window-ms", str(self.window_ms)))
+
+
+@dataclass(kw_only=True)
+class Told:
+    """What a job has left in its folder."""
+
+    journals: Mapping[str, Sequence[Mapping[str, Any]]]
+    lines: set[str]
+    overshoots_s: list[float] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+    """Of one core, by member."""
+    killed_s: float | None = None
+
+
+def told(folder: Path) -> Told:
+    """Read it."""
+    journals = {path.stem: _read(path) for path in sorted((folder / "members").glob("*.jsonl"))}
+    lines = {line for path in folder.glob("steps-*.txt") for line in path.read_text().splitlines()}
+    found = Told(journals=journals, lines={line for line in lines if len(line.split()) == 2})
+    for path in folder.glob("overshoot-*.txt"):
+        *overshoots, share = map(float, path.read_text().splitlines())
+        found.overshoots_s += overshoots
+        found.shares.append(share)
+    return found
+
+
+def _read(path: Path) -> list[Mapping[str, Any]]:
+    found = []
+    for line in path.read_text().splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            pass  # the last line of a member that was killed
+    return found
+
+
+def reference(folder: Path, layout: Layout) -> set[str]:
+    """The lines of a job of one, which does not sleep: waiting changes no bit."""
+    with alone(folder, layout.script, start=warm.Popen) as process:
+        finish(process, folder, timeout_s=WAIT_S)
+    return set((folder / "steps-alone.txt").read_text().splitlines())
+
+
+def job(folder: Path, layout: Layout, *, kill: tuple[str, int] | None = None) -> Told:
+    """Run it to its end. `kill`: (member, step) that gets SIGKILL from outside, in the middle of that step."""
+    options = ["--stages", str(layout.stages)]
+    if layout.faults:
+        folder.mkdir(parents=True)
+        (folder / "faults.txt").write_text("\n".join(layout.faults) + "\n")
+        options += ["--faults", str(folder / "faults.txt")]
+    killed_s = None
+    with elastic(folder, layout.paced, members=layout.members, options=options, start=warm.Popen) as process:
+        if kill is not None:
+            killed_s = _kill(folder, *kill)
+        finish(process, folder, timeout_s=WAIT_S)
+    found = told(folder)
+    found.killed_s = killed_s
+    return found
+
+
+def _kill(folder: Path, member: str, step: int) -> float:
+    """Strike once the member has computed some of the step."""
+    journal, events = folder / "members" / f"{member}.jsonl", folder / "events.jsonl"
+    deadline_s = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline_s:
+        lines = _read(journal) if journal.exists() else []
+        if sum(line["event"] == "task" and line["step"] == step for line in lines) >= 6:
+            started = next(e for e in _read(events) if e.get("event") == "worker_start" and e["member"] == member)
+            killed_s = time.monotonic()
+            os.kill(started["pid"], signal.SIGKILL)
+            return killed_s
+        time.sleep(0.01)
+    raise RuntimeError(f"{member} did not come to step {step} in {WAIT_S:g} s")
+
+
+def layouts(*, quick: bool) -> dict[str, Layout]:
+    """Those whose bits are compared with a job of one, unpaced."""
+    found = {
+        "1+1+1+1": Layout(members=4, stages=1),
+        "2+2": Layout(members=4, stages=2),
+        "4": Layout(members=4, stages=4, args=("--run-length", "2")),
+    }
+    if quick:
+        return found
+    found |= {
+        "3+2": Layout(members=5, stages=3),
+        "2+2, bf16": Layout(members=4, stages=2, args=("--dtype", "bfloat16")),
+        "3, checkpointed": Layout(members=3, stages=3, args=("--checkpointed",)),
+        "two neighbours": Layout(
+            members=4,
+            stages=4,
+            steps=5,
+            faults=tuple(f"kill --target member:{m} --at step=2,phase=forward" for m in ("m1", "m2")),
+        ),
+        "a whole pipeline": Layout(
+            members=4,
+            stages=2,
+            steps=5,
+            faults=tuple(f"kill --target member:{m} --at step=2,phase=backward" for m in ("m2", "m3")),
+        ),
+    }
+    for phase in ("forward", "backward", "reduce", "commit", "publish"):
+        for place in range(3):
+            fault = f"kill --target member:m{place} --at step=2,phase={phase}"
+            found[f"{phase} at place {place}"] = Layout(members=3, stages=3, steps=5, faults=(fault,))
+    return found
+
+
+class Experiment:
+    """Keeps the references: many layouts have the same one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._references: dict[tuple[str, ...], set[str]] = {}
+        self.differing: list[str] = []
+        self.lost = self.repeated = 0
+
+    def compared(self, name: str, layout: Layout, *, kill: tuple[str, int] | None = None) -> Told:
+        """Run a job, compare each step's digest on each member with the job of one."""
+        key = layout.script.args
+        if key not in self._references:
+            self._references[key] = reference(self._folder / f"alone-{len(self._references)}", layout)
+        found = job(self._folder / name.replace(" ", "-"), layout, kill=kill)
+        if found.lines != self._references[key]:
+            self.differing.append(name)
+        lost, repeated = samples_amiss(found.journals, layout.steps)
+        self.lost += lost
+        self.repeated += repeated
+        sys.stderr.write(f"{name}: {'DIFFERS' if name in self.differing else 'equal'}\n")
+        return found
+
+
+def measure(folder: Path, *, quick: bool) -> dict[str, Any]:
+    experiment = Experiment(folder)
+    for name, layout in layouts(quick=quick).items():
+        experiment.compared(name, layout)
+    paced = Layout(members=MEMBERS, stages=MEMBERS, steps=STEPS, micro_batches=RUNS, window_ms=WINDOW_MS)
+    whole = experiment.compared("paced", paced)
+    struck = Layout(members=MEMBERS, stages=2, steps=STEPS, micro_batches=RUNS, window_ms=WINDOW_MS)
+    after = experiment.compared("paced, a loss", struck, kill=("m1", 2))
+    orphaned = experiment.compared("paced, an only replica", paced, kill=("m1", 2))
+    done = actions(after.journals)
+    assert after.killed_s is not None
+    return {
+        "digest_equal": not experiment.differing,
+        "differing": experiment.differing,
+        "steps_lost": experiment.lost,
+        "samples_lost": experiment.lost,
+        "samples_repeated": experiment.repeated,
+        "redone_ratio": redone_ratio(done, step=2, lost="m1"),
+        "standstill_s": standstill_s(done, ("m0", "m2", "m3"), after.killed_s, _passed_s(after, 2)),
+        "orphan_s": orphan_s(orphaned.journals, step=2, lost="m1"),
+        **_paced(whole),
+        "vs_torch_pipelining": None,
+        "bytes_ratio": None,
+        "hf_bits_equal": None,
+    }
+
+
+def _passed_s(found: Told, step: int) -> float:
+    return min(passed_s(lines).get(step, float("inf")) for lines in found.journals.values())
+
+
+def _paced(found: Told) -> dict[str, Any]:
+    blocks = train.BLOCKS // MEMBERS
+    stated_s = 2 * blocks * WINDOW_MS / 1000
+    measured_s = statistics.median(step_s(lines) for lines in found.journals.values())
+    over = statistics.mean(found.overshoots_s) / (WINDOW_MS / 1000)
+    return {
+        "schedule_efficiency": efficiency(runs=RUNS, members=MEMBERS, stated_s=stated_s, measured_s=measured_s),
+        "step_s": measured_s,
+        "overshoot": over,
+        "is_valid": over <= 0.02,
+        "share_of_cores": sum(found.shares) / (os.cpu_count() or 1),
+    }
+
+
+def main() -> int:
+    unwind_on_sigterm()
+    parser = argparse.ArgumentParser(prog="python -m experiments.pipeline.run", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="three layouts and two paced jobs")
+    add_record_flag(parser)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="elastrain-pipeline-") as folder:
+        figures = measure(Path(folder), quick=args.quick)
+    if args.record:
+        settings = {"window_ms": WINDOW_MS, "runs": RUNS, "steps": STEPS, "members": MEMBERS}
+        record("pipeline", figures, quick=args.quick, settings=settings)
+    met = report(figures, REACHES)
+    return 0 if met and figures["digest_equal"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""A stack of paced blocks: each computes its real, small tensors and then sleeps until its stated time is over.
+
+    python experiments/pipeline/train.py --steps 5 --micro-batches 8 --window-ms 60
+
+Forward and backward of every block last `--window-ms` each; with 0 nothing sleeps, and the bits are the same. Lines go
+to `steps-<member>.txt` in the run's folder: step and digest. Each member's overshoots, in seconds, go to
+`overshoot-<member>.txt`, its processor time in the last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+if __name__ == "__main__":  # as a script: make `elastrain` importable from any folder
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import elastrain
+
+WIDTH, BLOCKS, SIZE = 32, 8, 4
+
+
+class Pace:
+    """Deadlines: what computing takes inside of a window does not show, what it takes beyond is an overshoot."""
+
+    def __init__(self, window_s: float) -> None:
+        self.window_s = window_s
+        self.overshoots_s: list[float] = []
+        self.began_s = 0.0
+
+    def begin(self) -> None:
+        self.began_s = time.monotonic()
+
+    def end(self) -> None:
+        if not self.window_s:
+            return
+        until_s = self.began_s + self.window_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(left_s if left_s > 0.002 else left_s / 2)
+        self.overshoots_s.append(time.monotonic() - until_s)
+
+
+class _Begins(torch.autograd.Function):
+    """At a block's output: its backward begins here."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, pace: Pace) -> Tensor:
+        ctx.pace = pace
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        ctx.pace.begin()
+        return gradients[0], None
+
+
+class _Ends(torch.autograd.Function):
+    """At a block's input: its backward ends here."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, pace: Pace) -> Tensor:
+        ctx.pace = pace
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        ctx.pace.end()
+        return gradients[0], None
+
+
+class PacedBlock(nn.Module):
+    def __init__(self, pace: Pace) -> None:
+        super().__init__()
+        self.pace = pace
+        self.shift = nn.Parameter(torch.zeros(WIDTH))  # so that the first block has a gradient for its input, too
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.pace.begin()
+        x = _Ends.apply(x + self.shift, self.pace)
+        x = _Begins.apply(x + self.dropout(self.down(F.gelu(self.up(x)))), self.pace)
+        self.pace.end()
+        return x
+
+
+class PacedStack(nn.Module):
+    def __init__(self, pace: Pace, *, checkpointed: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(PacedBlock(pace) for _ in range(BLOCKS))
+        self.checkpointed = checkpointed
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.checkpointed else layer(x)
+        return x
+
+
+class Samples(torch.utils.data.Dataset[Tensor]):
+    """Seeded per sample by the loader."""
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.randn(WIDTH)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--run-length", type=int, default=1)
+    parser.add_argument("--window-ms", type=float, default=0.0)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--checkpointed", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    job = elastrain.init(seed=3, run_length=args.run_length)
+    pace, dtype = Pace(args.window_ms / 1000), getattr(torch, args.dtype)
+    model = PacedStack(pace, checkpointed=args.checkpointed).to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loader = elastrain.DataLoader(
+        Samples(), global_batch_size=SIZE * args.micro_batches, micro_batch_size=SIZE, num_workers=0
+    )
+    model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=1.0)
+    folder, me = Path(os.environ["ELASTRAIN_RUN_DIR"]), os.environ.get("ELASTRAIN_MEMBER", "alone")
+    began_s, began_cpu_s = time.monotonic(), time.process_time()
+    with (folder / f"steps-{me}.txt").open("w", buffering=1) as lines:
+        for step in job.steps(loader, until=args.steps):
+            for batch in step:
+                batch = batch.to(dtype)
+                step.backward((model(batch).float() - batch.float().flip(1)).square().mean())
+            lines.write(f"{step.number} {job.digest()}\n")
+            if step.number == 0:  # the tracing pass and whole runs lie behind: from here on is measured
+                pace.overshoots_s.clear()
+                began_s, began_cpu_s = time.monotonic(), time.process_time()
+    cpu = (time.process_time() - began_cpu_s) / (time.monotonic() - began_s)
+    (folder / f"overshoot-{me}.txt").write_text("\n".join(map(repr, [*pace.overshoots_s, cpu])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The arithmetic of the experiment with pipelines, on journals made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.pipeline.figures import (
+    actions,
+    efficiency,
+    orphan_s,
+    pairs,
+    redone_ratio,
+    samples_amiss,
+    standstill_s,
+    step_s,
+)
+
+
+def task(kind: str, run: int, blocks: tuple[int, int], span: tuple[float, float], step: int = 2) -> dict[str, object]:
+    where = {"run": run, "micro_batch": run, "begin": blocks[0], "end": blocks[1]}
+    return {"event": "task", "step": step, "kind": kind, "started_s": span[0], "t": span[1], **where}
+
+
+def passed(step: int, at_s: float, samples: int = 4) -> dict[str, object]:
+    return {"event": "passed", "step": step, "t": at_s, "samples": samples, "fingerprint": 7}
+
+
+def test_a_step_lasts_from_record_to_record_in_the_median() -> None:
+    assert step_s([passed(0, 1.0), passed(1, 3.0), passed(2, 8.0), passed(3, 10.0)]) == 2.0
+
+
+def test_the_best_of_one_f_one_b_over_what_was_measured() -> None:
+    assert efficiency(runs=16, members=4, stated_s=0.1, measured_s=2.0) == pytest.approx(0.95)
+
+
+def test_a_standstill_is_the_longest_time_in_which_no_survivor_computes() -> None:
+    done = actions(
+        {
+            "m0": [task("forward", 0, (0, 2), (1.0, 5.0)), task("forward", 1, (0, 2), (5.3, 6.0))],
+            "m1": [task("backward", 0, (2, 4), (5.0, 9.0))],
+        }
+    )
+    assert standstill_s(done, ["m0"], since_s=4.0, until_s=9.0) == pytest.approx(0.3)
+    assert standstill_s(done, ["m0", "m1"], since_s=4.0, until_s=9.0) == 0.0
+
+
+def test_what_was_computed_twice_is_set_against_what_the_lost_member_had() -> None:
+    lost = [task("backward", run, (0, 2), (run, run + 0.5)) for run in range(2)]
+    done = actions({"m1": lost, "m0": [task("backward", 1, (0, 2), (5.0, 6.0))]})
+    assert pairs(done, 2) == {(0, 0): 1, (1, 0): 1, (0, 1): 2, (1, 1): 2}
+    assert redone_ratio(done, step=2, lost="m1") == 0.5
+
+
+def test_steps_that_nobody_passed_and_samples_that_members_tell_apart() -> None:
+    journals = {"m0": [passed(0, 1.0), passed(2, 3.0)], "m1": [passed(0, 1.0), passed(2, 3.0, samples=5)]}
+    assert samples_amiss(journals, 3) == (1, 1)
+
+
+def test_an_orphan_waits_until_another_member_begins_with_one_of_its_blocks() -> None:
+    journals = {
+        "m1": [task("forward", 0, (2, 4), (1.0, 2.0))],
+        "m0": [
+            {"event": "lost", "peer": "m1", "t": 3.0},
+            task("forward", 1, (0, 2), (3.1, 3.2)),
+            task("forward", 1, (2, 4), (3.5, 4.0)),
+        ],
+    }
+    assert orphan_s(journals, step=2, lost="m1") == pytest.approx(0.5)
+    assert orphan_s({}, step=2, lost="m1") is None
