@@ -6,8 +6,11 @@ import argparse
 import json
 import sys
 
+from experiments.harness import record
 from tests.sim.cluster import Scenario
 from tests.sim.exhaustive import explore
+
+SETTINGS = ("members", "runs", "faults", "backups", "at_once", "limit")
 
 
 def main() -> int:
@@ -18,6 +21,7 @@ def main() -> int:
     parser.add_argument("--backups", type=int, default=1)
     parser.add_argument("--at-once", action="store_true", help="nothing happens between two parts of a computation")
     parser.add_argument("--limit", type=int, default=10**9, help="states")
+    parser.add_argument("--record", action="store_true", help="append the figures to the results")
     args = parser.parse_args()
     scenario = Scenario(
         members=args.members, runs=args.runs, crashes=args.faults, backups=args.backups, steps=1, small=True
@@ -25,7 +29,11 @@ def main() -> int:
     found = explore(
         scenario, limit=args.limit, at_once=args.at_once, tell=lambda line: print(line, file=sys.stderr, flush=True)
     )
-    print(json.dumps({**found.__dict__, "schedule": [" ".join(map(str, action)) for action in found.schedule]}))
+    figures = {**found.__dict__, "schedule": " / ".join(found.schedule)}
+    if args.record:
+        settings = {"what": "every schedule"} | {key: vars(args)[key] for key in SETTINGS}
+        record("simulation", figures, quick=not found.is_whole, settings=settings)
+    print(json.dumps(figures))
     return 1 if found.violation else 0
 
 

@@ -2,33 +2,66 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from tests.sim.automata import Alone, Frame
 from tests.sim.cluster import Scenario
 from tests.sim.exhaustive import explore
 from tests.sim.plants import PLANTS
+from tests.sim.symbols import Lane
+
+PLANTED = {
+    "VotesWithoutBackups": "leaves shard 0 with fewer holders",
+    "LetsGoBeforeVerified": "can not make shard 0",
+    "HandsOutTwice": r"run 0 is handed out to \['m0', 'm1'\]",
+    "DropsNewGenerations": "stuck: m0, m1 wait for ever",
+    "FoldsInArrivalOrder": "differs from the undisturbed job",
+    "CountsWhatItChecks": "StopIteration",
+}
+"""Planted bug -> what it breaks; 50 to 1000 states away."""
 
 
-def _two_members(faults: int) -> Scenario:
-    return Scenario(members=2, runs=2, crashes=faults, backups=1, steps=1, small=True)
+def _small(members: int, faults: int) -> Scenario:
+    return Scenario(members=members, runs=2, crashes=faults, backups=1, steps=1, small=True)
 
 
-def test_every_order_of_what_two_members_say_ends_the_job() -> None:
-    found = explore(_two_members(faults=0), at_once=True)
+@pytest.mark.parametrize(("faults", "states_min"), [(0, 100), (1, 1000)])
+def test_two_members_come_to_the_same_end_in_every_order_and_with_a_death_at_any_point(
+    faults: int, states_min: int
+) -> None:
+    found = explore(_small(2, faults), at_once=True)
     assert found.is_whole, found.violation
     assert set(found.outcomes) == {"ok"}
-    assert found.states > 100
+    assert found.states > states_min
 
 
 @pytest.mark.on_demand
-def test_a_death_at_any_point_of_any_schedule_of_two_members_changes_nothing() -> None:
-    found = explore(_two_members(faults=1), at_once=True)
+def test_three_members_come_to_the_same_end_in_every_order_and_with_a_death_at_any_point() -> None:
+    found = explore(_small(3, 1), at_once=True)
     assert found.is_whole, found.violation
     assert set(found.outcomes) == {"ok"}
 
 
-def test_the_shortest_schedule_of_a_planted_bug_is_found() -> None:
-    with PLANTS["VotesWithoutBackups"].patch():
-        found = explore(_two_members(faults=1), at_once=True, limit=1000)
-    assert found.violation
-    assert 5 < len(found.schedule) < 20
+@pytest.mark.parametrize("planted", PLANTED)
+def test_the_shortest_schedule_of_a_planted_bug_is_found(planted: str) -> None:
+    with PLANTS[planted].patch():
+        found = explore(_small(2, faults=1), at_once=True, limit=1000)
+    assert re.search(PLANTED[planted], found.violation)
+    assert 2 < len(found.schedule) < 20
+
+
+def test_memory_that_is_written_before_others_have_read_it_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one member reads lies in another one's automaton."""
+    real = Alone._frames
+
+    def zero_what_was_sent(member: Alone) -> tuple[Frame, ...]:
+        frames = real(member)
+        for lane in [each for places in member.given.values() for each in places if isinstance(each, Lane)]:
+            lane.slot.zero()
+        return frames
+
+    monkeypatch.setattr(Alone, "_frames", zero_what_was_sent)
+    found = explore(_small(2, faults=0), at_once=True, limit=1000)
+    assert "was released or overwritten before it was read" in found.violation
