@@ -124,7 +124,7 @@ def _named(options: RunOptions, source: str) -> Beginning:
     from elastrain.snapshot.durable.places.opening import checkpoint_at
     from elastrain.snapshot.durable.reading import Checkpoint
 
-    at, named = checkpoint_at(source)
+    at, named = checkpoint_at(source or "nothing")
     if not source or not at.exists():
         raise ConfigError(f"--resume {source!r}: there is no such folder: name a checkpoint, or write auto or none")
     name = named or next(iter(candidates([at])), None)

@@ -75,9 +75,9 @@ def is_taken_over(name: str) -> bool:
 
 def changed(resume: Resume, spec: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of what a job with this spec does otherwise than the one that wrote the checkpoint, in order."""
-    # A scheduler of another class has other settings, too: what explains the others is named first.
+    # Another script has other settings of its schedulers, too: what says most is named first.
     named = sorted(
-        (name for name in resume.spec if name not in MAY_CHANGE), key=lambda name: (name != "schedulers", name)
+        (name for name in resume.spec if name not in MAY_CHANGE), key=lambda name: (" of scheduler " in name, name)
     )
     return tuple(name for name in named if spec.get(name, "(unset)") != resume.spec[name])
 

@@ -19,6 +19,8 @@ OWNER = "owner.json"
 _BYTES_MAX = 4096
 _TRIES, _APART_S = 40, 0.05
 """While another process of the same job is taking the place over, this one looks again."""
+_ENDS_S = 5.0
+"""What is left of a job whose launcher was killed has ended by then, and holds the place no longer."""
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +78,7 @@ def hold_for(place: CheckpointPlace, job: str) -> Claim | None:
     """
     owner = owner_of(place)
     if owner is not None and owner.job != job:
-        _alone(place, owner).release()
+        _await_end(place, owner)
     is_open = owner is not None and owner.job == job
     return claim(place, job) if is_open or not any(place_in_time(name) for name in place.names()) else None
 
@@ -139,6 +141,20 @@ def _become(place: CheckpointPlace, owner: Owner | None, job: str) -> None:
     finally:
         if hold is not None:
             hold.release()
+
+
+def _await_end(place: CheckpointPlace, owner: Owner) -> None:
+    """Raises TakenError where a process of the owner lives on: those of a job that was killed are about to end."""
+    until_s = time.monotonic() + _ENDS_S
+    while True:
+        try:
+            _alone(place, owner).release()
+        except TakenError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(_APART_S)
+        else:
+            return
 
 
 def _alone(place: CheckpointPlace, owner: Owner) -> FileHold:

@@ -12,7 +12,7 @@ from elastrain.launcher.values import JobTimes
 from elastrain.runtime import channel, pacing
 from tests.support.sources import ROOT
 
-FOLDERS = ("launcher", "elastrain/runtime", "comm")
+FOLDERS = ("launcher", "elastrain/runtime", "comm", "snapshot")
 ROW = re.compile(r"^\| `([\w/]+\.py) (\w+)` \| ([\d.]+) \|", re.MULTILINE)
 
 
