@@ -55,6 +55,11 @@ class GradientSlots:
         self._running = self._tasks[task]
         return self._running.slot
 
+    @property
+    def is_void(self) -> bool:
+        """What the training loop is computing counts for nothing."""
+        return self._running is not None and self._running.is_void
+
     def computed(self, event: p.Computed) -> None:
         """After the last backward of its run nothing more is added to a task's slot."""
         if event.is_last:

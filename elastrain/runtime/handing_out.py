@@ -33,8 +33,10 @@ class HandingOut:
 
     def keep(self, made: BoundaryMade) -> p.Event:
         """Before the core hears of it: it may have it sent at once."""
-        if made.event.made is not None:
-            self._executor.books.boundaries.put(made.event.made, made.tensors)
+        books = self._executor.books
+        # Of a step that began anew meanwhile: what was wrong in it must not stand for what is made now.
+        if made.event.made is not None and not books.slots.is_void:
+            books.boundaries.put(made.event.made, made.tensors)
         return made.event
 
     def note(self, event: p.Event) -> None:
