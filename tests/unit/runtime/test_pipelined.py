@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from elastrain.errors import ConfigError
+from elastrain.pipeline.stubs.fakes import is_fake
 from tests.support.pipeline_models import CASES, loss_of
 from tests.support.pipeline_steps import MICRO_BATCHES, alone, chain, in_pipelines
 
@@ -56,3 +58,19 @@ def test_a_first_batch_without_a_backward_is_refused() -> None:
             loss_of(model, batch)
 
     assert "went by without step.backward(loss)" in _refused(forgets)
+
+
+def test_between_two_steps_the_model_is_whole() -> None:
+    outputs: list[Any] = []
+
+    def evaluates(case: Any, model: Any, step: Any) -> None:
+        batches = []
+        for batch in step:
+            batches.append(batch)
+            step.backward(loss_of(model, batch))
+        with torch.no_grad():
+            outputs.append(loss_of(model.eval(), batches[0]))
+
+    in_pipelines(CASES["gpt"], chain(("a", "b"), (4,), MICRO_BATCHES), ("a", "b"), 1, loop=evaluates)
+    assert not any(map(is_fake, outputs))
+    assert outputs[0] == outputs[1]
