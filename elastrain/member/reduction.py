@@ -1,8 +1,4 @@
-"""Fold and reduce: from a block's gradient over one run to the finished gradient of a shard, at its primary.
-
-What a pipeline's edge carries (activations forwards, their gradients backwards) would be a part beside this one: a
-message per direction in `messages`, a row for each in `Lifecycle._take_in`, and what was sent kept until the commit.
-"""
+"""Fold and reduce: from a block's gradient over one run to the finished gradient of a shard, at its primary."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from elastrain.values import AuditPlan, Check, Initial, Report, Shape, ShardShap
 from elastrain.world import Member, View
 from tests.sim.checks import Checks, Truth, content
 from tests.sim.member import Outbox, Run, SimMember, Violation
+from tests.sim.pipelined import TRACED, PipelinedLoop, TaskRun, micro_batches_of, pipelining_of
 
 DEATHS = (object, Report, Partial, Gradient, Ack, Vote, Publish, Publish, Digests, ShardCopy)
 Choice = tuple[Any, Callable[[Any], None], Any]
@@ -77,6 +78,10 @@ class Scenario:
     """Members whose training loop is left in the middle of the job."""
     slow_behind: bool = False
     """Work that nobody waits for takes longer than any run."""
+    run_length: int = 0
+    """Micro-batches of a run, each of which goes through the model along a chain; 0: runs are wholes."""
+    stages: int = 0
+    """Members per pipeline; 0: none are made."""
     small: bool = False
     """Two shards in one block."""
     checkpoint_every: int = 0
@@ -116,6 +121,7 @@ def shape_of(scenario: Scenario) -> Shape:
         deterministic=not scenario.noisy,
         cross_check_every=scenario.check_every,
         audit=scenario.audit,
+        pipelining=pipelining_of(scenario.stages, scenario.runs, scenario.run_length),
     )
 
 
@@ -216,6 +222,10 @@ class Cluster:
         )
         if self.shape.initial.is_stored and self.truth is not None:
             self.members[name].symbols.stored = self.truth.stored(self.shape)
+        if self.scenario.run_length:
+            length = self.scenario.run_length
+            micro_batches = micro_batches_of(self.scenario.runs, length)
+            self.members[name].pipelined = PipelinedLoop(self.members[name], length, micro_batches)
         self.members[name].watch = self.checks.command
         self.members[name].noise = name if self.scenario.noisy else ""
         self.members[name].carries = self.scenario.carries
@@ -434,8 +444,11 @@ class Cluster:
             if self.members[other].committed < end - 1:
                 raise Violation(f"{name} leaves while {other} is still in step {self.members[other].committed + 1}")
 
-    def _compute(self, name: str, run: Run | p.Recompute) -> None:
+    def _compute(self, name: str, run: Run | TaskRun | p.Recompute) -> None:
         self.members[name].forwards += 1
+        if isinstance(run, TaskRun):
+            self._act(name, run)
+            return
         if isinstance(run, p.Recompute):
             self._say(f"    {name} checks run {run.run} of step {run.step}")
             self._check(name, run)
@@ -446,6 +459,19 @@ class Cluster:
                 self._check(name, run.compute)
             if run.compute.audited:
                 self.loops[name].append(lambda: self._checked(run.compute, self.members[name].audited(run)))
+        self.loops[name].append(p.Ready)
+
+    def _act(self, name: str, run: TaskRun) -> None:
+        """A micro-batch through a task; what comes of it is told bit by bit."""
+        command, loop = run.command, self.members[name].pipelined
+        self._say(f"    {name}: {type(command).__name__} of {command.micro_batch} through {command.task}")
+        assert loop is not None
+
+        def act() -> None:
+            told = loop.compute(run)
+            self.loops[name].extendleft(lambda event=event: event for event in reversed(told))  # type: ignore[misc]
+
+        self.loops[name].append(act)
         self.loops[name].append(p.Ready)
 
     def _parts(self, name: str, run: Run) -> list[Part]:
@@ -493,6 +519,8 @@ class Cluster:
         if step >= self._end_of(name):
             self.loops[name].append(lambda: p.LoopEnded(step=step))
         else:
+            if self.shape.pipelining is not None and member.machine.step.tasks.traced is None:
+                self.loops[name].append(lambda: p.Traced(model=TRACED))
             self.loops[name].append(p.Ready)
 
     def _end_of(self, name: str) -> int:
@@ -830,7 +858,12 @@ def _short(value: object) -> str:
 def truth_of(scenario: Scenario) -> Truth:
     """The undisturbed job of one."""
     alone = Scenario(
-        members=1, steps=scenario.steps, runs=scenario.runs, backups=scenario.backups, small=scenario.small
+        members=1,
+        steps=scenario.steps,
+        runs=scenario.runs,
+        backups=scenario.backups,
+        small=scenario.small,
+        run_length=scenario.run_length,
     )
     cluster = Cluster(alone, 0, None)
     cluster.run()

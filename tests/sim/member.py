@@ -21,6 +21,7 @@ from elastrain.member.roles import Roles
 from elastrain.messages import Message
 from elastrain.values import Check, Contribution, Shape
 from elastrain.world import View
+from tests.sim.pipelined import Chain, PipelinedLoop, TaskRun
 from tests.sim.symbols import NOTHING, RELEASED, Cell, Lane, Ref, Shelf, Slot, State, Symbols, Violation, symbol
 
 __all__ = ["Outbox", "Run", "SimMember", "Violation", "symbol"]
@@ -36,6 +37,8 @@ class Run:
     """What the forward read."""
     told: Contribution = field(default_factory=Contribution)
     reported: set[int] = field(default_factory=set)
+    chains: list[Chain] = field(default_factory=list)
+    """Its micro-batches, where the model is a chain."""
     digests: dict[int, int] = field(default_factory=dict)
     """Block -> what its gradients came to when it was reported."""
 
@@ -48,7 +51,7 @@ class Outbox:
     read_view: bool = False
     anew: list[p.BeginAnew] = field(default_factory=list)
     noticed: list[str] = field(default_factory=list)
-    compute: list[Run | p.Recompute] = field(default_factory=list)
+    compute: list[Run | TaskRun | p.Recompute] = field(default_factory=list)
     advanced: list[p.Advance] = field(default_factory=list)
     entered: list[p.Enter] = field(default_factory=list)
     failed: list[p.Fail] = field(default_factory=list)
@@ -127,6 +130,8 @@ class SimMember:
             scratch=Shelf[tuple[int, int]](self.symbols.model),
         )
         self.ledger.capture_into(self.disk)
+        self.pipelined: PipelinedLoop | None = None
+        """None: runs are computed as wholes, by symbols of their own."""
         self.generation = 0
         """Stamped on what is sent: it changes with the edit, between two commands of one event."""
         self.flips = 0
@@ -190,13 +195,19 @@ class SimMember:
         """Zero the slot, read the parameters."""
         run.slot.zero()
         run.weights = self.digest()
+        if self.pipelined is not None:
+            run.chains = self.pipelined.whole(run.compute)
+            run.told = sum((chain.told for chain in run.chains), Contribution())
+            return
         run.told = self.contribution_of_run(run.compute.step, run.compute.run)
 
     def backward(self, run: Run, block: int) -> p.BlockDone | None:
         """One block's gradients land; it is reported once, however often the run is computed."""
         step, number = run.compute.step, run.compute.run
         weights = run.weights if run.weights == self.digest() else symbol("torn", run.weights, self.digest())
-        for key in self.symbols.keys:
+        if self.pipelined is not None:
+            self.pipelined.land(run.chains, run.slot, block)
+        for key in self.symbols.keys if self.pipelined is None else ():
             if key[0] == block:
                 run.slot.accumulate(key, self._gradient(step, number, key, weights, run.compute.loss_scale))
         if block in run.reported:
@@ -336,6 +347,8 @@ class SimMember:
             self.ledger.slots.block_done(event)
         elif isinstance(event, p.Ready):
             self.ledger.slots.end_run()
+        elif isinstance(event, p.Computed) and self.pipelined is not None:
+            self.pipelined.note(event)
 
     def _release(self) -> None:
         """What is free may get any other content at once. A free slot is not touched before the next run zeroes it."""
@@ -359,6 +372,8 @@ class SimMember:
                 out.compute.append(Run(command, self.ledger.slots.start_run()))
             case p.Recompute():
                 out.compute.append(command)
+            case p.Forward() | p.Backward() if self.pipelined is not None:
+                out.compute.append(self.pipelined.begin(command))
             case p.ReadInitial():
                 self.reads.append(command.shards)
             case p.Advance():
@@ -383,6 +398,8 @@ class SimMember:
             case p.Leave():
                 out.left, out.evicted = True, command.evicted
             case _:
+                if self.pipelined is not None:
+                    self.pipelined.forget(command)
                 return self.ledger.carry_out(command)
         return None
 

@@ -1,0 +1,210 @@
+"""A training loop that computes in pipelines, over symbols: activations and gradients are hashes of what went in.
+
+A stale parameter, a mixed-up micro-batch, a wrong order of addition, or a contribution that went astray changes the
+digest. Whole runs are computed along the same chain, so that the job of one, without pipelines, is the truth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elastrain import protocol as p
+from elastrain.messages import Boundary
+from elastrain.pipeline.actions import ActionKind, TaskAction
+from elastrain.pipeline.boundary import BoundaryName, Direction
+from elastrain.pipeline.graph import BlockGraph, IllegalCut
+from elastrain.pipeline.plan import Task
+from elastrain.values import Contribution, Pipelining, TracedGraph
+from tests.sim.symbols import RELEASED, Cell, Slot, symbol
+
+if TYPE_CHECKING:
+    from tests.sim.member import SimMember
+
+BLOCKS = 7
+PLACES = (1, 1, 4, 6)
+"""Of the four blocks of the layout: two at one place, and places with none."""
+TRACED = TracedGraph(
+    graph=BlockGraph(
+        blocks=tuple(f"b{place}" for place in range(BLOCKS)),
+        flops=(3, 1, 2, 2, 1, 1, 4),
+        crossings=((),) * (BLOCKS + 1),
+        illegal=(IllegalCut(cut=3, why="planted"),),
+    ),
+    places=PLACES,
+)
+
+
+@dataclass(eq=False)
+class TaskRun:
+    """An action in the training loop, with its slot and with what it takes of others."""
+
+    command: p.Forward | p.Backward
+    slot: Slot
+    taken: int | None
+    """None: the batch, or the loss."""
+    contribution: Contribution | None
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One micro-batch through the whole model: what each place took, what came back to it, and what it counts."""
+
+    taken: tuple[int, ...]
+    back: tuple[int, ...]
+    told: Contribution
+
+
+class PipelinedLoop:
+    """What a member's loop keeps between the forward and the backward of a micro-batch."""
+
+    def __init__(self, member: SimMember, length: int, micro_batches: int) -> None:
+        self._member = member
+        self._length = length
+        self._micro_batches = micro_batches
+        self._saved: dict[tuple[Task, int], list[int]] = {}
+        self._told: dict[Task, Contribution] = {}
+        self._made: dict[BoundaryName, Cell] = {}
+
+    def micro_batches_of(self, run: int) -> range:
+        return range(run * self._length, min((run + 1) * self._length, self._micro_batches))
+
+    # -------------------------------------------------------------------------------------------------- the arithmetic
+
+    def _weights(self, place: int) -> tuple[int, ...]:
+        model, shards = self._member.symbols.model, enumerate(self._member.shape.shards)
+        return tuple(model[s].value for s, shard in shards if any(PLACES[block] == place for block in shard.lanes))
+
+    def _forward(self, place: int, taken: int) -> int:
+        return symbol("forward", place, self._weights(place), taken)
+
+    def _backward(self, place: int, taken: int, back: int) -> int:
+        return symbol("backward", place, self._weights(place), taken, back)
+
+    def _loss(self, step: int, micro_batch: int, taken: int, scale: float) -> tuple[int, Contribution]:
+        seed = symbol("loss", step, micro_batch, taken)
+        return symbol("loss", seed, scale), Contribution((seed % 1000) / 7.0, 2.0, 2, seed)
+
+    def _accumulate(self, slot: Slot, place: int, block: int, taken: int, back: int) -> None:
+        for key in self._member.symbols.keys:
+            if key[0] == block:
+                slot.accumulate(key, symbol("grad", key, self._weights(place), taken, back))
+
+    # ------------------------------------------------------------------------------------------------- a run as a whole
+
+    def whole(self, compute: p.Compute) -> list[Chain]:
+        return [self._chain(compute.step, m, compute.loss_scale) for m in self.micro_batches_of(compute.run)]
+
+    def _chain(self, step: int, micro_batch: int, scale: float) -> Chain:
+        taken = [symbol("batch", step, micro_batch)]
+        for place in range(BLOCKS):
+            taken.append(self._forward(place, taken[-1]))
+        back, told = self._loss(step, micro_batch, taken[-1], scale)
+        behind = [back]
+        for place in reversed(range(1, BLOCKS)):
+            behind.append(self._backward(place, taken[place], behind[-1]))
+        return Chain(tuple(taken), tuple(reversed(behind)), told)
+
+    def land(self, chains: list[Chain], slot: Slot, block: int) -> None:
+        """One block's gradients of a whole run."""
+        place = PLACES[block]
+        for chain in chains:
+            self._accumulate(slot, place, block, chain.taken[place], chain.back[place])
+
+    # -------------------------------------------------------------------------------------------------------- a task
+
+    def begin(self, command: p.Forward | p.Backward) -> TaskRun:
+        """As the engine does it: with the slot, and what it takes of others."""
+        task, books = command.task, self._member.ledger
+        slot: Slot = books.slots.start_action(task)
+        is_forward = isinstance(command, p.Forward)
+        cut, direction = (task.begin, Direction.ACTIVATION) if is_forward else (task.end, Direction.GRADIENT)
+        if cut in (0, BLOCKS):
+            return TaskRun(command, slot, None, None)
+        kept = books.boundaries[BoundaryName(command.step, command.micro_batch, cut, direction)]
+        return TaskRun(command, slot, kept.tensors[0].value, kept.contribution)
+
+    def compute(self, run: TaskRun) -> list[p.Event]:
+        """Do it; what the loop tells, in order."""
+        command, task = run.command, run.command.task
+        if isinstance(command, p.Backward):
+            assert run.taken is not None
+            assert run.contribution is not None
+            return self._go_back(run, run.taken, run.contribution)
+        taken = [symbol("batch", command.step, command.micro_batch) if run.taken is None else run.taken]
+        for place in task.blocks:
+            taken.append(self._forward(place, taken[-1]))
+        self._saved[task, command.micro_batch] = taken
+        if task.end < BLOCKS:
+            return [self._computed(command, ActionKind.FORWARD, taken[-1], None)]
+        forward = self._computed(command, ActionKind.FORWARD, None, None)
+        back, told = self._loss(command.step, command.micro_batch, taken[-1], command.loss_scale)
+        return [forward, *self._go_back(run, back, told)]
+
+    def _go_back(self, run: TaskRun, back: int, told: Contribution) -> list[p.Event]:
+        command, task = run.command, run.command.task
+        taken, micro_batches = self._saved.pop((task, command.micro_batch)), self.micro_batches_of(task.run)
+        if command.micro_batch == micro_batches[0]:
+            run.slot.zero()
+            self._told[task] = Contribution()
+        self._told[task] += told
+        done: list[p.Event] = []
+        for place in reversed(task.blocks):
+            for block in [block for block, at in enumerate(PLACES) if at == place]:
+                self._accumulate(run.slot, place, block, taken[place - task.begin], back)
+                done.append(self._block_done(command.step, task, block))
+            back = self._backward(place, taken[place - task.begin], back)
+        is_last = command.micro_batch == micro_batches[-1]
+        computed = self._computed(command, ActionKind.BACKWARD, back if task.begin else None, told, is_last=is_last)
+        return [*(done if is_last else ()), computed]
+
+    def _block_done(self, step: int, task: Task, block: int) -> p.BlockDone:
+        touched = 1 << task.run if symbol("touched", step, task.run, block) % 3 else 0
+        return p.BlockDone(step=step, run=task.run, block=block, contribution=self._told[task], touched=touched)
+
+    def _computed(
+        self,
+        command: p.Forward | p.Backward,
+        kind: ActionKind,
+        value: int | None,
+        told: Contribution | None,
+        *,
+        is_last: bool = False,
+    ) -> p.Computed:
+        made, task = None, command.task
+        if value is not None:
+            cut, direction = task.end, Direction.ACTIVATION
+            if kind is ActionKind.BACKWARD:
+                cut, direction = task.begin, Direction.GRADIENT
+            name = BoundaryName(command.step, command.micro_batch, cut, direction)
+            made = Boundary(name=name, tensors=(), contribution=told)
+            self._made[name] = Cell(value)
+        action = TaskAction(kind, command.micro_batch, task)
+        return p.Computed(step=command.step, action=action, made=made, is_last=is_last)
+
+    # ---------------------------------------------------------------------------------------------------- in the books
+
+    def note(self, event: p.Computed) -> None:
+        """Before the core hears of it: the tensors lie in the books."""
+        books = self._member.ledger
+        if event.made is not None and event.made.name in self._made:
+            books.boundaries.put(event.made, [self._made[event.made.name]])
+        books.slots.computed(event)
+
+    def forget(self, command: Any) -> None:
+        """What belongs to the attempt is let go of: its memory may get any other content at once."""
+        if isinstance(command, p.EndAttempt | p.VoidAttempt):
+            over = [name for name in self._made if name.step <= command.step]
+            for name in over:
+                self._made.pop(name).value = RELEASED
+
+
+def pipelining_of(stages: int, runs: int, length: int) -> Pipelining | None:
+    """The last run is shorter than the others where it can be."""
+    return (
+        Pipelining(stages=stages, micro_batches=micro_batches_of(runs, length), run_length=length) if stages else None
+    )
+
+
+def micro_batches_of(runs: int, length: int) -> int:
+    return runs * length - (length - 1)

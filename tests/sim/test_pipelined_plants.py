@@ -1,0 +1,162 @@
+"""Rules of pipelines, broken on purpose in the production cores: the simulator has to find each of them.
+
+One rule is kept although breaking it does no harm here: no member votes while it has tasks left. A task whose gradients
+others lack keeps their shards from being finished, and what is computed a second time counts for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import count, islice
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from elastrain import rerouting
+from elastrain.books.boundaries import Boundaries
+from elastrain.member.commit import Commit
+from elastrain.member.tasks import Tasks
+from elastrain.messages import Boundary
+from elastrain.pipeline import actions, redo
+from elastrain.pipeline.tasks import TaskProgress
+from elastrain.rerouting import Rerouting, reroute
+from tests.sim.cluster import Scenario
+from tests.sim.test_pipelined_members import cluster_of, draw
+
+Plant = Callable[[], AbstractContextManager[Any]]
+PLANTS: dict[str, tuple[Plant, str]] = {}
+WITHIN = 60
+"""Schedules that break a rule at the latest."""
+FIRST = {"needs_of_living_tasks_are_forgotten": 20, "early_tensors_are_dropped": 110}
+"""Where the search for a bug begins, if not at the first schedule: it only saves time."""
+
+
+def _plant(rule: str) -> Callable[[Plant], Plant]:
+    def note(plant: Plant) -> Plant:
+        PLANTS[plant.__name__] = (plant, rule)
+        return plant
+
+    return note
+
+
+@_plant("Who makes a boundary tensor keeps it until it holds the step's record.")
+def makers_let_go_when_they_have_sent() -> AbstractContextManager[Any]:
+    payload = Boundaries.__getitem__
+
+    def taken(books: Boundaries, name: Any) -> Any:
+        kept = payload(books, name)
+        books._kept.pop(name)
+        return kept
+
+    return patch.object(Boundaries, "__getitem__", taken)
+
+
+@_plant("Who makes a boundary tensor reports it, and sends it again to whoever needs it now.")
+def nothing_is_sent_again() -> AbstractContextManager[Any]:
+    send_again = Tasks.send_again
+
+    def forgets(tasks: Tasks, rerouted: Rerouting) -> None:
+        send_again(tasks, replace(rerouted, resends=()))
+
+    return patch.object(Tasks, "send_again", forgets)
+
+
+@_plant("The contribution of a micro-batch travels with its boundary gradient.")
+def contributions_stay_where_they_are_made() -> AbstractContextManager[Any]:
+    arrive = Tasks.on_boundary
+
+    def loses(tasks: Tasks, message: Boundary, payload: object) -> None:
+        told = message.contribution
+        arrive(tasks, replace(message, contribution=told and replace(told, samples=told.samples + 1)), payload)
+
+    return patch.object(Tasks, "on_boundary", loses)
+
+
+@_plant("A run that is interrupted is computed again whole.")
+def runs_are_resumed_in_their_middle() -> AbstractContextManager[Any]:
+    resume = Tasks.resume
+
+    def resumes(tasks: Tasks, plan: Any, rerouted: Rerouting) -> None:
+        resume(tasks, plan, rerouted)
+        for task in rerouted.new:
+            desk = tasks._desk
+            if desk is not None and task in desk.progress and len(desk.shape.micro_batches_of(task.run)) > 1:
+                desk.progress[task] = TaskProgress(task=task, forwarded=1, done=1)
+
+    return patch.object(Tasks, "resume", resumes)
+
+
+@_plant("A forward is held back only by tasks in flight that begin at its cut or deeper.")
+def all_tasks_in_flight_count() -> AbstractContextManager[Any]:
+    return patch.object(actions, "_held_back_by", lambda task, in_flight: len(in_flight))
+
+
+@_plant("What living tasks wait for and nobody will make any more is computed again.")
+def needs_of_living_tasks_are_forgotten() -> AbstractContextManager[Any]:
+    return patch.object(redo, "_waited_for", lambda living, comes, missing: set())
+
+
+@_plant("A tensor of the step after the present one is held until the record is here.")
+def early_tensors_are_dropped() -> AbstractContextManager[Any]:
+    is_ahead = Commit.is_ahead
+    return patch.object(Commit, "is_ahead", lambda commit, m: not isinstance(m, Boundary) and is_ahead(commit, m))
+
+
+@_plant("All members decide alike what is computed again.")
+def each_member_puts_itself_first() -> AbstractContextManager[Any]:
+    turn = iter(range(1 << 30))
+
+    def turned(reports: Any, *rest: Any) -> Rerouting:
+        names = list(reports)
+        at = next(turn) % len(names)
+        return reroute({name: reports[name] for name in (*names[at:], *names[:at])}, *rest)
+
+    return patch("elastrain.member.recovering.reroute", turned)
+
+
+@_plant("A report is not overtaken by what is computed after it.")
+def what_is_computed_in_a_recovery_counts_at_once() -> AbstractContextManager[Any]:
+    on_computed = Tasks.on_computed
+
+    def at_once(tasks: Tasks, event: Any) -> None:
+        is_recovering, tasks._views.is_recovering = tasks._views.is_recovering, False
+        on_computed(tasks, event)
+        tasks._views.is_recovering = is_recovering
+
+    return patch.object(Tasks, "on_computed", at_once)
+
+
+@_plant("What only a lost member had is handed out again.")
+def nothing_is_handed_out_again() -> AbstractContextManager[Any]:
+    decide = rerouting.redo
+
+    def forgets(situation: Any) -> Any:
+        return replace(decide(situation), tasks=())
+
+    return patch.object(rerouting, "redo", forgets)
+
+
+def _is_disturbed(scenario: Scenario) -> bool:
+    return scenario.crashes + scenario.joins > 0
+
+
+def first_finding(name: str) -> tuple[int, str] | None:
+    """Seed and message of the first schedule with losses or joins that the planted bug breaks."""
+    plant, _ = PLANTS[name]
+    disturbed = (seed for seed in count(FIRST.get(name, 0)) if draw(seed).members > 1 and _is_disturbed(draw(seed)))
+    for seed in islice(disturbed, WITHIN):
+        cluster = cluster_of(seed)
+        try:
+            with plant():
+                cluster.run(limit=6_000)
+        except (AssertionError, KeyError, IndexError, StopIteration, ValueError) as found:
+            return seed, f"{type(found).__name__}: {found}"
+    return None
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_broken_rule_is_found(name: str) -> None:
+    assert first_finding(name) is not None, f"{PLANTS[name][1]} Nothing found in {WITHIN} schedules."
