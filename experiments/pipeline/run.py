@@ -6,6 +6,7 @@ python -m experiments.pipeline.run [--quick] [--record]
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from typing import Any
 
 from experiments.harness import Reach, add_record_flag, record, report
 from experiments.jobs import Script, alone, elastic, finish, unwind_on_sigterm
-from experiments.pipeline import train
+from experiments.pipeline import hugging_face, train
 from experiments.pipeline.figures import (
     actions,
     efficiency,
@@ -161,12 +162,14 @@ def layouts(*, quick: bool) -> dict[str, Layout]:
             members=4,
             stages=4,
             steps=5,
+            args=("--backups", "2"),
             faults=tuple(f"kill --target member:{m} --at step=2,phase=forward" for m in ("m1", "m2")),
         ),
         "a whole pipeline": Layout(
             members=4,
             stages=2,
             steps=5,
+            args=("--backups", "2"),
             faults=tuple(f"kill --target member:{m} --at step=2,phase=backward" for m in ("m2", "m3")),
         ),
     }
@@ -224,8 +227,26 @@ def measure(folder: Path, *, quick: bool) -> dict[str, Any]:
         **_paced(whole),
         "vs_torch_pipelining": None,
         "bytes_ratio": None,
-        "hf_bits_equal": None,
+        "hf_bits_equal": None if quick else hf_bits_equal(folder),
     }
+
+
+def hf_bits_equal(folder: Path) -> bool | None:
+    """Unmodified models on three members against one; None without `transformers`."""
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    differing = []
+    for name in hugging_face.MODELS:
+        script = Script(path=Path(hugging_face.__file__), args=(name, "--steps", "3"))
+        whole, cut = folder / f"{name}-alone", folder / name
+        with alone(whole, script, start=warm.Popen) as process:
+            finish(process, whole, timeout_s=WAIT_S)
+        with elastic(cut, script, members=3, options=("--stages", "3"), start=warm.Popen) as process:
+            finish(process, cut, timeout_s=WAIT_S)
+        if told(cut).lines != set((whole / "steps-alone.txt").read_text().splitlines()):
+            differing.append(name)
+        sys.stderr.write(f"{name}: {'DIFFERS' if name in differing else 'equal'}\n")
+    return not differing
 
 
 def _passed_s(found: Told, step: int) -> float:
