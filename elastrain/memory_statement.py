@@ -41,6 +41,8 @@ class ScriptNeeds:
     behind_bytes: int
     """Of backups, what is updated in one go."""
     writes_checkpoints: bool
+    all_write: bool = False
+    """Every holder writes its copy of a shard (`--checkpoint-layout local`), instead of one per shard."""
     limit: WorkerLimit | None = None
 
 
@@ -91,7 +93,9 @@ def _member(
     shards_bytes = sum(each.leaves_bytes for each in held if each.is_primary)
     # At the worst all that it is to write waits at once, while what it holds has gone on: a backup's captured states
     # are no copies, but they are kept beyond the step in which they would have been replaced.
-    written = writers(placement, script.sizes, all_holders=False) if script.writes_checkpoints else frozenset()
+    written = (
+        writers(placement, script.sizes, all_holders=script.all_write) if script.writes_checkpoints else frozenset()
+    )
     staged = [shard for writer, shard in written if writer == member]
     staging_bytes = sum(round(script.sizes[shard] * (1 + script.moments[shard])) for shard in staged)
     outside, shortfall = _leaving(script, member, placement, gradients_bytes)

@@ -147,8 +147,14 @@ class Executor:
         return sum(s.memory_bytes() for s in self._stores), sum(s.disk_bytes() for s in self._stores)
 
     def memory_bytes(self) -> int:
-        """All that this class and the model hold in memory."""
-        return self.model.nbytes + self.gradients_bytes() + self.states_bytes()[0]
+        """All that this class and the model hold in memory, and states that wait for a checkpoint's disk."""
+        captured_bytes = 0 if self.checkpoints is None else self.checkpoints.room.used_bytes
+        return self.model.nbytes + self.gradients_bytes() + self.states_bytes()[0] + captured_bytes
+
+    def limit_captures(self, limit_bytes: int) -> None:
+        """So much may wait for a checkpoint's disk at a time; one state always may."""
+        if self.checkpoints is not None:
+            self.checkpoints.room.limit_bytes = limit_bytes
 
     def _home(self, shard: int) -> Tensor:
         return self.model.parameters_of(self.layout.shards[shard])

@@ -225,6 +225,8 @@ class MemoryKeeper:
         if isinstance(decided, budget.Shortfall):
             self._journal.write("no_room", reason=decided.reason, **asdict(needs))
             raise NoRoomError(f"member {self._me}: {decided.reason}")
+        # What nobody else may take: activations have their own share of what is free.
+        self._executor.limit_captures(max(0, limit_bytes - needs.total_bytes))
         if measured is None or self._is_news(decided) or self._share != self._share_of_activations():
             self._carry_out(decided, needs)
 

@@ -50,6 +50,7 @@ def script_needs(wish: StatementWish, request: Request, layout: Layout, chosen: 
         base_bytes=max(0, held_bytes - model.nbytes),
         behind_bytes=BEHIND_BYTES,
         writes_checkpoints=chosen.checkpoints is not None,
+        all_write=chosen.checkpoints is not None and chosen.checkpoints.is_local,
         limit=_limit(chosen.limit),
     )
 

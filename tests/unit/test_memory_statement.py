@@ -67,6 +67,11 @@ def test_each_state_of_a_checkpoint_waits_at_one_member(backups: int) -> None:
     assert sum(each.staging for each in stated) == 8 * 12 * MIB
 
 
+def test_on_local_disks_each_state_waits_at_all_of_its_holders() -> None:
+    script = replace(SCRIPT, backups=1, writes_checkpoints=True, all_write=True)
+    assert sum(each.staging for each in state_memory(script, ON_TWO_NODES)) == 2 * 8 * 12 * MIB
+
+
 def tight(limit_mib: int, *, has_disk: bool, moments: float = 2.0) -> MemberBytes:
     limit = WorkerLimit(limit_bytes=limit_mib * MIB, has_disk=has_disk, assumed_moments=2.0)
     return state_memory(replace(SCRIPT, limit=limit, moments=(moments,) * 8), ON_TWO_NODES)[0]
