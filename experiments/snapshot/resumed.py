@@ -24,17 +24,19 @@ def figures(folder: Path, *, rounds: int, kills: int, seed: int = 0) -> dict[str
     whole = set(_LAST_WORDS.findall(alone.output))
     assert alone.exit_code == 0 and len(whole) == 1, alone.output
     rng = random.Random(seed)
-    equal = sum(_round(folder / str(number), kills, rng) == whole for number in range(rounds))
+    # The last life of the rounds in turn has each of the sizes; those that are killed are drawn.
+    sizes = [SIZES[number % len(SIZES)] for number in range(rounds)]
+    equal = sum(_round(folder / str(number), kills, rng, size) == whole for number, size in enumerate(sizes))
     return {"resume_digest_equal": float(equal == rounds), "resume_rounds": rounds, "resume_kills": rounds * kills}
 
 
-def _round(folder: Path, kills: int, rng: random.Random) -> set[str]:
+def _round(folder: Path, kills: int, rng: random.Random, size: tuple[int, int]) -> set[str]:
     """What all members of its last life say in the end."""
     checkpoints = folder / "checkpoints"
     for number in range(kills):
         script = (str(SCRIPT), *STEPS, "--slow", "0.2")
         killed(folder / f"killed{number}", checkpoints, size_options(*rng.choice(SIZES)), script, rng.uniform(0, 0.6))
-    workers, nodes = rng.choice(SIZES)
+    workers, nodes = size
     options = ("--checkpoint-dir", str(checkpoints), *size_options(workers, nodes))
     done = run_job(_made(folder / "last"), workers=workers, arguments=STEPS, options=options, script=SCRIPT)
     went_on = done.exit_code == 0 and "the job goes on after step" in done.output
