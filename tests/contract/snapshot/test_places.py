@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,3 +136,16 @@ def test_a_place_is_one_jobs(place: CheckpointPlace) -> None:
     claim(place, "b", take_over=True).check()
     with pytest.raises(TakenError, match="writes no more"):
         mine.check()
+
+
+def test_only_its_user_may_read_what_lies_on_a_disk(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        save(LocalPlace(str(tmp_path / "checkpoints")), 3)
+    finally:
+        os.umask(before)
+    there = sorted((tmp_path / "checkpoints").rglob("*"))
+    assert [path for path in there if path.is_file()]
+    for path in there:
+        allowed = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) & ~allowed == 0, path
