@@ -24,6 +24,10 @@ class Ground(StrEnum):
     """Three simulated nodes of one worker, with an etcd."""
     NETNS = "netns"
     """The same, each node in a network namespace of its own. Root only."""
+    HALF = "half"
+    """Three workers on one node; parameters in bfloat16, with float32 masters."""
+    DRIVES = "drives"
+    """Three workers on one node that keep their shards on a drive."""
 
 
 class Answer(StrEnum):
@@ -130,6 +134,14 @@ WAYS: tuple[Way, ...] = (
     Way(kind="flip", words="--where moments", loses=None),
     Way(kind="flip", words="--where gradient", loses=None),
     Way(kind="flip", words="--where partial", loses=None),
+    Way(kind="flip", words="--where frame --bit 3", loses=None),
+    Way(kind="flip", words="--where frame", ground=Ground.NETNS, loses=None, phases=_STEP_PHASES),
+    Way(kind="flip", words="--where masters", ground=Ground.HALF, loses=None),
+    # ---- drives: what they lose is computed again, and whose fail for good is replaced
+    Way(kind="flip", words="--where spill", ground=Ground.DRIVES, loses=None, phases=_STEP_PHASES),
+    Way(kind="drive", words="--how full --for 1", ground=Ground.DRIVES, loses=None, phases=_STEP_PHASES),
+    Way(kind="drive", words="--how slow --rate 5 --for 1", ground=Ground.DRIVES, loses=None, phases=_STEP_PHASES),
+    Way(kind="drive", words="--how failing --for 1", ground=Ground.DRIVES, loses=None, phases=_STEP_PHASES),
     # ---- whole nodes
     Way(kind="kill", aim=Aim.NODE, ground=Ground.NODES),
     Way(kind="kill", aim=Aim.NODE, ground=Ground.NODES, phases=(START,)),
@@ -159,9 +171,7 @@ WAYS: tuple[Way, ...] = (
     Way(kind="loss", aim=Aim.NODE, words="--percent 5 --for 4", ground=Ground.NETNS, loses=None),
     Way(kind="slow-link", aim=Aim.NODE, words="--rate 10 --for 4", ground=Ground.NETNS, loses=None),
 )
-WITHOUT = {
-    "drive": "needs a job that offloads; tests/integration/runtime/test_faults.py",
-}
+WITHOUT: dict[str, str] = {}
 """Classes of the product for which there is no way here, and where they are tried instead."""
 
 QUICK: tuple[tuple[str, str], ...] = (
@@ -177,6 +187,8 @@ QUICK: tuple[tuple[str, str], ...] = (
     ("stop --for 0.5", "reduce"),
     ("hang", "forward"),
     ("flip --where taken", "forward"),
+    ("flip --where masters", "forward"),
+    ("drive --how full --for 1", "backward"),
     ("kill all members", "backward"),
     ("kill node", "publish"),
     ("kill node", "commit"),

@@ -41,8 +41,16 @@ def run_cells(cells: Sequence[Cell], folder: Path, patience: float) -> tuple[lis
     """All grounds at once: most of the time is waiting. The outcomes, and the median time between two commits."""
     warm.run([sys.executable, "-c", ""], timeout=120)  # the fork server, before there are threads
     with ThreadPoolExecutor() as threads:
-        reference = threads.submit(trials.reference, folder / "alone")
-        setting = trials.Setting(folder=folder, reference=reference.result, patience=patience, tell=tell)
+        references = {
+            script: threads.submit(trials.reference, folder / f"alone-{ground}", ground)
+            for script, ground in {trials.script(cell.way.ground): cell.way.ground for cell in cells}.items()
+        }
+        setting = trials.Setting(
+            folder=folder,
+            reference=lambda ground: references[trials.script(ground)].result(),
+            patience=patience,
+            tell=tell,
+        )
         grounds = {ground: [cell for cell in cells if cell.way.ground is ground] for ground in Ground}
         running = [threads.submit(trials.run_all, mine, ground, setting) for ground, mine in grounds.items() if mine]
         found = [each.result() for each in running]

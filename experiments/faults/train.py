@@ -1,6 +1,8 @@
 """The script of all cells: one small model with all that makes bits depend on who computes, and a line per step.
 
-    python experiments/faults/train.py STEPS [audit]
+    python experiments/faults/train.py STEPS [audit] [half] [drives]
+
+`half` keeps parameters in bfloat16, `drives` all shards on the drive that the job has.
 
 Lines go to `steps/<member>.txt` in the run's folder: step, digest, loss, gradient norm, skipped, learning rate; after
 the loop, how many steps there were, and the digest that the job ends with. While a file `brake` lies there,
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,6 +25,7 @@ if __name__ == "__main__":  # as a script: make `experiments` importable from an
 import os
 
 import elastrain
+from elastrain import memory_budget
 from experiments.storm import models
 from experiments.storm.cases import Case, Model, Training
 
@@ -76,12 +80,15 @@ def training(steps: int) -> Training:
 def main() -> None:
     steps = int(sys.argv[1])
     folder = Path(os.environ["ELASTRAIN_RUN_DIR"])
-    case = Case(seed=SEED, workers=4, nodes=1, model=MODEL, training=training(steps), faults=())
+    model = replace(MODEL, dtype="bfloat16" if "half" in sys.argv[2:] else MODEL.dtype)
+    case = Case(seed=SEED, workers=4, nodes=1, model=model, training=training(steps), faults=())
     (folder / "steps").mkdir(exist_ok=True)
     torch.set_num_threads(1)
     job = elastrain.init(seed=case.seed, run_length=case.training.run_length, backups=case.training.backups)
     if "audit" in sys.argv[2:]:  # of every micro-batch
         job.audit("all")
+    if "drives" in sys.argv[2:]:
+        keep_shards_on_drives()
     net = models.build(case)
     optimizer = models.build_optimizer(net, case.training)
     scheduler = models.build_scheduler(optimizer, case.training)
@@ -107,6 +114,12 @@ def main() -> None:
             if step.number + 1 == enough < steps:
                 break
         lines.write(f"{enough_steps(folder, steps)} {job.digest()}\n")
+
+
+def keep_shards_on_drives() -> None:
+    """However small they are, and however much memory there is."""
+    chosen = memory_budget.choose_shards
+    memory_budget.choose_shards = lambda held, wanted_bytes: chosen(held, 1 << 60)
 
 
 def enough_steps(folder: Path, steps: int) -> int:

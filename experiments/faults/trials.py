@@ -40,9 +40,22 @@ END_S = 60.0
 """So long a job that nobody strikes any more may take to its last step."""
 COMMITS_S = 5.0
 """A job that has committed nothing for so long stands still."""
-SIZES = {Ground.HOST: (4, None), Ground.NODES: (3, 3), Ground.NETNS: (3, 3)}
+SIZES: dict[Ground, tuple[int, int | None]] = {
+    Ground.HOST: (4, None),
+    Ground.NODES: (3, 3),
+    Ground.NETNS: (3, 3),
+    Ground.HALF: (3, None),
+    Ground.DRIVES: (3, None),
+}
 """Members, and simulated nodes."""
-OPTIONS = {Ground.HOST: ("--standalone",), Ground.NODES: (), Ground.NETNS: ("--netns",)}
+OPTIONS: dict[Ground, tuple[str, ...]] = {
+    Ground.HOST: ("--standalone",),
+    Ground.NODES: (),
+    Ground.NETNS: ("--netns",),
+    Ground.HALF: ("--standalone",),
+    Ground.DRIVES: ("--standalone", "--memory-limit", "64G", "--offload-dir", "{folder}/disk"),
+}
+"""`{folder}`: that of the job."""
 ORDER = DataOrder(
     dataset_size=train.SAMPLES,
     global_batch_size=train.MICRO_BATCHES * train.MICRO_BATCH_SIZE,
@@ -51,13 +64,14 @@ ORDER = DataOrder(
 )
 
 
-def script() -> Script:
-    return Script(path=Path(train.__file__), args=(str(STEPS),))
+def script(ground: Ground) -> Script:
+    how = {Ground.HALF: ("half",), Ground.DRIVES: ("drives",)}.get(ground, ())
+    return Script(path=Path(train.__file__), args=(str(STEPS), *how))
 
 
-def reference(folder: Path) -> list[str]:
+def reference(folder: Path, ground: Ground) -> list[str]:
     """The lines of the undisturbed job of one."""
-    with alone(folder, script(), start=start) as process:
+    with alone(folder, script(ground), start=start) as process:
         finish(process, folder, timeout_s=600)
     return read_steps(folder)["alone"]
 
@@ -80,7 +94,7 @@ class Setting:
     """Alike for all jobs of a run."""
 
     folder: Path
-    reference: Callable[[], Sequence[str]]
+    reference: Callable[[Ground], Sequence[str]]
     patience: float
     tell: Callable[[Outcome], None]
 
@@ -117,10 +131,12 @@ class OneJob:
         mark = uuid.uuid4().hex
         processes = Processes(mark)
         size, nodes = SIZES[self._ground]
-        options = [*OPTIONS[self._ground], "--max-restarts", "1000", *self._armed(cells[0])]
+        (self._folder / "disk").mkdir()
+        own = [option.format(folder=self._folder) for option in OPTIONS[self._ground]]
+        options = [*own, "--max-restarts", "1000", *self._armed(cells[0])]
         with elastic(
             run,
-            script(),
+            script(self._ground),
             members=size,
             nodes=nodes,
             options=options,
@@ -237,7 +253,7 @@ class OneJob:
 
     def _judge(self, driver: Driver, processes: Processes, temporary: Path) -> None:
         """Every committed step of every member against the undisturbed job, and what is left of the job."""
-        members, alone_lines = read_steps(driver.folder), self._setting.reference()
+        members, alone_lines = read_steps(driver.folder), self._setting.reference(self._ground)
         flipped = {each.victim: each.struck_s for each in self._outcomes if each.cell.way.kind == "flip"}
         members = without_put_right(without_flipped(members, driver.run, flipped), driver.run)
         commits = commits_s(driver.run)

@@ -37,10 +37,14 @@ def test_what_the_command_says_is_read_line_by_line() -> None:
 
 
 def test_what_is_struck_is_all_that_every_job_of_several_nodes_survives() -> None:
-    """Those ways of the cells after which a job goes on; drives and networks of their own need other jobs."""
+    """Those ways of the cells after which a job goes on; drives and networks of their own need other jobs.
+
+    Most wrong replacements cost the job a place, and which one is drawn is chance.
+    """
+    grounds = (Ground.HOST, Ground.NODES)
     plan = ChaosPlan(seed=0, mean_s=6.0, classes=tuple(STRUCK.split(",")))
-    survived = {way.kind for way in WAYS if way.answer is Answer.GOES_ON and way.ground is not Ground.NETNS}
-    assert set(plan.classes) == survived
+    survived = {way.kind for way in WAYS if way.answer is Answer.GOES_ON and way.ground in grounds}
+    assert set(plan.classes) == survived - {"wrong-replacement"}
 
 
 def test_growth_is_the_last_quarter_over_the_second() -> None:
