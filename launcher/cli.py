@@ -12,7 +12,7 @@ from typing import ParamSpec
 import typer
 
 from elastrain.errors import ConfigError, ElastrainError
-from elastrain.launcher.commands import chaos, checkpoint, doctor, inject, offload, run, status
+from elastrain.launcher.commands import chaos, checkpoint, doctor, inject, offload, offload_plan, run, status
 from elastrain.launcher.say import say
 
 app = typer.Typer(
@@ -51,8 +51,11 @@ app.command("doctor")(_exits(doctor.doctor))
 app.command("chaos")(_exits(chaos.chaos))
 app.command("inject", context_settings={"ignore_unknown_options": True})(_exits(inject.inject))
 
-offload_app = typer.Typer(help="Activations on SSD.", no_args_is_help=True, rich_markup_mode=None)
+offload_app = typer.Typer(
+    help="Memory on SSD: what happened, and what would.", no_args_is_help=True, rich_markup_mode=None
+)
 offload_app.command("show")(_exits(offload.show_offload))
+offload_app.command("plan")(_exits(offload_plan.plan_offload))
 app.add_typer(offload_app, name="offload")
 
 checkpoint_app = typer.Typer(help="Durable checkpoints.", no_args_is_help=True, rich_markup_mode=None)

@@ -26,8 +26,8 @@ from torch.utils.checkpoint import checkpoint
 from elastrain.offload.device import Device
 from elastrain.offload.engines.port import IoEngine
 from elastrain.offload.engines.posix import PosixEngine
+from elastrain.offload.lifetimes.choice import Policy
 from elastrain.offload.lifetimes.cuda import host_tier
-from elastrain.offload.lifetimes.planning import Policy
 from elastrain.offload.lifetimes.within import TrainingWithin, within
 from experiments.lifetimes.policies import ON_DEMAND, ZERO_INFINITY
 from experiments.offload.device import measure_disk

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from elastrain.offload.lifetimes import program as facts
+from elastrain.offload.lifetimes.choice import Policy
 from elastrain.offload.lifetimes.orders import UpdateOrder
-from elastrain.offload.lifetimes.planning import Policy
 from elastrain.offload.lifetimes.values import Budget, Gap, Kind, Move, Plan, Played, Program, Share
 
 

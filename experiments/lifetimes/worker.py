@@ -17,9 +17,9 @@ from elastrain.offload.device import Device
 from elastrain.offload.engines.port import IoEngine
 from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.lifetimes import heap
+from elastrain.offload.lifetimes.choice import Policy
 from elastrain.offload.lifetimes.cuda import host_tier
 from elastrain.offload.lifetimes.meter import KernelMeter
-from elastrain.offload.lifetimes.planning import Policy
 from elastrain.offload.lifetimes.within import TrainingWithin, within
 from experiments.lifetimes.policies import ON_DEMAND, ZERO_INFINITY
 from experiments.offload.models import Shape, build

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from elastrain.errors import ConfigError
 from elastrain.launcher import rundir
+from elastrain.launcher.commands.offload_plan import plotted, show_plan
 from elastrain.launcher.commands.options.run_choice import RunOption, one_of
 from elastrain.launcher.commands.tables import print_table
 from elastrain.offload import plot as picture
@@ -29,14 +31,25 @@ def show_offload(
         typer.Option("--plot", help="Also draw the last pass, what is where, stalls and wear, as .png, .svg or .pdf."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, a key per member.")] = False,
+    rating: Annotated[
+        str | None,
+        typer.Option(
+            "--rating", help="For the profile of a plan: what one drive may be written in its life, as 1200T."
+        ),
+    ] = None,
 ) -> int:
-    """Show memory over one iteration, what is in memory and what on disk, stalls, and the wear of the drives."""
-    found = _profiles(one_of(run, named))
+    """Show memory over one iteration, what is in memory and what on disk, stalls, and the wear of the drives. For what
+    `training.save_profile` left: the plan beside what happened.
+    """
+    chosen_run = one_of(run, named)
+    if chosen_run is not None and _is_of_a_plan(Path(chosen_run)):
+        return show_plan(Path(chosen_run), plot, rating, as_json=as_json)
+    found = _profiles(chosen_run)
     if member is not None and member not in found:
         raise ConfigError(f"there is no profile of {member!r}: there are {', '.join(found)}")
     chosen = {member: found[member]} if member is not None else found
     if plot is not None:
-        _plot(chosen, plot)
+        plotted(partial(picture.draw, chosen), plot)
     if as_json:
         print(json.dumps({name: json.loads(profile.encode(each)) for name, each in chosen.items()}))
         return 0
@@ -65,8 +78,7 @@ def _profiles(run: str | None) -> dict[str, Profile]:
         raise ConfigError(str(error)) from None
 
 
-def _plot(profiles: dict[str, Profile], file: Path) -> None:
-    try:
-        picture.draw(profiles, file)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the picture can not be written to {file}: {error}") from None
+def _is_of_a_plan(path: Path) -> bool:
+    from elastrain.offload.lifetimes import step_profile
+
+    return rundir.is_file(path) and step_profile.is_one(path)

@@ -15,6 +15,7 @@ from elastrain.offload.lifetimes.held import HeldPiece
 from elastrain.offload.lifetimes.measuring import PointMeter
 from elastrain.offload.lifetimes.orders import Arrival, StepStage
 from elastrain.offload.lifetimes.saved import SavedTensors
+from elastrain.offload.lifetimes.standing import StandingWatch
 from elastrain.offload.lifetimes.values import Kind
 
 WATCHED_STEPS = 3
@@ -26,7 +27,12 @@ class Conductor:
     """Where the step is. `pieces` may grow while it runs; `seen` are the points of this step so far."""
 
     def __init__(
-        self, custody: PieceCustody, pieces: Mapping[PieceKey, HeldPiece], saved: SavedTensors, meter: PointMeter
+        self,
+        custody: PieceCustody,
+        pieces: Mapping[PieceKey, HeldPiece],
+        saved: SavedTensors,
+        meter: PointMeter,
+        watch: StandingWatch,
     ) -> None:
         self.carried: Carried | None = None
         self.seen: list[Arrival] = []
@@ -35,6 +41,7 @@ class Conductor:
         self._pieces = pieces
         self._saved = saved
         self._meter = meter
+        self._watch = watch
         self._place = -1
         self._now: tuple[StepStage, int] | None = None
         self._asked: list[PieceKey] = []
@@ -84,6 +91,7 @@ class Conductor:
                 seconds=figures.seconds,
                 extra_bytes=self._extra_bytes.get((stage, block), 0),
                 saved_bytes=figures.saved_bytes,
+                standing=self._watch.take(self._pieces.values(), figures.extra_bytes),
             )
         )
         self._now = None

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from elastrain.offload.lifetimes.recording import Standing
 from elastrain.offload.lifetimes.values import Kind, MemoryPiece, Point, Program, Use
 
 
@@ -44,13 +45,17 @@ class BlockSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """One point as it was seen, in the order of the step: what it took, and what it saved for its backward."""
+    """One point as it was seen, in the order of the step: what it took, and what it saved for its backward.
+
+    `standing` is there where the point was looked at closely.
+    """
 
     stage: StepStage
     block: int
     seconds: float
     extra_bytes: int = 0
     saved_bytes: int = 0
+    standing: Standing | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

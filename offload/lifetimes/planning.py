@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
 from elastrain.offload.device import Device
 from elastrain.offload.engines.host import HostEngine
 from elastrain.offload.errors import LimitTooSmallError
 from elastrain.offload.lifetimes.carried import Carried
+from elastrain.offload.lifetimes.choice import Policy, SeenStep, choose
 from elastrain.offload.lifetimes.conductor import Conductor
-from elastrain.offload.lifetimes.orders import Arranged, Arrival, StepStage, UpdateOrder, arrange
-from elastrain.offload.lifetimes.plan import make_plan
+from elastrain.offload.lifetimes.orders import StepStage, UpdateOrder
+from elastrain.offload.lifetimes.renewal import Patience, difference
 from elastrain.offload.lifetimes.states import BlockStates
-from elastrain.offload.lifetimes.values import Budget, LimitBelowLeastError, Plan, Program, Tier
+from elastrain.offload.lifetimes.step_profile import StepProfile
+from elastrain.offload.lifetimes.values import LimitBelowLeastError, Tier, UnplayableError
 
 STEPS_BEFORE_A_PLAN = 2
 """The first step makes gradients and optimizer states; the second one shows how long a step takes."""
-MARGIN_SHARE = 0.04
-"""What is left free below the limit: the kernel counts in its own units, and later than things happen."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """How a plan is made, and of which orders of updates the fastest is taken."""
-
-    make: Callable[[Program, Budget], Plan] = make_plan
-    orders: tuple[UpdateOrder, ...] = tuple(UpdateOrder)
 
 
 class Planning:
-    """Makes the plan after some steps, and anew when steps look different."""
+    """Makes the plan after some steps, and anew when steps look different for a while."""
 
     def __init__(
         self,
@@ -47,25 +38,66 @@ class Planning:
         self._conductor = conductor
         self._devices = devices
         self._steps = 0
-        self._basis: list[tuple[str, int]] = []
+        self._patience = Patience()
+        self._basis: tuple[SeenStep, tuple[Tier, ...]] | None = None
+        self._last: SeenStep | None = None  # that was looked at closely
 
     def step_ended(self) -> None:
         """A step is over: plan, if what was seen is another step than the one planned for."""
         seen, self._conductor.seen = self._conductor.seen, []
-        self._steps += 1
-        self._conductor.steps += 1
-        points = sorted((each.stage.value, each.block) for each in seen)
-        # A step whose updates are still due, the first one of its kind, says nothing of updates.
-        is_whole = any(each.stage is StepStage.UPDATE for each in seen)
-        if self._steps >= STEPS_BEFORE_A_PLAN and is_whole and points != self._basis:
-            self._basis = points
-            self._plan(seen)
-
-    def _plan(self, seen: Sequence[Arrival]) -> None:
         for device in self._devices:
             device.writes.mark()
             device.reads.mark()
-        tiers = tuple(
+        self._steps += 1
+        self._conductor.steps += 1
+        # A step whose updates are still due, the first one of its kind, says nothing of updates.
+        is_whole = any(each.stage is StepStage.UPDATE for each in seen)
+        if self._steps < STEPS_BEFORE_A_PLAN or not is_whole:
+            return
+        step = SeenStep(blocks=tuple(self._states.sizes()), points=tuple(seen))
+        if all(each.standing is not None for each in seen):
+            self._last = step
+        if self._basis is None:
+            self._plan(step)
+        else:
+            self._renew(step, *self._basis)
+
+    def profile(self) -> StepProfile | None:
+        """What was seen of a step, and its plan; None before there is one."""
+        carried = self._conductor.carried
+        if carried is None or self._basis is None or self._last is None:
+            return None
+        return StepProfile(
+            limit_bytes=self._limit_bytes, tiers=self._basis[1], seen=self._last, order=self.order, plan=carried.plan
+        )
+
+    def _renew(self, step: SeenStep, planned: SeenStep, tiers: tuple[Tier, ...]) -> None:
+        found = difference(planned, step, tiers, self._tiers())
+        if not self._patience.is_over(found) or found is None:
+            return
+        before = self.reason
+        try:
+            self._plan(step)
+        except (LimitTooSmallError, UnplayableError) as error:
+            # What runs now does so without a plan that fits: it is served on demand.
+            self._basis, self.reason = (step, self._tiers()), f"{before}; kept, although {found.reason}: {error}"
+            return
+        self.reason = f"planned anew, since {found.reason}: {self.reason}"
+
+    def _plan(self, step: SeenStep) -> None:
+        tiers = self._tiers()
+        try:
+            choice = choose(step, self._limit_bytes, tiers, self.policy)
+        except LimitBelowLeastError as error:
+            raise LimitTooSmallError(self._limit_bytes, error.least_bytes, error.point) from error
+        self._basis = step, tiers
+        self.order = choice.arranged.order
+        self.reason = f"updates {self.order.value}: {choice.plan.reason}"
+        # Reads go ahead as far as there is room: the margin is none for them.
+        self._conductor.carry(Carried(choice.arranged, choice.plan), self._limit_bytes - choice.usable_bytes)
+
+    def _tiers(self) -> tuple[Tier, ...]:
+        return tuple(
             Tier(
                 name=device.engine.name,
                 read_bytes_per_s=device.reads.recent_bytes_per_s,
@@ -75,18 +107,3 @@ class Planning:
             )
             for device in self._devices
         )
-        outside_bytes = min(each.extra_bytes for each in seen)
-        seen = [replace(each, extra_bytes=each.extra_bytes - outside_bytes) for each in seen]
-        usable_bytes = int((1 - MARGIN_SHARE) * self._limit_bytes) - outside_bytes
-        budget, found = Budget(limit_bytes=usable_bytes, tiers=tiers), list[tuple[Arranged, Plan]]()
-        try:
-            for order in self.policy.orders:
-                arranged = arrange(self._states.sizes(), seen, order)
-                found.append((arranged, self.policy.make(arranged.program, budget)))
-        except LimitBelowLeastError as error:
-            smallest_bytes = int((error.least_bytes + outside_bytes) / (1 - MARGIN_SHARE)) + 1
-            raise LimitTooSmallError(self._limit_bytes, smallest_bytes, error.point) from error
-        arranged, plan = min(found, key=lambda each: each[1].played.step_s)
-        self.order, self.reason = arranged.order, f"updates {arranged.order.value}: {plan.reason}"
-        # Reads go ahead as far as there is room: the margin is none for them.
-        self._conductor.carry(Carried(arranged, plan), self._limit_bytes - usable_bytes)

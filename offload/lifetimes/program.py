@@ -11,7 +11,7 @@ def gaps_of(index: int, piece: MemoryPiece, length: int) -> tuple[Gap, ...]:
     """The gaps of one piece on a ring of `length` points in which it has to be kept, somewhere."""
     changes = [use.point for use in piece.uses if use.changes or use.begins]
     found = []
-    for begin, end, begins_anew in _neighbours(piece, length):
+    for begin, end, begins_anew in neighbours(piece, length):
         if begins_anew:
             continue  # what is in it ends with its use at `begin`
         before = [place for place in changes if place <= begin]
@@ -20,7 +20,7 @@ def gaps_of(index: int, piece: MemoryPiece, length: int) -> tuple[Gap, ...]:
     return tuple(gap for gap in found if gap.end - gap.begin > 1)
 
 
-def _neighbours(piece: MemoryPiece, length: int) -> list[tuple[int, int, bool]]:
+def neighbours(piece: MemoryPiece, length: int) -> list[tuple[int, int, bool]]:
     """(use, next use, whether that begins anew) for each use; the last one's next is in the next step."""
     following = [*piece.uses[1:], piece.uses[0]]
     return [
@@ -46,7 +46,7 @@ def needs(program: Program) -> list[int]:
     change = [0] * (2 * length + 1)
     for piece in program.pieces:
         change[0] += piece.size_bytes
-        for begin, end, begins_anew in _neighbours(piece, length):
+        for begin, end, begins_anew in neighbours(piece, length):
             if begins_anew:  # nothing has to be kept in between
                 change[begin + 1] -= piece.size_bytes
                 change[end] += piece.size_bytes

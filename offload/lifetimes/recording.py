@@ -42,3 +42,19 @@ class Recording:
 
     operators: tuple[RecordedOperator, ...]
     storages: tuple[RecordedStorage, ...]
+
+
+HELD = (Kind.PARAMETER, Kind.GRADIENT, Kind.STATE, Kind.ACTIVATION, Kind.TEMPORARY)
+"""The order in which memory is told by its kinds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What was seen when a point ended: memory by kind, as `HELD` orders it, and what came since the point before.
+
+    `moved_bytes` are bytes written and read, for each tier.
+    """
+
+    held_bytes: tuple[int, ...]
+    waited_s: float
+    moved_bytes: tuple[tuple[int, int], ...]

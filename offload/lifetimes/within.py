@@ -6,8 +6,10 @@ Autograd makes gradients, which move into their block's piece as they land, so t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +21,9 @@ from elastrain.offload.engines.port import IoEngine
 from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.hooks import ActivationOffload, OffloadConfig
-from elastrain.offload.lifetimes import heap, touches
+from elastrain.offload.lifetimes import heap, step_profile, touches
 from elastrain.offload.lifetimes.blocks import blocks_of, check_limit, check_optimizer
+from elastrain.offload.lifetimes.choice import Policy
 from elastrain.offload.lifetimes.conductor import Conductor
 from elastrain.offload.lifetimes.cuda import cuda_memory
 from elastrain.offload.lifetimes.custody import PieceCustody
@@ -31,9 +34,10 @@ from elastrain.offload.lifetimes.memory import Access, MemoryMeter, MemoryPool
 from elastrain.offload.lifetimes.meter import KernelMeter
 from elastrain.offload.lifetimes.orders import StepStage, UpdateOrder
 from elastrain.offload.lifetimes.pages import PagePool
-from elastrain.offload.lifetimes.planning import Planning, Policy
+from elastrain.offload.lifetimes.planning import Planning
 from elastrain.offload.lifetimes.room import RoomAccount
 from elastrain.offload.lifetimes.saved import LeavesWhenTold, SavedTensors
+from elastrain.offload.lifetimes.standing import StandingWatch
 from elastrain.offload.lifetimes.states import BlockStates
 from elastrain.offload.lifetimes.updates import Updates
 from elastrain.offload.lifetimes.values import Kind
@@ -103,7 +107,8 @@ class TrainingWithin:
         self._custody = PieceCustody(devices, RoomAccount(limit_bytes, saved), pool)
         self._states = BlockStates(self._blocks, optimizer, self._custody)
         points = PointMeter(self._custody, meter, base_bytes - self._states.adopted_bytes)
-        self._conductor = Conductor(self._custody, self._states.pieces, saved, points)
+        watch = StandingWatch(self._custody, saved, devices)
+        self._conductor = Conductor(self._custody, self._states.pieces, saved, points, watch)
         self._custody.next_use = self._conductor.next_use
         saved.make_room, saved.waited = self._custody.make_room, self._custody.has_waited
         saved.stayed = lambda tensor: self._custody.acquire(self._states.holding(tensor))
@@ -130,6 +135,16 @@ class TrainingWithin:
             "waited_s": self._custody.waited_s,
             "most_bytes": self._custody.account.most_bytes,
         }
+
+    def save_profile(self, file: str | os.PathLike[str]) -> None:
+        """Leave what was seen of a step, and the present plan, for `elastrain offload show` and `offload plan`.
+
+        Raises OffloadConfigError before the first plan, which comes after the second step, OSError.
+        """
+        kept = self._planning.profile()
+        if kept is None:
+            raise OffloadConfigError("there is no plan yet: save its profile after the second step")
+        step_profile.write(Path(file), kept)
 
     def step(self, max_grad_norm: float | None = None) -> torch.Tensor | None:
         """Clip, update, and forget the gradients. Returns the norm of all gradients before clipping.

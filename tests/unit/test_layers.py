@@ -66,6 +66,11 @@ LAUNCHER_MAY_IMPORT = frozenset(
         "elastrain.offload.plot",
         "elastrain.offload.directories",
         "elastrain.offload.errors",
+        "elastrain.offload.lifetimes.beside",
+        "elastrain.offload.lifetimes.picture",
+        "elastrain.offload.lifetimes.step_profile",
+        "elastrain.offload.lifetimes.values",
+        "elastrain.offload.lifetimes.what_if",
         "elastrain.snapshot.durable",
     }
 )
@@ -143,7 +148,10 @@ def test_what_the_agent_decides_uses_only_values(path: Path) -> None:
     assert {name for name in beyond if not within(name, AGENT_VALUES)} == set()
 
 
-LIFETIMES_PURE = ("booking", "orders", "plan", "program", "recording", "replay", "tiers", "timeline", "values")
+LIFETIMES_PURE = (
+    *("beside", "booking", "choice", "orders", "plan", "program", "recording", "renewal", "replay", "tiers"),
+    *("timeline", "values", "what_if"),
+)
 """Parts of `offload/lifetimes/` that only compute: on values and on arrays of numbers."""
 ARRAYS_AND_WORDS = frozenset({"numpy", "elastrain.offload.stats"})
 

@@ -43,7 +43,7 @@ class MemoryFlags:
     def limit(self) -> WorkerWish:
         """What is not given here may stand in the launcher's environment. Raises ConfigError."""
         own = WorkerWish(
-            bytes_per_worker=None if self.memory_limit is None else _size_bytes(self.memory_limit),
+            bytes_per_worker=None if self.memory_limit is None else size_bytes(self.memory_limit, "--memory-limit"),
             offload_dirs=tuple(each.absolute() for each in self.offload_dir or ()),
         )
         source = "--offload-dir" if own.offload_dirs else OFFLOAD_DIRS
@@ -155,8 +155,9 @@ class FaultFlags:
         return read_faults(self.faults) if self.faults is not None else ()
 
 
-def _size_bytes(text: str) -> int:
+def size_bytes(text: str, option: str) -> int:
+    """What an option says of bytes. Raises ConfigError."""
     found = re.fullmatch(r"([1-9]\d*)([KMGT]?)(?:i?B)?", text)
     if found is None:
-        raise ConfigError(f"--memory-limit {text!r}: write a whole number of bytes, or of K, M, G or T, such as 4G")
+        raise ConfigError(f"{option} {text!r}: write a whole number of bytes, or of K, M, G or T, such as 4G")
     return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[found[2]]

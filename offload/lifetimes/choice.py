@@ -1,0 +1,62 @@
+"""Makes the plan of a step that was seen: of all orders in which updates may run, the one that is fastest. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from elastrain.offload.lifetimes.orders import Arranged, Arrival, BlockSizes, UpdateOrder, arrange
+from elastrain.offload.lifetimes.plan import make_plan
+from elastrain.offload.lifetimes.values import Budget, LimitBelowLeastError, Plan, Program, Tier
+
+MARGIN_SHARE = 0.04
+"""What is left free below the limit: the kernel counts in its own units, and later than things happen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How a plan is made, and of which orders of updates the fastest is taken."""
+
+    make: Callable[[Program, Budget], Plan] = make_plan
+    orders: tuple[UpdateOrder, ...] = tuple(UpdateOrder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenStep:
+    """One step as it was seen: what plans are made from. Points name blocks by their places in `blocks`."""
+
+    blocks: tuple[BlockSizes, ...]
+    points: tuple[Arrival, ...]
+
+    def __post_init__(self) -> None:
+        known = range(len(self.blocks))
+        named = [each.block for each in self.points] + [other for each in self.blocks for other in each.touches]
+        if not self.points or any(each not in known for each in named):
+            raise ValueError("a step has at least one point, and each point is one of its blocks'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenPlan:
+    """A plan, the order that it is made for, and how much memory it may use of the limit."""
+
+    arranged: Arranged
+    plan: Plan
+    usable_bytes: int
+
+
+def choose(step: SeenStep, limit_bytes: int, tiers: tuple[Tier, ...], policy: Policy | None = None) -> ChosenPlan:
+    """The fastest plan below a limit. Raises LimitBelowLeastError, UnplayableError."""
+    policy = policy or Policy()
+    outside_bytes = min(each.extra_bytes for each in step.points)  # held all the time, by nobody in particular
+    seen = [replace(each, extra_bytes=each.extra_bytes - outside_bytes) for each in step.points]
+    usable_bytes = int((1 - MARGIN_SHARE) * limit_bytes) - outside_bytes
+    budget, found = Budget(limit_bytes=usable_bytes, tiers=tiers), list[tuple[Arranged, Plan]]()
+    try:
+        for order in policy.orders:
+            arranged = arrange(step.blocks, seen, order)
+            found.append((arranged, policy.make(arranged.program, budget)))
+    except LimitBelowLeastError as error:
+        smallest_bytes = int((error.least_bytes + outside_bytes) / (1 - MARGIN_SHARE)) + 1
+        raise LimitBelowLeastError(limit_bytes, smallest_bytes, error.point) from error
+    arranged, plan = min(found, key=lambda each: each[1].played.step_s)
+    return ChosenPlan(arranged=arranged, plan=plan, usable_bytes=usable_bytes)
