@@ -30,6 +30,7 @@ class Suspect(Tagged, frozen=True, kw_only=True):
 
     member: str
     reason: str
+    # A proof needs no second voice; without one the agents wait whether others see it, too.
     dead: bool = False
     generation: int = 0
     """Of the view in which it could not."""
@@ -85,6 +86,7 @@ class Failed(Tagged, frozen=True, kw_only=True):
 class LostState(Tagged, frozen=True, kw_only=True):
     """No living member holds the state of some shard."""
 
+    # A sentence and no list of shards: which they are matters to people only.
     sentence: str
 
 
@@ -117,6 +119,7 @@ class Struck(Tagged, frozen=True, kw_only=True):
 class CheckpointReady(Tagged, frozen=True, kw_only=True):
     """All parts of the checkpoint of `step` are written: may it become visible? Answer: `CheckpointSettled`."""
 
+    # The store decides and not the member: one that was left out, and does not know it, must not overtake the job.
     step: int
     name: str
     size_bytes: int

@@ -20,7 +20,9 @@ FROZEN = -1
 """The group of parameters that no optimizer moves: they are published to joiners, but have no gradient."""
 STATISTICS = -2
 """The group of running statistics: no optimizer moves them, each micro-batch has its part in them."""
+# A smaller shard costs more in messages and digests than its optimizer's step does.
 MIN_SHARD_NUMEL = 4096
+# A shard is copied and digested as a whole: a larger one would keep a member from its messages for too long.
 MAX_SHARD_NUMEL = 4 * 1024 * 1024
 
 
@@ -49,6 +51,7 @@ class ParameterSpec:
 
     @property
     def numel(self) -> int:
+        # A scalar has no sizes, and one element.
         numel = 1
         for size in self.shape:
             numel *= size
@@ -56,6 +59,7 @@ class ParameterSpec:
 
     @property
     def trained(self) -> bool:
+        # Both: a parameter of no optimizer may still want a gradient, which nobody would use.
         return self.requires_grad and self.group >= 0
 
     @property
@@ -223,6 +227,7 @@ def cut(
     ties = {name: others for name, others in (ties or {}).items() if others}
     _check(parameters, blocks, ties)
     size = default_shard_numel(sum(p.numel for p in parameters)) if shard_numel is None else shard_numel
+    # A shard that began in the middle of a vector would be computed with other instructions than its neighbour.
     if size <= 0 or size % ALIGN:
         raise ConfigError(f"shard size must be a positive multiple of {ALIGN} elements; got {size}")
     flats, leaves = _lay_out(parameters, list(blocks), ties)
@@ -241,6 +246,7 @@ def cut(
 def _check(parameters: Sequence[ParameterSpec], blocks: Sequence[str], ties: Mapping[str, Sequence[str]]) -> None:
     if len(set(blocks)) != len(blocks):
         raise ConfigError(f"each block is named once; got {list(blocks)}")
+    # A checkpoint finds parameters by their names: two of one name could not be told apart.
     by_name = {p.name: p for p in parameters}
     if len(by_name) != len(parameters):
         raise ConfigError("each parameter is named once")
@@ -322,6 +328,7 @@ def _cut_shards(flats: Sequence[Flat], size: int) -> list[Shard]:
 def _cut_pieces(
     shard: Shard, parameters: Sequence[ParameterSpec], flats: Sequence[Flat], leaves: Sequence[Leaf]
 ) -> tuple[Piece, ...]:
+    # No optimizer steps them, so that there is nothing to cut.
     if not flats[shard.flat].trained:
         return ()
     pieces = []

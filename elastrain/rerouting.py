@@ -28,6 +28,7 @@ class Rerouting:
 
 def reroute(reports: Mapping[str, Report], shape: Shape, decision: Recovery, plan: PipelinePlan) -> Rerouting:
     """Decide for all members of the view, whichever asks. `reports`: in rank order; `plan`: of the last record."""
+    # Who has not traced the model yet cannot name a block: it computes nothing of the open step.
     able = {m: report for m, report in reports.items() if report.work.traced is not None}
     traced = next((report.work.traced for report in able.values()), None)
     if traced is None:
@@ -40,6 +41,7 @@ def reroute(reports: Mapping[str, Report], shape: Shape, decision: Recovery, pla
         whole = tuple(task for route in routes(plan) for task in route)
         return _rerouting((), whole, (), "the step begins by its plan")
     decided = redo(_situation(shape, traced, decision, plan, told, folded))
+    # A task goes on where it is: what it has read and made stays with its member.
     living = tuple(progress for report in told.values() for progress in report.tasks)
     return _rerouting(living, decided.tasks, decided.resends, decided.reason)
 
@@ -73,6 +75,7 @@ def _told(report: Report, shape: Shape, traced: TracedGraph, decision: Recovery)
     """What a member has of the open step; of one that is a step behind, nothing counts."""
     if report.committed != decision.committed or decision.wrong is not None:
         return TaskReport()
+    # A place of the graph counts only where each of its blocks has its gradient: they are computed together.
     whole = [leaves(nodes) for nodes in report.own]
     own = frozenset(
         (place, run)
@@ -85,6 +88,7 @@ def _told(report: Report, shape: Shape, traced: TracedGraph, decision: Recovery)
 
 def _folded(shape: Shape, traced: TracedGraph, decision: Recovery) -> frozenset[BlockRun]:
     """Gradients that the primaries of all shards of a place have. A place without shards has none to wait for."""
+    # By place: redo asks for blocks of the graph, and a block may lie in shards of several primaries.
     lanes: dict[int, list[frozenset[int]]] = {}
     for (shard, lane), nodes in decision.folded.items():
         place = traced.places[shape.shards[shard].lanes[lane]]

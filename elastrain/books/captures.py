@@ -48,6 +48,7 @@ class Captures:
     def give_away(self, shard: int) -> None:
         """Another state takes its place: what is to be captured need not be copied."""
         step = self._due.pop(shard, None)
+        # Moved and not copied: it would be thrown away next.
         if step is not None:
             self._sink.take(step, self._states.pop(shard))
 

@@ -85,6 +85,7 @@ class Ledger:
             case p.DigestAgain():
                 return self._digest_again(command)
             case p.TakeParameters():
+                # Into the model at once: the record is held already, so that no older step can be wanted any more.
                 self._arithmetic.copy(command.payload[command.index], self._arithmetic.parameters(command.shard))
             case p.CheckGradient():
                 is_intact = self._states.is_kept_intact(command.shard, command.step)
@@ -96,6 +97,7 @@ class Ledger:
             case p.TakeBoundary():
                 self.boundaries.put(command.message, command.payload)
             case p.VoidAttempt():
+                # All that was computed goes, kept gradients too: something in it was wrong, and nobody knows how far.
                 self.boundaries.end_step(command.step)
                 self._folds.end_step()
                 self.slots.void_step()
@@ -122,6 +124,7 @@ class Ledger:
                 return self._states.try_update(command)
             case p.Apply():
                 step = command.record.step
+                # With the finished gradients, before the end of the attempt lets go of them.
                 self._states.apply(command, {shard: self._folds.finished(step, shard) for shard in command.shards})
                 for shard in command.shards:
                     self._behind.forget(shard, step)
@@ -167,6 +170,7 @@ class Ledger:
 
     def _digest_again(self, command: p.DigestAgain) -> p.Event:
         shard = command.shard
+        # Of what lies there now, and not of what was told: memory that has changed since then shows by that alone.
         if command.parameters:
             found = self._arithmetic.digest_parameters(shard)
         else:
@@ -192,6 +196,7 @@ class Ledger:
             case Publish():
                 return [self._arithmetic.parameters(shard) for shard in message.shards]
             case Trial():
+                # The gradient and the state before it: the receiver has to make the update from what this member had.
                 kept = self._states.kept(message.step, message.shard)
                 packed = self._arithmetic.pack_checksums([self._states.kept_checksum(message.step, message.shard)])
                 return [packed, kept, *self._arithmetic.pack(self._states.states[message.shard])]

@@ -32,6 +32,7 @@ class Commands:
     def fail(self, kind: str, reason: str) -> None:
         """End with an error; `kind` is its name in elastrain.errors."""
         self.do(p.Fail(kind=kind, reason=reason))
+        # At once, in the middle of an event: parts that come after this one must not act on what has failed.
         self.is_closed = True
 
     def leave(self, *, evicted: bool = False, overruled: bool = False) -> None:

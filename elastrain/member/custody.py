@@ -37,6 +37,7 @@ class Custody:
 
     def forget_view(self) -> None:
         """Whatever was asked, told or under way between members of the last view is void."""
+        # Answers of members that are gone never come: whatever waited for one would wait for ever.
         self.holdings.forget_view()
         self.comparison.forget_told()
         self.given.forget_view()
@@ -52,6 +53,7 @@ class Custody:
 
     def on_evidence(self, source: str, message: Evidence) -> None:
         """Hand the answer to whoever asked: of parameters, of a broken copy, or of a backup's update."""
+        # A broken copy before a doubt: while it is not taken, this member has no state to have doubts of.
         if message.parameters:
             self.comparison.on_evidence(source, message.shard, message.digest)
         elif self.taken.is_about(message.shard):

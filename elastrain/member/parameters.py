@@ -27,11 +27,13 @@ class Parameters:
     def expect(self, step: int) -> None:
         """From now on the parameters of `step` are those that count."""
         self._step = step
+        # Versions stay: what lies in the model is of the step before until new parameters are taken.
         self._missing = None
 
     def have(self, shard: int) -> None:
         """The shard's parameters of the expected step are in the model."""
         self.versions[shard] = self._step
+        # Not counted anew: a publish of a thousand shards asks a thousand times.
         if self._missing is not None:
             self._missing.discard(shard)
 

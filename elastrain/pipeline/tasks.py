@@ -25,6 +25,7 @@ class StepShape:
 
     @property
     def runs(self) -> int:
+        # Rounded up: the last run may be shorter, and its samples count like all others.
         return -(-self.micro_batches // self.run_length)
 
     def micro_batches_of(self, run: int) -> range:
