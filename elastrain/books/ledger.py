@@ -85,7 +85,6 @@ class Ledger:
             case p.DigestAgain():
                 return self._digest_again(command)
             case p.TakeParameters():
-                # Into the model at once: the record is held already, so that no older step can be wanted any more.
                 self._arithmetic.copy(command.payload[command.index], self._arithmetic.parameters(command.shard))
             case p.CheckGradient():
                 is_intact = self._states.is_kept_intact(command.shard, command.step)
@@ -207,6 +206,7 @@ class Ledger:
         return []
 
     def _gradient(self, step: int, shard: int) -> tuple[Tensor, int]:
+        # Backups ask in a recovery, too: by then this primary may have applied what they lack.
         finished = self._folds.finished(step, shard)
         if finished is None:
             # It was applied already, and is kept for a backup that has not updated its state by it.
