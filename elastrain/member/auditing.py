@@ -71,7 +71,7 @@ class Auditing:
         return not self._awaited and self.next_run() is None
 
     def compute(self, command: p.Compute) -> p.Compute:
-        """This member's own run, for the training loop; where it is audited, what comes of it is told."""
+        """Describe this member's own run for the training loop; where it is audited, its result goes into the vote."""
         if command.run not in self._audits.runs:
             return command
         self._awaited.add(command.run)
@@ -117,5 +117,5 @@ class Auditing:
 
     @property
     def is_convicted(self) -> bool:
-        """All members know that this one has computed the open step wrongly."""
+        """Whether all members know that this one has computed the open step wrongly."""
         return self._convicted[0] == self._runs.step

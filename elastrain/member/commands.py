@@ -13,7 +13,7 @@ class Commands:
 
     def __init__(self) -> None:
         self.is_closed = False
-        """This member leaves or has failed: nothing more is asked of it."""
+        """Whether this member leaves or has failed: its driver gets no more commands."""
         self._commands: list[p.Command] = []
 
     def __len__(self) -> int:

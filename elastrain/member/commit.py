@@ -28,13 +28,13 @@ from elastrain.values import Record, Shape, Vote
 
 
 class Commit:
-    """Owns the record; with it go the roles and the parameters, which mean something as of a step only."""
+    """Owns the record, and the roles and parameters that belong to its step."""
 
     def __init__(self, me: str, shape: Shape) -> None:
         self.step = shape.initial.step
-        """Of the job's initial state until something is committed."""
+        """The newest committed step; that of the initial state until something is committed."""
         self.record: Record | None = None
-        """Of `step`; None while the initial state stands."""
+        """The record of `step`; None while the initial state stands."""
         self.roles = Roles(me)
         self.shortage = Shortage()
         self.parameters = Parameters(len(shape.shards), self.step)
@@ -47,7 +47,7 @@ class Commit:
         return self.step == self._initial_step
 
     def advance(self, step: int, record: Record | None) -> None:
-        """Hold the record of a newer step. Learning is passing: it is never undone."""
+        """Hold the record of a newer step. A member that has heard of a commit has passed it, and never goes back."""
         self.step, self.record = step, record
         self.parameters.expect(step)
 
@@ -73,6 +73,6 @@ class Commit:
                 return message.name.step > self.step + 1
             case PartReport() | WriteInstead() | CheckpointOver():
                 return message.step > self.step
-            # The rest is not of a step: it is served whenever it comes.
+            # The other kinds belong to no step, and are served whenever they come.
             case _:
                 return False

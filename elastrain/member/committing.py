@@ -22,7 +22,7 @@ class Committing:
     # ------------------------------------------------------------------------------------------------ vote and commit
 
     def may_vote(self) -> bool:
-        """Whether all is done that the commit of this step makes impossible afterwards."""
+        """Whether nothing is left to do that the commit of this step would make impossible."""
         m, custody = self._machine, self._machine.custody
         return (
             not m.views.is_recovering  # the votes of a view are void in the next
@@ -44,7 +44,7 @@ class Committing:
         )
 
     def is_safe(self, shard: int) -> bool:
-        """Finished, on state of the step before, and acknowledged by all who keep a copy or are about to."""
+        """Whether the shard's gradient is finished, and all members with a copy of the shard have acknowledged it."""
         m = self._machine
         # After the vote this member may be lost at any moment: what the record says must be possible without it.
         return (
@@ -54,7 +54,7 @@ class Committing:
         )
 
     def is_settled(self) -> bool:
-        """The last step's parameters and copies are compared, too: after the end nobody would notice."""
+        """Whether the last step's parameters and copies are compared: after the end nobody would notice a fault."""
         m, custody = self._machine, self._machine.custody
         if m.views.is_recovering or m.commit.is_initial or not m.views.others:
             return not m.views.is_recovering
@@ -94,7 +94,7 @@ class Committing:
         m.out.send_all(m.views.others, vote)
 
     def proposed_roles(self, mine: Iterable[int]) -> Iterable[tuple[int, Holders]]:
-        """What is to change in the holders of this primary's shards, by whose copies are verified."""
+        """Changes in the holders of this primary's shards: members whose copies are verified become holders."""
         roles, ballot = self._machine.commit.roles, self._machine.step.ballot
         assert roles.committed is not None
         # An acknowledgement says that the member has the gradient and the verified state before it: it can answer.
@@ -181,7 +181,7 @@ class Committing:
         m.custody.announcements.announce(mine, mine, before)
 
     def _hand_out_runs(self) -> None:
-        # Nobody hands runs out: every member computes the whole plan, and takes its own.
+        # Every member computes the whole plan alike, and takes its own runs: no member has to hand them out.
         m = self._machine
         runs = plan(m.views.view.ids, m.shape.runs, m.views.view.quotas)
         m.step.runs.hand(runs[m.me])

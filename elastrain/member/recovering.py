@@ -25,7 +25,7 @@ class Recovering:
     # --------------------------------------------------------------------------------------------------------- report
 
     def switch(self) -> None:
-        """Stop reading anything of older views, and say where this member stands."""
+        """Go on to the newest view: ignore older ones, and send the report of where this member stands."""
         m = self._machine
         m.step.ballot.clear()
         m.commit.roles.forget_followers()
@@ -85,7 +85,7 @@ class Recovering:
     # ------------------------------------------------------------------------------------------------------- complete
 
     def complete(self, decision: Recovery) -> None:
-        """Bring apply and publish of the highest committed step to their end, again where need be."""
+        """Finish apply and publish of the highest committed step, and repeat what may not have arrived."""
         m = self._machine
         if m.commit.step < decision.committed:
             if m.commit.roles.committed is not None and decision.record is not None:

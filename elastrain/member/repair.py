@@ -86,7 +86,7 @@ class Repair:
             self.begin_anew(reason)
 
     def own_fault(self, reason: str) -> None:
-        """Something else in this member's memory was wrong."""
+        """Count a fault in this member's memory that is in no shard's state."""
         # Counted at once: who wishes the step anew is not yet at fault, but whose memory has changed is.
         self._faults.append(reason)
         self.begin_anew(reason)
@@ -101,7 +101,7 @@ class Repair:
     # ---------------------------------------------------------------------------------------------- sums on their way
 
     def on_damaged(self, event: p.PartialDamaged, block: int) -> None:
-        """A partial of the open step is not what its maker had."""
+        """Handle a partial of the open step that differs from what its maker had."""
         me, (first, last) = self._views.me, (event.node[0], event.node[1] - 1)
         runs = f"runs {first} to {last}" if last > first else f"run {first}"
         what = f"for shard {event.shard} over {runs} of step {event.step}"
@@ -113,7 +113,7 @@ class Repair:
         self.begin_anew(f"the gradient {what} that {event.maker} has made came to {me} changed")
 
     def on_gradient_damaged(self, shard: int, primary: str) -> None:
-        """A finished gradient is not what its primary had."""
+        """Handle a finished gradient that differs from what its primary had."""
         step = self._commit.step + 1
         if primary == self._views.me:
             self.own_fault(f"the gradient of shard {shard} of step {step} has changed in the memory of {primary}")
@@ -141,7 +141,7 @@ class Repair:
     # ------------------------------------------------------------------------------------------------- when it is done
 
     def known(self) -> tuple[tuple[int, str], ...] | None:
-        """For the report; what is found from now on comes too late for it."""
+        """What the report says is wrong. What is found from now on comes too late for it."""
         self.is_new = False
         return tuple(sorted(self.wrong)) if self.is_due or self.stands else None
 
@@ -160,7 +160,7 @@ class Repair:
             self.given_up.clear()
 
     def forget_step(self) -> None:
-        """A step is committed: it was right."""
+        """Forget what was wrong of the step: it is committed, so the second attempt was right."""
         # All members know by now what this one knew, since all have voted for the step that was computed anew.
         self._tries = 0
         self.is_due = self.is_new = self.stands = False

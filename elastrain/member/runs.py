@@ -83,7 +83,7 @@ class Runs:
         return min(len(self.pending), 1 + (self.running is not None))
 
     def is_computing(self) -> bool:
-        """Runs are still to be done here, or none were handed out yet."""
+        """Whether runs are left to compute here, or none were handed out yet."""
         return bool(self.pending or not self.targets[0])
 
     # ------------------------------------------------------------------------------------------------- own partials

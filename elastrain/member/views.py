@@ -80,11 +80,11 @@ class Views:
     # -------------------------------------------------------------------------------------------------------- reports
 
     def may_decide(self) -> bool:
-        """Reports of all members of the view: a missing one means the next view, never a guess."""
+        """Whether all members have reported. A report that never comes leads to another view, not to a guess."""
         return self.is_recovering and self.current is not None and set(self.reports) >= set(self.current.ids)
 
     def unreported(self, *, is_newcomer: bool) -> tuple[str, ...]:
-        """Members of the view who owe their report: those who are in it answer at once."""
+        """Members whose report is missing although they are in the view already, and would have answered at once."""
         # Nobody owes it to a newcomer: in its view the others are at the end of their step, however long that takes.
         # Only in the first view do all begin together.
         if not self.is_recovering or self.current is None or (is_newcomer and self.current.generation > 1):

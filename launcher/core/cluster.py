@@ -42,12 +42,12 @@ class Cluster:
 
     @property
     def late(self) -> bool:
-        """This node came when the job had begun."""
+        """Whether this node came when the job had begun."""
         return self.roster is not None and self.first_rank is None
 
     @property
     def holders(self) -> Mapping[str, Sequence[str]] | None:
-        """Who holds what, by the newest word of this node's living members of the view; None if none has said it.
+        """The holders of each shard, as this node's living members of the view last told them; None if none has yet.
 
         Words of members that are gone are out of date: they count for nothing.
         """
@@ -59,7 +59,7 @@ class Cluster:
         return Member(id=worker.id, node=here.node, address=worker.address, incarnation=here.incarnation)
 
     def first_unused_number(self) -> int:
-        """No member that this agent has heard of bears it or a later one."""
+        """The lowest number above those of all members that this agent has heard of."""
         initial = self.roster.first_member + self.roster.workers if self.roster is not None else 0
         known = [*self.workers.by_id, *self.ids]
         return max([initial, *(int(member.removeprefix("m")) + 1 for member in known)])
@@ -76,7 +76,7 @@ class Cluster:
         return self.view.ids if self.view else ()
 
     def is_alive(self, member: str) -> bool:
-        """Not proven dead."""
+        """Whether its death is not proven."""
         worker = self.workers.by_id.get(member)
         if worker is not None:  # this agent reaps it: nobody knows better
             return worker.alive
@@ -104,7 +104,7 @@ class Cluster:
         return [worker for worker in found if worker.alive]
 
     def is_needed(self, member: str, besides: Collection[str] = ()) -> bool:
-        """It alone has the state of some shard, if those `besides` it do not count: the job would end with it."""
+        """Whether it is the last living holder of some shard, not counting `besides`: without it the job would end."""
         left = set(self.alive_in_view()) - {member, *besides}
         if not self.progress.begun:
             return not left
@@ -121,7 +121,7 @@ class Cluster:
         return {name for name in names if name not in nodes or not nodes[name].linked}
 
     def others_go_on(self) -> bool:
-        """Members on another node that answers, and does not leave."""
+        """Whether there are members on another node that answers and does not leave."""
         nodes, there = self.peers.nodes, {m.node for m in self.members if self.is_alive(m.id)} - self.unlinked_nodes()
         return any(name in nodes and not nodes[name].leaving for name in there)
 

@@ -23,7 +23,7 @@ _SIGNALS |= {11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM"}
 
 
 class Failures:
-    """A death comes first and edits the view at once; the exit code, later, tells what it means."""
+    """Decides about losses. A death changes the view at once; the exit code comes later and says what it means."""
 
     def __init__(
         self,

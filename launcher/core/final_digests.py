@@ -6,7 +6,7 @@ from elastrain.launcher.core.cluster import Cluster
 
 
 class FinalDigests:
-    """Whatever has parted two members, a job whose results differ has none."""
+    """Compares the digests of all members at the end: whatever has parted two of them, such a job has no result."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -142,7 +142,7 @@ class Joins:
         return []
 
     def on_start_failed(self, event: StartFailed, now: float) -> list[Command]:
-        """The others can go on without it, unless it is one of the first."""
+        """Handle a start that failed: the job goes on without the process, unless it is one of the first workers."""
         worker = self._cluster.workers.by_id[event.member]
         worker.follow(Course.DIE)
         self._deadlines.drop(WarmUpDue(worker.id), HelloDue(worker.id))

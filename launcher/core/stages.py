@@ -10,11 +10,11 @@ from enum import Enum, StrEnum, auto
 
 
 class Stage(StrEnum):
-    """Where a worker is in its life."""
+    """A stage of a worker's life."""
 
     STARTING = "starting"
     REFUSED = "refused"
-    """It does not fit the job; another like it would not, either."""
+    """It does not fit the job, and a replacement with the same script would not fit either."""
     READY = "ready"
     NEWCOMER = "newcomer"
     """A member that came later and has not committed a step yet: it computes at a higher priority than the others."""

@@ -60,7 +60,7 @@ class Stand:
 
     @property
     def waits(self) -> bool:
-        """It has nothing left to do, and is in good health."""
+        """Whether it has nothing left to do and its engine turns."""
         return self.loop.spot.place is Station.WAITING and not self.stopped and self.engine.for_s < _ENGINE_ROUND_S
 
 

@@ -61,7 +61,7 @@ class Stopping:
         return self._shutdown.leave() if self._writes_last and self._shutdown.leaving is not None else []
 
     def _look_around(self, now: float) -> list[Command]:
-        """Is this node to go, or are all? Those that are told at the same time say so at the same time."""
+        """Wait until it shows whether only this node is to go or all are: nodes told at the same time say so then."""
         if not self._cluster.others_go_on():
             return self._write_last(now)
         self._deadlines.set(TogetherDue(), now + self._times.together_s)

@@ -49,11 +49,11 @@ class Suspicions:
         return self._note(notice, now)
 
     def forget(self, member: str) -> None:
-        """It is dead."""
+        """Drop what the dead member said, and what was said of it."""
         self._keep({m for m in self._cluster.ids if m != member})
 
     def _keep(self, members: Collection[str]) -> None:
-        """Words of others and of links that are made anew since count no more."""
+        """Keep what these members have said of each other, but for links that were made anew since."""
         rest = {
             member: {b: word for b, word in by.items() if b in members and not self._is_of_old_links(word)}
             for member, by in self._by_member.items()
@@ -62,7 +62,7 @@ class Suspicions:
         self._by_member = {member: by for member, by in rest.items() if by}
 
     def _is_of_old_links(self, word: Suspected) -> bool:
-        """Both ends hang up on them, each at its own time."""
+        """Whether it is about links from before those of the view: both ends close them, each at its own time."""
         return self._cluster.view is not None and word.generation < self._cluster.view.links_since
 
     def _note(self, notice: Suspected, now: float) -> list[Command]:
@@ -98,7 +98,7 @@ class Suspicions:
         return self._judge(words) if cluster.first_answering_node() == self._config.node else self._tell_again()
 
     def _of_lost_links(self) -> dict[str, dict[str, Suspected]]:
-        """Words that hold until links are made anew or one end goes. All others are said again if they still hold."""
+        """Suspicions that hold until links are made anew or one end dies. Others are repeated while they hold."""
         return {
             member: lost
             for member, by in self._by_member.items()

@@ -103,6 +103,7 @@ def _tell(seed: int) -> _Story:
     return story
 
 
+@pytest.mark.slow
 def test_there_is_always_a_checkpoint_to_return_to() -> None:
     stories = [_tell(seed) for seed in range(150)]
     cuts = sum(told.endswith("cut") for story in stories for told in story.told)
@@ -197,6 +198,7 @@ def _tell_of_disks(seed: int) -> _Disks:
     return story
 
 
+@pytest.mark.slow
 def test_on_local_disks_there_is_always_one_to_return_to_whichever_disk_is_gone() -> None:
     stories = [_tell_of_disks(seed) for seed in range(14)]
     assert sum(told == "cut" for story in stories for told in story.told) > 8
@@ -217,6 +219,7 @@ def test_there_is_always_a_checkpoint_to_return_to_at_length() -> None:
         _tell(seed)
 
 
+@pytest.mark.slow
 def test_a_save_is_cut_at_each_of_its_system_calls() -> None:
     """Each cut leaves the checkpoint before, or the new one whole; nothing between."""
     calls = 0
