@@ -15,7 +15,7 @@ from elastrain.snapshot.durable.publishing import visible
 from tests.support.checkpoints import save
 from tests.support.nodes_harness import NodesJob, stub_job
 from tests.support.processes import in_sessions, kill_group
-from tests.support.training import assert_equal_to_undisturbed
+from tests.support.training import SCRIPTS, assert_equal_to_undisturbed, run_job
 from tests.support.waiting import until
 
 WITHIN_S = 10.0
@@ -112,22 +112,30 @@ def test_a_job_all_of_whose_nodes_are_killed_goes_on_from_its_checkpoint(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("options", "members", "strike"),
+    ("options", "members", "strike", "seen_in"),
     [
-        (("--nproc-per-node", "2"), 2, ("worker_start",)),
-        (("--local-nodes", "3"), 3, ("worker_start",)),
-        (("--local-nodes", "2"), 2, ("worker_start", "start")),
+        (("--nproc-per-node", "2"), 2, ("worker_start",), ""),
+        (("--local-nodes", "3"), 3, ("worker_start",), ""),
+        (("--local-nodes", "2"), 2, ("worker_start", "start"), ""),
+        pytest.param(
+            ("--local-nodes", "3", "--checkpoint-layout", "local"),
+            3,
+            ("worker_start",),
+            "node0",
+            marks=pytest.mark.on_demand,
+        ),
     ],
-    ids=["all workers of one node", "all workers of three nodes", "all nodes"],
+    ids=["all workers of one node", "all workers of three nodes", "all nodes", "from local disks"],
 )
 def test_all_is_killed_and_the_job_goes_on_from_its_own_checkpoint_bit_for_bit(
-    tmp_path: Path, options: tuple[str, ...], members: int, strike: tuple[str, ...]
+    tmp_path: Path, options: tuple[str, ...], members: int, strike: tuple[str, ...], seen_in: str
 ) -> None:
     folder, arguments = tmp_path / "checkpoints", ("--steps", "14")
     writes = ("--checkpoint-dir", str(folder), "--checkpoint-every", "2")
+    seen = place_at(str(folder / seen_in))
     with NodesJob(tmp_path, *options, *writes, arguments=arguments) as job:
         until(
-            lambda: any(name >= name_of(1, 3) for name in visible(place_at(str(folder)))),
+            lambda: any(name >= name_of(1, 3) for name in visible(seen)),
             90,
             f"a checkpoint\n{job.text()}",
         )
@@ -140,3 +148,14 @@ def test_all_is_killed_and_the_job_goes_on_from_its_own_checkpoint_bit_for_bit(
         assert max(begins["t"], replacement["t"]) - killed_s < WITHIN_S, job.text()
         assert_equal_to_undisturbed(job.finish(), *arguments)
         job.assert_nothing_left()
+
+
+@pytest.mark.on_demand
+def test_members_that_differ_end_a_life_and_the_next_one_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    arguments = ("--steps", "14")
+    options = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "2")
+    script = SCRIPTS / "diverging_training.py"
+    run = run_job(tmp_path, workers=2, arguments=(*arguments, "--slow", "0.1"), options=options, script=script)
+    assert_equal_to_undisturbed(run, *arguments, script=SCRIPTS / "resumed_training.py")
+    assert "with different hyperparameters" in run.output
+    assert [event["number"] for event in run.events if event["event"] == "life"] == [2]
