@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,22 +21,58 @@ from experiments.harness import ROOT
 from experiments.jobs import Script, alone, elastic, finish, unwind_on_sigterm
 from experiments.journals import read_member, read_run
 
-KINDS = ("partial", "gradient", "parameters", "taken", "moments", "backup")
-"""Words of `elastrain inject flip --where`."""
-AUDITED_KINDS = ("micro-batch", "parameters", "taken")
-"""A micro-batch's own gradient, and working parameters of both kinds: with every micro-batch audited."""
 MEMBERS, STEP, STEPS = 3, 6, 14
 TIMEOUT_S = 300.0
 SCRIPT = ROOT / "experiments" / "faults" / "train.py"
+EVERY, FLIPPED_AT, STOPPED_AT = 4, 10, 11
+"""Of the job with a flipped file: a checkpoint every so many steps, and none after the flip."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """One bit of `where` (a word of `elastrain inject flip --where`) in a job of its own."""
+
+    name: str
+    where: str
+    phase: str = "forward"
+    step: int = STEP
+    nodes: int | None = None
+    script: tuple[str, ...] = ()
+    """What the script is told besides."""
+
+
+KINDS = (
+    Kind(name="partial", where="partial"),
+    # A finished gradient is kept from the commit on, until the update is verified.
+    Kind(name="gradient", where="gradient", phase="commit"),
+    Kind(name="parameters", where="parameters"),
+    Kind(name="taken", where="taken"),
+    Kind(name="moments", where="moments"),
+    Kind(name="backup", where="backup"),
+    Kind(name="masters", where="masters", script=("half",)),
+    Kind(name="frame between nodes", where="frame", phase="reduce", nodes=MEMBERS),
+    Kind(name="frame on one host", where="frame", phase="reduce"),
+    Kind(name="initial parameters", where="parameters", step=0),
+    Kind(name="initial parameters taken", where="taken", step=0),
+    Kind(name="initial backup", where="backup", step=0),
+)
+AUDITED_KINDS = (
+    Kind(name="micro-batch", where="micro-batch", phase="backward", script=("audit",)),
+    Kind(name="working parameters", where="parameters", phase="backward", script=("audit",)),
+    Kind(name="working parameters taken", where="taken", phase="backward", script=("audit",)),
+)
+"""A micro-batch's own gradient, and working parameters of both kinds: with every micro-batch audited."""
+SAYS = {"frame": "broke|altered|new links|made anew"}
+"""What shows that a bit was noticed; for all others that the step begins anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flip:
     """What became of one bit."""
 
-    where: str
+    name: str
     noticed: bool
-    """A member said what was wrong, and that the step begins anew."""
+    """A member said what was wrong."""
     equal: bool
     """Every member ended with the digest of the undisturbed job."""
     says: str = ""
@@ -45,57 +82,103 @@ class Flip:
         return self.noticed and self.equal
 
 
-def undisturbed(folder: Path) -> str:
+def undisturbed(folder: Path, *arguments: str) -> str:
     """The digest of a job of one."""
-    with alone(folder, Script(path=SCRIPT, args=(str(STEPS),))) as process:
+    with alone(folder, Script(path=SCRIPT, args=(str(STEPS), *arguments))) as process:
         finish(process, folder, timeout_s=TIMEOUT_S)
     return str(read_member(folder).digest)
 
 
-def flip(folder: Path, where: str, wanted: str, *, audit: bool = False) -> Flip:
-    """Strike once, in the middle of a job; `wanted`: the digest of the undisturbed one."""
-    folder.mkdir(parents=True)
-    faults = folder / "faults.txt"
-    # A finished gradient is kept from the commit on, until the update is verified; its own is there after a backward.
-    phase = {"gradient": "commit", "micro-batch": "backward"}.get(where, "backward" if audit else "forward")
-    faults.write_text(f"flip --target member:m1 --at step={STEP},phase={phase} --where {where}\n")
-    options = ("--faults", str(faults))
-    script = Script(path=SCRIPT, args=(str(STEPS), *(["audit"] if audit else [])))
-    with elastic(folder, script, members=MEMBERS, options=options) as process:
-        try:
-            output = finish(process, folder, timeout_s=TIMEOUT_S)
-        except RuntimeError as ended:  # with a sentence: seen, and not put right
-            return Flip(where=where, noticed=True, equal=False, says=str(ended)[-500:])
-    says = [line for line in output.splitlines() if "begins anew" in line]
-    equal = set(_digests(folder).values()) == {wanted}
-    return Flip(where=where, noticed=bool(says), equal=equal, says=says[0] if says else "")
+def flip(folder: Path, kind: Kind, wanted: str) -> Flip:
+    """Strike once, in the middle of a job or at its beginning; `wanted`: the digest of the undisturbed one."""
+    line = f"flip --target member:m1 --at step={kind.step},phase={kind.phase} --where {kind.where}"
+    try:
+        output = _run(folder, line, kind.script, nodes=kind.nodes)
+    except RuntimeError as ended:  # with a sentence: seen, and not put right
+        return Flip(name=kind.name, noticed=True, equal=False, says=str(ended)[-500:])
+    heard = [*output.splitlines(), *_journal_lines(folder)]
+    says = [each for each in heard if re.search(SAYS.get(kind.where, "begins anew"), each)]
+    return Flip(name=kind.name, noticed=bool(says), equal=_digests(folder) == {wanted}, says=(says or [""])[0][:300])
 
 
-def figures(folder: Path, kinds: Sequence[str] = KINDS) -> dict[str, object]:
+def flip_file(folder: Path, wanted: str) -> Flip:
+    """Flip a bit in the newest checkpoint of a job that ends soon after, and go on from what is good."""
+    line = f"flip --target member:m1 --at step={FLIPPED_AT},phase=forward --where file"
+    options = ("--checkpoint-dir", str(folder / "checkpoints"))
+    before = (*options, "--checkpoint-every", str(EVERY))
+    try:
+        _run(folder / "flipped", line, (), steps=STOPPED_AT, options=before)
+        output = _run(folder / "resumed", "", (), options=options)
+    except RuntimeError as ended:
+        return Flip(name="file", noticed=True, equal=False, says=str(ended)[-500:])
+    goes_on = [each for each in output.splitlines() if "the job goes on after step" in each]
+    # The look before a start reads no shard: what is damaged inside is found by who reads it, in a life that ends so.
+    took_older = bool(goes_on) and f"after step {EVERY - 1}," in goes_on[-1]
+    equal = _digests(folder / "resumed") == {wanted}
+    return Flip(name="file", noticed=took_older, equal=equal, says=" | ".join(goes_on)[-500:])
+
+
+def figures(folder: Path, kinds: Sequence[Kind] = KINDS, *, file: bool = True) -> dict[str, object]:
     """`flips` and `caught`, and what was said of each."""
-    wanted = undisturbed(folder / "alone")
-    found = [flip(folder / where, where, wanted) for where in kinds]
+    found = _strike(folder, kinds)
+    if file:
+        found.append(flip_file(folder / "file", undisturbed(folder / "alone for file")))
     return {"flips": len(found), "caught": sum(each.is_caught for each in found), "each": [asdict(f) for f in found]}
 
 
-def audited(folder: Path, kinds: Sequence[str] = AUDITED_KINDS) -> dict[str, object]:
+def audited(folder: Path, kinds: Sequence[Kind] = AUDITED_KINDS) -> dict[str, object]:
     """`audit_flips` and `audit_caught`: the same with every micro-batch audited."""
-    wanted = undisturbed(folder / "alone")
-    found = [flip(folder / where, where, wanted, audit=True) for where in kinds]
+    found = _strike(folder, kinds)
     caught = sum(each.is_caught for each in found)
     return {"audit_flips": len(found), "audit_caught": caught, "audit_each": [asdict(each) for each in found]}
 
 
-def _digests(folder: Path) -> Mapping[str, str]:
-    """Member -> digest at its end."""
-    return {name: member.digest for name, member in read_run(folder).members.items() if member.digest}
+def _strike(folder: Path, kinds: Sequence[Kind]) -> list[Flip]:
+    scripts = {kind.script for kind in kinds}
+    wanted = {script: undisturbed(folder / " ".join(("alone", *script)), *script) for script in scripts}
+    found = []
+    for kind in kinds:
+        found.append(flip(folder / kind.name.replace(" ", "-"), kind, wanted[kind.script]))
+        print(found[-1], file=sys.stderr, flush=True)
+    return found
+
+
+def _run(
+    folder: Path,
+    fault: str,
+    arguments: Sequence[str],
+    *,
+    nodes: int | None = None,
+    steps: int = STEPS,
+    options: Sequence[str] = (),
+) -> str:
+    """A job with this fault; its output. Raises RuntimeError where it does not end well."""
+    folder.mkdir(parents=True)
+    faults = folder / "faults.txt"
+    faults.write_text(f"{fault}\n")
+    script = Script(path=SCRIPT, args=(str(steps), *arguments))
+    started = elastic(folder, script, members=MEMBERS, nodes=nodes, options=("--faults", str(faults), *options))
+    with started as process:
+        return finish(process, folder, timeout_s=TIMEOUT_S)
+
+
+def _journal_lines(folder: Path) -> list[str]:
+    return [line for path in sorted(folder.rglob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+def _digests(folder: Path) -> set[str]:
+    """What members have at their end."""
+    return {member.digest for member in read_run(folder).members.values() if member.digest}
 
 
 def main() -> int:
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    names = [kind.name for kind in KINDS]
+    parser.add_argument("--only", nargs="+", choices=[*names, "file"], metavar="KIND", default=[*names, "file"])
+    wanted = parser.parse_args().only
     unwind_on_sigterm()
     with TemporaryDirectory(prefix="elastrain-flips-") as folder:
-        found = figures(Path(folder))
+        found = figures(Path(folder), [kind for kind in KINDS if kind.name in wanted], file="file" in wanted)
     sys.stdout.write(json.dumps(found) + "\n")
     return 0 if found["caught"] == found["flips"] else 1
 

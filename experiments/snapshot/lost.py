@@ -32,7 +32,7 @@ NODES = 3
 PATHS = {"PYTHONPATH": str(ROOT)}
 BEFORE = 4
 """Steps that every member has made when the first strike falls."""
-TIMEOUT_S, SETTLED_S = 120.0, 60.0
+TIMEOUT_S, SETTLED_S = 600.0, 60.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,7 +65,7 @@ def _window(folder: Path, quick: bool) -> Mapping[str, Any]:
 
 
 def _flips(folder: Path, quick: bool) -> Mapping[str, Any]:
-    found = flips.figures(folder, flips.KINDS[:1] if quick else flips.KINDS)
+    found = flips.figures(folder, flips.KINDS[:1] if quick else flips.KINDS, file=not quick)
     return {**found, "flips_missed": found["flips"] - found["caught"]}
 
 
