@@ -250,10 +250,11 @@ class Lifecycle:
     def _progress(self) -> None:
         """Do whatever has become possible, in an order that cannot matter for the result."""
         m = self.machine
-        before = -1
-        # Until nothing more follows: a command of one part may be what another one has been waiting for.
-        while not m.out.is_closed and before != len(m.out):
-            before = len(m.out)
+        before: tuple[int, int | None] = (-1, None)
+        # Until nothing more follows: a command of one part may be what another one has been waiting for, and so may the
+        # verdict that ends this member's loop, behind which no event need come.
+        while not m.out.is_closed and before != (len(m.out), m.end.step):
+            before = (len(m.out), m.end.step)
             self._recover()
             self._create()
             m.custody.repair.depart(spoils=m.step.audits.is_convicted)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -38,12 +40,39 @@ def draw(seed: int) -> Scenario:
     )
 
 
-def cluster_of(seed: int) -> Cluster:
-    scenario = draw(seed)
+def cluster_of(seed: int, scenario: Scenario | None = None) -> Cluster:
+    scenario = scenario or draw(seed)
     return Cluster(scenario, seed, _truth(scenario.runs, scenario.run_length, scenario.backups))
+
+
+def _quiet(size: Scenario) -> Scenario:
+    return replace(size, members=max(2, size.members), crashes=0, zombies=0, isolated=0, early=False)
+
+
+OTHERS: dict[str, Callable[[Scenario], Scenario]] = {
+    "bits flip": lambda size: replace(_quiet(size), flips=2),
+    "starts from a checkpoint": lambda size: replace(size, resumes=0),
+    "loops stand still": lambda size: replace(size, stalls=2, slow_behind=True),
+    "loops are left early": lambda size: replace(size, members=max(3, size.members), stops=1 + size.runs % 2),
+    "checkpoints": lambda size: replace(size, checkpoint_every=1, local_disks=bool(size.joins), wishes=1),
+    "two die at once": lambda size: replace(size, members=max(3, size.members), backups=2, pairs=2, crashes=0),
+    "holders are hunted": lambda size: replace(_quiet(size), members=max(3, size.members), hunts=3),
+    "settings drift apart": lambda size: replace(_quiet(size), drifts=1),
+}
 
 
 @pytest.mark.parametrize("chunk", range(4))
 def test_every_step_has_the_digest_of_a_job_of_one(chunk: int) -> None:
     for seed in range(chunk * SEEDS // 4, (chunk + 1) * SEEDS // 4):
         cluster_of(seed).run()
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_whatever_else_happens_the_digest_stays(kind: str) -> None:
+    for seed in range(500, 508):
+        cluster_of(seed, OTHERS[kind](draw(seed))).run()
+
+
+def test_a_verdict_that_ends_a_loop_needs_no_other_event() -> None:
+    # Two of three leave their loops, and the third waits for an activation of theirs: nothing comes any more.
+    cluster_of(19, replace(draw(19), members=max(3, draw(19).members), stops=2)).run()
