@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from elastrain.checkpoint import Wish
+from elastrain.pipeline.plan import Pipeline, PipelinePlan
 from elastrain.placement import Holders
 from elastrain.scaling import LossScale, Scaler
 from elastrain.values import Contribution, Record, Shape, Vote
@@ -119,3 +120,18 @@ def test_a_clean_step_counts_towards_a_larger_scale() -> None:
     record = combine_votes(2, VIEW, [vote(), vote(), vote()], shape=replace(SHAPE, loss_scale=rule), scaler=scaler)
     assert isinstance(record, Record)
     assert (record.skipped, record.next_scaler) == (False, Scaler(scale=1024.0))
+
+
+def test_members_that_have_traced_different_graphs_do_not_go_on() -> None:
+    found = combine_votes(2, VIEW, (vote(graph="1f"), vote(graph="1f"), vote(graph="2e")), shape=SHAPE)
+    assert isinstance(found, Disagreement)
+    assert "different block graphs in step 2" in found.reason and "c: 2e" in found.reason
+
+
+def test_the_plan_is_the_first_that_is_proposed_else_it_stays() -> None:
+    plan = PipelinePlan(blocks=1, pipelines=(Pipeline(members=("a",), cuts=(), share=8, limits=(1,)),))
+    proposed = combine_votes(2, VIEW, (vote(plan=plan), vote(), vote()), shape=SHAPE)
+    stays = combine_votes(2, VIEW, (vote(), vote(), vote()), shape=SHAPE, plan=plan)
+    assert isinstance(proposed, Record) and isinstance(stays, Record)
+    assert proposed.plan == stays.plan == plan
+    assert record_of(vote(), vote(), vote()).plan is None

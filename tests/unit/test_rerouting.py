@@ -1,0 +1,119 @@
+"""Who computes what of an open step in pipelines after a change of view, by example: two blocks, two runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastrain import protocol as p
+from elastrain.member.lifecycle import Lifecycle
+from elastrain.pipeline.boundary import BoundaryName, Direction
+from elastrain.pipeline.graph import BlockGraph, IllegalCut
+from elastrain.pipeline.plan import Pipeline, PipelinePlan, Task
+from elastrain.pipeline.tasks import TaskProgress
+from elastrain.placement import Holders
+from elastrain.recovery import decide
+from elastrain.rerouting import Rerouting, reroute
+from elastrain.values import (
+    Contribution,
+    OpenWork,
+    Pipelining,
+    Record,
+    Recovery,
+    Report,
+    Shape,
+    ShardShape,
+    TracedGraph,
+)
+from elastrain.world import Member, View
+
+GRAPH = BlockGraph(blocks=("first", "second"), flops=(1, 1), crossings=((), (), ()))
+TRACED = TracedGraph(graph=GRAPH, places=(0, 1))
+PLAN = PipelinePlan(blocks=2, pipelines=(Pipeline(members=("a", "b"), cuts=(1,), share=2, limits=(2, 1)),))
+SHAPE = Shape(
+    runs=2,
+    blocks=2,
+    shards=(ShardShape(size_bytes=8, lanes=(0,)), ShardShape(size_bytes=8, lanes=(1,))),
+    backups=1,
+    pipelining=Pipelining(stages=2, micro_batches=2, run_length=1),
+)
+BASE = (Holders("a", ("b", "c")), Holders("a", ("b", "c")))
+RECORD = Record(
+    step=1, generation=1, contribution=Contribution(), square_norm=0.0, skipped=False, switch=False, plan=PLAN
+)
+
+
+def report(**changes: object) -> Report:
+    plain = Report(
+        wrong=None,
+        committed=1,
+        record=RECORD,
+        base=BASE,
+        parameters=(1, 1),
+        held=((0, 1, ()), (1, 1, ())),
+        begun=2,
+        finishing=False,
+        work=OpenWork(traced=TRACED),
+        own=((), ()),
+        folded=(),
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def working(*tasks: TaskProgress, kept: tuple[BoundaryName, ...] = ()) -> OpenWork:
+    return OpenWork(traced=TRACED, tasks=tasks, kept=kept)
+
+
+def rerouted(**reports: Report) -> Rerouting:
+    view = View(generation=2, members=tuple(Member(id=name, node=name) for name in reports))
+    decision = decide(view, reports, SHAPE)
+    assert isinstance(decision, Recovery)
+    assert set(decision.runs.values()) == {()}, "whole runs are handed out to nobody"
+    return reroute(reports, SHAPE, decision, PLAN)
+
+
+def test_a_step_in_which_nothing_has_begun_follows_its_plan() -> None:
+    found = rerouted(a=report(), b=report())
+    assert found.new == (Task(0, 0, 1, "a"), Task(0, 1, 2, "b"), Task(1, 0, 1, "a"), Task(1, 1, 2, "b"))
+
+
+def test_who_has_not_traced_yet_is_given_nothing() -> None:
+    found = rerouted(a=report(), c=report(work=OpenWork()))
+    assert {task.member for task in found.new} == {"a"}
+    assert {(block, task.run) for task in found.new for block in task.blocks} == {(0, 0), (1, 0), (0, 1), (1, 1)}
+
+
+def test_only_what_the_lost_member_had_is_computed_again() -> None:
+    activations = tuple(BoundaryName(2, micro_batch, 1, Direction.ACTIVATION) for micro_batch in (0, 1))
+    open_tasks = tuple(TaskProgress(task=Task(run, 0, 1, "a"), forwarded=1) for run in (0, 1))
+    found = rerouted(a=report(work=working(*open_tasks, kept=activations)), c=report())
+    assert {(block, task.run) for task in found.new for block in task.blocks} == {(1, 0), (1, 1)}
+    assert set(open_tasks) <= set(found.tasks), "what has begun stays where it is"
+    assert {(each.giver, each.taker) for each in found.resends} <= {("a", "c")}
+
+
+def test_what_a_member_has_of_an_older_step_counts_for_nothing() -> None:
+    late = report(
+        committed=0,
+        record=replace(RECORD, step=0),
+        parameters=(0, 0),
+        held=((0, 0, (1,)), (1, 0, (1,))),
+        begun=1,
+        work=working(kept=(BoundaryName(1, 0, 1, Direction.ACTIVATION),)),
+        own=(((0, 2),), ((0, 2),)),
+    )
+    found = rerouted(a=report(), b=late)
+    assert len(found.new) == 4
+
+
+def test_gradients_that_are_folded_are_not_computed_again() -> None:
+    found = rerouted(a=report(own=(((0, 1),), ((0, 1),)), folded=((0, 0, ((0, 1),)), (1, 0, ((0, 1),)))))
+    assert {task.run for task in found.new} == {1}
+
+
+def test_more_stages_than_cuts_end_with_one_sentence() -> None:
+    shape = replace(SHAPE, pipelining=Pipelining(stages=3, micro_batches=2, run_length=1))
+    core = Lifecycle(me="a", shape=shape)
+    graph = replace(GRAPH, illegal=(IllegalCut(cut=1, why="'mul' uses what 'first' made"),))
+    failed = [c for c in core.handle(p.Traced(model=replace(TRACED, graph=graph))) if isinstance(c, p.Fail)]
+    assert [each.kind for each in failed] == ["ConfigError"]
+    assert "no cut of this model is legal" in failed[0].reason and "'mul' uses" in failed[0].reason
