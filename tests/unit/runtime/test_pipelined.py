@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from elastrain.errors import ConfigError
 from elastrain.pipeline.stubs.fakes import is_fake
-from tests.support.pipeline_models import CASES, loss_of
+from tests.support.pipeline_models import CASES, WORDS, Case, loss_of
 from tests.support.pipeline_steps import MICRO_BATCHES, alone, chain, in_pipelines
 
 
@@ -74,3 +75,28 @@ def test_between_two_steps_the_model_is_whole() -> None:
     in_pipelines(CASES["gpt"], chain(("a", "b"), (4,), MICRO_BATCHES), ("a", "b"), 1, loop=evaluates)
     assert not any(map(is_fake, outputs))
     assert outputs[0] == outputs[1]
+
+
+class Normed(nn.Module):
+    """Its blocks keep running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, 8)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(12, 12), nn.BatchNorm1d(8)) for _ in range(3))
+        self.head = nn.Linear(8, WORDS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens).transpose(1, 2)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.head(x.transpose(1, 2))
+        return logits
+
+
+@pytest.mark.parametrize("run_length", [1, 2])
+def test_running_statistics_wait_with_their_micro_batch(run_length: int) -> None:
+    case = Case(Normed, (2, 3))
+    runs = -(-MICRO_BATCHES // run_length)
+    found = in_pipelines(case, chain(("a", "b", "c"), (2, 3), runs), ("a", "b", "c"), run_length)
+    assert found.found == alone(case, run_length).found
