@@ -71,6 +71,8 @@ class Member:
     lost_s: dict[str, float] = field(default_factory=dict)
     """Peer -> when this member knew of its death."""
     faults: list[Fault] = field(default_factory=list)
+    refused: list[tuple[float, str]] = field(default_factory=list)
+    """When a fault on request found nothing to strike in this member, and why."""
     ended_at_step: int | None = None
     digest: str | None = None
 
@@ -108,6 +110,8 @@ class Member:
                 self.lost_s.setdefault(line["peer"], line["t"])
             case "fault":
                 self.faults.append(Fault(step=line["step"], phase=line["phase"], at_s=line["t"]))
+            case "fault_refused":
+                self.refused.append((line["t"], line["reason"]))
             case "finished":
                 self.ended_at_step, self.digest = line["step"], line["digest"]
 

@@ -31,6 +31,8 @@ class Outcome:
     """The longest time without a commit, from the strike until all trained again."""
     detect_s: float | None = None
     reason: str = ""
+    nothing_struck: str = ""
+    """Why the fault found nothing to strike at its place, if so: then the promise was kept by doing nothing."""
     cut_short: bool = False
     """The experiment was ended meanwhile: no verdict."""
     hang: bool = False
@@ -103,6 +105,12 @@ def struck_s(run: Run, victim: str, at_s: float) -> float:
     return told.faults[-1].at_s if told is not None and told.faults else at_s
 
 
+def refusal(run: Run, victims: Iterable[str], since_s: float) -> str:
+    """What a victim said of a fault that found nothing to strike, since then; empty if none did."""
+    told = [each for name in victims if name in run.members for each in run.members[name].refused]
+    return next((reason for at_s, reason in told if at_s >= since_s), "")
+
+
 def blamed(cells: Sequence[Outcome], step_at_s: float | None) -> int | None:
     """Which of the cells of one job a wrong step is owed to: the last one struck before it; None if none was."""
     struck = [(each.struck_s, index) for index, each in enumerate(cells) if each.struck_s is not None]
@@ -131,6 +139,7 @@ def figures(outcomes: Iterable[Outcome], *, usual_s: float | None, legal: int) -
         "detect_hang_between_steps_s": _most(_of((each for each in outcomes if not _is_in_a_step(each)), HANGS)),
         "detect_blackhole_s": _most(_of(outcomes, ("partition",))),
         "usual_step_s": usual_s,
+        "nothing_struck": [f"{each.cell}: {each.nothing_struck}" for each in outcomes if each.nothing_struck],
         "failed_cells": [f"{each.cell}: {each.reason}" for each in outcomes if not each.passed],
     }
 

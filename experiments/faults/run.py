@@ -63,6 +63,8 @@ def tell(outcome: Outcome) -> None:
     """A line per cell as soon as its job is judged."""
     times = f"{outcome.standstill_s:6.2f} s" if outcome.standstill_s is not None else f"{'':>8}"
     print(f"{outcome.cell!s:<50}{times}  {'as promised' if outcome.passed else 'FAILED'}", flush=True)
+    if outcome.nothing_struck:
+        print(f"{'':<4}nothing was struck: {outcome.nothing_struck}", flush=True)
     if outcome.reason:
         print(f"{'':<4}{outcome.reason}", flush=True)
 

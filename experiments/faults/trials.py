@@ -23,6 +23,7 @@ from experiments.faults.figures import (
     blamed,
     commits_s,
     detected_after_s,
+    refusal,
     standstill_s,
     struck_s,
     without_flipped,
@@ -204,6 +205,7 @@ class OneJob:
         outcome.detect_s = _detected_after_s(driver, struck)
         if way.kind == "partition":
             outcome.detect_s = _silence_after_s(driver, struck)
+        outcome.nothing_struck = refusal(driver.run, struck.victims, struck.at_s)
         outcome.reason = self._broken_promise(driver, outcome, struck)
 
     def _wait_until_well(self, driver: Driver, cell: Cell, struck: Struck) -> None:
@@ -248,6 +250,8 @@ class OneJob:
         driver.release()
         try:
             driver.wait("the job ends", lambda: False, END_S)
+        except StrikeError:  # the experiment was ended
+            last.cut_short = True
         except StandstillError as error:
             last.reason, last.hang = str(error), True
 

@@ -32,6 +32,7 @@ from experiments.faults.figures import (
     blamed,
     detected_after_s,
     figures,
+    refusal,
     standstill_s,
     struck_s,
     without_flipped,
@@ -127,6 +128,15 @@ def test_each_of_several_victims_is_known_from_its_own_strike_on() -> None:
     fault = {"event": "fault", "step": 1, "phase": "forward"}
     run = run_of([], {"m1": [{**fault, "t": 5.0}], "m2": [{**fault, "t": 5.4}], "m3": []})
     assert [struck_s(run, name, 6.0) for name in ("m1", "m2", "m3")] == [5.0, 5.4, 6.0]
+
+
+def test_a_fault_that_found_nothing_to_strike_is_told() -> None:
+    refused = {"event": "fault_refused", "kind": "flip", "reason": "nothing is held yet", "t": 5.0}
+    run = run_of([], {"m1": [refused], "m2": []})
+    assert refusal(run, ["m2", "m1", "m9"], 5.0) == "nothing is held yet"
+    assert refusal(run, ["m1"], 5.1) == "", "of an earlier cell"
+    outcome = Outcome(cell=cell(), nothing_struck="nothing is held yet")
+    assert figures([outcome], usual_s=None, legal=1)["nothing_struck"] == ["kill in backward: nothing is held yet"]
 
 
 def test_a_hang_behind_the_last_step_has_the_time_that_scripts_have_between_steps() -> None:
