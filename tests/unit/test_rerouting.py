@@ -63,17 +63,31 @@ def working(*tasks: TaskProgress, kept: tuple[BoundaryName, ...] = ()) -> OpenWo
     return OpenWork(traced=TRACED, tasks=tasks, kept=kept)
 
 
+def view(*names: str) -> View:
+    return View(generation=2, members=tuple(Member(id=name, node=name) for name in names))
+
+
 def rerouted(**reports: Report) -> Rerouting:
-    view = View(generation=2, members=tuple(Member(id=name, node=name) for name in reports))
-    decision = decide(view, reports, SHAPE)
+    decision = decide(view(*reports), reports, SHAPE)
     assert isinstance(decision, Recovery)
     assert set(decision.runs.values()) == {()}, "whole runs are handed out to nobody"
     return reroute(reports, SHAPE, decision, PLAN)
 
 
 def test_a_step_in_which_nothing_has_begun_follows_its_plan() -> None:
-    found = rerouted(a=report(), b=report())
-    assert found.new == (Task(0, 0, 1, "a"), Task(0, 1, 2, "b"), Task(1, 0, 1, "a"), Task(1, 1, 2, "b"))
+    one = Pipeline(members=("a", "b"), cuts=(1,), share=2, limits=(2, 1))
+    plan = PipelinePlan(blocks=2, pipelines=(one, replace(one, members=("c", "d"))))
+    shape = replace(SHAPE, runs=4, pipelining=Pipelining(stages=2, micro_batches=4, run_length=1))
+    reports = {name: report() for name in "abcd"}
+    decision = decide(view(*reports), reports, shape)
+    assert isinstance(decision, Recovery)
+    found = reroute(reports, shape, decision, plan)
+    assert [(task.run, task.member) for task in found.new if task.begin == 0] == [
+        (0, "a"),
+        (1, "a"),
+        (2, "c"),
+        (3, "c"),
+    ]
 
 
 def test_who_has_not_traced_yet_is_given_nothing() -> None:
@@ -106,7 +120,7 @@ def test_what_a_member_has_of_an_older_step_counts_for_nothing() -> None:
 
 
 def test_gradients_that_are_folded_are_not_computed_again() -> None:
-    found = rerouted(a=report(own=(((0, 1),), ((0, 1),)), folded=((0, 0, ((0, 1),)), (1, 0, ((0, 1),)))))
+    found = rerouted(a=report(folded=((0, 0, ((0, 1),)), (1, 0, ((0, 1),)))))
     assert {task.run for task in found.new} == {1}
 
 
