@@ -44,7 +44,7 @@ check: $(STAMP)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint check-tests
 
 check-tests: $(STAMP)
-	$(PYTEST) -m "not slow and not on_demand" tests/unit tests/property
+	$(PYTEST) -n logical -m "not slow and not on_demand" tests/unit tests/property
 
 format: $(STAMP)
 	$(BIN)/ruff format $(FOLDERS)

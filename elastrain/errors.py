@@ -30,7 +30,7 @@ class RefusedError(ElastrainError):
 
 
 class NoRoomError(ElastrainError):
-    """A member can not hold what its plan asks of it. The message says how much memory is missing."""
+    """A member cannot hold what its plan asks of it. The message says how much memory is missing."""
 
 
 class DriveFailedError(ElastrainError):

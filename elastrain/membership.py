@@ -251,7 +251,7 @@ def without_a_suspect(
     member = max(fit or parties, key=rank)
     by = [m for m in here if m in words[member]]
     others = [m for m in here if member in words[m]]
-    how = f"{_some(by)} can not reach it" if by else f"it can not reach {_some(others)}"
+    how = f"{_some(by)} cannot reach it" if by else f"it cannot reach {_some(others)}"
     what = "it is ended" if fit else "it is ended, though each of them holds what nobody else does"
     # The next view is as after its death; it learns from it that it has to end.
     proposal = _without(view, [member], (), begun=begun or view.begun)

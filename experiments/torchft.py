@@ -18,7 +18,7 @@ def is_here() -> bool:
 
 
 def provide() -> str | None:
-    """Have it in a folder of its own. Returns why not, if it can not be had."""
+    """Have it in a folder of its own. Returns why not, if it cannot be had."""
     if is_here():
         return None
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(FOLDER)]
@@ -27,7 +27,7 @@ def provide() -> str | None:
         done = subprocess.run([*install, *packages], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             shutil.rmtree(FOLDER, ignore_errors=True)
-            return f"{PACKAGE} can not be installed: {done.stderr.strip()[-300:]}"
+            return f"{PACKAGE} cannot be installed: {done.stderr.strip()[-300:]}"
     return None
 
 

@@ -129,7 +129,7 @@ def read_secret(file: Path) -> bytes:
             raise ConfigError(f"others may read the secret file {file}: chmod 600 {file}")
         secret = file.read_bytes()
     except OSError as error:
-        raise ConfigError(f"the secret file {file} can not be read: {error}") from None
+        raise ConfigError(f"the secret file {file} cannot be read: {error}") from None
     if len(secret) < SECRET_BYTES:
         raise ConfigError(f"the secret file {file} holds {len(secret)} bytes; {SECRET_BYTES} random ones are needed")
     return secret
@@ -142,7 +142,7 @@ def _make(file: Path) -> bool:
     except FileExistsError:
         return False  # another node of this machine, or one that shares the folder, was faster
     except OSError as error:
-        raise ConfigError(f"the secret file {file} can not be made: {error}") from None
+        raise ConfigError(f"the secret file {file} cannot be made: {error}") from None
     return True
 
 

@@ -13,7 +13,7 @@ DEFAULT_PORT = 2379
 
 @dataclass(frozen=True, kw_only=True)
 class EtcdConfig:
-    """`ca` turns TLS on; `cert` and `key` show who we are. Raises ConfigError for files that can not serve."""
+    """`ca` turns TLS on; `cert` and `key` show who we are. Raises ConfigError for files that cannot serve."""
 
     endpoints: tuple[str, ...]
     """HOST:PORT each; IPv6 addresses in brackets."""

@@ -1,7 +1,7 @@
 """What survives a launcher that is killed, for as long as it takes to clear up: processes, files, network namespaces,
 control groups.
 
-A process that gets SIGKILL can not end what it has started: its workers would train on, or sleep for ever. So each
+A process that gets SIGKILL cannot end what it has started: its workers would train on, or sleep for ever. So each
 launcher and each agent has a guardian, a process of a few megabytes in a session of its own, which waits for the end
 of a pipe that only its owner can write to. This file is also what that process runs, by its path and with the standard
 library alone: nothing of elastrain may be imported here.

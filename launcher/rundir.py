@@ -101,7 +101,7 @@ def runs_folder() -> Path:
 def create(path: Path | None, job: str, *, secret_file: Path | None = None) -> RunDir:
     """Make the folder and, unless a file of it is named, the secret.
 
-    Raises ConfigError if another run's files are there or it can not be made.
+    Raises ConfigError if another run's files are there or it cannot be made.
     A folder that is there already and not empty keeps its mode, but others must not be able to write into it.
     """
     folder = (path or runs_folder() / job).absolute()
@@ -117,7 +117,7 @@ def create(path: Path | None, job: str, *, secret_file: Path | None = None) -> R
         if run.owns_secret:
             make_secret(run.secret)
     except OSError as error:
-        raise ConfigError(f"the run's folder {folder} can not be made: {error}") from None
+        raise ConfigError(f"the run's folder {folder} cannot be made: {error}") from None
     return run
 
 

@@ -1,6 +1,6 @@
 """A store whose values are authenticated with the job's secret: what others wrote into etcd is never parsed.
 
-A seal covers key and value: a value can not be moved to another key or another job. It does not cover time: who may
+A seal covers key and value: a value cannot be moved to another key or another job. It does not cover time: who may
 write into etcd can put an older value of the same key back, or delete it.
 """
 

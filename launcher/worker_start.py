@@ -72,7 +72,7 @@ class WorkerProcess:
         self.pidfd = os.pidfd_open(self.pid)
 
     def signal_group(self, number: int) -> None:
-        """To the worker and all that it started. Safe until `reap`: its process id can not be used again before."""
+        """To the worker and all that it started. Safe until `reap`: its process id cannot be used again before."""
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
@@ -92,7 +92,7 @@ class WorkerProcess:
 
 
 def start(worker: Start, script: Script, common: WorkerEnvironment, logs: Logs) -> WorkerProcess:
-    """Start one worker in a session of its own. Raises OSError if the program can not be executed."""
+    """Start one worker in a session of its own. Raises OSError if the program cannot be executed."""
     from torch.distributed.elastic.multiprocessing import start_processes
 
     handler_before = signal.getsignal(signal.SIGURG)

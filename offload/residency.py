@@ -225,4 +225,4 @@ def advance(state: State, event: Event) -> Step:
         return step
     if isinstance(event, Spill | Prefetch | Found):
         return state, ()
-    raise ImpossibleEventError(f"{type(event).__name__} can not happen to a storage that is {state.value}")
+    raise ImpossibleEventError(f"{type(event).__name__} cannot happen to a storage that is {state.value}")

@@ -30,9 +30,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-transcripts", action="store_true", help="write tests/sim/transcripts anew")
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Of `-n auto`: two processes more than there are cores, since jobs of real processes often wait."""
-    return len(os.sched_getaffinity(0)) + 2
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Of `-n auto`: two processes more than there are cores, since jobs of real processes often wait.
+
+    Of `-n logical`: as many as cores, for tests that compute; each process more imports and collects all over again.
+    """
+    cores = len(os.sched_getaffinity(0))
+    return cores if config.option.numprocesses == "logical" else cores + 2
 
 
 def pytest_collection_finish() -> None:

@@ -73,7 +73,7 @@ def parameter_at(place: Registration) -> nn.Parameter:
 def describe(model: nn.Module, optimizer: torch.optim.Optimizer, blocks: Sequence[str] | None = None) -> Layout:
     """Cut the model for this optimizer. `blocks`: names of submodules or patterns; see `named_blocks`.
 
-    Raises ConfigError, with one sentence, for models and optimizers that can not be cut.
+    Raises ConfigError, with one sentence, for models and optimizers that cannot be cut.
     """
     _check_layers(model)
     names = named_blocks(model, blocks)
@@ -172,7 +172,7 @@ def _stepped(state: dict[str, Any]) -> bool:
 def _check_parameter(name: str, parameter: nn.Parameter, *, trained: bool) -> None:
     problem = None
     if type(parameter) is not nn.Parameter:
-        problem = f"is a {type(parameter).__name__}; tensor subclasses, lazy and distributed parameters can not be cut"
+        problem = f"is a {type(parameter).__name__}; tensor subclasses, lazy and distributed parameters cannot be cut"
     elif parameter.layout is not torch.strided:
         problem = f"has layout {parameter.layout}; only dense parameters can be cut"
     elif name_of(parameter.dtype) not in DTYPES:

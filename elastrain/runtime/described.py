@@ -79,7 +79,7 @@ class Describer:
     def _bare(self, tensor: Tensor) -> Tree:
         if not tensor.is_leaf:
             raise RuntimeError(
-                "a tensor with autograd's history can not leave its process: detach() it in the dataset or collate_fn"
+                "a tensor with autograd's history cannot leave its process: detach() it in the dataset or collate_fn"
             )
         if tensor.layout is torch.sparse_coo:
             parts = self._items([tensor._indices(), tensor._values()])
@@ -141,7 +141,7 @@ def _refusal(thing: Any, more: str = "") -> TypeError:
     kind = type(thing)
     return TypeError(
         f"a {kind.__module__}.{kind.__qualname__} {more}".rstrip()
-        + " can not be handed over by a loader process: return "
+        + " cannot be handed over by a loader process: return "
         "tensors, NumPy arrays, numbers, texts, tuples, lists, dicts and plain objects of them, or use num_workers=0"
     )
 
@@ -168,7 +168,7 @@ _PLAIN: dict[type, Callable[[Describer, Any], Tree]] = {
 def _name_of(kind: type) -> list[str]:
     name = [kind.__module__, kind.__qualname__]
     if _find(name) is not kind:
-        raise TypeError(f"the class {'.'.join(name)} can not be found by its name: define it at the top of a module")
+        raise TypeError(f"the class {'.'.join(name)} cannot be found by its name: define it at the top of a module")
     return name
 
 
@@ -225,7 +225,7 @@ class Restorer:
         try:
             return self._restore(tree)
         except (TypeError, AttributeError, KeyError, IndexError, RuntimeError, OverflowError, RecursionError) as error:
-            raise ValueError(f"what a loader process has handed over can not be read ({error})") from error
+            raise ValueError(f"what a loader process has handed over cannot be read ({error})") from error
 
     def _restore(self, tree: Tree) -> Any:
         if not isinstance(tree, list):

@@ -66,7 +66,7 @@ class LoadFailed:
             raise RuntimeError(str(error)) from None
 
     def nameless(self) -> LoadFailed:
-        """The same for an exception whose class can not travel (it was defined in a function)."""
+        """The same for an exception whose class cannot travel (it was defined in a function)."""
         self._wrapper.exc_type = RuntimeError
         return self
 

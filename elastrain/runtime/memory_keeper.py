@@ -111,7 +111,7 @@ class MemoryKeeper:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Around one micro-batch. Raises NoRoomError where its activations can not be held within the limit."""
+        """Around one micro-batch. Raises NoRoomError where its activations cannot be held within the limit."""
         if self._offload is None:
             yield
             return
@@ -124,7 +124,7 @@ class MemoryKeeper:
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:
-        """Around backward. Raises NoRoomError where its activations can not be held within the limit."""
+        """Around backward. Raises NoRoomError where its activations cannot be held within the limit."""
         try:
             yield
         except LimitTooSmallError as error:

@@ -71,7 +71,7 @@ def unpack(memory: memoryview) -> Any:
         buffers = [memory[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
         tree = msgspec.msgpack.decode(memory[start : start + description_bytes])
     except (TypeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"what a loader process has handed over can not be read ({error})") from None
+        raise ValueError(f"what a loader process has handed over cannot be read ({error})") from None
     return Restorer(buffers).restore(tree)
 
 

@@ -128,4 +128,4 @@ def _error(resume: Resume, error: CheckpointError) -> Exception:
         return StateLostError(f"the checkpoint that this job starts from is damaged: {error}")
     if resume.disks:  # a node was lost, perhaps: those that are left look again at what they have
         return StateLostError(f"the checkpoint that this job starts from cannot be read: {error}")
-    return ConfigError(f"{resume} can not be read: {error}")
+    return ConfigError(f"{resume} cannot be read: {error}")

@@ -1,6 +1,6 @@
 """Each variant in a process of its own, forked so that torch is imported once, and asked for one step at a time.
 
-The parent computes nothing: a process that has started threads can not be forked safely.
+The parent computes nothing: a process that has started threads cannot be forked safely.
 """
 
 from __future__ import annotations

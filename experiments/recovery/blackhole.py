@@ -68,7 +68,7 @@ class Hosts:
 
 def measured(folder: Path, script: Script, *, steps: int, cuts: int) -> dict[str, Any]:
     """`blackhole_standstill_s` (the median of up to `cuts`) and the digests of all hosts; None, with the reason, where
-    it can not be run."""
+    it cannot be run."""
     if (reason := lacking()) is not None:
         return {"blackhole_standstill_s": None, "blackhole_reason": reason}
     folder.mkdir(parents=True)

@@ -113,7 +113,7 @@ def plotted(draw: Callable[[Path], None], file: Path) -> None:
     try:
         draw(file)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the picture can not be written to {file}: {error}") from None
+        raise ConfigError(f"the picture cannot be written to {file}: {error}") from None
 
 
 def _read(file: Path) -> StepProfile:

@@ -139,7 +139,7 @@ class Rendezvous:
         unlinked = [record.name for record in others if not peers[record.name].linked]
         missing = [*waiting, *(f"node {name}" for name in unready)]
         if not missing and unlinked:
-            return self._shutdown.finish(1, f"the agent of {', '.join(unlinked)} can not be reached: see --local-addr")
+            return self._shutdown.finish(1, f"the agent of {', '.join(unlinked)} cannot be reached: see --local-addr")
         ready, workers, limit_s = len(living) - len(waiting), self._config.workers, self._config.times.join_timeout_s
         return self._shutdown.finish(
             1,

@@ -144,7 +144,7 @@ class ViewChanges:
         self._deadlines.set(AskStoreDue(), now + self._config.times.ask_again_s)
         gone = self._cluster.gone_from_view()
         what = f"{', '.join(gone)} lost, and " if gone else ""
-        return self._parking.park(f"{what}the store does not answer: the view can not change until it is back", now)
+        return self._parking.park(f"{what}the store does not answer: the view cannot change until it is back", now)
 
     # ---- what this agent proposes
 

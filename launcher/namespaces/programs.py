@@ -60,7 +60,7 @@ def enter(namespace: str) -> None:
         raise NetworkError(f"there is no network namespace {namespace} ({error})") from None
     try:
         if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET) != 0:
-            raise NetworkError(f"network namespace {namespace} can not be entered: {os.strerror(ctypes.get_errno())}")
+            raise NetworkError(f"network namespace {namespace} cannot be entered: {os.strerror(ctypes.get_errno())}")
     finally:
         os.close(descriptor)
 

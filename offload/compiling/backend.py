@@ -80,7 +80,7 @@ def _compile_inductor(
     chosen = {**(list_mode_options(mode) if mode else {}), **options}
     if chosen.get("triton.cudagraphs", config.triton.cudagraphs):
         raise OffloadConfigError(
-            'backend="elastrain" can not be used with CUDA graphs (mode="reduce-overhead", "max-autotune"): a graph '
+            'backend="elastrain" cannot be used with CUDA graphs (mode="reduce-overhead", "max-autotune"): a graph '
             'replays fixed addresses, and what it saved has left them; use mode="max-autotune-no-cudagraphs"'
         )
     # A buffer that is being written to a drive, or that comes back, belongs to nobody else: it is freed and not reused.

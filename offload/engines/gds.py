@@ -57,7 +57,7 @@ class GdsEngine:
     def __init__(self, directory: str | os.PathLike[str], *, threads: int = 4) -> None:
         why = probe(directory)
         if why is not None:
-            raise OffloadConfigError(f"GPUDirect Storage can not be used in {directory}: {why}")
+            raise OffloadConfigError(f"GPUDirect Storage cannot be used in {directory}: {why}")
         # CPU tensors are moved as ever: KvikIO would copy them through a buffer of its own.
         self._slab = PosixEngine(directory)
         self.name = self._slab.name

@@ -64,5 +64,5 @@ def test_cuda_graphs_are_refused() -> None:
     from elastrain.offload.compiling.backend import elastrain
 
     run = torch.compile(lambda x: (x * 2).sum(), backend=elastrain, mode="reduce-overhead")
-    with pytest.raises(BackendCompilerFailed, match="can not be used with CUDA graphs"):
+    with pytest.raises(BackendCompilerFailed, match="cannot be used with CUDA graphs"):
         run(torch.ones(4, device="cuda", requires_grad=True))

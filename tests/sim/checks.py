@@ -145,7 +145,7 @@ class Checks:
             raise Violation(f"{member.me} is a holder of shard {shard} in step {step}, but holds nothing")
         finished = shard in member.machine.step.reduction.finished and member.machine.step.number == step
         if held.version != step and not (held.version == step - 1 and (step in held.kept or finished)):
-            raise Violation(f"step {step} is committed, but holder {member.me} can not make shard {shard} of it")
+            raise Violation(f"step {step} is committed, but holder {member.me} cannot make shard {shard} of it")
         self._value(member, shard, held.version, member.state(shard), "a holder's state")
 
     def _resumed(self, me: str, view: View, recovery: Recovery) -> None:

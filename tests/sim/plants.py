@@ -511,7 +511,7 @@ def completes_only_its_own(rule: Rule, recovering: Recovering, decision: Recover
 
 @_function(60, "member.recovering.decide")
 def takes_the_lowest_commit(view: View, reports: dict[str, Report], shape: Shape) -> Recovery | Unrecoverable:
-    """The highest committed step is completed: a step can not be undone."""
+    """The highest committed step is completed: a step cannot be undone."""
     lowest = min((r.committed for r in reports.values() if r.base), default=-1)
     lowered = {
         m: replace(r, committed=lowest, parameters=tuple(min(v, lowest) for v in r.parameters)) if r.base else r

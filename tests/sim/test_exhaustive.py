@@ -14,7 +14,7 @@ from tests.sim.symbols import Lane
 
 PLANTED = {
     "VotesWithoutBackups": "leaves shard 0 with fewer holders",
-    "LetsGoBeforeVerified": "can not make shard 0",
+    "LetsGoBeforeVerified": "cannot make shard 0",
     "HandsOutTwice": r"run 0 is handed out to \['m0', 'm1'\]",
     "DropsNewGenerations": "stuck: m0, m1 wait for ever",
     "FoldsInArrivalOrder": "differs from the undisturbed job",

@@ -7,7 +7,7 @@ Five rules of the design are kept although breaking one alone does no harm here,
   nothing left to compute for that step, and the version of each parameter is in its report. What can be planted is
   to learn the record without doing one's own part (LearnsWithoutPassing).
 - *The primary's digest of s is taken before its state goes on.* A backup that lacks the digest does not acknowledge
-  the next gradient, so the primary can not commit.
+  the next gradient, so the primary cannot commit.
 - *A backup acknowledges the gradient of s+1 only when its state of s is verified.* It votes for s+1 when it knows that
   it has computed with the right parameters, which it looks at after the updates that it had left behind.
 - *A new holder counts only when the digest of its copy has matched.* Its first update is compared again, and a copy

@@ -183,20 +183,20 @@ def test_spec_difference_names_the_key_and_both_values() -> None:
 @pytest.mark.parametrize(
     ("suspicions", "holders", "gone", "words"),
     [
-        ({"a": "bc", "c": "a"}, {"0": "abc"}, "a", "a lives, but b, c can not reach it: it is ended"),
-        ({"a": "b", "b": "a"}, {"0": "abc"}, "b", "b lives, but a can not reach it: it is ended"),
-        ({"a": "b"}, {"0": "ab"}, "a", "a lives, but b can not reach it: it is ended"),  # it may hang
-        ({"a": "bc"}, {"0": "a"}, "c", "c lives, but it can not reach a: it is ended"),  # newcomers and the only holder
-        ({"a": "bc"}, {"0": "ad"}, "c", "c lives, but it can not reach a: it is ended"),  # a newcomer is cheaper
-        ({"a": "b", "b": "a"}, {"0": "bc", "1": "b"}, "a", "a lives, but b can not reach it: it is ended"),
-        ({"a": "bd", "d": "a"}, {"0": "abc"}, "a", "a lives, but b, d can not reach it: it is ended"),
-        ({"a": "b", "b": "a"}, {}, "b", "b lives, but a can not reach it: it is ended"),
-        ({"a": "b", "b": "a"}, None, "b", "b lives, but a can not reach it: it is ended"),
+        ({"a": "bc", "c": "a"}, {"0": "abc"}, "a", "a lives, but b, c cannot reach it: it is ended"),
+        ({"a": "b", "b": "a"}, {"0": "abc"}, "b", "b lives, but a cannot reach it: it is ended"),
+        ({"a": "b"}, {"0": "ab"}, "a", "a lives, but b cannot reach it: it is ended"),  # it may hang
+        ({"a": "bc"}, {"0": "a"}, "c", "c lives, but it cannot reach a: it is ended"),  # newcomers and the only holder
+        ({"a": "bc"}, {"0": "ad"}, "c", "c lives, but it cannot reach a: it is ended"),  # a newcomer is cheaper
+        ({"a": "b", "b": "a"}, {"0": "bc", "1": "b"}, "a", "a lives, but b cannot reach it: it is ended"),
+        ({"a": "bd", "d": "a"}, {"0": "abc"}, "a", "a lives, but b, d cannot reach it: it is ended"),
+        ({"a": "b", "b": "a"}, {}, "b", "b lives, but a cannot reach it: it is ended"),
+        ({"a": "b", "b": "a"}, None, "b", "b lives, but a cannot reach it: it is ended"),
         (
             {"a": "b", "b": "a"},
             {"0": "a", "1": "b"},
             "b",
-            "b lives, but a can not reach it: it is ended, though each of them holds what nobody else does",
+            "b lives, but a cannot reach it: it is ended, though each of them holds what nobody else does",
         ),
     ],
 )

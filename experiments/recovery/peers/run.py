@@ -93,7 +93,7 @@ def compared(ours: Mapping[str, Any], setting: Setting, *, quick: bool, keep: bo
 
 
 def figures(setting: Setting) -> dict[str, Any]:
-    """The medians over the kills, the single ones beside them; null with the reason where a peer can not run."""
+    """The medians over the kills, the single ones beside them; null with the reason where a peer cannot run."""
     values: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="elastrain-peers-", dir="/dev/shm") as name:
         values |= _figure("torchrun", of_torchrun(Path(name) / "torchrun", setting), of_its_rank=True)

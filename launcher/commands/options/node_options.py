@@ -186,4 +186,4 @@ def _password(file: Path | None) -> str | None:
             raise ConfigError(f"others may read the password file {file}: chmod 600 {file}")
         return file.read_text().rstrip("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the password file {file} can not be read: {error}") from None
+        raise ConfigError(f"the password file {file} cannot be read: {error}") from None

@@ -478,7 +478,7 @@ def test_a_failed_operation_does_not_send_what_its_caller_writes_afterwards(tran
 def test_a_result_made_of_tensors_that_changed_meanwhile_is_thrown_away(transport: Transport) -> None:
     """b has a's part, but a has failed before b is done with it."""
     if transport == "tcp":
-        pytest.skip("over TCP parts are copies: they can not change")
+        pytest.skip("over TCP parts are copies: they cannot change")
     with party(transport, 2) as made:
         made.each(lambda comm, rank: comm.world.barrier().wait())
         a, b = made.comms["a"], made.comms["b"]

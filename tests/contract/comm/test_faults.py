@@ -117,7 +117,7 @@ def test_memory_that_can_not_be_had_is_named_and_what_there_was_stays_usable(mon
 
 
 def test_every_page_that_is_handed_out_is_there_already() -> None:
-    """A page that the kernel can not give is an error of `empty`, not the end of the process at the first write."""
+    """A page that the kernel cannot give is an error of `empty`, not the end of the process at the first write."""
     shared = SharedMemory(8 << 20)
     tensors = [shared.empty(numel, torch.uint8) for numel in (5000, 100_000, 6 << 20)]
     wanted = sum(tensor.nbytes for tensor in tensors)

@@ -1,4 +1,4 @@
-"""GPUDirect Storage: refused with a reason where it can not work, bit-equal where it does."""
+"""GPUDirect Storage: refused with a reason where it cannot work, bit-equal where it does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ needs_cuda = pytest.mark.skipif(not HAS_CUDA, reason="no CUDA device: KvikIO mov
 @pytest.mark.skipif(HAS_CUDA, reason="there is a CUDA device here")
 def test_without_a_device_it_is_refused_in_one_sentence(tmp_path: Path) -> None:
     assert probe(tmp_path) == "this process sees no CUDA device, and KvikIO moves CUDA tensors only"
-    with pytest.raises(OffloadConfigError, match=r"GPUDirect Storage can not be used in .*no CUDA device"):
+    with pytest.raises(OffloadConfigError, match=r"GPUDirect Storage cannot be used in .*no CUDA device"):
         GdsEngine(tmp_path)
     with pytest.raises(OffloadConfigError, match="no CUDA device"):
         save_on_disk([tmp_path], gds=True).__enter__()

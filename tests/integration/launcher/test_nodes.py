@@ -223,7 +223,7 @@ def test_external_etcd_killed_and_back_without_its_data_ends_nobody_but_a_lost_w
         a.wait_step(a.status()["step"] + 3)
         lost = b.events("worker_start")[0]
         os.kill(lost["pid"], signal.SIGKILL)
-        for job in (a, b, c):  # b's agent can not judge, and says so, too
+        for job in (a, b, c):  # b's agent cannot judge, and says so, too
             assert job.wait("parked")["lost"] == [lost["member"]]
         respawn(own_etcd)
         for job in (a, b, c):

@@ -131,7 +131,7 @@ def test_exit_code_of_a_script_that_fails_is_not_zero_and_said(tmp_path: Path) -
         (["--tee", "9", __file__], "--tee '9': write 0, 1, 2 or 3"),
         (["--rdzv-id", "a/b", __file__], "--rdzv-id 'a/b': use up to 64 letters"),
         (["--faults", "nowhere", __file__], "the faults file nowhere cannot be read"),
-        (["--run-dir", "/proc/nothing/run", __file__], "can not be made"),
+        (["--run-dir", "/proc/nothing/run", __file__], "cannot be made"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

@@ -240,7 +240,7 @@ def test_sizes_that_vary_stay_in_memory_and_somebody_says_so(offload: Activation
     ("more", "match"),
     [
         ({"options": {"backend": "nvfuser"}}, r"options\['backend'\] is 'nvfuser': expected one of"),
-        ({"mode": "reduce-overhead"}, "can not be used with CUDA graphs"),
+        ({"mode": "reduce-overhead"}, "cannot be used with CUDA graphs"),
         ({"options": {"backend": "aot_eager", "max_autotune": True}}, "aot_eager has no mode and no options"),
     ],
 )

@@ -300,7 +300,7 @@ def test_compiled_code_is_refused_in_one_sentence_and_what_is_not_compiled_still
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One for all tests here: while a group is destroyed, its threads can not have the interpreter's lock, which they
+    """One for all tests here: while a group is destroyed, its threads cannot have the interpreter's lock, which they
     need to let go of the last backward. That was long ago when the last test has ended."""
     store = tmp_path_factory.mktemp("store") / "file"
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)

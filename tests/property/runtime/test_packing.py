@@ -133,7 +133,7 @@ def test_other_kinds_arrive_by_value() -> None:
 def test_what_is_no_data_is_refused_and_leaves_no_descriptor() -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(
-        TypeError, match=r"a builtins\.function can not be handed over by a loader process: return tensors"
+        TypeError, match=r"a builtins\.function cannot be handed over by a loader process: return tensors"
     ):
         packing.pack(lambda: None)
     assert len(os.listdir("/proc/self/fd")) == before

@@ -171,7 +171,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
     steps: int = 4
     runs: int = 3
     one_host: bool = False
-    """Nodes are simulated on one machine: deaths are proven, members' links can not be cut."""
+    """Nodes are simulated on one machine: deaths are proven, members' links cannot be cut."""
     check_every: int = 0
     slow_store: int = -1
     """The node that hears late of what is in the store; -1: none."""

@@ -451,7 +451,7 @@ def test_suspected_member_that_lives_on_is_ended_after_a_while() -> None:
     job.say("m1", Suspect(member="m0", reason="link reset"))
     assert job.do(job.core.on_tick(NOW + 0.9)) == []
     commands = job.do(job.core.on_tick(NOW + 1))
-    assert logged(commands, "end_suspect")[0].say == "m1 lives, but m0, m2 can not reach it: it is ended"
+    assert logged(commands, "end_suspect")[0].say == "m1 lives, but m0, m2 cannot reach it: it is ended"
     assert (job.ids, told(commands, am.NewView)) == (("m0", "m2"), ["m0", "m1", "m2"])
     assert of(Kill, job.do(job.core.on_tick(NOW + 3)))[0].member == "m1", "it had time to leave by itself"
 

@@ -176,7 +176,7 @@ def test_folder_in_use_keeps_its_mode_and_must_not_be_open_to_others(tmp_path: P
 
 def test_folder_that_can_not_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="can not be made"):
+    with pytest.raises(ConfigError, match="cannot be made"):
         rundir.create(tmp_path / "file" / "run", "job")
 
 

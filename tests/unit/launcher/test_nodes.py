@@ -813,7 +813,7 @@ def test_newcomers_that_can_not_reach_the_only_holder_do_not_end_it_and_one_of_t
     cluster.tick(1.1)
     assert views_of(cluster) == {("m0", "m3")}
     (chosen,) = [log for agent in cluster.living for log in agent.logged("end_suspect")]
-    assert chosen.say == "m4 lives, but it can not reach m0: it is ended"
+    assert chosen.say == "m4 lives, but it cannot reach m0: it is ended"
 
 
 def test_agents_that_have_heard_different_words_do_not_end_two_members() -> None:
@@ -916,7 +916,7 @@ def test_loss_while_the_store_is_away_parks_says_so_and_goes_on_when_it_is_back(
     assert views_of(cluster) == {ALL}
     for name in ("node0", "node2"):
         assert [log.say for log in cluster.agents[name].logged("parked")] == [
-            "parked: m1 lost, and the store does not answer: the view can not change until it is back"
+            "parked: m1 lost, and the store does not answer: the view cannot change until it is back"
         ]
     cluster.tick(0.6)
     assert len(cluster.agents["node0"].logged("parked")) == 1

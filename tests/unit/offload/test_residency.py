@@ -85,5 +85,5 @@ def test_wishes_never_fail(state: State) -> None:
 
 
 def test_an_event_that_can_not_happen_is_called_a_defect() -> None:
-    with pytest.raises(r.ImpossibleEventError, match="WriteDone can not happen to a storage that is spilled"):
+    with pytest.raises(r.ImpossibleEventError, match="WriteDone cannot happen to a storage that is spilled"):
         r.advance(State.SPILLED, r.WriteDone())

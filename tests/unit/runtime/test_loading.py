@@ -297,7 +297,7 @@ def _with_history(step: int, micro_batch: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("load", "words"),
     [
-        (lambda step, m: lambda: None, "can not be handed over"),
+        (lambda step, m: lambda: None, "cannot be handed over"),
         (_not_found_by_name, "OwnError: mine alone"),
         (_with_history, r"detach\(\)"),
     ],

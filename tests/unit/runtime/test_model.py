@@ -141,7 +141,7 @@ def test_wrong_block_names_are_refused(blocks: list[str], sentence: str) -> None
         describe(model, torch.optim.SGD(model.parameters()), blocks)
 
 
-# --- what can not be cut
+# --- what cannot be cut
 
 
 def _linear() -> nn.Linear:

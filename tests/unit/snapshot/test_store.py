@@ -1,4 +1,4 @@
-"""States that were on disk are the states that were put there; what can not be read is never used."""
+"""States that were on disk are the states that were put there; what cannot be read is never used."""
 
 from __future__ import annotations
 
