@@ -61,6 +61,10 @@ class Ledger:
         """What this member keeps as a backup until its updates are verified."""
         return self._states.all_kept()
 
+    def is_settled(self, shard: int) -> bool:
+        """Whether a backup's state stays as it is until the next finished gradient comes."""
+        return self._states.is_settled(shard)
+
     def free_buffers(self) -> Iterable[Tensor]:
         """Those whose content nobody needs."""
         return self._buffers.free()

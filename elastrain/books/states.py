@@ -55,6 +55,10 @@ class StateBooks:
     def kept_checksum(self, step: int, shard: int) -> int:
         return self._checksums[shard, step]
 
+    def is_settled(self, shard: int) -> bool:
+        """Whether no gradient is kept that will replace its state. Any thread."""
+        return all(at != shard for at, _ in list(self._kept))
+
     def all_kept(self) -> list[Tensor]:
         """The gradients that are kept now, as they lie there; those of the newest step first."""
         return [self._kept[key] for key in sorted(self._kept, key=lambda key: -key[1])]

@@ -94,7 +94,9 @@ class MemberMemory:
                 return (moment for state in self._states(self._mine()) for moment in _moments(state))
             case "backup":
                 backed = [shard for shard in self._trained() if self.me in self.holders()[shard].backups]
-                return (state.parameters for state in self._states(backed))
+                # A state that is about to be replaced is read by nobody: what flips in it changes nothing.
+                settled = sorted(backed, key=lambda shard: not self.executor.books.is_settled(shard))
+                return (state.parameters for state in self._states(settled))
             case "micro-batch":
                 landed = executor.model.landed
                 return () if landed is None else (landed,)

@@ -269,7 +269,9 @@ def test_a_backups_scratch_is_what_the_primary_computes(executor: Executor) -> N
     gradient = executor.books.payload(
         Gradient(step=0, shards=(0,), contribution=Contribution(), touched=((1,),), square_norms=(1.0,))
     )
+    assert executor.books.is_settled(0)
     executor.carry_out(p.StoreGradient(step=0, shard=0, payload=[g.clone() for g in gradient], index=0))
+    assert not executor.books.is_settled(0)
     executor.states[0], primary = backup, executor.states[0]
     executor.carry_out(p.ApplyBehind(record=_record(), shard=0, touched=touched[0]))
     (result,) = executor.books.work_behind()
