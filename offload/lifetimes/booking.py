@@ -65,13 +65,14 @@ class _Taken:
 
 
 class Books:
-    """Needs fall and seconds are booked, gap by gap."""
+    """Needs fall and seconds are booked, gap by gap. `in_memory` are pieces that host memory is kept for."""
 
-    def __init__(self, program: Program, budget: Budget) -> None:
+    def __init__(self, program: Program, budget: Budget, in_memory: frozenset[int] = frozenset()) -> None:
         seconds = [point.seconds for point in program.points]
         self.program = program
         self.length = len(program.points)
         self._limit_bytes = budget.limit_bytes
+        self._in_memory = in_memory
         self._seconds = PointRing(seconds)
         self._needs = PointRing([float(need) for need in facts.needs(program)])
         self._above: PointRing | None = None  # the seconds of the points that are above the limit
@@ -322,7 +323,9 @@ class Books:
         if not self._tiers.are_bounded:
             return self._tiers.ways(self._size(gap))
         window = self._good(gap)
-        return tuple(
-            [shares for shares in some if self._tiers.has_room(shares, window)]
-            for some in self._tiers.ways(self._size(gap))
-        )
+        ways = self._tiers.ways(self._size(gap))
+        drives, memory = ([shares for shares in some if self._tiers.has_room(shares, window)] for some in ways)
+        if not self._in_memory:
+            return drives, memory
+        own = memory if gap.piece in self._in_memory else drives
+        return (own,) if own else (drives, memory)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from elastrain.offload.lifetimes.timeline import BookedLane, Booking, BookingFit, PointRing
 from elastrain.offload.lifetimes.values import Share, Tier
 
-STRIPE_BYTES = 16 << 20
-"""What is at least so large is cut over all drives: below it, latency costs more than a second drive gains."""
+STRIPE_S = 0.005
+"""What one drive needs so long for is cut over all drives: below it, latency costs more than a second drive gains."""
 Shares = tuple[Share, ...]
 Ways = Sequence[Shares]
 
@@ -114,7 +114,8 @@ class Tiers:
 def _ways(tiers: Sequence[Tier], size_bytes: int) -> tuple[Ways, Ways]:
     drives = [(Share(tier=n, size_bytes=size_bytes),) for n, tier in enumerate(tiers) if not tier.is_memory]
     memory = [(Share(tier=n, size_bytes=size_bytes),) for n, tier in enumerate(tiers) if tier.is_memory]
-    if len(drives) > 1 and size_bytes >= STRIPE_BYTES:
+    least_s = min((tiers[way[0].tier].read_s(size_bytes) for way in drives), default=0.0)
+    if len(drives) > 1 and least_s >= STRIPE_S:
         return [_stripes(tiers, size_bytes)], memory
     return drives, memory
 

@@ -275,7 +275,7 @@ def test_parameters_can_be_read_and_written_while_they_are_whole(tmp_path: Path)
 
 
 def test_large_pieces_are_striped_over_drives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("elastrain.offload.lifetimes.tiers.STRIPE_BYTES", 64 << 10)
+    monkeypatch.setattr("elastrain.offload.lifetimes.tiers.STRIPE_S", 0.0)
     model, _ = build("gpt", SHAPE)
     optimizer, devices = adamw(model), [Device(MemoryEngine()), Device(MemoryEngine())]
     limit_bytes = limit_of(model, 0.25)

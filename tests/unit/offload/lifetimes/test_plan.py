@@ -68,6 +68,25 @@ def test_two_slow_drives_are_better_than_one() -> None:
     assert {share.tier for move in two.moves for share in move.shares} == {0, 1}
 
 
+def test_what_takes_long_on_one_drive_is_cut_over_both_whatever_its_size() -> None:
+    slow = dataclasses.replace(SLOW, read_bytes_per_s=0.1e9, write_bytes_per_s=0.1e9)
+    program = blocks(8, saved_per_block=1)
+    one, two = planned(program, 0.25, slow), planned(program, 0.25, slow, slow)
+    assert all(len(move.shares) == 2 for move in two.moves)  # all of them are smaller than 16 MiB
+    assert sum(two.played.stalls_s) < 0.5 * sum(one.played.stalls_s)
+
+
+def test_host_memory_holds_what_is_moved_most_often_where_the_drive_is_what_is_short() -> None:
+    slow = dataclasses.replace(SLOW, read_bytes_per_s=0.1e9, write_bytes_per_s=0.1e9)
+    program = blocks(8, saved_per_block=1)
+    tenth = max(facts.needs(program)) // 10
+    host = Tier(name="host", read_bytes_per_s=12e9, write_bytes_per_s=12e9, capacity_bytes=tenth, is_memory=True)
+    alone, both = planned(program, 0.5, slow), planned(program, 0.5, slow, host)
+    assert alone.played.step_s > 1.15 * both.played.step_s
+    inside = {program.pieces[move.gap.piece].kind for move in both.moves if move.shares[0].tier == 1}
+    assert inside == {Kind.PARAMETER}
+
+
 def test_large_pieces_lie_on_all_drives() -> None:
     big = dataclasses.replace(blocks(1).pieces[2], size_bytes=64 << 20)
     program = Program(
