@@ -62,6 +62,13 @@ def drop_pages(memory: memoryview, start_bytes: int, size_bytes: int) -> None:
     mapped.madvise(mmap.MADV_DONTNEED, before_bytes + start_bytes, size_bytes)
 
 
+def keep_from_children(memory: memoryview) -> None:
+    """Forked processes do not get what `pages` returned: they would keep it when it is given up here."""
+    mapped = memory.obj
+    assert isinstance(mapped, mmap.mmap)
+    mapped.madvise(mmap.MADV_DONTFORK, address_of(memory) - address_of(mapped), memory.nbytes)
+
+
 def fault_in(image: memoryview) -> None:
     """Touch each page of memory that is to be filled as a whole.
 

@@ -18,17 +18,15 @@ import xxhash
 
 from elastrain.offload.buffers import cut, page_image, tensor_checksum
 from elastrain.offload.compression import Codec, IdleCores
-from elastrain.offload.engines.port import CudaEngine, IoEngine, round_up
+from elastrain.offload.engines.port import AddressableEngine, CudaEngine, IoEngine, round_up
 from elastrain.offload.errors import CorruptSpillError, SpillReadError, SpillWriteError
 from elastrain.offload.queue import RequestQueue
+from elastrain.offload.rates import Meter
 from elastrain.offload.slab import Slot, SlotAllocator
 from elastrain.offload.stats import DeviceStats
 
 PIECE_BYTES = 8 << 20
 SLAB_GROWTH_BYTES = 256 << 20
-# Until something was measured; only the first passes, which spill everything anyway, are decided with it.
-ASSUMED_BYTES_PER_S = 1e9
-ENOUGH_TO_TELL_BYTES = 16 << 20
 UNBOUNDED_BYTES = 1 << 62
 HOLES_SHARE = 1 / 8
 # The file system is full, or the user's quota or the limit on the size of files is reached.
@@ -83,42 +81,6 @@ CUDA = PieceKind[torch.Tensor](size_bytes=lambda piece: piece.nbytes, checksum=t
 
 def _agree(pieces: list[P], kind: PieceKind[P], copy: Copy) -> bool:
     return all(kind.checksum(piece) == expected for piece, expected in zip(pieces, copy.checksums, strict=True))
-
-
-class Meter:
-    """Bytes moved and the time during which at least one request was moving them."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._busy = 0
-        self._since_s = 0.0
-        self._marked = (0, 0.0)
-        self.moved_bytes = 0
-        self.busy_s = 0.0
-        self.recent_bytes_per_s = ASSUMED_BYTES_PER_S
-
-    def start(self) -> None:
-        with self._lock:
-            if not self._busy:
-                self._since_s = self._clock()
-            self._busy += 1
-
-    def stop(self, moved_bytes: int) -> None:
-        with self._lock:
-            self._busy -= 1
-            self.moved_bytes += moved_bytes
-            if not self._busy:
-                self.busy_s += self._clock() - self._since_s
-
-    def mark(self) -> None:
-        """Take the rate since the last mark as the recent one, if enough was moved to tell."""
-        with self._lock:
-            bytes_before, s_before = self._marked
-            moved_bytes, busy_s = self.moved_bytes - bytes_before, self.busy_s - s_before
-            if moved_bytes >= ENOUGH_TO_TELL_BYTES and busy_s > 0:
-                self.recent_bytes_per_s = moved_bytes / busy_s
-                self._marked = (self.moved_bytes, self.busy_s)
 
 
 class Device:
@@ -197,6 +159,40 @@ class Device:
         """`read` for a CUDA tensor of bytes, without a copy in host memory."""
         self._get(copy, _pieces_of(memory), CUDA, engine.read_cuda, cancelled)
 
+    def write_in_place(
+        self,
+        engine: AddressableEngine,
+        size_bytes: int,
+        fill: Callable[[memoryview], None],
+        cancelled: Callable[[], bool],
+    ) -> Copy:
+        """`write` into the engine's own memory, which `fill` fills."""
+        slot = self._allocate(size_bytes)
+        self.writes.start()
+        try:
+            if cancelled():
+                raise EndedEarlyError
+            image = engine.view(slot.offset_bytes, size_bytes)
+            fill(image)
+            sums = tuple(_sum_of_views(piece) for piece in cut([image], PIECE_BYTES))
+        except BaseException:
+            self.free(slot)
+            raise
+        finally:
+            self.writes.stop(size_bytes)
+        return Copy(slot=slot, size_bytes=size_bytes, shift_bytes=0, checksums=sums)
+
+    def read_in_place(self, engine: AddressableEngine, copy: Copy, take: Callable[[memoryview], None]) -> None:
+        """`read` what `write_in_place` wrote: `take` copies it from the engine's own memory."""
+        self.reads.start()
+        try:
+            image = engine.view(copy.slot.offset_bytes, copy.size_bytes)
+            if self._checked and not _agree(cut([image], PIECE_BYTES), HOST, copy):
+                raise _other_bytes(self.engine.name, copy.slot.offset_bytes)
+            take(image)
+        finally:
+            self.reads.stop(copy.size_bytes)
+
     def _put(
         self,
         slot: Slot,
@@ -242,10 +238,7 @@ class Device:
                 move(offset_bytes, piece)
                 moved_bytes += kind.size_bytes(piece)
                 if self._checked and kind.checksum(piece) != expected:
-                    raise CorruptSpillError(
-                        f"{self.engine.name} gave back other bytes than were written (offset {offset_bytes}): compute "
-                        f"the micro-batch again and look at the drive"
-                    )
+                    raise _other_bytes(self.engine.name, offset_bytes)
         except OSError as fault:
             raise SpillReadError(
                 f"{self.engine.name} does not give activations back ({fault}): compute the micro-batch again"
@@ -326,6 +319,13 @@ class Device:
             else:
                 self._reserved_bytes = size_bytes
                 return
+
+
+def _other_bytes(name: str, offset_bytes: int) -> CorruptSpillError:
+    return CorruptSpillError(
+        f"{name} gave back other bytes than were written (offset {offset_bytes}): compute the micro-batch again and "
+        f"look at the drive"
+    )
 
 
 def _write_error(name: str, fault: OSError) -> SpillWriteError:

@@ -92,7 +92,7 @@ class Mover:
 
     def _start_write(self, record: SpillRecord) -> None:
         able = [each for each in self._devices if each.has_room(record.size_bytes)] or self._devices
-        device = min(able, key=lambda each: _done_after(each, record.size_bytes))
+        device = min(able, key=lambda each: done_after(each, record.size_bytes))
         device.queued_bytes += record.size_bytes
         record.disk.device, record.disk.was_written = device, True
         self.spilled_bytes += record.size_bytes
@@ -233,7 +233,7 @@ def _io_of(record: SpillRecord) -> tuple[Device, IoRequest]:
     return device, request
 
 
-def _done_after(device: Device, size_bytes: int) -> tuple[float, int]:
+def done_after(device: Device, size_bytes: int) -> tuple[float, int]:
     """Seconds until the device would have written this, too, and what it has moved so far."""
     # Of equals the less used one is chosen, so that the speed of all devices becomes known.
     return (device.queued_bytes + size_bytes) / device.writes.recent_bytes_per_s, device.writes.moved_bytes

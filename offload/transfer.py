@@ -1,12 +1,13 @@
 """Between a storage's memory and what engines move: CPU storages as they are, CUDA storages through pinned memory.
 
 Called by the devices' threads only. Staging memory is bounded by their number: each stages one storage at a time.
-CUDA copies run on a stream of their own; host-side synchronization before anything is reported keeps the order.
+CUDA copies run on a stream of each thread's own; host-side synchronization before anything is reported keeps the order.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,7 +15,7 @@ import torch
 
 from elastrain.offload.buffers import bytes_of, fault_in, image_of, shift_of
 from elastrain.offload.device import Copy, Device
-from elastrain.offload.engines.port import CudaEngine, round_up
+from elastrain.offload.engines.port import AddressableEngine, CudaEngine, round_up
 
 
 def ready_event(storage: torch.UntypedStorage) -> torch.cuda.Event | None:
@@ -52,6 +53,14 @@ def write(
     if isinstance(device.engine, CudaEngine):
         with _settled(storage, ready):
             return device.write_cuda(device.engine, _tensor(storage), cancelled)
+    if isinstance(device.engine, AddressableEngine):
+
+        def fill(image: memoryview) -> None:
+            with _settled(storage, ready) as side:
+                torch.frombuffer(image, dtype=torch.uint8).copy_(_tensor(storage), non_blocking=True)
+                side.synchronize()
+
+        return device.write_in_place(device.engine, storage.nbytes(), fill, cancelled)
     host = _on_host(storage, ready)
     return device.write(bytes_of(host.untyped_storage())[: storage.nbytes()], 0, cancelled, kind=kind)
 
@@ -79,11 +88,21 @@ def read(device: Device, copy: Copy, storage: torch.UntypedStorage, cancelled: C
         fault_in(image)
         device.read(copy, image, cancelled)
         return
-    side = _side_stream(storage.device)
+    side = _own_stream(storage.device)
+    # torch may fill what it hands out, on the stream on which it was taken: that comes first.
+    side.wait_stream(_side_stream(storage.device))
     with torch.cuda.stream(side):
         if isinstance(device.engine, CudaEngine):
             side.synchronize()
             device.read_cuda(device.engine, copy, _tensor(storage), cancelled)
+            return
+        if isinstance(device.engine, AddressableEngine):
+
+            def take(image: memoryview) -> None:
+                _tensor(storage).copy_(torch.frombuffer(image, dtype=torch.uint8), non_blocking=True)
+                side.synchronize()
+
+            device.read_in_place(device.engine, copy, take)
             return
         host = _pinned(storage.nbytes())
         device.read(copy, image_of(host.untyped_storage(), 0), cancelled)
@@ -93,8 +112,8 @@ def read(device: Device, copy: Copy, storage: torch.UntypedStorage, cancelled: C
 
 @contextmanager
 def _settled(storage: torch.UntypedStorage, ready: torch.cuda.Event) -> Iterator[torch.cuda.Stream]:
-    """On the side stream, after everything that was to be done to the storage."""
-    side = _side_stream(storage.device)
+    """On the thread's own stream, after everything that was to be done to the storage."""
+    side = _own_stream(storage.device)
     with torch.cuda.stream(side):
         side.wait_event(ready)
         side.synchronize()
@@ -113,6 +132,17 @@ def _on_host(storage: torch.UntypedStorage, ready: torch.cuda.Event) -> torch.Te
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _own_stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream for each thread: on a common one a read would wait for writes of what is not computed yet."""
+    streams: dict[torch.device, torch.cuda.Stream] = _MINE.__dict__.setdefault("streams", {})
+    if device not in streams:
+        streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return streams[device]
+
+
+_MINE = threading.local()
 
 
 def _tensor(storage: torch.UntypedStorage) -> torch.Tensor:

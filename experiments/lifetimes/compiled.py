@@ -1,7 +1,7 @@
 """`python -m experiments.lifetimes.compiled`: compiled models that offload against the same without, step by step.
 
-Both live in one process and take turns, so that a busy machine slows both down. Peaks are the kernel's, above what was
-there when a step began, without the gradients that both make.
+Both live in one process and take turns, so that a busy machine slows both down. Peaks are the kernel's, or those of
+CUDA's allocator, above what was there when a step began, without the gradients that both make.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from experiments.offload.allocator import with_that_allocator
+
+if TYPE_CHECKING:
+    from elastrain.offload.lifetimes.memory import MemoryMeter
 
 LIMIT_SHARE = 0.3
 """Of what one forward saves."""
@@ -30,6 +33,7 @@ class Way:
 
     model: Any
     run: Callable[..., Any]
+    meter: MemoryMeter
     around: AbstractContextManager[Any]
     wall_s: list[float] = field(default_factory=list)
     thread_s: list[float] = field(default_factory=list)
@@ -38,19 +42,17 @@ class Way:
 
     def step(self, tokens: Any) -> None:
         """Forward and backward; the gradients stay."""
-        from elastrain.offload.lifetimes.meter import KernelMeter
-
-        meter = KernelMeter()
+        meter = self.meter
         for each in self.model.parameters():
             each.grad = None
         gc.collect()
         meter.forget_peak()
-        before, began_s, thread_s = meter.own_bytes()[0], time.perf_counter(), time.thread_time()
+        before, began_s, thread_s = meter.own_bytes()[0], meter.clock(), time.thread_time()
         with self.around:
             loss = self.run(tokens)
         self.saved_bytes.append(meter.own_bytes()[0] - before)
         loss.backward()
-        self.wall_s.append(time.perf_counter() - began_s)
+        self.wall_s.append(meter.clock() - began_s)
         self.thread_s.append(time.thread_time() - thread_s)
         gradients = sum(each.nbytes for each in self.model.parameters())
         self.peak_bytes.append(meter.own_bytes()[1] - before - gradients)
@@ -61,41 +63,62 @@ class Way:
 
         found = hashlib.sha256()
         for each in self.model.parameters():
-            found.update(each.grad.contiguous().view(-1).numpy().tobytes())
+            found.update(each.grad.contiguous().view(-1).cpu().numpy().tobytes())
         return found.hexdigest()[:16]
 
 
-def measure(kind: str, below: str, steps: int, directory: str, layers: int) -> dict[str, Any]:
-    """One model with one compiler."""
+@dataclass(frozen=True, kw_only=True)
+class CompiledCase:
+    """One model with one compiler. With `host_bytes`, what leaves goes to so much host memory instead of the drive."""
+
+    kind: str
+    below: str
+    device: str
+    width: int
+    layers: int
+    tokens: int
+    batch: int
+    steps: int
+    host_bytes: int = 0
+
+
+def measure(case: CompiledCase, directory: str) -> dict[str, Any]:
+    """Both ways of one case."""
     import torch
     from torch._dynamo.utils import counters
 
-    from elastrain.offload import save_on_disk
     from elastrain.offload.compiling.backend import elastrain
+    from elastrain.offload.hooks import ActivationOffload, OffloadConfig
+    from elastrain.offload.lifetimes.cuda import CudaMeter, host_tier
+    from elastrain.offload.lifetimes.meter import KernelMeter
     from experiments.offload.models import Shape, build
 
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(case.device == "cuda")
     torch._dynamo.reset()
     counters.clear()
-    shape = Shape(width=384, layers=layers, tokens=256, batch=4)
+    steps, below = case.steps, case.below
+    shape = Shape(width=case.width, layers=case.layers, tokens=case.tokens, batch=case.batch)
+    meter = CudaMeter(torch.device("cuda")) if case.device == "cuda" else KernelMeter()
 
     def made(backend: Any, around: AbstractContextManager[Any], **more: Any) -> Way:
-        model, _ = build(kind, shape)
+        with torch.device(case.device):
+            model, _ = build(case.kind, shape)
         run = torch.compile(model, backend=backend, fullgraph=True, **more)
-        return Way(model=model, run=run, around=around)
+        return Way(model=model, run=run, around=around, meter=meter)
 
-    tokens = build(kind, shape)[1]
+    tokens = torch.randint(0, shape.vocabulary, (shape.batch, shape.tokens), device=case.device)
     plain = made(below, nullcontext())
     plain.step(tokens)
     plain.step(tokens)
-    offload = save_on_disk(directory, memory_limit=int(LIMIT_SHARE * plain.saved_bytes[-1]))
+    config = OffloadConfig(dirs=(directory,), memory_limit=int(LIMIT_SHARE * plain.saved_bytes[-1]))
+    offload = ActivationOffload(config, engines=[host_tier(case.host_bytes)] if case.host_bytes else None)
     ours = made(elastrain, offload, options={"backend": below})
     for way in (plain, ours) * steps:
         torch.manual_seed(5)
         way.step(tokens)
     found = {
-        "kind": kind,
-        "backend": below,
+        **asdict(case),
         "compiled_bits_equal": plain.digest() == ours.digest(),
         "graphs": counters["stats"]["unique_graphs"],
         "graph_breaks": sum(counters["graph_break"].values()),
@@ -124,11 +147,26 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--dir", default=None)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--shape", default="384,256,4", help="width, tokens and batch")
+    parser.add_argument("--host", type=float, default=0, help="GiB of host memory, for values instead of a drive")
     given = parser.parse_args()
+    width, tokens, batch = map(int, given.shape.split(","))
     for kind in given.kinds.split(","):
         for below in given.backends.split(","):
+            case = CompiledCase(
+                kind=kind,
+                below=below,
+                device=given.device,
+                width=width,
+                layers=given.layers,
+                tokens=tokens,
+                batch=batch,
+                steps=given.steps,
+                host_bytes=int(given.host * 2**30),
+            )
             with tempfile.TemporaryDirectory(dir=given.dir) as folder:
-                found = measure(kind, below, given.steps, folder, given.layers)
+                found = measure(case, folder)
             print(json.dumps({**found, "machine": platform.machine()}), flush=True)
 
 

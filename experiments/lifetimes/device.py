@@ -39,7 +39,10 @@ POLICIES = {"ours": Policy(), "zero": ZERO_INFINITY, "demand": ON_DEMAND}
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceCase:
-    """`way` is "plain" or a policy; `host_bytes` of host memory are above the drive. All ways compute blocks again."""
+    """`way` is "plain" or a policy; `host_bytes` of host memory are above the drive, if there is one.
+
+    All ways compute blocks again.
+    """
 
     way: str
     kind: str = "gpt"
@@ -49,6 +52,7 @@ class DeviceCase:
     batch: int = 8
     limit_bytes: int = 0
     host_bytes: int = 0
+    drive: bool = True
     steps: int = 7
     recompute: bool = True
 
@@ -56,6 +60,7 @@ class DeviceCase:
 def train(case: DeviceCase) -> dict[str, Any]:
     """All of it, in this process."""
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # it costs all ways time, and no bit depends on it
     with torch.device("cuda"):
         model, _ = build(
             case.kind, Shape(width=case.width, layers=case.layers, tokens=case.tokens, batch=case.batch, heads=32)
@@ -64,7 +69,7 @@ def train(case: DeviceCase) -> dict[str, Any]:
     training: TrainingWithin | None = None
     with tempfile.TemporaryDirectory() as folder:
         if case.way != "plain":
-            engines: list[IoEngine | Device] = [PosixEngine(folder)]
+            engines: list[IoEngine | Device] = [PosixEngine(folder)] if case.drive else []
             engines += [host_tier(case.host_bytes)] if case.host_bytes else []
             training = within(
                 model,
@@ -74,6 +79,7 @@ def train(case: DeviceCase) -> dict[str, Any]:
                 engines=engines,
                 policy=POLICIES[case.way],
             )
+        _note("the model is there")
         found = _steps(case, model, optimizer, training)
         if training is not None:
             with training.whole():
@@ -105,6 +111,7 @@ def _steps(
             optimizer.zero_grad()
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began_s)
+        _note(f"step {step}: {seconds[-1]:.3f} s")
         peaks.append(torch.cuda.max_memory_allocated())
     return {
         "step_s": statistics.median(seconds[-3:]),
@@ -112,6 +119,11 @@ def _steps(
         "peak_bytes": max(peaks),
         "reserved_bytes": torch.cuda.max_memory_reserved(),
     }
+
+
+def _note(what: str) -> None:
+    """For whoever wonders why a way takes so long."""
+    print(f"{time.process_time():.1f} s of processor time: {what}", file=sys.stderr, flush=True)
 
 
 def _again(block: nn.Module, *inputs: Tensor) -> Tensor:
@@ -141,8 +153,9 @@ def in_a_process(case: DeviceCase, timeout_s: float) -> dict[str, Any]:
     command = [sys.executable, "-m", "experiments.lifetimes.device", "--case", json.dumps(asdict(case))]
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
-    except subprocess.TimeoutExpired:
-        return {"error": f"not done within {timeout_s} s"}
+    except subprocess.TimeoutExpired as late:
+        said = (late.stderr or b"").decode().strip().splitlines()
+        return {"error": f"not done within {timeout_s} s", "said": said[-12:]}
     lines = ran.stdout.strip().splitlines()
     if ran.returncode or not lines:
         return {"error": "\n".join(ran.stderr.strip().splitlines()[-4:])}
@@ -156,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--case")
     parser.add_argument("--base", default="{}", help="fields of DeviceCase for all ways, as JSON")
     parser.add_argument("--ways", default="ours:0.5,ours:0.25,ours+host:0.5,ours+host:0.25,zero:0.25,demand:0.25")
-    parser.add_argument("--host", type=float, default=16, help="GiB of host memory for ways with +host")
+    parser.add_argument("--host", type=float, default=16, help="GiB of host memory for +host; +alone has no drive")
     parser.add_argument("--timeout", type=float, default=120)
     given = parser.parse_args(arguments)
     if given.case is not None:
@@ -172,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name, _, host = way.partition("+")
         limit_bytes = int(float(share) * plain["peak_bytes"])
         host_bytes = int(given.host * GIB) if host else 0
-        case = DeviceCase(way=name, limit_bytes=limit_bytes, host_bytes=host_bytes, **base)
+        case = DeviceCase(way=name, limit_bytes=limit_bytes, host_bytes=host_bytes, drive=host != "alone", **base)
         found = in_a_process(case, given.timeout)
         more = {}
         if "step_s" in found:

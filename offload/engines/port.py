@@ -46,6 +46,15 @@ class IoEngine(Protocol):
 
 
 @runtime_checkable
+class AddressableEngine(Protocol):
+    """What an engine also has whose bytes lie in this process's memory: a device copies there without a way round."""
+
+    def view(self, offset_bytes: int, size_bytes: int) -> memoryview:
+        """The bytes themselves. Raises `OSError`."""
+        ...
+
+
+@runtime_checkable
 class CudaEngine(Protocol):
     """What an engine also has that moves CUDA memory without a copy in host memory. Both raise `OSError`."""
 

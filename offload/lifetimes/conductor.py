@@ -45,7 +45,7 @@ class Conductor:
         self._place = -1
         self._now: tuple[StepStage, int] | None = None
         self._asked: list[PieceKey] = []
-        self._extra_bytes: dict[tuple[StepStage, int], int] = {}  # as last looked at
+        self._looked_at: dict[tuple[StepStage, int], tuple[float, int]] = {}  # seconds and extra bytes, as last seen
         saved.saved = self._was_saved
 
     def carry(self, carried: Carried, outside_bytes: int) -> None:
@@ -65,7 +65,7 @@ class Conductor:
         self.end_point()
         self._custody.release()
         self._now = (stage, block)
-        is_watched = self._is_watched()
+        is_watched = self._is_watched() or self._now not in self._looked_at
         if self.carried is None:
             self._custody.acquire(wanted)
             self._custody.clear()
@@ -82,14 +82,16 @@ class Conductor:
         if self._now is None:
             return
         (stage, block), figures = self._now, self._meter.end()
-        if figures.extra_bytes is not None:
-            self._extra_bytes[stage, block] = figures.extra_bytes
+        seconds, extra_bytes = self._looked_at.get((stage, block), (0.0, 0))
+        seconds = seconds if figures.seconds is None else figures.seconds
+        extra_bytes = extra_bytes if figures.extra_bytes is None else figures.extra_bytes
+        self._looked_at[stage, block] = seconds, extra_bytes
         self.seen.append(
             Arrival(
                 stage=stage,
                 block=block,
-                seconds=figures.seconds,
-                extra_bytes=self._extra_bytes.get((stage, block), 0),
+                seconds=seconds,
+                extra_bytes=extra_bytes,
                 saved_bytes=figures.saved_bytes,
                 standing=self._watch.take(self._pieces.values(), figures.extra_bytes),
             )

@@ -12,10 +12,11 @@ from elastrain.offload.lifetimes.memory import MemoryMeter
 class PointFigures:
     """What was seen of one point. `over_bytes` is how far memory came over the limit; memory is None if not looked at.
 
-    `extra_bytes` is what it took besides pieces and saved tensors.
+    `extra_bytes` is what it took besides pieces and saved tensors. Seconds are None where to know them would have made
+    a device wait.
     """
 
-    seconds: float
+    seconds: float | None
     saved_bytes: int
     extra_bytes: int | None
     over_bytes: int
@@ -32,22 +33,26 @@ class PointMeter:
         self._custody = custody
         self._meter = meter
         self._base_bytes = base_bytes
-        self._since_s = self._waited_s = 0.0
+        self._since_s: float | None = None
+        self._waited_s = 0.0
         self._accounted_bytes: int | None = None  # when the point began
 
     def begin(self, *, with_memory: bool) -> None:
         """A point begins: all that it wants is there."""
-        self.saved_bytes, self._accounted_bytes = 0, None
+        self.saved_bytes, self._accounted_bytes, self._since_s = 0, None, None
         if with_memory:
             # The peak over what is accounted for is what computing itself takes, with all that nobody here knows of:
             # small tensors, holes in the heap, buffers of libraries, Python's own objects.
             self._meter.forget_peak()
             self._accounted_bytes = self._custody.accounted_bytes()
+        if self._meter.runs_ahead and not with_memory:
+            self._meter.keep_pace()
+            return
         self._since_s, self._waited_s = self._meter.clock(), self._custody.waited_s
 
     def end(self) -> PointFigures:
         """What was seen since it began."""
-        seconds = max(0.0, self._meter.clock() - self._since_s - (self._custody.waited_s - self._waited_s))
+        seconds = self._seconds()
         if self._accounted_bytes is None:
             return PointFigures(seconds=seconds, saved_bytes=self.saved_bytes, extra_bytes=None, over_bytes=0)
         most_bytes = self._meter.own_bytes()[1] - self._base_bytes
@@ -58,3 +63,8 @@ class PointMeter:
             extra_bytes=max(0, most_bytes - accounted_bytes),
             over_bytes=max(0, most_bytes - self._custody.account.limit_bytes),
         )
+
+    def _seconds(self) -> float | None:
+        if self._since_s is None:
+            return None
+        return max(0.0, self._meter.clock() - self._since_s - (self._custody.waited_s - self._waited_s))

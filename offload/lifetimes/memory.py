@@ -85,7 +85,12 @@ class MemoryPool(Protocol):
 
 
 class MemoryMeter(Protocol):
-    """What really is held, told by who hands memory out: the kernel, or CUDA's allocator."""
+    """What really is held, told by who hands memory out: the kernel, or CUDA's allocator.
+
+    `runs_ahead` says that what was asked for is done later, so that `clock` waits for it.
+    """
+
+    runs_ahead: bool
 
     def own_bytes(self) -> tuple[int, int]:
         """Memory in use now, and at most since `forget_peak`."""
@@ -97,4 +102,8 @@ class MemoryMeter(Protocol):
 
     def clock(self) -> float:
         """The seconds at which all is done that was asked for until now."""
+        ...
+
+    def keep_pace(self) -> None:
+        """Wait until all is done that was asked for before this was called last, where it runs ahead."""
         ...

@@ -13,6 +13,8 @@ _FORGET_THE_PEAK = "5"
 class KernelMeter:
     """`MemoryMeter` by the kernel's counts."""
 
+    runs_ahead = False
+
     def own_bytes(self) -> tuple[int, int]:
         """Memory that is no file's: now, and at most since `forget_peak`."""
         found = {}
@@ -33,3 +35,6 @@ class KernelMeter:
     def clock(self) -> float:
         """What computes on the CPU is done when it returns."""
         return time.perf_counter()
+
+    def keep_pace(self) -> None:
+        """Nothing is ahead."""

@@ -10,14 +10,18 @@ from collections.abc import Sequence
 from functools import partial
 
 from elastrain.offload import residency
-from elastrain.offload.device import Device
+from elastrain.offload.device import Copy, Device, NoSpaceError
 from elastrain.offload.engines.port import round_up
 from elastrain.offload.errors import OffloadError, PieceLostError, SpillWriteError
 from elastrain.offload.lifetimes.held import HeldPiece, PiecePart
 from elastrain.offload.lifetimes.memory import MemoryPool, Span
 from elastrain.offload.lifetimes.room import RoomAccount
+from elastrain.offload.mover import done_after
 from elastrain.offload.queue import IoRequest, Urgency
 from elastrain.offload.residency import State
+
+PART_BYTES = 64 << 20
+"""What one request moves: a drive's threads share a large piece, and copies, checksums and the drive work at once."""
 
 
 class PieceMover:
@@ -81,16 +85,14 @@ class PieceMover:
     def _place(self, piece: HeldPiece) -> list[PiecePart]:
         if not piece.shares:
             able = [each for each in self._devices if each.has_room(piece.size_bytes)] or self._devices
-            device = min(able, key=lambda each: each.queued_bytes / each.writes.recent_bytes_per_s)
-            return [PiecePart(device, Span(begin_bytes=0, size_bytes=piece.size_bytes))]
-        begin_bytes, found = 0, []
-        for tier, size_bytes in piece.shares:
-            end_bytes = min(piece.size_bytes, round_up(begin_bytes + size_bytes))
-            span = Span(begin_bytes=begin_bytes, size_bytes=end_bytes - begin_bytes)
-            found += [PiecePart(self._devices[tier], span)] if span.size_bytes else []
+            device = min(able, key=lambda each: done_after(each, piece.size_bytes))
+            return _parts(device, 0, piece.size_bytes)
+        begin_bytes, found = 0, list[PiecePart]()
+        for number, (tier, size_bytes) in enumerate(piece.shares, start=1):
+            is_last = number == len(piece.shares)
+            end_bytes = piece.size_bytes if is_last else min(piece.size_bytes, round_up(begin_bytes + size_bytes))
+            found += _parts(self._devices[tier], begin_bytes, end_bytes)
             begin_bytes = end_bytes
-        last = found[-1]
-        last.span = Span(begin_bytes=last.span.begin_bytes, size_bytes=piece.size_bytes - last.span.begin_bytes)
         return found
 
     def _free(self, piece: HeldPiece) -> None:
@@ -103,17 +105,28 @@ class PieceMover:
 
     def _write(self, piece: HeldPiece, part: PiecePart, request: IoRequest) -> None:
         fault: OffloadError | None = None
-        copy = None
+        copy, device = None, part.device
         try:
-            copy = piece.memory.write(part.device, part.span, lambda: request.cancelled)
+            copy, device = self._written(piece, part, request)
         except SpillWriteError as known:
             fault = known
         except Exception as unknown:  # noqa: BLE001 - edge of a thread: an unknown fault must reach the trainer
             fault = SpillWriteError(f"{part.device.engine.name}: {unknown!r}")
         with self._changed:
             part.device.queued_bytes -= part.span.size_bytes
-            part.copy = copy
+            part.copy, part.device = copy, device
             self._part_ended(piece, fault, residency.WriteDone(), residency.WriteFailed())
+
+    def _written(self, piece: HeldPiece, part: PiecePart, request: IoRequest) -> tuple[Copy, Device]:
+        """Where it is wished, or wherever there is room: bounded memory has holes, and copies of an older plan."""
+        full: NoSpaceError | None = None
+        for device in (part.device, *(each for each in self._devices if each is not part.device)):
+            try:
+                return piece.memory.write(device, part.span, lambda: request.cancelled), device
+            except NoSpaceError as fault:
+                full = full or fault
+        assert full is not None
+        raise full
 
     def _read(self, piece: HeldPiece, part: PiecePart, request: IoRequest) -> None:
         fault: OffloadError | None = None
@@ -139,3 +152,10 @@ class PieceMover:
         self.apply(piece, done if piece.fault is None else failed)
         self.leave_if_written(piece)
         self._changed.notify_all()
+
+
+def _parts(device: Device, begin_bytes: int, end_bytes: int) -> list[PiecePart]:
+    return [
+        PiecePart(device, Span(begin_bytes=begin, size_bytes=min(PART_BYTES, end_bytes - begin)))
+        for begin in range(begin_bytes, end_bytes, PART_BYTES)
+    ]

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import torch
 
-from elastrain.offload.buffers import address_of, drop_pages, pages
+from elastrain.offload.buffers import address_of, drop_pages, keep_from_children, pages
 from elastrain.offload.device import Copy, Device
 from elastrain.offload.engines.port import PAGE_BYTES, round_up
 from elastrain.offload.lifetimes.memory import Access, PieceMemory, Span
@@ -46,7 +46,7 @@ class PagedRange:
         self.size_bytes = self._shown.nbytes
         self.access = Access.WRITE
         for each in (self._shown, self._behind):
-            _keep_from_children(each)
+            keep_from_children(each)
         self.tensor = torch.frombuffer(self._shown, dtype=torch.uint8)
         _copy_by_one_thread_first(self.tensor.untyped_storage())
         _RANGES.add(self)
@@ -93,7 +93,7 @@ class PagePool:
         self._address = address_of(self._memory)
         self._free = [(0, self._memory.nbytes)]  # addresses without pages, as offset and size, the last taken first
         self._parked: list[tuple[int, int]] = []
-        _keep_from_children(self._memory)
+        keep_from_children(self._memory)
 
     def make(self, size_bytes: int) -> PagedRange:
         """Memory for a new piece, with fresh pages."""
@@ -152,12 +152,6 @@ class PagePool:
 def _paged(memory: PieceMemory) -> PagedRange:
     assert isinstance(memory, PagedRange)
     return memory
-
-
-def _keep_from_children(memory: memoryview) -> None:
-    mapped = memory.obj
-    assert isinstance(mapped, mmap.mmap)
-    mapped.madvise(mmap.MADV_DONTFORK, address_of(memory) - address_of(mapped), memory.nbytes)
 
 
 def _move(source: int, target: int, size_bytes: int) -> None:

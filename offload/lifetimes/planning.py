@@ -104,6 +104,7 @@ class Planning:
                 write_bytes_per_s=device.writes.recent_bytes_per_s,
                 capacity_bytes=device.quota_bytes,
                 is_memory=isinstance(device.engine, HostEngine),
+                duplex=isinstance(device.engine, HostEngine),
             )
             for device in self._devices
         )

@@ -1,9 +1,10 @@
 """Memory of pieces on a device: a storage whose bytes are given up and taken again, while all tensors over it stay.
 
 A piece that is out has a storage of no bytes: who touches it on CUDA ends with an illegal access. Bytes pass through
-staging memory of the host, on a side stream; a drive's thread waits for its copies, so that what is said to be written
-or read is. A piece's new bytes may have been another tensor's a moment ago, which kernels in the compute stream's queue
-still use: a copy into them waits for the mark that was made when they were taken.
+staging memory of the host, on a side stream; to and from a tier of host memory they go straight. A drive's thread waits
+for its copies, so that what is said to be written or read is. A piece's new bytes may have been another tensor's a
+moment ago, which kernels in the compute stream's queue still use: a copy into them waits for the mark that was made
+when they were taken.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 
 from elastrain.offload.buffers import bytes_of, image_of
 from elastrain.offload.device import Copy, Device
-from elastrain.offload.engines.port import CudaEngine, round_up
+from elastrain.offload.engines.port import AddressableEngine, CudaEngine, round_up
 from elastrain.offload.lifetimes.memory import Access, PieceMemory, Span
 from elastrain.offload.staging import StagingPool
 
@@ -54,6 +55,13 @@ class ResizedPiece:
             with self._lanes.copying(self.mark):
                 pass  # what computes it has ended
             return device.write_cuda(device.engine, part, cancelled)
+        if isinstance(device.engine, AddressableEngine):
+
+            def fill(image: memoryview) -> None:
+                with self._lanes.copying(self.mark):
+                    torch.frombuffer(image, dtype=torch.uint8).copy_(part, non_blocking=True)
+
+            return device.write_in_place(device.engine, span.size_bytes, fill, cancelled)
         with self._staging.lend(span.size_bytes) as host:
             with self._lanes.copying(self.mark):
                 host[: span.size_bytes].copy_(part, non_blocking=True)
@@ -66,6 +74,14 @@ class ResizedPiece:
             with self._lanes.copying(self.mark):
                 pass  # whoever had the memory before has ended
             device.read_cuda(device.engine, copy, part, cancelled)
+            return
+        if isinstance(device.engine, AddressableEngine):
+
+            def take(image: memoryview) -> None:
+                with self._lanes.copying(self.mark):
+                    part.copy_(torch.frombuffer(image, dtype=torch.uint8), non_blocking=True)
+
+            device.read_in_place(device.engine, copy, take)
             return
         with self._staging.lend(span.size_bytes) as host:
             device.read(copy, image_of(host.untyped_storage(), 0)[: round_up(span.size_bytes)], cancelled)

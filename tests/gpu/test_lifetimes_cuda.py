@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.errors import OffloadConfigError
+from elastrain.offload.lifetimes.cuda import host_tier
 from elastrain.offload.lifetimes.within import within
 from experiments.offload.models import KINDS, Shape, build
 
@@ -37,13 +39,22 @@ class Trained:
 
 
 def trained(
-    kind: str, folder: Path | None, limit_bytes: int = 0, *, autocast: bool = False, backwards: int = 1
+    kind: str,
+    folder: Path | None,
+    limit_bytes: int = 0,
+    *,
+    autocast: bool = False,
+    backwards: int = 1,
+    host_bytes: int = 0,
 ) -> Trained:
     torch.cuda.empty_cache()
     with torch.device("cuda"):
         model, _ = build(kind, SHAPE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    training = within(model, optimizer, dirs=[str(folder)], memory_limit=limit_bytes) if folder is not None else None
+    training = None
+    if folder is not None:
+        engines = [host_tier(host_bytes), PosixEngine(folder)] if host_bytes else None
+        training = within(model, optimizer, dirs=[str(folder)], memory_limit=limit_bytes, engines=engines)
     torch.cuda.reset_peak_memory_stats()
     torch.manual_seed(7)
     most = 0
@@ -89,6 +100,13 @@ def test_autocast_and_several_backwards(autocast: bool, backwards: int, tmp_path
     plain = trained("gpt", None, autocast=autocast, backwards=backwards)
     ours = trained("gpt", tmp_path, plain.peak_bytes // 2, autocast=autocast, backwards=backwards)
     assert all(torch.equal(a, b) for a, b in zip(ours.values, plain.values, strict=True))
+
+
+def test_host_memory_above_the_drive(tmp_path: Path) -> None:
+    plain = trained("gpt", None)
+    ours = trained("gpt", tmp_path, plain.peak_bytes // 4, host_bytes=1 << 30)
+    assert all(torch.equal(a, b) for a, b in zip(ours.values, plain.values, strict=True))
+    assert ours.peak_bytes <= plain.peak_bytes // 4
 
 
 def test_a_second_stream_is_refused(tmp_path: Path) -> None:

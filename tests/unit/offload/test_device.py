@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from elastrain.offload.buffers import bytes_of, lease, tensor_checksum
-from elastrain.offload.device import PIECE_BYTES, Device, EndedEarlyError, Meter, NoSpaceError
+from elastrain.offload.device import PIECE_BYTES, Device, EndedEarlyError, NoSpaceError
 from elastrain.offload.engines.port import PAGE_BYTES, CudaEngine, IoEngine
 from elastrain.offload.errors import CorruptSpillError, SpillReadError, SpillWriteError
 from elastrain.offload.hooks import ActivationOffload, OffloadConfig
+from elastrain.offload.rates import Meter
 from tests.support.faulty_engines import EngineFaults, FaultyEngine
 from tests.support.memory_engine import MemoryEngine
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from elastrain.offload.buffers import pages
-from elastrain.offload.device import Device
+from elastrain.offload.device import Copy, Device, EndedEarlyError
+from elastrain.offload.engines.host import HostEngine
 from elastrain.offload.engines.posix import PosixEngine
-from elastrain.offload.errors import OffloadConfigError
+from elastrain.offload.errors import CorruptSpillError, OffloadConfigError
+from elastrain.offload.lifetimes import moving
 from elastrain.offload.lifetimes import within as room
 from elastrain.offload.lifetimes.memory import MemoryMeter, MemoryPool, Span
 from elastrain.offload.lifetimes.resized import ResizedPool
@@ -44,6 +47,14 @@ class CountedLanes:
 def resized(lanes: CountedLanes) -> ResizedPool:
     staging = StagingPool(8 * MIB, lambda size_bytes: torch.frombuffer(pages(size_bytes), dtype=torch.uint8))
     return ResizedPool(torch.device("cpu"), lanes, staging)
+
+
+def watched(write: Callable[..., Copy], sizes: list[int]) -> Callable[..., Copy]:
+    def note(device: Device, payload: memoryview, *others: Any, **more: Any) -> Copy:
+        sizes.append(payload.nbytes)
+        return write(device, payload, *others, **more)
+
+    return note
 
 
 def test_bits_are_those_of_plain_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -79,6 +90,40 @@ def test_a_piece_that_is_out_has_no_bytes_and_all_views_see_them_come_back(tmp_p
     assert torch.equal(view, before[MIB:].view(torch.int32))
     # Reads come after whoever had the memory before: the mark is one of when it was taken.
     assert lanes.copied_after == [written, written, written + 1, written + 1]
+
+
+def test_a_tier_of_host_memory_is_copied_to_straight_and_a_flipped_bit_there_is_found() -> None:
+    lanes = CountedLanes()
+    pool, host = resized(lanes), HostEngine(8 * MIB)
+    device, piece = Device(host, quota_bytes=8 * MIB), pool.make(3 * MIB)
+    before = torch.randint(0, 256, (3 * MIB,), dtype=torch.uint8)
+    piece.tensor.copy_(before)
+    pool.mark(piece)
+    span = Span(begin_bytes=MIB, size_bytes=2 * MIB)
+    copy = piece.write(device, span, lambda: False)
+    assert bytes(host.view(copy.slot.offset_bytes, 2 * MIB)) == before[MIB:].numpy().tobytes()
+    piece.tensor.zero_()
+    piece.read(device, span, copy, lambda: False)
+    assert torch.equal(piece.tensor[MIB:], before[MIB:])
+    assert pool._staging.held_bytes == 0
+    host.view(copy.slot.offset_bytes + MIB, 1)[0] ^= 1
+    with pytest.raises(CorruptSpillError, match="other bytes than were written"):
+        piece.read(device, span, copy, lambda: False)
+    with pytest.raises(EndedEarlyError):
+        piece.write(device, span, lambda: True)
+    device.free(copy.slot)
+    assert device.used_bytes == 0
+    device.close()
+
+
+def test_parts_of_a_large_piece_move_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(moving, "PART_BYTES", 128 << 10)
+    parts: list[int] = []
+    monkeypatch.setattr(Device, "write", watched(Device.write, parts))
+    expected = training.plain(training.build("gpt", training.SHAPE)[0])
+    found = training.limited(training.build("gpt", training.SHAPE)[0], tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert parts.count(128 << 10) > 10
 
 
 def test_parameters_on_two_devices_are_refused() -> None:

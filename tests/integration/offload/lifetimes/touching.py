@@ -36,6 +36,8 @@ STEPS = 5
 class NothingBesides:
     """A meter by which a process takes nothing but what is accounted for: these models are smaller than Python."""
 
+    runs_ahead = False
+
     def __init__(self) -> None:
         self._held_bytes = 0
 
@@ -48,6 +50,9 @@ class NothingBesides:
 
     def clock(self) -> float:
         return time.perf_counter()
+
+    def keep_pace(self) -> None:
+        pass
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from elastrain.offload.errors import OffloadConfigError
-from elastrain.offload.lifetimes.cuda import CudaLanes, host_tier
+from elastrain.offload.lifetimes.cuda import CudaLanes, CudaMeter, host_tier
 
 
 class Noted:
@@ -25,20 +25,25 @@ class Noted:
         noted = self
 
         class Stream:
+            def __str__(self) -> str:
+                return "what copies"
+
             def wait_event(self, event: Any) -> None:
                 noted.calls.append(f"waits for {event.behind}")
 
-            def synchronize(self) -> None:
-                noted.calls.append("ended")
-
         return Stream()
 
-    def event(self) -> Any:
+    def event(self, *, blocking: bool = False) -> Any:
+        calls = self.calls
+
         class Event:
             behind = ""
 
             def record(self, stream: str) -> None:
                 self.behind = stream
+
+            def synchronize(self) -> None:
+                calls.append(f"{self.behind} is reached")
 
         return Event()
 
@@ -63,14 +68,14 @@ def test_a_copy_comes_after_its_mark_and_has_ended_when_it_is_reported(noted: No
     lanes = CudaLanes(torch.device("cuda"))
     with lanes.copying(lanes.mark()):
         noted.calls.append("copies")
-    assert noted.calls == ["waits for compute", "copies", "ended"]
+    assert noted.calls == ["waits for compute", "copies", "what copies is reached"]
 
 
 def test_a_copy_that_fails_has_ended_too_before_its_buffer_goes_to_another(noted: Noted) -> None:
     lanes = CudaLanes(torch.device("cuda"))
     with pytest.raises(OSError, match="planted"), lanes.copying(lanes.mark()):
         raise OSError("planted")
-    assert noted.calls == ["waits for compute", "ended"]
+    assert noted.calls == ["waits for compute", "what copies is reached"]
 
 
 def test_a_second_stream_and_a_graph_being_captured_are_refused(noted: Noted) -> None:
@@ -92,3 +97,16 @@ def test_a_host_tier_takes_no_more_than_it_has() -> None:
     tier.free(copy.slot)
     assert tier.has_room(512 << 10)
     tier.close()
+
+
+def test_more_host_memory_than_the_machine_has_is_refused() -> None:
+    with pytest.raises(OffloadConfigError, match=r"1e\+03 TiB of host memory were asked for .* ask for less"):
+        host_tier(1000 << 40)
+
+
+def test_who_runs_ahead_of_the_device_is_one_point_ahead(noted: Noted) -> None:
+    meter = CudaMeter(torch.device("cuda"))
+    for point in ("first", "second", "third"):
+        noted.now = point
+        meter.keep_pace()
+    assert noted.calls == ["first is reached", "second is reached"]
