@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import asdict
@@ -257,17 +258,12 @@ class SharedRegistry:
         )
         if news.removed:
             roster = self._standing.roster
-            self._thread.call(lambda store: read_ended(store, self._keys.life, roster), self._add_end(news))
+            self._thread.call(lambda store: read_ended(store, self._keys.life, roster), partial(self._removed, news))
             return
         self._standing.compare(news, items)
         self._events.on_news(news)
 
-    def _add_end(self, news: News) -> Callable[[Over | StoreError | None], None]:
-        """Say that the job's keys are gone, and how it ended where that can be read."""
-        content = self._content
-
-        def tell(end: Over | StoreError | None) -> None:
-            if self._content is content:  # else newer news have come
-                self._events.on_news(replace(news, end=end if isinstance(end, Over) else news.end))
-
-        return tell
+    def _removed(self, news: News, end: Over | StoreError | None) -> None:
+        """Say that the job's keys were gone, and how it ended where that can be read."""
+        # Although newer news may have come meanwhile, in which this node's own key stands again: the job is over.
+        self._events.on_news(replace(news, end=end if isinstance(end, Over) else news.end))
