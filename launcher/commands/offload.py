@@ -51,7 +51,7 @@ def show_offload(
     if plot is not None:
         plotted(partial(picture.draw, chosen), plot)
     if as_json:
-        print(json.dumps({name: json.loads(profile.encode(each)) for name, each in chosen.items()}))
+        print(json.dumps({name: profile.as_data(each) for name, each in chosen.items()}))
         return 0
     if len(chosen) > 1:
         print_table(show.OVERVIEW, [show.overview(name, each) for name, each in chosen.items()])

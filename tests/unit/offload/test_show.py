@@ -9,7 +9,7 @@ import pytest
 
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.plot import draw, saved_in_all
-from elastrain.offload.profile import WRITE_EVERY_S, Occupancy, Profile, ProfileFile, read
+from elastrain.offload.profile import WRITE_EVERY_S, Occupancy, Profile, ProfileFile, as_data, read
 from elastrain.offload.show import COLUMNS, Drive, curve, drives, render
 from elastrain.offload.stats import DeviceStats, Lifetime, OffloadStats, PassProfile, Path, StorageBytes, size
 
@@ -89,6 +89,8 @@ def test_every_size_is_found_in_the_statistics_themselves() -> None:
     sizes = asdict(replace(STATS.storages, live_bytes=1, forwarded_bytes=2, evicted_bytes=3))
     stats = replace(STATS, storages=StorageBytes(**sizes))
     assert {name: getattr(stats, name) for name in sizes} == sizes and len(set(sizes.values())) == len(sizes)
+    told = as_data(replace(PROFILE, stats=stats))["stats"]
+    assert {name: told[name] for name in sizes} == sizes and "storages" not in told
 
 
 def test_the_screen_says_where_memory_and_time_went() -> None:
