@@ -7,6 +7,7 @@ runs this code on real tensors. So no member may begin between that block and co
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ class Origins:
     def __init__(self, model: nn.Module, blocks: Sequence[str]) -> None:
         self.latest = _NOWHERE
         """The deepest block that was entered so far."""
+        self.at = _NOWHERE
+        """The block that was entered last."""
         self.returned_by: dict[int, int] = {}
         self.shapes: dict[int, Tensor] = {}
         self.home: dict[int, int] = {}
@@ -34,7 +37,10 @@ class Origins:
         self._numbers: dict[int, int] = {}
         self._kept: list[Tensor] = []
         """As long as the pass lasts: else another tensor could get the address of one that is gone."""
+        self._inside: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        """By id: a tensor that a block has made and not returned, and the block's place."""
         self._illegal: dict[int, str] = {}
+        """Cut -> why; 0 stands for all of them."""
         self._registered = _registered(model, blocks)
         self._uses: list[tuple[int, str, int]] = []
         """(id of a parameter, its name, place of the block behind or in which it was used)."""
@@ -46,20 +52,42 @@ class Origins:
             self._forbid(at, self.latest, f"block {name!r} is entered again behind it")
         else:
             self._order.append(name)
-        self.latest = max(self.latest, at)
+        self.latest, self.at = max(self.latest, at), at
 
     def number(self, tensor: Tensor) -> int:
         """The tensor's number; a new one lives with the latest block."""
         number = self._numbers.get(id(tensor))
-        return self._register(tensor, max(self.latest, 0)) if number is None else number
+        if number is not None:
+            return number
+        kept_at = self._place_inside(tensor)
+        return self._register(tensor, max(self.latest, 0) if kept_at is None else kept_at)
 
     def returned(self, at: int, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
             self.returned_by[self._register(tensor, at)] = at
 
+    def made_inside(self, at: int, tensors: Sequence[Tensor]) -> None:
+        """A block has made these, which code behind it may find in an attribute or a hook."""
+        for tensor in tensors:
+            self._inside[id(tensor)] = weakref.ref(tensor), at
+
+    def _place_inside(self, tensor: Tensor) -> int | None:
+        """The block that has made the tensor and not returned it, as far as is known."""
+        made, at = self._inside.get(id(tensor), (None, _NOWHERE))
+        if made is not None and made() is tensor:
+            return at
+        # A fake is always a block's: of one that nobody saw being made the first block may be it.
+        return 0 if is_fake(tensor) and self.latest != _NOWHERE else None
+
     def made_between(self, operation: str, taken: Sequence[Tensor], made: Sequence[Tensor]) -> None:
         """Code between blocks took these tensors and made those."""
         homes = [self.home[self._numbers[id(tensor)]] for tensor in taken if id(tensor) in self._numbers]
+        kept = [self._place_inside(tensor) for tensor in taken if id(tensor) not in self._numbers]
+        for place in kept:
+            if place is not None:
+                whose = self._order[place]
+                self._illegal[0] = f"{operation!r} takes what block {whose!r} has kept beside what it returned"
+                homes.append(place)
         for home in homes:
             if home < self.latest:
                 whose = self._order[home]
@@ -90,6 +118,9 @@ class Origins:
             beside = f"behind block {self._order[max(at, 0)]!r}" if is_outside else f"at {self._order[max(at, 0)]!r}"
             first, last = sorted((home, max(at, 0)))
             self._forbid(first, last, f"parameter {name!r} {where} and is used {beside}")
+        # Every member runs that code, also one that has no such block and so finds nothing.
+        if 0 in self._illegal:
+            self._illegal = dict.fromkeys(range(1, len(places)), self._illegal[0])
         return tuple(IllegalCut(cut=cut, why=why) for cut, why in sorted(self._illegal.items()))
 
     def _forbid(self, first: int, last: int, why: str) -> None:
@@ -158,6 +189,8 @@ class CodeBetween(TorchFunctionMode):
             for tensor in taken:
                 if isinstance(tensor, nn.Parameter):
                     self._origins.used(tensor)
-            if not self._is_inside:
+            if self._is_inside:
+                self._origins.made_inside(self._origins.at, made)
+            else:
                 self._origins.made_between(getattr(func, "__name__", str(func)), taken, made)
         return returned

@@ -6,6 +6,7 @@ It finds the order of the blocks, what each returns and takes, its FLOPs, and at
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -113,7 +114,7 @@ class TracingPass:
         with _left_as_it_was(self._model.get_submodule(name)):
             counter = FlopCounterMode(display=False)
             try:
-                with counter, self._fakes:
+                with counter, self._fakes, _without_log_of_fakes():
                     returned = forward(*args, **kwargs)
             except Exception:  # noqa: BLE001  a kernel may raise anything where it is given a fake
                 # Some kernels do not know fakes, and blocks may read values of their own: zeros are values.
@@ -133,6 +134,17 @@ def trace(model: nn.Module, blocks: Sequence[str], forward: Callable[[], object]
         return tracing.finish()
     finally:
         tracing.abandon()
+
+
+@contextlib.contextmanager
+def _without_log_of_fakes() -> Iterator[None]:
+    """Keep torch's traceback of a missing fake kernel off the screen: the block runs on zeros then."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 @contextlib.contextmanager

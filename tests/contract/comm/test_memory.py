@@ -66,7 +66,8 @@ def test_memory_without_huge_pages_is_held_when_it_is_used_and_not_before() -> N
     tensor = memory.empty(16 * HUGE_PAGE_BYTES, torch.uint8)
     assert held_bytes() - before < HUGE_PAGE_BYTES
     tensor.fill_(1)
-    assert held_bytes() - before >= 16 * HUGE_PAGE_BYTES
+    # The kernel counts in batches per thread: some pages of the last batch may not be in it yet.
+    assert held_bytes() - before > 15 * HUGE_PAGE_BYTES
     del tensor
     memory.close()
 

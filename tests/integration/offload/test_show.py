@@ -51,7 +51,7 @@ def test_what_a_worker_offloaded_is_shown_from_the_folder_of_its_run(tmp_path: P
     told = json.loads(show(str(run), "--json", "--member", "m2").stdout)
     assert list(told) == ["m2"]
     assert told["m2"]["stats"]["passes"] == 3
-    assert told["m2"]["stats"]["storages"]["spilled_bytes"] > 0
+    assert told["m2"]["stats"]["spilled_bytes"] > 0
     alone = show(str(run / "offload" / "m0.json"))
     assert alone.stdout.startswith("member    m0\n")
 

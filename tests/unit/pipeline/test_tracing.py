@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -121,6 +122,40 @@ def test_two_traces_of_one_model_agree_and_the_model_is_as_it_was() -> None:
     assert [module.forward for module in model.modules()] == forwards
     assert torch.equal(torch.random.get_rng_state(), before)
     assert traced(Odd("again")).graph.difference(traced(Odd("")).graph) is not None
+
+
+class Routing(nn.Module):
+    """Keeps what an auxiliary loss is made of, as layers of experts do; with `values` it has no fake kernel."""
+
+    def __init__(self, *, values: bool) -> None:
+        super().__init__()
+        self.router, self.inner, self.values = nn.Linear(8, 4), nn.Linear(8, 8), values
+        self.kept: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept.append(self.router(x))
+        return self.inner(x) * float(x.sum() == 0) if self.values else self.inner(x)
+
+
+class Balanced(Odd):
+    """Its loss has a part that two of its layers have kept beside what they returned."""
+
+    def __init__(self, *, values: bool) -> None:
+        super().__init__("")
+        self.layers[0], self.layers[1] = Routing(values=values), Routing(values=values)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits = super().forward(tokens)
+        return logits + torch.stack([each.kept[-1].square().mean() for each in self.layers[:2]]).sum()
+
+
+@pytest.mark.parametrize("values", [False, True])
+def test_what_code_behind_finds_that_a_block_has_kept_forbids_every_cut(values: bool) -> None:
+    """Each member would add up what its own blocks have kept alone, and nobody would notice."""
+    graph = traced(Balanced(values=values)).graph
+    assert graph.blocks == ("embed", "layers.0", "layers.1", "layers.2", "head")
+    assert graph.legal_cuts == ()
+    assert "takes what block 'layers.1' has kept beside what it returned" in graph.illegal[0].why
 
 
 class Counting(nn.Module):
