@@ -13,6 +13,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,31 +50,17 @@ class Pace:
         self.overshoots_s.append(time.monotonic() - until_s)
 
 
-class _Begins(torch.autograd.Function):
-    """At a block's output: its backward begins here."""
+class _When(torch.autograd.Function):
+    """Call something where a block's backward begins, at its output, or ends, at its input."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, pace: Pace) -> Tensor:
-        ctx.pace = pace
+    def forward(ctx: Any, x: Tensor, called: Callable[[], None]) -> Tensor:
+        ctx.called = called
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        ctx.pace.begin()
-        return gradients[0], None
-
-
-class _Ends(torch.autograd.Function):
-    """At a block's input: its backward ends here."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, pace: Pace) -> Tensor:
-        ctx.pace = pace
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        ctx.pace.end()
+        ctx.called()
         return gradients[0], None
 
 
@@ -87,8 +74,8 @@ class PacedBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.pace.begin()
-        x = _Ends.apply(x + self.shift, self.pace)
-        x = _Begins.apply(x + self.dropout(self.down(F.gelu(self.up(x)))), self.pace)
+        x = _When.apply(x + self.shift, self.pace.end)
+        x = _When.apply(x + self.dropout(self.down(F.gelu(self.up(x)))), self.pace.begin)
         self.pace.end()
         return x
 

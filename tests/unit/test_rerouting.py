@@ -25,6 +25,7 @@ from elastrain.values import (
     TracedGraph,
 )
 from elastrain.world import Member, View
+from tests.unit import test_recovery
 
 GRAPH = BlockGraph(blocks=("first", "second"), flops=(1, 1), crossings=((), (), ()))
 TRACED = TracedGraph(graph=GRAPH, places=(0, 1))
@@ -43,19 +44,8 @@ RECORD = Record(
 
 
 def report(**changes: object) -> Report:
-    plain = Report(
-        wrong=None,
-        committed=1,
-        record=RECORD,
-        base=BASE,
-        parameters=(1, 1),
-        held=((0, 1, ()), (1, 1, ())),
-        begun=2,
-        finishing=False,
-        work=OpenWork(traced=TRACED),
-        own=((), ()),
-        folded=(),
-    )
+    """As in test_recovery, of a member that has the plan and has traced."""
+    plain = test_recovery.report(record=RECORD, base=BASE, work=OpenWork(traced=TRACED), own=((), ()))
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
