@@ -171,7 +171,9 @@ def test_nothing_is_written_outside_the_runs_folder(tmp_path: Path) -> None:
     for folder in (temporary, home):
         folder.mkdir()
     env = {**os.environ, "TMPDIR": str(temporary), "HOME": str(home), "ELASTRAIN_HOME": ""}
-    command = [*ELASTRAIN, "run", "--run-dir", str(run), "--tee", "3", str(script(tmp_path, "print('hello')"))]
+    # In one piece: what is copied in two has its prefix twice.
+    hello = script(tmp_path, "import sys; sys.stdout.write('hello\\n')")
+    command = [*ELASTRAIN, "run", "--run-dir", str(run), "--tee", "3", str(hello)]
     done = warm.run(command, capture_output=True, text=True, timeout=90, env=env)
     assert (done.returncode, done.stdout) == (0, "[m0] hello\n")
     assert not list(temporary.iterdir())
