@@ -184,6 +184,8 @@ def test_a_step_that_the_job_took_back_itself_counts_for_nobody_and_the_next_one
         for number, reason in enumerate(("m2 joined", f"step anew: {wrong}, and has published it"), 1)
     ]
     assert without_put_right({"m0": ["0 a", "1 x", "2 c"]}, run_of(views, {})) == {"m0": ["0 a", "2 c"]}
+    views[1]["reason"] = "step anew: m4 was to take over shard 1 after step 1: what m4 keeps has changed in its memory"
+    assert without_put_right({"m0": ["0 a", "1 x", "2 c"]}, run_of(views, {})) == {"m0": ["0 a", "2 c"]}
     views[1]["reason"] = f"step anew: {wrong}"
     assert len(without_put_right({"m0": ["0 a", "1 x", "2 c"]}, run_of(views, {}))["m0"]) == 3, "nobody had got it"
 
