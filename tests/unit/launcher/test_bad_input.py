@@ -8,8 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from elastrain.launcher import cli
 from elastrain.launcher.core import Core
