@@ -10,7 +10,7 @@ from elastrain.launcher.values import Command, Log, PutCheckpoint, Tell
 
 
 class CheckpointCare:
-    """Owns what is told of them: the members write, the store decides."""
+    """Owns what is known of durable checkpoints: members write them, the store decides which one is visible."""
 
     def __init__(self, life: int, progress: JobProgress) -> None:
         self._life, self._progress = life, progress
@@ -25,7 +25,7 @@ class CheckpointCare:
         return [Tell(member=event.member, message=CheckpointSettled(step=event.step, problem=event.problem))]
 
     def on_ended(self, message: CheckpointEnded) -> list[Command]:
-        """Said once, by the member that collected it."""
+        """Handle the end of a checkpoint, which only the member that collected it tells."""
         step = message.step
         if message.reason:
             say = f"the checkpoint of step {step} is given up, because {message.reason}"
@@ -38,7 +38,7 @@ class CheckpointCare:
 
 
 def _size(size_bytes: int) -> str:
-    """With two digits at the least."""
+    """The size in words, with two digits at the least."""
     for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size_bytes >= factor:
             return f"{size_bytes / factor:.1f} {unit}"

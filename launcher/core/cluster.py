@@ -36,7 +36,7 @@ class Cluster:
 
     @property
     def first_rank(self) -> int | None:
-        """Of this node's workers in the roster; None while there is none, and for a node that came late."""
+        """The lowest rank of this node's workers; None while there is no roster, and for a node that came late."""
         me = self.config
         return None if self.roster is None else self.roster.first_rank(me.node, me.incarnation)
 
@@ -68,7 +68,7 @@ class Cluster:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Of the view, in rank order; nobody before there is one."""
+        """The view's members in rank order; nobody before the first view."""
         return self.view.members if self.view else ()
 
     @property
@@ -76,14 +76,14 @@ class Cluster:
         return self.view.ids if self.view else ()
 
     def is_alive(self, member: str) -> bool:
-        """Whether its death is not proven."""
+        """Whether no proof of the member's death is known."""
         worker = self.workers.by_id.get(member)
         if worker is not None:  # this agent reaps it: nobody knows better
             return worker.alive
         return member not in self.peers.dead_members and not self._is_of_a_former_start(member)
 
     def _is_of_a_former_start(self, member: str) -> bool:
-        """Its node's agent has been started again since, and no worker outlives its agent."""
+        """Whether the member's node has been started again since: no worker outlives its agent."""
         known = next((m for m in self.members if m.id == member), None)
         if known is None:
             return False

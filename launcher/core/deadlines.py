@@ -128,7 +128,7 @@ Due: TypeAlias = (
 
 
 class Deadlines:
-    """When each thing is due. At most one time per `Due`."""
+    """The times at which things are due: at most one per `Due`."""
 
     def __init__(self) -> None:
         self._at_s: dict[Due, float] = {}
@@ -137,11 +137,11 @@ class Deadlines:
         return due in self._at_s
 
     def set(self, due: Due, at_s: float) -> None:
-        """Replaces an earlier time."""
+        """Set the time of this `Due`, in the place of an earlier one."""
         self._at_s[due] = at_s
 
     def set_first(self, due: Due, at_s: float) -> None:
-        """An earlier time stays: what repeats itself must not put its own end off."""
+        """Set the time unless there is one already: what repeats itself must not put its own end off."""
         self._at_s.setdefault(due, at_s)
 
     def drop(self, *dues: Due) -> None:
@@ -155,7 +155,7 @@ class Deadlines:
         return min(self._at_s.values(), default=None)
 
     def take_passed(self, now: float) -> Iterator[Due]:
-        """In the order in which they were set. Each is gone when it is yielded."""
+        """Take those that have passed, in the order in which they were set."""
         for due in [due for due, at_s in self._at_s.items() if at_s <= now]:
             # What followed from an earlier one may have dropped it.
             if self._at_s.pop(due, None) is not None:

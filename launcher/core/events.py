@@ -21,35 +21,35 @@ from elastrain.world import View
 
 
 class WorkerStarted(Struct, frozen=True, kw_only=True):
-    """Its process runs."""
+    """A worker's process runs."""
 
     member: str
     pid: int
 
 
 class StartFailed(Struct, frozen=True, kw_only=True):
-    """The process could not even be started."""
+    """A worker's process could not even be started."""
 
     member: str
     problem: str
 
 
 class WorkerSpoke(Struct, frozen=True, kw_only=True):
-    """It said something; a worker that has died meanwhile is still heard."""
+    """A worker has said something; one that has died meanwhile is still heard."""
 
     member: str
     message: FromWorker
 
 
 class WorkerMisspoke(Struct, frozen=True, kw_only=True):
-    """It said what no worker says."""
+    """A worker has sent what is no message of workers."""
 
     member: str
     problem: str
 
 
 class ChannelClosed(Struct, frozen=True, kw_only=True):
-    """It can no longer be told anything."""
+    """The channel to a worker is closed: it can no longer be told anything."""
 
     member: str
 
@@ -62,7 +62,7 @@ class MutexBroke(Struct, frozen=True, kw_only=True):
 
 
 class WorkerDied(Struct, frozen=True, kw_only=True):
-    """Proof that the process is gone (`source`: mutex or pidfd), known at `at_s`. Its exit code may come later."""
+    """A worker's process is proven gone (`source`: mutex or pidfd), known at `at_s`. Its exit code may come later."""
 
     member: str
     source: str
@@ -123,7 +123,7 @@ class LinkChanged(Struct, frozen=True, kw_only=True):
 
 
 class NoticeCame(Struct, frozen=True, kw_only=True):
-    """Another agent spoke."""
+    """Another agent has sent a notice."""
 
     node: str
     notice: Notice
@@ -147,19 +147,19 @@ class NodeRegistered(Struct, frozen=True, kw_only=True):
 
 
 class RosterStands(Struct, frozen=True, kw_only=True):
-    """The nodes that begin the job are known."""
+    """The store holds the roster: the nodes that begin the job are known."""
 
     roster: Roster
 
 
 class NumberTaken(Struct, frozen=True, kw_only=True):
-    """The number of a new member; it takes the place that waits longest."""
+    """The store has given the number of a new member, which takes the place that waits longest."""
 
     number: int
 
 
 class SpecStands(Struct, frozen=True, kw_only=True):
-    """What all members must have in common, as the store holds it."""
+    """The store holds the spec: what all members must have in common."""
 
     spec: Mapping[str, Any]
 

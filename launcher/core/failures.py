@@ -106,7 +106,7 @@ class Failures:
         return [Log(event="no_restart", fields=fields, say=say), *self._view_changes.settle(now)]
 
     def on_channel_closed(self, event: ChannelClosed, now: float) -> list[Command]:
-        """Usually it is just ending; if not, a member that cannot be told of views is of no use."""
+        """Expect the worker's end: usually it is just ending, and one that cannot be told of views is of no use."""
         worker = self._cluster.workers.by_id[event.member]
         if self._shutdown.end is None and worker.alive and not worker.finished:
             self._deadlines.set_first(LeaveDue(worker.id), now + self._config.times.leave_timeout_s)
@@ -118,7 +118,7 @@ def death(member: str, source: str, at_s: float, now: float) -> Log:
 
 
 def describe_exit(exit_code: int) -> str:
-    """ "with exit code 3", or "by SIGKILL"."""
+    """How a process ended, in words: "with exit code 3", or "by SIGKILL"."""
     if exit_code >= 0:
         return f"with exit code {exit_code}"
     return f"by {_SIGNALS.get(-exit_code, f'signal {-exit_code}')}"

@@ -82,7 +82,7 @@ class FaultRequests:
         return self._inject_or_log(fault)
 
     def on_due(self, due: FaultDue, now: float) -> list[Command]:
-        """Its time has come."""
+        """Strike: the fault's time has come."""
         fault, asked = self._timed.pop(due.number)
         if not asked and not self._targets.is_first():
             return []
@@ -91,14 +91,14 @@ class FaultRequests:
     # ---- from workers
 
     def hand_over(self, worker: Worker) -> list[Command]:
-        """It is ready: the faults that wait for it, or for any worker of this node."""
+        """Give a worker that is ready the faults that wait for it, or for any worker of this node."""
         # Fault files name members that do not exist yet: a replacement takes what was meant for its number.
         mine = [f for f in self._waiting if not _is_for_first_view(f) and self._waits_for(worker, f)]
         self._waiting = [f for f in self._waiting if f not in mine]
         return [command for fault in mine for command in (_log(fault), self._arm(fault, worker))]
 
     def choose_victims(self) -> list[Command]:
-        """In the first view: `random` means one member of all, so the agent of the first one chooses for everybody."""
+        """Choose in the first view: `random` is one of all members, and the first one's agent chooses for everybody."""
         mine = [fault for fault in self._waiting if _is_for_first_view(fault)]
         self._waiting = [fault for fault in self._waiting if fault not in mine]
         if self._cluster.late or not self._targets.is_first():  # who came late has missed the first view
@@ -106,7 +106,7 @@ class FaultRequests:
         return [command for fault in mine for command in self._inject_or_log(fault)]
 
     def on_struck(self, worker: Worker, message: Struck, now: float) -> list[Command]:
-        """It is where the agent, or the launcher, has to act. Only in an armed run: a script could say so, too."""
+        """Act for a worker that has come to the place of a fault. Only in an armed run: a script could say so, too."""
         fault = self._armed.pop(message.number, None)
         if fault is None or not self._config.armed:
             return []
@@ -125,7 +125,7 @@ class FaultRequests:
         return commands if taken else [_refused(sentence)]
 
     def _inject_one(self, fault: Fault) -> tuple[str, list[Command]]:
-        """Of a target that is there."""
+        """Inject a fault of one target that is there."""
         node = self._targets.node_of(fault.target)
         if node != self._config.node:
             return f"{fault} is on its way", [TellNodes(message=Ask(line=str(fault)), node=node)]
@@ -140,7 +140,7 @@ class FaultRequests:
         return f"{fault} is on its way", [_log(fault), self._arm(fault, worker)]
 
     def _inject_around(self, fault: Fault) -> FaultAnswer:
-        """Of the network or of etcd: here at a step or phase only; the launcher takes the others itself."""
+        """Inject a fault of the network or of etcd at a step or phase; the launcher takes the others itself."""
         worker = self._first_ready()
         if fault.place.at_once:
             return f"{fault} is on its way", True, [_log(fault), AskLauncher(line=str(fault))]
@@ -149,7 +149,7 @@ class FaultRequests:
         return f"{fault} is on its way", True, [_log(fault), self._arm(fault, worker)]
 
     def _strike(self, fault: Fault, at: str = "") -> list[Command]:
-        """Here and now. `at`: the member that has come to its place."""
+        """Carry the fault out here and now. `at`: the member that has come to its place."""
         member, whom = fault.member, str(fault.target).replace(":", " ")
         if fault.kind == "kill" and fault.node:
             return [KillNode(reason=f"{whom} is killed on request")]
@@ -184,17 +184,17 @@ class FaultRequests:
         return fault.member == worker.id or fault.node == self._config.node
 
     def _first_ready(self) -> Worker | None:
-        """Of this node: it tells when it comes to the place of a fault that is not its own."""
+        """This node's first worker that is ready: it tells when it comes to the place of another's fault."""
         return next((w for w in self._cluster.workers.living if w.stage not in _NOT_THERE_YET), None)
 
 
 def _is_for_first_view(fault: Fault) -> bool:
-    """Who is meant, or who is to tell of it, is known only then."""
+    """Whether the fault waits for the first view: who is meant, or who is to tell of it, is known only then."""
     return CLASSES[fault.kind].by is Carrier.LAUNCHER or any(target.is_random for target in fault.targets)
 
 
 def _needs_worker(fault: Fault) -> bool:
-    """Only from inside, even at once: it strikes at the next place that the worker comes to."""
+    """Whether only the worker itself can carry the fault out: at the next place that it comes to."""
     return (CLASSES[fault.kind].by is Carrier.WORKER and fault.kind != "kill") or fault.kind == "out-of-memory"
 
 

@@ -12,7 +12,7 @@ from elastrain.launcher.faults.fault import Fault, Scheme, Target
 
 @dataclass(frozen=True, kw_only=True)
 class Unknown:
-    """Nobody is meant, as the sentence says."""
+    """A target that means nobody; the sentence says why."""
 
     sentence: str
 
@@ -40,13 +40,13 @@ class FaultTargets:
         return fault.aimed_at(targets)
 
     def node_of(self, target: Target) -> str:
-        """Where it is to be struck; this node's own name for what is here, or is not known elsewhere."""
+        """The node on which the target is struck: this one for what is here, or is not known elsewhere."""
         if target.scheme is Scheme.NODE:
             return target.name
         return self._elsewhere(target.name) or self._cluster.config.node
 
     def is_first(self) -> bool:
-        """This node acts for all: of what stands in everybody's faults file, one agent carries out each line."""
+        """Whether this node acts for all: one agent carries out each line that stands in everybody's faults file."""
         cluster, me = self._cluster, self._cluster.config.node
         if cluster.view is not None:
             return cluster.first_answering_node() == me

@@ -13,7 +13,7 @@ class FinalDigests:
         self._by_member: dict[str, str] = {}
 
     def add(self, member: str, digest: str) -> str:
-        """Empty if all are equal so far; else a sentence that names two members and their digests."""
+        """Add a member's digest. Returns a sentence that names two members whose digests differ; empty if none do."""
         known = self._by_member
         known[member] = digest
         other = next((m for m, its in known.items() if its != digest), None)

@@ -8,7 +8,7 @@ _REASONS_MAX = 8
 
 
 class JobProgress:
-    """Committed steps only."""
+    """How far the job is: only committed steps count."""
 
     def __init__(self) -> None:
         self.begun = False
@@ -21,12 +21,12 @@ class JobProgress:
         """The newest last."""
 
     def note_new_links(self) -> None:
-        """Members make the links between their nodes anew."""
+        """Note that members make the links between their nodes anew."""
         self._step_at_new_links = self.step
 
     @property
     def is_as_with_new_links(self) -> bool:
-        """No step has been committed since."""
+        """Whether no step has been committed since the links were made anew."""
         return self.step == self._step_at_new_links
 
     def take(self, message: Progress) -> None:

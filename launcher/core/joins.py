@@ -61,7 +61,7 @@ class Joins:
     # ---- the start
 
     def on_roster(self, event: RosterStands, now: float) -> list[Command]:
-        """The nodes that begin the job are known: start this one's workers."""
+        """Start this node's workers: the nodes that begin the job are known."""
         if self._cluster.roster is not None or self._shutdown.end is not None:
             return self._on_another_roster(event.roster)
         self._rendezvous.take_roster(event.roster)
@@ -75,7 +75,7 @@ class Joins:
         return [*self._say_start(event.roster, first), *starts]
 
     def _on_another_roster(self, roster: Roster) -> list[Command]:
-        """Nodes that knew nothing of this job have begun one in a store that had lost its data."""
+        """Handle a roster of nodes that knew nothing of this job, in a store that had lost its data."""
         if roster == self._cluster.roster:
             return []
         there = ", ".join(record.name for record in roster.nodes)
@@ -86,7 +86,7 @@ class Joins:
         return self._shutdown.finish(1, sentence, everywhere=False)
 
     def _say_start(self, roster: Roster, first: int) -> list[Command]:
-        """What the job starts from: the first node says it, for all."""
+        """Say what the job starts from: the first node does, for all."""
         if first or not roster.start:
             return []
         step = roster.resume.step if roster.resume is not None else None
@@ -152,7 +152,7 @@ class Joins:
         return [Log(event="start_failed", fields={"member": worker.id, "reason": event.problem}, say=sentence)]
 
     def on_warm_up_over(self, due: WarmUpDue, now: float) -> list[Command]:
-        """Until it is a member the state has fewer copies: it is not kept waiting for ever."""
+        """Give a joiner full priority: until it is a member the state has fewer copies."""
         return [FullPriority(member=due.member)]
 
     # ---- hello
@@ -169,13 +169,13 @@ class Joins:
         return [PutSpec(spec=dict(hello.spec))] if len(self._unchecked) == 1 else []
 
     def _hello_within_s(self) -> float:
-        """What a script does before it begins takes as long on each start of it, by and large."""
+        """How long a newcomer may take to its hello, by what earlier starts of the same script have taken."""
         if self._slowest_hello_s is None:
             return self._config.hangs.first_step_s
         return max(self._config.times.join_timeout_s, 3 * self._slowest_hello_s)
 
     def on_hello_late(self, due: HelloDue, now: float) -> list[Command]:
-        """A newcomer that hangs in its imports, say: until it is a member, the state has fewer copies."""
+        """End a newcomer that has not said hello in time, such as one that hangs in its imports."""
         worker, within_s = self._cluster.workers.by_id[due.member], self._hello_within_s()
         if worker.stage is not Stage.STARTING or self._shutdown.end is not None:
             return []
@@ -200,7 +200,7 @@ class Joins:
         return commands
 
     def _say_changes(self, spec: Mapping[str, Any]) -> list[Command]:
-        """What the job does otherwise than before, where that was asked for: it will be asked about later."""
+        """Say what the job does otherwise than before, where that was asked for."""
         roster = self._cluster.roster
         if roster is None or roster.resume is None or not roster.resume.accepts_changes:
             return []

@@ -68,7 +68,7 @@ class Core:
         return self._on_worker_event(event, now)
 
     def on_tick(self, now: float) -> list[Command]:
-        """Some deadline may have passed."""
+        """Handle the deadlines that have passed."""
         return [command for due in self.deadlines.take_passed(now) for command in self._on_due(due, now)]
 
     def inject(self, fault: Fault, careful_of: Collection[str] | None = None) -> FaultAnswer:

@@ -25,7 +25,7 @@ class Pace:
         """(step, place, seconds)."""
 
     def commit(self, step: int, now: float) -> None:
-        """Some member of this node has committed it; the first one counts."""
+        """Note that a member of this node has committed a step; the first one counts."""
         if self._newest is not None and step <= self._newest[0]:
             return
         # A step that this agent has heard nothing of (no member of its was in the view) has no duration.
@@ -36,7 +36,7 @@ class Pace:
             self._healthy.popleft()
 
     def note(self, place: Station, stood_s: float) -> None:
-        """A thread has stood there for so long, and went on by itself."""
+        """Note that a thread has stood there for so long, and went on by itself."""
         if stood_s >= _WORTH_NOTING_S and self._newest is not None:
             self._healthy.append((self._newest[0], place, stood_s))
 

@@ -16,7 +16,7 @@ from elastrain.launcher.values import Command, Log
 
 @dataclass(frozen=True, kw_only=True)
 class Parked:
-    """The view should change and cannot."""
+    """A change of the view that is wanted and cannot be made."""
 
     reason: str
     since_s: float
@@ -51,7 +51,7 @@ class Parking:
         ]
 
     def park(self, reason: str, now: float) -> list[Command]:
-        """Told once per reason. The time counts from the first, so that reasons which take turns end the wait, too."""
+        """Wait for this reason, told once. The time counts from the first reason: later ones do not put the end off."""
         if self.parked is not None and self.parked.reason == reason:
             return []
         self.parked = Parked(reason=reason, since_s=self.parked.since_s if self.parked else now)

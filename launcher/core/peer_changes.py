@@ -61,7 +61,7 @@ class PeerChanges:
         return commands + self._view_changes.settle(now)
 
     def on_lease_ended(self, event: LeaseEnded, now: float) -> list[Command]:
-        """Proof of the node's death, unless its agent answers: the store may have been away."""
+        """Take the end of a node's lease for its death, unless its agent answers: the store may have been away."""
         peer = self._peers.nodes.get(event.node)
         if self._shutdown.end is not None or peer is None:
             return []
@@ -75,7 +75,7 @@ class PeerChanges:
         return [log, *self._lose_node(peer, "its lease is gone", now)]
 
     def on_not_met(self, due: MeetDue, now: float) -> list[Command]:
-        """It has no key, and it had time to answer."""
+        """Take a node for dead that has no key and did not answer in time."""
         peer = self._peers.nodes.get(due.node)
         if peer is None:
             return self._on_absent(due.node, now)
@@ -84,14 +84,14 @@ class PeerChanges:
         return self._lose_node(peer, "its lease is gone, and its agent was never reached", now)
 
     def _on_absent(self, name: str, now: float) -> list[Command]:
-        """A node of the view that has no key and does not answer: it was gone before this one came."""
+        """Handle a node of the view that has no key and does not answer: it was gone before this one came."""
         if self._parking.store_away_since_s is not None:  # where no key can be read, none is missing
             self._deadlines.set(MeetDue(name), now + self._config.times.absent_s)
             return []
         return self._lose_members(self._members_of(name), "no key, no answer", now)
 
     def _lose_node(self, peer: PeerNode, why: str, now: float) -> list[Command]:
-        """The node is proven dead, and all its members with it."""
+        """Lose a node that is proven dead, and all its members with it."""
         name = peer.record.name
         # Forgotten whole: a node of that name that comes again is another one.
         self._peers.nodes.pop(name, None)
@@ -135,7 +135,7 @@ class PeerChanges:
         self._deadlines.set(SilenceDue(), now + _REGROUP_S)
 
     def _news_for(self, name: str) -> list[Command]:
-        """What the agent there may have missed while it could not be reached."""
+        """The notices that the agent there may have missed while it could not be reached."""
         workers = self._cluster.workers.by_id
         # Digests first: nobody waits for that of a member that is known to be gone.
         told = [Digested(member=w.id, digest=w.digest) for w in workers.values() if w.digest]
@@ -148,7 +148,7 @@ class PeerChanges:
         return commands + ([TellNodes(message=Ended(), node=name)] if self._shutdown.finishing else [])
 
     def on_silence(self, due: SilenceDue, now: float) -> list[Command]:
-        """Judged together: a node that is cut off itself hears the others fall silent one after the other."""
+        """Judge silent nodes together: a node that is cut off itself hears others fall silent one after the other."""
         for peer in self._peers.nodes.values():
             peer.suspected = not peer.linked
         return self._view_changes.settle(now)
@@ -156,15 +156,15 @@ class PeerChanges:
     # ---- their members
 
     def on_exited(self, node: str, notice: Exited, now: float) -> list[Command]:
-        """Its own agent has reaped it."""
+        """Handle the exit of a member elsewhere, which its own agent tells."""
         return self._lose_members([notice.member], f"notice of {node}", now)
 
     def on_seen_dead(self, by: Worker, message: Suspect, now: float) -> list[Command]:
-        """A member of this node has seen the robust mutex of another on the same machine break."""
+        """Handle a death that a member of this node has seen: another's robust mutex on the same machine broke."""
         return self._lose_members([message.member], f"mutex, seen by {by.id}", now)
 
     def _lose_members(self, members: Sequence[str], source: str, now: float) -> list[Command]:
-        """Proof that members of other nodes are gone."""
+        """Lose members of other nodes that are proven gone."""
         dead = self._peers.dead_members
         # Of its own workers this agent has better proof; what is known already is not told twice.
         new = [m for m in members if m not in self._cluster.workers.by_id and m not in dead]

@@ -9,7 +9,7 @@ from elastrain.launcher.values import NodeRecord
 
 @dataclass(kw_only=True)
 class PeerNode:
-    """Another node."""
+    """Another node, as this agent sees it."""
 
     record: NodeRecord
     linked: bool = False
@@ -25,7 +25,7 @@ class PeerNode:
 
 
 class Peers:
-    """`record` is what this node says of itself."""
+    """Owns the other nodes; `record` is what this node says of itself."""
 
     def __init__(self, record: NodeRecord) -> None:
         self.record = record
@@ -42,14 +42,14 @@ class Peers:
         return sorted(present, key=lambda record: record.incarnation)
 
     def known(self) -> list[NodeRecord]:
-        """Whatever their leases: this one and those not known to be dead."""
+        """The nodes not known to be dead, this one too, whatever their leases."""
         return [self.record, *(peer.record for peer in self.nodes.values())]
 
     def answering(self) -> set[tuple[str, int]]:
-        """Nodes (name, incarnation) whose agents answer."""
+        """The nodes (name, incarnation) whose agents answer."""
         return {(p.record.name, p.record.incarnation) for p in self.nodes.values() if p.linked}
 
     def leave(self, name: str) -> None:
-        """It has gone in good order: nothing is lost with it."""
+        """Note that a node has gone in good order: nothing is lost with it."""
         if name in self.nodes:
             self.left.add((name, self.nodes[name].record.incarnation))

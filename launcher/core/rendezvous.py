@@ -18,7 +18,7 @@ from elastrain.world import Member, View
 
 
 class Rendezvous:
-    """Before the first view. Whoever is not in the roster came late: its workers join later."""
+    """Decides until the first view. Whoever is not in the roster came late: its workers join later."""
 
     def __init__(self, cluster: Cluster, deadlines: Deadlines, shutdown: Shutdown) -> None:
         self._cluster, self._config = cluster, cluster.config
@@ -78,7 +78,7 @@ class Rendezvous:
         return {record.name for record in roster.nodes} if roster is not None else set()
 
     def put_roster_again(self) -> list[Command]:
-        """Somebody has taken it away while the nodes that it names are here."""
+        """Put the roster again that somebody has taken away while the nodes that it names are here."""
         roster = self._cluster.roster
         return [] if roster is None else [PutRoster(roster=roster)]
 
@@ -126,7 +126,7 @@ class Rendezvous:
         return [there[key] for key in first if key in there] or self._cluster.peers.present()
 
     def _first_members(self, first: Sequence[NodeRecord]) -> list[Member]:
-        """In rank order; nobody while a node is missing."""
+        """The members of the first view in rank order; nobody while a node is missing."""
         own = self._cluster.peers.record
         ready = [own.ready if record.name == own.name else record.ready for record in first]
         return [member for members in ready for member in members] if all(ready) else []
@@ -149,7 +149,7 @@ class Rendezvous:
 
 
 def disk_of(record: NodeRecord) -> NodeDisk:
-    """Where the checkpoints on its disk can be read."""
+    """The place from which the checkpoints on a node's disk can be read."""
     return NodeDisk(node=record.name, door=record.signature, endpoint=record.endpoint)
 
 

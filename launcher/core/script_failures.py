@@ -24,14 +24,14 @@ class ScriptFailures:
 
     @property
     def blames_the_script(self) -> bool:
-        """A worker that ends with an error would do so again: nothing has been committed, as far as this node knows.
+        """Whether a worker's error would come again: nothing has been committed, as far as this node knows.
 
         A node that came late knows too little: its own fault must not end a job that runs.
         """
         return not self._cluster.progress.begun and not self._cluster.late
 
     def place_of(self, member: str) -> str:
-        """Where the newest failure was, if it was that member's; else empty."""
+        """The place of the newest failure, if it was that member's; else empty."""
         return self._known[-1].place if self._known and self._known[-1].member == member else ""
 
     def on_failed(self, worker: Worker, message: Failed, now: float) -> list[Command]:
@@ -51,7 +51,7 @@ class ScriptFailures:
         return commands
 
     def on_raised(self, node: str, notice: Raised, now: float) -> list[Command]:
-        """Whichever node the second member of the same failure is on, the job ends on all with its traceback."""
+        """Handle an exception: if a second member has raised the same, the job ends everywhere with its traceback."""
         failure = Failure(
             member=notice.member,
             step=notice.step,
@@ -71,7 +71,7 @@ class ScriptFailures:
         self._cluster.progress.begun = self._cluster.progress.begun or failure.step > first
 
     def notices_for(self, node: str) -> list[Command]:
-        """What this node's workers have raised, for an agent that may have missed it."""
+        """Notices of what this node's workers have raised, for an agent that may have missed them."""
         mine = [failure for failure in self._known if failure.member in self._cluster.workers.by_id]
         return [TellNodes(message=_raised(failure), node=node) for failure in mine]
 

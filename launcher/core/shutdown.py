@@ -37,7 +37,7 @@ class Shutdown:
     def finish(
         self, code: int, sentence: str, detail: str = "", *, everywhere: bool = True, lost: bool = False
     ) -> list[Command]:
-        """`everywhere`: the job is over on all nodes; else this node ends, and others may go on."""
+        """End with this code and sentence. `everywhere`: the job is over on all nodes; else others may go on."""
         if self.end is not None:
             return []
         # Nodes that come late must not wait for a job whose work is done, however this node came to its end.
@@ -52,7 +52,7 @@ class Shutdown:
         return [self.end, TellNodes(message=told)]
 
     def leave(self) -> list[Command]:
-        """What it waited for is done, or takes too long."""
+        """End the wait: what it was for is done, or takes too long."""
         assert self.leaving is not None
         return self.finish(self.leaving.code, self.leaving.sentence, everywhere=False)
 
@@ -95,7 +95,7 @@ class Shutdown:
         return commands
 
     def on_ended(self, node: str, notice: Ended, now: float) -> list[Command]:
-        """A member on another node has passed the end."""
+        """Handle a member on another node that has passed the end."""
         return self._free_and_end(now)
 
     def _free_and_end(self, now: float) -> list[Command]:
@@ -117,7 +117,7 @@ class Shutdown:
     # ---- workers that are gone
 
     def on_peaceful_exit(self, worker: Worker, how: str, now: float) -> list[Command]:
-        """It had finished, or was of no more use."""
+        """Handle the exit of a worker that had finished, or was of no more use."""
         # The script goes on after the job: what fails there is the user's to know, though no state is lost.
         if worker.stage is Stage.LEFT and worker.exit_code != 0:
             return self.finish(1, f"{how} after it had finished its work")
@@ -126,7 +126,7 @@ class Shutdown:
         return self.end_if_all_left(now)
 
     def on_nobody_left(self, worker: Worker, how: str, now: float) -> list[Command]:
-        """The last living member of the view ended without having finished; the next look at the view ends the job."""
+        """Handle the end of the view's last living member before its work: the next look at the view ends the job."""
         if worker.exit_code == 0:
             return self._end_surplus() + self.end_if_all_left(now)
         self.last_words = f"{how}, and no other member was left: the state is gone"

@@ -19,7 +19,7 @@ _ENGINE_ROUND_S = 1.0
 
 @dataclass(kw_only=True)
 class Standstill:
-    """Of one thread. `for_s` counts only time in which it could have run, and in which its agent looked."""
+    """One thread's standstill. `for_s` counts only time in which it could have run and its agent looked."""
 
     spot: Spot = field(default_factory=Spot)
     for_s: float = 0.0
@@ -27,7 +27,7 @@ class Standstill:
     was_stopped: bool = False
 
     def see(self, seen: SeenThread, passed_s: float, *, stopped: bool) -> float:
-        """How long it had stood where it was, if it has moved since the last look by itself; else 0."""
+        """Look at a thread. Returns how long it had stood where it was, if it has moved by itself since; else 0."""
         starved_s, self.starved_s = seen.starved_s - self.starved_s, seen.starved_s
         if seen.spot == self.spot:
             # Where processors are scarce, a thread that waits for one stands still and is in good health.
@@ -41,7 +41,7 @@ class Standstill:
 
 @dataclass(kw_only=True)
 class Stand:
-    """Of one worker."""
+    """The standstills of one worker's threads."""
 
     loop: Standstill = field(default_factory=Standstill)
     engine: Standstill = field(default_factory=Standstill)

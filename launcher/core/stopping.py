@@ -23,7 +23,7 @@ class Stopping:
         self._writes_last = False
 
     def on_stop(self, event: StopAsked, now: float) -> list[Command]:
-        """Where others go on, a preempted node leaves between two steps, so that nothing is computed again."""
+        """Handle a signal to stop. Where others go on, this node leaves between two steps: no work is lost."""
         shutdown = self._shutdown
         is_first = shutdown.end is None and shutdown.leaving is None and not shutdown.finishing
         may_wait = is_first and self._cluster.progress.begun and bool(self._cluster.unfinished())
@@ -38,7 +38,7 @@ class Stopping:
         return [*told, *shutdown.finish(event.code, event.sentence, everywhere=False)]
 
     def on_leaving(self, node: str, now: float) -> list[Command]:
-        """Another node goes. Where all do, the whole job is stopped, and nobody is left to hand over to."""
+        """Handle a node that goes. Where all do, the whole job is stopped, and nobody is left to hand over to."""
         if node in self._cluster.peers.nodes:
             self._cluster.peers.nodes[node].leaving = True
         if self._shutdown.leaving is None or self._cluster.others_go_on() or self._writes_last:
@@ -46,13 +46,13 @@ class Stopping:
         return self._write_last(now) if TogetherDue() in self._deadlines else self._shutdown.leave()
 
     def on_due(self, due: TogetherDue | HandOverDue, now: float) -> list[Command]:
-        """Whoever was told to go as this node was has said so by now; or what was waited for takes too long."""
+        """Go on: whoever was told to go as this node was has said so by now, or what was waited for takes too long."""
         assert self._shutdown.leaving is not None
         is_notice = self._shutdown.leaving.code == PREEMPTED
         return self._hand_over(now) if is_notice and isinstance(due, TogetherDue) else self._shutdown.leave()
 
     def on_written(self, message: CheckpointEnded) -> list[Command]:
-        """By a member of this node."""
+        """Handle the last checkpoint, which a member of this node has written."""
         if not message.last or self._shutdown.leaving is None:
             return []
         return [TellNodes(message=LastWritten()), *self._shutdown.leave()]

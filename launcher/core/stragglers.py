@@ -33,7 +33,7 @@ _TELL_EVERY_S = 1.0
 
 @dataclass(kw_only=True)
 class Speed:
-    """One of this node's members."""
+    """The speed of one of this node's members."""
 
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=_STEPS))
     since_s: float | None = None
@@ -60,7 +60,7 @@ class Stragglers:
         return []
 
     def on_progress(self, worker: Worker, message: Progress, now: float) -> list[Command]:
-        """It has committed a step in which a micro-batch took it so long."""
+        """Note that a member has committed a step in which a micro-batch took it so long."""
         speed = self._mine.setdefault(worker.id, Speed())
         if worker.stage is not Stage.MEMBER or self._shutdown.finishing:
             return []

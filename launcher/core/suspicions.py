@@ -31,7 +31,7 @@ class Suspicions:
         self._by_member: dict[str, dict[str, Suspected]] = {}
 
     def on_suspect(self, by: Worker, message: Suspect, now: float) -> list[Command]:
-        """A worker of this node says that it does not reach another member."""
+        """Handle the word of a worker of this node that it does not reach another member."""
         notice = Suspected(
             member=message.member,
             by=by.id,
@@ -45,7 +45,7 @@ class Suspicions:
         return commands
 
     def on_suspected(self, node: str, notice: Suspected, now: float) -> list[Command]:
-        """A worker of another node says so."""
+        """Handle the same word of a worker of another node."""
         return self._note(notice, now)
 
     def forget(self, member: str) -> None:
@@ -62,7 +62,7 @@ class Suspicions:
         self._by_member = {member: by for member, by in rest.items() if by}
 
     def _is_of_old_links(self, word: Suspected) -> bool:
-        """Whether it is about links from before those of the view: both ends close them, each at its own time."""
+        """Whether a suspicion is about links from before the view's: both ends close these, each at its own time."""
         return self._cluster.view is not None and word.generation < self._cluster.view.links_since
 
     def _note(self, notice: Suspected, now: float) -> list[Command]:
@@ -106,7 +106,7 @@ class Suspicions:
         }
 
     def _tell_again(self) -> list[Command]:
-        """What members of this node have said of lost links: who chooses may not have been reached."""
+        """Tell again what members of this node have said of lost links: who chooses may not have been reached."""
         mine = self._cluster.workers.by_id
         words = [word for by in self._of_lost_links().values() for b, word in by.items() if b in mine]
         return [] if self._config.alone else [TellNodes(message=word) for word in words]
@@ -134,6 +134,6 @@ class Suspicions:
         return [log, *self._view_changes.propose(proposal.view)]
 
     def _tried_new_links(self) -> bool:
-        """Nothing has been committed since all links were made anew."""
+        """Whether nothing has been committed since all links were made anew."""
         cluster = self._cluster
         return bool(cluster.view and cluster.view.links_since) and cluster.progress.is_as_with_new_links

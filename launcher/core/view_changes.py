@@ -22,7 +22,7 @@ from elastrain.world import Member, View
 
 
 class ViewChanges:
-    """From the first view to the last. Owns `proposing`: this agent has asked the store, and it has not answered."""
+    """Changes views, from first to last. Owns `proposing`: this agent has asked the store, which has not answered."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ViewChanges:
         """A member of this node has found something wrong in the open step."""
 
     def settle(self, now: float) -> list[Command]:
-        """Whatever the job lacks by now: a roster, its first view, another view, its end."""
+        """Bring about what the job lacks by now: a roster, its first view, another view, its end."""
         if self._shutdown.end is not None:
             return []
         # In the order of a job's life: what comes later needs what comes first.
@@ -85,14 +85,14 @@ class ViewChanges:
         return commands + self.settle(now)
 
     def on_told(self, notice: Stands, now: float) -> list[Command]:
-        """Another agent has heard of this view: whoever does not reach the store would miss it, and be missed in it."""
+        """Take a view from another agent: whoever does not reach the store would miss it, and be missed in it."""
         # The roster says whether this node came late, and comes from the store alone. And a job that the store does not
         # know to have begun does not begin without it: if all died, others would take the initial state for the newest.
         begun = self._cluster.progress.begun or notice.view.begun
         return self.adopt(notice.view, now) if begun and self._cluster.roster is not None else []
 
     def _enter_mine(self) -> list[Command]:
-        """This node's workers that the view has let in."""
+        """Note this node's workers that the view has let in."""
         commands: list[Command] = []
         for worker in self._cluster.mine_in_view():
             if worker.stage is Stage.READY:
@@ -103,7 +103,7 @@ class ViewChanges:
         return commands
 
     def _tell_workers(self, view: View, now: float) -> list[Command]:
-        """Members that the view leaves out hear of it too: that is how they learn that they are to end."""
+        """Tell workers of the view. Those that it leaves out hear of it too, and learn by it that they are to end."""
         commands: list[Command] = []
         for worker in [w for w in self._cluster.workers.by_id.values() if w.stage in IN_A_VIEW]:
             commands.append(Tell(member=worker.id, message=NewView(view=view)))
@@ -193,19 +193,19 @@ class ViewChanges:
         return self._parking.unpark(now)
 
     def wish_anew(self, message: StepAnew, now: float) -> list[Command]:
-        """A member of this node has found something wrong in the open step."""
+        """Wish for a view anew: a member of this node has found something wrong in the open step."""
         if self._anew is None or message.generation > self._anew.generation:
             self._anew = message
         log = Log(event="anew", fields={"generation": message.generation, "reason": message.reason})
         return [log, *self.settle(now)]
 
     def _why_anew(self, view: View) -> str:
-        """Empty where nobody wishes it, or the members have begun anew since."""
+        """Why the step is to begin anew; empty where nobody wishes it, or the members have done so since."""
         wish = self._anew
         return "" if wish is None or view.anew_since > wish.generation else wish.reason
 
     def wish_quota(self, member: str, quota: int, now: float) -> list[Command]:
-        """A member of this node is to get more or fewer runs, from the next view on."""
+        """Wish for more or fewer runs for a member of this node, from the next view on."""
         self._quotas[member] = quota
         return self.settle(now)
 

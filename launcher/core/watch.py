@@ -45,7 +45,7 @@ class HangWatch:
     # ---- what is seen
 
     def on_look(self, event: Looked, now: float) -> list[Command]:
-        """The agent has looked at its workers' pages."""
+        """Judge by what the agent has seen on its workers' pages."""
         passed_s = 0.0 if self._looked_s is None else min(now - self._looked_s, _LOOKS_AT_MOST_S)
         self._looked_s = now
         self._stands = {seen.member: self._stands.get(seen.member, Stand()) for seen in event.seen}
@@ -60,7 +60,7 @@ class HangWatch:
         return []
 
     def on_hangs(self, node: str, notice: Hangs, now: float) -> list[Command]:
-        """A member of another node is about to be ended: all members' stacks may tell why."""
+        """Have stacks taken: a member of another node is about to be ended, and all members' stacks may tell why."""
         return [TakeStacks(reason=notice.reason)]
 
     # ---- what follows
@@ -77,7 +77,7 @@ class HangWatch:
     # ---- the judgement
 
     def _watched(self) -> list[Worker]:
-        """Members that compute; those that have finished, or are to end, have other deadlines."""
+        """The members that are judged: those that compute. Who has finished, or is to end, has other deadlines."""
         mine = self._cluster.mine_in_view()
         return [w for w in mine if w.stage in (Stage.MEMBER, Stage.NEWCOMER) and w.id in self._stands]
 

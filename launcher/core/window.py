@@ -36,7 +36,7 @@ class OpenWindow:
         return [] if since_s is None else [self._log(member, "closed", after_s=now - since_s, after_steps=steps)]
 
     def described(self, now: float) -> dict[str, object] | None:
-        """For `status`; None while every shard has its holders."""
+        """The open window in words for `status`; None while every shard has its holders."""
         if self.since_s is None:
             return None
         return {"shards": dict(self.short), "since_step": self.since_step, "since_s": now - self.since_s}

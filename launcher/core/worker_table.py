@@ -58,7 +58,7 @@ class Worker:
 
     @property
     def state(self) -> str:
-        """For people, to whom a newcomer is a member like the others."""
+        """The stage in words for people, to whom a newcomer is a member like the others."""
         return "finished" if self.finished else "member" if self.stage is Stage.NEWCOMER else str(self.stage)
 
     def follow(self, course: Course) -> None:
@@ -75,7 +75,7 @@ class Vacancy:
 
 
 class Workers:
-    """In the order in which they were started."""
+    """This node's workers, in the order in which they were started."""
 
     def __init__(self) -> None:
         self.by_id: dict[str, Worker] = {}
@@ -90,21 +90,21 @@ class Workers:
 
     @property
     def joiners(self) -> list[Worker]:
-        """Those that are ready and in no view."""
+        """The workers that are ready and in no view."""
         return [worker for worker in self.by_id.values() if worker.stage is Stage.READY]
 
     @property
     def all_are_ready(self) -> bool:
-        """All that this node has left; for the first view."""
+        """Whether all workers that this node has left are ready, for the first view."""
         return bool(self.living) and not self.vacancies and all(w.stage is Stage.READY for w in self.living)
 
     @property
     def steps_lost(self) -> int:
-        """Committed steps that some worker had to commit again."""
+        """How many committed steps some worker had to commit again."""
         return max((worker.progress.redone_steps for worker in self.by_id.values()), default=0)
 
     def restart(self, worker: Worker) -> None:
-        """Another is to take its place."""
+        """Note that another worker is to take the place of this one."""
         self.restarts += 1
         self.restarts_used += 1
         self.vacancies.append(Vacancy(slot=worker.slot, of=worker.id))
