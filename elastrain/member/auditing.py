@@ -50,7 +50,7 @@ class Auditing:
         self.hand(runs)
 
     def hand(self, runs: Mapping[str, Sequence[int]]) -> None:
-        """These runs are handed out again: others than before answer for them."""
+        """Note that runs are handed out again: others than before answer for them."""
         # What is left with its owner stays as it was: its result is told by that one.
         self._owners.update({run: member for member, todo in runs.items() for run in todo})
 
@@ -67,7 +67,7 @@ class Auditing:
         return known and self._me in self._audits.auditors_of(owner, living)
 
     def is_done(self) -> bool:
-        """Nothing that is to be compared is under way or to come here; the training loop sees to it."""
+        """Whether all that is to be compared here has been computed; the training loop sees to it."""
         return not self._awaited and self.next_run() is None
 
     def compute(self, command: p.Compute) -> p.Compute:
@@ -78,7 +78,7 @@ class Auditing:
         return replace(command, audited=True)
 
     def recompute(self, run: int) -> p.Recompute:
-        """Another member's run, for the training loop: it counts for nothing."""
+        """Describe another member's run for the training loop: it counts for nothing."""
         self._awaited.add(run)
         return p.Recompute(step=self._runs.step, run=run, loss_scale=self._commit.next_scaler().scale, whole=True)
 
@@ -100,13 +100,13 @@ class Auditing:
         return checks if step == self._runs.step else ()
 
     def tell(self, checks: tuple[Check, ...]) -> None:
-        """A vote says so."""
+        """Note what this member's vote tells of its audits."""
         # Without audits nobody would read it.
         if self._shape.audit.every:
             self._voted = (self._runs.step, checks)
 
     def hear(self, accused: Sequence[Accusation]) -> list[str]:
-        """All members hear the same; the reasons are those why this one is at fault and did not know it yet."""
+        """Take in what all members hear alike. Returns why this one is at fault, as far as it did not know that."""
         # By the generation: who tells it once more in a later view does not accuse anew.
         self.accused = ()
         mine = [each for each in accused if each.member == self._me and each.generation > self._convicted[1]]

@@ -46,7 +46,7 @@ class Backups:
         self.acknowledge(message.shards)
 
     def may_acknowledge(self, held: HeldShard, step: int) -> bool:
-        """A backup answers for `step` only when its state of the step before is verified."""
+        """Whether this backup may answer for `step`: only when its state of the step before is verified."""
         # From that state and the gradient it can make the step; from an older one it could not.
         return held.version == step - 1
 

@@ -69,15 +69,15 @@ class CopiesGiven:
     # ----------------------------------------------------------------------------------------- what a vote waits for
 
     def is_reading(self) -> bool:
-        """A copy is read before the state moves on, so a vote waits for it."""
+        """Whether a copy is still being read: a vote waits for it, since the state moves on afterwards."""
         return bool(self._under_way)
 
     def has_moved(self) -> bool:
-        """In each step something comes nearer to the target: else a job might go on for ever without its backups."""
+        """Whether this step has brought something nearer to the target: else backups might never come back."""
         return not self._due or self._has_moved
 
     def is_overdue(self) -> bool:
-        """Shards of this member's were short of holders in the step before already: in this one they get them."""
+        """Whether shards of this member's were short of holders in the step before already: now they get them."""
         step = self._commit.step + 1
         return any(copy in self._restoring and self._commit.shortage.is_overdue(copy[0], step) for copy in self._due)
 
@@ -152,7 +152,7 @@ class CopiesTaken:
         """Shard whose copy did not come through -> sender, digest that was told, how often."""
 
     def forget_broken(self) -> None:
-        """Another step, or another view: copies come anew."""
+        """Forget broken copies: in another step or view, copies come anew."""
         self._broken.clear()
 
     def on_copy(self, source: str, message: ShardCopy, payload: object) -> None:
@@ -172,7 +172,7 @@ class CopiesTaken:
         self._out.send(event.source, Copied(step=event.step, shard=event.shard, intact=True))
 
     def _take_again(self, event: p.TookCopy) -> None:
-        """Ask for it once more; then its sender has to say whether it still has what it told."""
+        """Ask for a copy once more; then its sender has to say whether it still has what it told."""
         times = self._broken.get(event.shard, ("", 0, 0))[2] + 1
         # The first time it may have been damaged on its way; the second time one of the two machines is wrong.
         self._broken[event.shard] = (event.source, event.told, times)

@@ -55,11 +55,11 @@ class CrossCheck:
         return None if owner is None else self._probes[owner]
 
     def is_done(self) -> bool:
-        """Nothing that this member is to compare is under way or to come; the training loop sees to it."""
+        """Whether this member has computed all that it is to compare; the training loop sees to it."""
         return not self._awaited and self.next_run() is None
 
     def compute(self, run: int) -> p.Compute:
-        """This member's own run, for the training loop; of a probe, the first micro-batch is told."""
+        """Describe this member's own run for the training loop; of a probe, the first micro-batch is told."""
         # Its owner tells what came out the first time, when nothing was carried along yet.
         is_probe = self._probes.get(self._me) == run
         if is_probe:
@@ -68,7 +68,7 @@ class CrossCheck:
         return p.Compute(step=self._runs.step, run=run, loss_scale=scale, probed=is_probe)
 
     def recompute(self, run: int) -> p.Recompute:
-        """Another member's run, for the training loop: it counts for nothing."""
+        """Describe another member's run for the training loop: it counts for nothing."""
         self.left -= 1
         self._awaited.add(run)
         return p.Recompute(step=self._runs.step, run=run, loss_scale=self._commit.next_scaler().scale)

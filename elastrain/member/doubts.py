@@ -44,7 +44,7 @@ class Doubts:
     # ------------------------------------------------------------------------------------------------ this member's
 
     def open(self, shard: int, step: int) -> None:
-        """This backup's update is not the primary's: make it again, from what is here."""
+        """Have this backup's update, which is not the primary's, made again from what is here."""
         assert self._commit.record is not None
         # All that the verdict needs is noted now: the update that is made again overwrites the one that was found.
         held = self._holdings[shard]
@@ -190,7 +190,7 @@ class Doubts:
         self._look_at_oneself(event)
 
     def _look_at_oneself(self, event: p.DigestedAgain) -> None:
-        """Who is asked, and has no more what it told, is wrong whatever the other one has."""
+        """Look at one's own state: who no longer has what it told is wrong, whatever the asker has."""
         held = self._holdings.find(event.shard)
         if held is None:
             return

@@ -54,12 +54,12 @@ class JobEnd:
     # -------------------------------------------------------------------------------------------------- what is known
 
     def on_asked(self, step: int) -> None:
-        """This member's loop is in `step` and asks for work."""
+        """Note that this member's loop is in `step` and asks for work."""
         self._asked = step
         self._go_on()
 
     def on_loop_ended(self, step: int) -> None:
-        """This member's loop has ended before `step`."""
+        """Note that this member's loop has ended before `step`."""
         self.step = step
 
     def on_ends_before(self, source: str, step: int) -> None:
@@ -70,7 +70,7 @@ class JobEnd:
         self._going[source] = step
 
     def _go_on(self) -> None:
-        """Some loops have ended before the step in which this one asks for work: all count who is in it."""
+        """Tell the others that this loop goes on, where some have ended before its step: all count who is in it."""
         # Only members that are asked by somebody's end have to answer: most jobs end everywhere at once.
         if self.step is None and any(self._asked >= step for step in self._ended.values()):
             self._going[self._me] = self._asked
@@ -88,7 +88,7 @@ class JobEnd:
     # ------------------------------------------------------------------------------------------------------- the end
 
     def judge(self) -> None:
-        """All members come to the same verdict: each has left before the step or is in it, and does not change that."""
+        """Decide whether the job ends: all decide alike, since nobody changes whether it has left or is in the step."""
         if self._views.is_recovering or not self._ended:
             return
         # The first end decides: a loop that has ended cannot take part in the step that it has not begun.
@@ -107,12 +107,12 @@ class JobEnd:
             self._is_overruled, self.step = True, step
 
     def _voters(self) -> tuple[str, ...]:
-        """Members that had begun to train when this view began: a newcomer's own counters may stand elsewhere."""
+        """The members that had begun to train when this view began: a newcomer's own counters may stand elsewhere."""
         members = self._views.view.ids
         return tuple(m for m in members if self._views.reports[m].begun >= 0) or members
 
     def leave_together(self) -> None:
-        """The end is a barrier: until all are there, somebody may still need what this member has."""
+        """Let go once all have ended: until then somebody may still need what this member has."""
         if self.step is not None and self._views.current and self._ended.keys() >= set(self._views.current.ids):
             self.let_go()
 

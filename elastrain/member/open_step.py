@@ -33,11 +33,11 @@ class OpenStep:
         return self.runs.step
 
     def is_computing(self) -> bool:
-        """Something is still to be computed here, or nothing was handed out yet."""
+        """Whether something is still to be computed here, or nothing was handed out yet."""
         return not self.tasks.are_done() if self.tasks.are_handed_out else self.runs.is_computing()
 
     def are_computed(self) -> bool:
-        """All that is to be done here of runs and tasks has its gradients."""
+        """Whether all that is to be done here of runs and tasks has its gradients."""
         return self.runs.are_computed() and self.tasks.are_done()
 
     # All at once: nothing of the last step may be taken for something of this one.

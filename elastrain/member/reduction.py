@@ -152,7 +152,7 @@ class Reduction:
             self.forward(finished)
 
     def on_damaged(self, event: p.PartialDamaged) -> None:
-        """What was added up of the shard counts for nothing."""
+        """Let what was added up of the shard count for nothing."""
         self._broken.add(event.shard)
 
     def forward(self, shards: Iterable[int], only: str | None = None) -> None:
@@ -176,7 +176,7 @@ class Reduction:
     # ------------------------------------------------------------------------------------------------ changes of view
 
     def folded(self) -> tuple[tuple[int, int, tuple[Node, ...]], ...]:
-        """(shard, lane, partials that are here), for the report."""
+        """What the report says of sums: (shard, lane, partials that are here)."""
         return tuple((s, lane, tuple(sorted(f.nodes))) for (s, lane), f in sorted(self._folds.items()))
 
     def take_over(self, kept: Mapping[int, FinishedGradient]) -> None:

@@ -70,7 +70,7 @@ class Repair:
         self._out.do(p.BeginAnew(generation=self._views.view.generation, reason=reason))
 
     def give_up(self, shard: int, reason: str) -> None:
-        """This member's state of the shard is wrong: others have it, or the job ends with its loss."""
+        """Give up this member's state of the shard, which is wrong: others have it, or the job ends with its loss."""
         held = self._holdings.find(shard)
         if held is None:
             return
@@ -92,7 +92,7 @@ class Repair:
         self.begin_anew(reason)
 
     def came_wrong(self, shard: int, reason: str) -> None:
-        """This member computes with other parameters than were published, or it was told a digest of wrong ones."""
+        """Take parameters again: those here are not what was published, or the digest told was of wrong ones."""
         # Not its fault yet: where the publisher's own state turns out to be wrong, this member had the right ones.
         self._unproven[shard] = reason
         self._commit.parameters.lose(shard)
@@ -122,7 +122,7 @@ class Repair:
         self.begin_anew(f"the gradient of shard {shard} of step {step} that {primary} finished {came}")
 
     def on_told_damaged(self, message: Damaged) -> None:
-        """Another member says so of a partial of this one: look, so that it is known whose memory is at fault."""
+        """Look at a partial that came to another member changed, so that it is known whose memory is at fault."""
         # Nothing has to be sent again: the view that comes lets all compute it again.
         if message.step == self._commit.step + 1:
             self._out.do(p.CheckPartial(step=message.step, block=message.block, node=message.node))
@@ -133,7 +133,7 @@ class Repair:
             self.own_fault(f"{what} has changed in the memory of {self._views.me} since it was sent")
 
     def convict(self, reasons: Sequence[str]) -> None:
-        """Audits have shown so often that what this member computes is wrong."""
+        """Count the faults by which audits have shown that what this member computes is wrong."""
         self._faults += reasons
         for reason in reasons:
             self._out.do(p.Noticed(reason=reason))

@@ -33,7 +33,7 @@ class Runs:
         self._ended: set[int] = set()
 
     def void_running(self) -> None:
-        """What the training loop is computing counts for nothing, until it asks for more."""
+        """Let what the training loop is computing count for nothing, until it asks for more."""
         # Until it asks, and not by the number of the run: it may be given the same one again at once.
         self.is_void = True
 
@@ -61,14 +61,14 @@ class Runs:
         self.pending = runs
 
     def aim(self, runs_by_block: Mapping[int, Collection[int]]) -> None:
-        """Tasks of pipelines are handed out here: block -> runs whose gradients are computed besides."""
+        """Add tasks of pipelines to what is to be done: block -> runs whose gradients are computed besides."""
         # Never taken away again: a task stays with its member as long as that lives.
         for block, runs in runs_by_block.items():
             targets = self.targets[block]
             self.targets[block] = (*targets, *self.fold.cover(set(runs) - leaves(targets)))
 
     def end_running(self) -> None:
-        """The training loop has computed the run that it was given, if it was given one."""
+        """Note that the training loop has computed the run that it was given, if it was given one."""
         self.is_void = False
         run, self.running = self.running, None
         if run is not None:
@@ -104,7 +104,7 @@ class Runs:
                     yield block, target
 
     def are_computed(self) -> bool:
-        """Every block of all that is to be done here has its gradient."""
+        """Whether every block of all that is to be done here has its gradient."""
         # The loop asks for more only after the whole run, its blocks may be complete before.
         runs = [(run, run + 1) for run in self.pending]
         return all(is_covered(run, own.nodes) for own in self.own for run in runs)
