@@ -1,7 +1,8 @@
 """Whatever is imported is installed by pyproject.toml itself, not by luck of what another package brings along.
 
 A library that a dependency carries today may be gone with its next version, or be there on one machine only because the
-pages were built on it.
+pages were built on it. Tests import no more than `make install` installs, and start no program that may be missing
+without being able to skip.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ast
 import re
 import sys
 import tomllib
+from functools import cache
 
 import pytest
 
@@ -23,6 +25,15 @@ NOT_NAMED = {
     "deepspeed": "an experiment says that it is missing",
 }
 """Imported though pyproject.toml does not name it, and why that does no harm."""
+STARTING_CALLS = {"run", "Popen", "call", "check_call", "check_output"}
+EVERYWHERE = {"mount", "sh", "sleep", "umount"}
+"""Programs of a bare Linux."""
+
+
+@cache
+def nodes_of(source: str) -> list[ast.Import | ast.ImportFrom | ast.Call]:
+    """Its imports and calls."""
+    return [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Import | ast.ImportFrom | ast.Call)]
 
 
 def names_of(group: list[str]) -> set[str]:
@@ -38,7 +49,7 @@ def declared() -> dict[str, set[str]]:
 
 def undeclared(source: str, known: set[str]) -> set[str]:
     """First parts of the names of absolute imports, anywhere in the source, that nobody installs."""
-    nodes = list(ast.walk(ast.parse(source)))
+    nodes = nodes_of(source)
     found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     found |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
     return {name.split(".")[0] for name in found} - known - sys.stdlib_module_names
@@ -59,3 +70,46 @@ def test_each_import_is_declared(room: str) -> None:
         if (missing := undeclared(path.read_text(), known))
     }
     assert not found, f"name these in pyproject.toml: {found}"
+
+
+def installed() -> set[str]:
+    """What `make install` brings: the dependencies, and the groups that the Makefile names."""
+    rule = re.search(r"^\$\(STAMP\):.*?--editable '\.\[([a-z,]+)\]'", (ROOT / "Makefile").read_text(), re.M | re.S)
+    assert rule is not None
+    groups = declared()
+    return groups[""].union(*(groups[name] for name in rule[1].split(",")))
+
+
+@pytest.mark.parametrize("room", ["tests", "examples"])
+def test_what_tests_import_is_there_after_make_install(room: str) -> None:
+    known = OWN | installed() | NOT_NAMED.keys()
+    found = {
+        str(path.relative_to(ROOT)): missing
+        for path in files(ROOT / room)
+        if (missing := undeclared(path.read_text(), known))
+    }
+    assert not found, f"import these by pytest.importorskip, or have `make install` install them: {found}"
+
+
+def programs(source: str) -> set[str]:
+    """Programs that calls start whose command begins with a name."""
+    calls = [node for node in nodes_of(source) if isinstance(node, ast.Call) and node.args]
+    starting = [
+        call.args[0]
+        for call in calls
+        if getattr(call.func, "attr", getattr(call.func, "id", "")) in STARTING_CALLS
+        and isinstance(call.args[0], ast.List | ast.Tuple)
+        and call.args[0].elts
+    ]
+    firsts = [command.elts[0] for command in starting]
+    return {first.value for first in firsts if isinstance(first, ast.Constant) and isinstance(first.value, str)}
+
+
+def test_a_started_program_is_found() -> None:
+    assert programs("subprocess.run(['ip', 'link']); run([sys.executable]); Popen(('mkfs', *x))") == {"ip", "mkfs"}
+
+
+def test_a_test_that_starts_a_program_can_skip_where_it_is_missing() -> None:
+    sources = {str(path.relative_to(ROOT)): path.read_text() for path in files(ROOT / "tests")}
+    found = {name: programs(source) - EVERYWHERE for name, source in sources.items()}
+    assert not {name: missing for name, missing in found.items() if missing and "skip" not in sources[name]}
