@@ -10,9 +10,13 @@ T = TypeVar("T")
 
 
 def until(condition: Callable[[], T], timeout_s: float = 30.0, what: str = "the condition holds") -> T:
-    """The first true value of the condition; AssertionError after the deadline."""
-    deadline_s = time.monotonic() + timeout_s
+    """The first true value of the condition; AssertionError after the deadline.
+
+    It looks often at first, and the less often the longer it waits: what it waits for needs the processor too.
+    """
+    begun_s = time.monotonic()
     while not (value := condition()):
-        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
-        time.sleep(0.002)
+        waited_s = time.monotonic() - begun_s
+        assert waited_s < timeout_s, f"not within {timeout_s} s: {what}"
+        time.sleep(min(0.002 + waited_s / 25, 0.04))
     return value
