@@ -198,6 +198,12 @@ class Committing:
             if shards and member != m.me:
                 m.out.send(member, Publish(step=m.commit.step, record=record, shards=tuple(shards)))
 
+    def publish_looked(self) -> None:
+        """Send what was held back until this member had looked at what it took over with."""
+        m = self._machine
+        # No wrong parameters are shown to any script for a moment, although the step would begin anew then.
+        self.publish(m.custody.primaries.looked(), m.commit.record)
+
     def take_parameters(self, message: Publish, payload: object) -> None:
         m = self._machine
         if message.step != m.commit.step:

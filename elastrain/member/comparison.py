@@ -68,6 +68,9 @@ class Comparison:
         """This member does not know yet whether states that it has become the primary of are as they were."""
         return bool(self._looking)
 
+    def is_looking_at(self, shard: int) -> bool:
+        return shard in self._looking
+
     # ---------------------------------------------------------------------------------------------------- comparing
 
     def may_compare(self) -> bool:

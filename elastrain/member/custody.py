@@ -40,6 +40,7 @@ class Custody:
         # Answers of members that are gone never come: whatever waited for one would wait for ever.
         self.holdings.forget_view()
         self.comparison.forget_told()
+        self.primaries.forget_view()
         self.given.forget_view()
         self.taken.forget_broken()
         self.announcements.forget_view()

@@ -90,6 +90,8 @@ class Doubts:
         )
         if reason:
             self._repair.give_up(event.shard, reason)
+        else:
+            held.digest = event.digest  # what works on the model's memory now is compared with this
 
     def ask(self, shard: int) -> bool:
         """Ask all others, whether or not they hold the shard: the same question in every view. True: it is over."""

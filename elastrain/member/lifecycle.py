@@ -256,6 +256,7 @@ class Lifecycle:
         while not m.out.is_closed and before != (len(m.out), m.end.step):
             before = (len(m.out), m.end.step)
             self._recover()
+            self._committing.publish_looked()
             self._create()
             m.custody.repair.depart(spoils=m.step.audits.is_convicted)
             m.loop.hand_over()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from elastrain import protocol as p
 from elastrain.member.commands import Commands
@@ -24,6 +25,13 @@ class Primaries:
         self._holdings = holdings
         self._comparison = comparison
         self._out = out
+        self._unlooked: dict[int, set[str]] = {}
+        """Shard that was taken over -> who gets its parameters once this member knows that its state is right."""
+
+    def forget_view(self) -> None:
+        """Who lacks which parameters is decided anew in the next view."""
+        for members in self._unlooked.values():
+            members.clear()
 
     def create(self, me: str) -> list[int]:
         """Make the initial state of this member's shards where it has none; the shards that it was made for."""
@@ -45,6 +53,7 @@ class Primaries:
         # Noted at once, carried out by the driver before the next event: in between nobody asks.
         for shard in touched:
             self._applied(shard)
+            self._commit.parameters.have(shard)
 
     def take_over(self, shard: int, record: Record | None) -> None:
         """Make the state of the highest committed step, of which this is the record, in the model's own memory."""
@@ -56,7 +65,8 @@ class Primaries:
         if held.version == step:
             if shard not in self._holdings.bound:
                 self.bind(shard)
-            self._commit.parameters.have(shard)
+            elif shard not in self._unlooked:
+                self._commit.parameters.have(shard)
             return
         # Verified as of the step before, with the gradient kept: recovery names only those who can do this.
         assert record is not None
@@ -73,13 +83,34 @@ class Primaries:
         self._holdings.bound.add(shard)
         self._look(shard)
         self._comparison.replace(shard, p.Bind(step=self._holdings[shard].version, shard=shard))
-        self._commit.parameters.have(shard)
 
     def _look(self, shard: int) -> None:
-        """Before this member votes as its new primary: are its state, and the gradients beside it, as they were?"""
+        """Before this member publishes or votes as its new primary: are state and gradients as they were?"""
         for step in sorted(self._holdings[shard].kept):
             self._out.do(p.CheckGradient(step=step, shard=shard))
         self._comparison.look_at_own(shard)
+        self._unlooked.setdefault(shard, set())
+
+    def hold_back(self, wanted: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+        """Of these parameters, by member, those that may be published now; the others go out with `looked`."""
+        for member, shards in wanted.items():
+            for shard in self._unlooked.keys() & set(shards):
+                self._unlooked[shard].add(member)
+        return {m: [shard for shard in shards if shard not in self._unlooked] for m, shards in wanted.items()}
+
+    def looked(self) -> dict[str, list[int]]:
+        """What is to be published now, by member: this primary has looked at it since, and it is right."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for shard in sorted(self._unlooked):
+            if self._comparison.is_looking_at(shard):
+                continue
+            members = self._unlooked.pop(shard)
+            # What was found wrong was given up: the view that was asked for has others publish it.
+            if self._holdings.has(shard, self._commit.step) and self._commit.roles.is_mine(shard):
+                self._commit.parameters.have(shard)
+                for member in members:
+                    found[member].append(shard)
+        return dict(sorted(found.items()))
 
     def _applied(self, shard: int) -> None:
         held = self._holdings[shard]
@@ -88,4 +119,3 @@ class Primaries:
             self._holdings.end_in_doubt(held.difference)
         held.apply(self._commit.step)
         self._holdings.bound.add(shard)
-        self._commit.parameters.have(shard)

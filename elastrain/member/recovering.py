@@ -135,7 +135,7 @@ class Recovering:
         if not m.commit.is_initial:
             mine = set(m.commit.roles.mine)
             wanted = {m: tuple(s for s in lacking if s in mine) for m, lacking in decision.lacking.items()}
-            self._committing.publish(wanted, decision.record)
+            self._committing.publish(m.custody.primaries.hold_back(wanted), decision.record)
         elif m.me == decision.source:
             m.commit.parameters.have_initial()
             self._committing.publish(decision.lacking, None)

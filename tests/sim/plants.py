@@ -291,6 +291,15 @@ def votes_before_it_has_looked(rule: Rule, comparison: Comparison) -> bool:
     return False
 
 
+@_rule(200, Primaries, "hold_back", _HEIRS)
+def publishes_before_it_has_looked(
+    rule: Rule, primaries: Primaries, wanted: dict[str, Sequence[int]]
+) -> dict[str, Sequence[int]]:
+    """A new primary publishes when it knows that its state is right: nobody's script sees wrong parameters."""
+    rule(primaries, {})
+    return wanted
+
+
 @_rule(100, Comparison, "compare", _FLIPS)
 def votes_before_parameters_are_compared(rule: Rule, comparison: Comparison, found: dict[int, int]) -> None:
     """What a member has computed with is compared with what was published before it votes."""
