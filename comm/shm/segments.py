@@ -235,6 +235,13 @@ class SharedMemory:
                 idle_bytes -= segment.mapping.size_bytes
                 self._drop(segment)
 
+    def trim(self) -> None:
+        """Give segments that hold nothing back to the kernel: what was freed is not wanted again soon."""
+        with self._lock:
+            self._free_collected()
+            for segment in [s for s in self._index.segments if s.free.all_free]:
+                self._drop(segment)
+
     def _drop(self, segment: Segment) -> None:
         index = self._index.segments.index(segment)
         del self._index.segments[index], self._index.addresses[index]

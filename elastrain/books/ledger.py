@@ -90,6 +90,8 @@ class Ledger:
                 return self._digest_again(command)
             case p.TakeParameters():
                 self._arithmetic.copy(command.payload[command.index], self._arithmetic.parameters(command.shard))
+            case p.HoldBlocks():
+                self._arithmetic.hold(command.blocks)
             case p.CheckGradient():
                 is_intact = self._states.is_kept_intact(command.shard, command.step)
                 return None if is_intact else p.GradientDamaged(step=command.step, shard=command.shard)

@@ -5,7 +5,7 @@ Implemented with tensors in a worker (`runtime/arithmetic.py`, `runtime/shelf.py
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from elastrain.values import Record
@@ -24,6 +24,9 @@ class Arithmetic(Protocol):
     """What is done to numbers. Nothing here remembers which step or member they belong to."""
 
     def new_slot(self) -> GradientSlot: ...
+
+    def release(self, slot: GradientSlot) -> None:
+        """Nobody needs what is in it: its memory may serve another one until it is written again."""
 
     def add_block(self, slot: GradientSlot, later: GradientSlot, block: int) -> None:
         """Add a later run's part in one block to the slot, in place."""
@@ -79,6 +82,10 @@ class Arithmetic(Protocol):
         """What the model computes with, as it lies there."""
 
     def digest_parameters(self, shard: int) -> int: ...
+
+    def hold(self, blocks: Collection[int]) -> None:
+        """Have the parameters that these blocks read in the model's memory, and no others."""
+        # A shard of several blocks stays as long as any of them does: a tied weight is one tensor.
 
     def parameters_bytes(self, shard: int) -> int: ...
 

@@ -6,14 +6,16 @@ What belongs to the bits stands here: orders of operations, where masters are ro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from elastrain.layout import Layout
 from elastrain.runtime import statistics
-from elastrain.runtime.model import Allocate, GradientSlot, ModelState, allocated
+from elastrain.runtime.flats import Allocate, allocated
+from elastrain.runtime.gradients import GradientSlot
+from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import Hyper, PieceOptimizer
 from elastrain.runtime.stored_initial import StoredInitial
 from elastrain.snapshot.digest import checksum, digest
@@ -37,7 +39,7 @@ class TensorArithmetic:
         """Step -> the optimizer's settings in it."""
         self.stored: StoredInitial | None = None
         """Where initial states come from; None: from the model's parameters."""
-        self.slot_bytes = self.slots_bytes = self.buffers_bytes = 0
+        self.buffers_bytes = 0
         self._layout = layout
         self._model = model
         self._optimizer = optimizer
@@ -48,10 +50,10 @@ class TensorArithmetic:
     # ----------------------------------------------------------------------------------------------- slots and buffers
 
     def new_slot(self) -> GradientSlot:
-        slot = self._model.new_slot()
-        self.slot_bytes = slot.nbytes
-        self.slots_bytes += slot.nbytes
-        return slot
+        return self._model.new_slot()
+
+    def release(self, slot: GradientSlot) -> None:
+        slot.release()
 
     def add_block(self, slot: GradientSlot, later: GradientSlot, block: int) -> None:
         slot.add(later, block)
@@ -130,6 +132,8 @@ class TensorArithmetic:
                 state.parameters = view
 
     def unbind(self, state: ShardState) -> bool:
+        if not self._model.has(self._layout.shards[state.shard]):
+            return False
         if state.parameters.data_ptr() != self.parameters(state.shard).data_ptr():
             return False
         state.parameters = state.parameters.clone()
@@ -151,10 +155,14 @@ class TensorArithmetic:
         return digest(self.parameters(shard))
 
     def parameters_bytes(self, shard: int) -> int:
-        return self.parameters(shard).nbytes
+        its = self._layout.shards[shard]
+        return its.numel * getattr(torch, its.dtype).itemsize  # type: ignore[no-any-return]
 
     def parameters(self, shard: int) -> Tensor:
         return self._model.parameters_of(self._layout.shards[shard])
+
+    def hold(self, blocks: Collection[int]) -> None:
+        self._model.hold(blocks)
 
     def pack(self, state: ShardState) -> list[Tensor]:
         text, tensors = state.pack()

@@ -53,6 +53,9 @@ from elastrain.runtime.untouched import Untouched
 from elastrain.runtime.warm_up import compute_device
 from elastrain.runtime.whereabouts import LoopWhereabouts, show_stacks_on_request
 
+APART_SEGMENT_BYTES = 8 << 20
+"""Where blocks come and go: a segment goes back to the kernel as a whole, so a block of 4 MiB has one of its own."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
@@ -139,10 +142,11 @@ def assemble(
 ) -> Prepared:
     """All parts of a worker, wired. Raises ConfigError for what cannot be prepared."""
     settings = chosen.settings
-    mesh = _mesh(chosen.environment, connections)
+    mesh = _mesh(chosen.environment, connections, are_blocks_apart=settings.stages > 1)
     pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
-    state = ModelState(request.model, layout, mesh.memory.empty)
-    shape = replace(settings.shape(layout, request.loader.micro_batches), initial=initial_of(chosen.resume))
+    state = ModelState(request.model, layout, mesh.memory.empty, apart=settings.stages > 1)
+    shape = settings.shape(layout, state.lanes(), request.loader.micro_batches)
+    shape = replace(shape, initial=initial_of(chosen.resume))
     handover = Handover(mesh.wake, connections.whereabouts)
     executor = Executor(
         layout=layout,
@@ -280,7 +284,7 @@ def _step_parts(
         loader=request.loader,
         randomness=BlockRandomness(model, layout.blocks, settings.seed, compute_device(model)),
         layers=Layers(model),
-        untouched=Untouched(model, state.memory, frozen),
+        untouched=Untouched(model, lambda: state.memory, frozen),
         run_length=settings.run_length,
         reach=engine.faults.reach,
         log=engine.journal.write,
@@ -290,13 +294,15 @@ def _step_parts(
     )
 
 
-def _mesh(environment: Environment, connections: Connections) -> Mesh:
+def _mesh(environment: Environment, connections: Connections, *, are_blocks_apart: bool) -> Mesh:
     """Listens at once; links come with the first view.
 
     No huge pages: a worker holds what its state and messages need, and its memory limit counts every byte. What comes
     from newer views is kept by the protocol: whoever does not hear that another has gone on waits for it.
     """
     config = MeshConfig(huge_pages=False, holds_newer=False)
+    if are_blocks_apart:
+        config = replace(config, segment_bytes=APART_SEGMENT_BYTES)
     if environment.host:
         config = replace(config, transport="tcp", bind_host=environment.host)
     mesh = Mesh(

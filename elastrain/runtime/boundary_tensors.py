@@ -12,7 +12,7 @@ from torch import Tensor
 
 from elastrain.pipeline.graph import CrossingTensor
 from elastrain.pipeline.stubs.fakes import shape_of
-from elastrain.runtime.model import Allocate, allocated
+from elastrain.runtime.flats import Allocate, allocated
 
 
 def packed(

@@ -6,6 +6,7 @@ Knows indices only, no tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import NoReturn
 
 from elastrain.errors import ConfigError
 from elastrain.layout import Layout
@@ -51,11 +52,7 @@ class Completion:
             return
         block = self._block_of[leaf]
         if block not in self._blocks:
-            # Nobody would add it up: in another member's gradients of this run it is missing.
-            raise ConfigError(
-                f"block {self._layout.blocks[block]!r} got a gradient on a member that computes other blocks: its "
-                "parameters are used outside of its forward; let the block itself use them"
-            )
+            self.refuse(leaf)
         if block in self._reported:
             raise ConfigError(
                 f"block {self._layout.blocks[block]!r} got a gradient after its last one: "
@@ -68,6 +65,15 @@ class Completion:
         self._left[block] -= 1
         if not self._left[block] and block in self._learned and block not in self._late:
             self._done(block, touched)
+
+    def refuse(self, leaf: int) -> NoReturn:
+        """A leaf of a block that this backward does not go through has got a gradient: raises ConfigError."""
+        # Nobody would add it up: in another member's gradients of this run it is missing.
+        block = self._layout.blocks[self._block_of[leaf]]
+        raise ConfigError(
+            f"block {block!r} got a gradient on a member that computes other blocks: its parameters are used outside "
+            "of its forward; let the block itself use them"
+        )
 
     def finish(self, touched: set[int]) -> None:
         if self._report is None:

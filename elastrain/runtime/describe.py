@@ -59,6 +59,17 @@ def registrations_of(model: nn.Module, blocks: Iterable[str]) -> list[list[Regis
     return list(places.values())
 
 
+def readers_of(model: nn.Module, layout: Layout) -> dict[int, tuple[int, ...]]:
+    """Per flat that has parameters of its own, the blocks in which any of them is registered: one, but for ties."""
+    found = {flat.index: {flat.block} for flat in layout.flats if flat.alias_of is None}
+    places = registrations_of(model, layout.blocks)
+    for leaf in layout.leaves:
+        # A frozen tie has no alias: only where it is registered shows who reads it.
+        if leaf.flat in found and leaf.parameter < len(places):
+            found[leaf.flat] |= {layout.blocks.index(place.block) for place in places[leaf.parameter]}
+    return {flat: tuple(sorted(blocks)) for flat, blocks in found.items()}
+
+
 def _block_of(path: str, blocks: Iterable[str]) -> str:
     """The innermost of the blocks in which a module lies."""
     return max((name for name in blocks if name and f"{path}.".startswith(f"{name}.")), key=len, default="")

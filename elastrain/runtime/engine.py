@@ -243,12 +243,22 @@ class Engine:
                 raise getattr(errors, command.kind)(command.reason)
             case p.Noticed() | p.BeginAnew():
                 return self._notes.hear(command, self.view)
+            case p.HoldBlocks():
+                self._hold_blocks(command)
             case p.ReadView():
                 self._parts.journal.write("newer", generation=command.generation)
             case _:
                 self._parts.faults.reach_before(command)
                 return self._parts.executor.carry_out(command)
         return None
+
+    def _hold_blocks(self, command: p.HoldBlocks) -> None:
+        """What goes is of no use here for long: its memory goes back at once."""
+        executor, memory = self._parts.executor, self._parts.mesh.memory
+        executor.carry_out(command)
+        memory.trim()
+        held = {"parameters_bytes": executor.model.nbytes, "shared_bytes": memory.resident_bytes()}
+        self._parts.journal.write("holds", blocks=list(command.blocks), **held)
 
     def _reach_recovery(self, phase: str) -> None:
         """In the first view nothing is recovered: its phases have no names there."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from elastrain import agent_messages as am
@@ -17,7 +18,9 @@ from elastrain.layout import Layout
 from elastrain.offload.device import Device
 from elastrain.runtime.arithmetic import TensorArithmetic
 from elastrain.runtime.durable.checkpoints import Checkpoints
-from elastrain.runtime.model import Allocate, GradientSlot, ModelState
+from elastrain.runtime.flats import Allocate
+from elastrain.runtime.gradients import GradientSlot
+from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import Hyper, PieceOptimizer
 from elastrain.runtime.spilled_states import StateSpill
 from elastrain.runtime.stored_initial import StoredInitial
@@ -50,7 +53,7 @@ class Executor:
         )
         self.books = Ledger(
             runs=runs,
-            lanes=[max(1, len(shard.lanes)) for shard in layout.shards],
+            lanes=[len(blocks) for blocks in model.lanes()],
             arithmetic=self._tensors,
             states=self._stores[0],
             scratch=self._stores[1],
@@ -134,13 +137,12 @@ class Executor:
     @property
     def slot_bytes(self) -> int:
         """One copy of all gradients."""
-        return self._tensors.slot_bytes
+        return self.model.gradients.copy_bytes
 
     def gradients_bytes(self) -> int:
         """Slots, sums, kept gradients, and scratch of updates."""
-        return (
-            self._tensors.slots_bytes + self._check_bytes + self._tensors.buffers_bytes + self.optimizer.scratch_bytes
-        )
+        slots_bytes = self.model.gradients.nbytes + self._check_bytes
+        return slots_bytes + self._tensors.buffers_bytes + self.optimizer.scratch_bytes
 
     def states_bytes(self) -> tuple[int, int]:
         """Shard states in memory, beside the model's own parameters, and on disk."""
@@ -157,4 +159,5 @@ class Executor:
             self.checkpoints.room.limit_bytes = limit_bytes
 
     def _home(self, shard: int) -> Tensor:
-        return self.model.parameters_of(self.layout.shards[shard])
+        its = self.layout.shards[shard]
+        return self.model.parameters_of(its) if self.model.has(its) else torch.empty(0)

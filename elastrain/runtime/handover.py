@@ -19,7 +19,7 @@ from elastrain import protocol as p
 from elastrain.base.places import Station
 from elastrain.books.boundaries import KeptBoundary
 from elastrain.errors import StoppedError
-from elastrain.runtime.model import GradientSlot
+from elastrain.runtime.gradients import GradientSlot
 from elastrain.runtime.optimizer import Hyper
 from elastrain.runtime.pacing import LOOK_EVERY_S
 from elastrain.runtime.whereabouts import LoopWhereabouts

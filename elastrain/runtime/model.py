@@ -5,125 +5,32 @@ Here torch modules meet the fixed cutting of `elastrain.layout`. No messages, no
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from elastrain.errors import ConfigError
 from elastrain.layout import STATISTICS, Layout, Shard
+from elastrain.pipeline.stubs.absent import absent
 from elastrain.runtime import statistics
 from elastrain.runtime.completion import Completion, OnBlockDone
-from elastrain.runtime.describe import Registration, parameter_at, registrations_of
-from elastrain.snapshot.digest import combine, digest
-
-Allocate = Callable[[int, torch.dtype], Tensor]
-"""`(numel, dtype)` -> a zeroed 1-D tensor, in shared memory where peers read it."""
-
-
-def allocated(allocate: Allocate, numel: int, dtype: torch.dtype) -> Tensor:
-    """As `allocate`, which has no memory to give for nothing: a frozen shard's gradient, parameters of 0 elements."""
-    return allocate(numel, dtype) if numel else torch.empty(0, dtype=dtype)
+from elastrain.runtime.describe import Registration, parameter_at, readers_of, registrations_of
+from elastrain.runtime.flats import Allocate, ParameterMemory, in_private_memory, view_of
+from elastrain.runtime.gradients import GradientMemory, GradientSlot
+from elastrain.snapshot.digest import digest
 
 
-def _in_private_memory(numel: int, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(numel, dtype=dtype)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Placed:
+    """A parameter's place in the flat that it lies in, also where it is a tie's second one."""
 
-
-class _Buffers:
-    """Flats, given as index -> (elements, name of the dtype), as slices of one allocation per dtype."""
-
-    def __init__(self, flats: Mapping[int, tuple[int, str]], allocate: Allocate) -> None:
-        self.whole: dict[str, Tensor] = {}
-        self.flats: dict[int, Tensor] = {}
-        for dtype in dict.fromkeys(dtype for _, dtype in flats.values()):
-            same = {index: numel for index, (numel, its) in flats.items() if its == dtype}
-            buffer = self.whole[dtype] = allocated(allocate, sum(same.values()), getattr(torch, dtype))
-            self.flats.update(zip(same, torch.split(buffer, list(same.values())), strict=True))
-
-
-class GradientSlot:
-    """One copy of all gradients, and which leaves got one since it was zeroed. Made by `ModelState.new_slot`.
-
-    Gradients of half precision are summed in float32: each micro-batch's is converted before it is added.
-    """
-
-    def __init__(self, layout: Layout, allocate: Allocate) -> None:
-        self._layout = layout
-        folded = {flat.index: (flat.folded_numel, flat.master_dtype) for flat in layout.flats if flat.folded}
-        self._buffers = _Buffers(folded, allocate)
-        self.touched: set[int] = set()
-        """Indices of the leaves into which a backward has accumulated."""
-        self.last: int | None = None
-        """The last one of them."""
-        self.views: dict[int, Tensor] = {
-            leaf.index: _view(self._buffers.flats[leaf.flat], leaf.start, layout.parameters[leaf.parameter].shape)
-            for leaf in layout.leaves
-            if layout.flats[leaf.flat].trained
-        }
-        self.statistics: dict[int, Tensor] = {
-            leaf.index: self._buffers.flats[leaf.flat][2 * leaf.start : 2 * (leaf.start + leaf.numel)]
-            for leaf in layout.leaves
-            if layout.flats[leaf.flat].group == STATISTICS
-        }
-        """What the run does to each running statistic: see `elastrain.runtime.statistics`."""
-        self.zero()
-
-    def zero(self) -> None:
-        """Before the first micro-batch of a run."""
-        for buffer in self._buffers.whole.values():
-            buffer.zero_()
-        for flat in self._layout.flats:
-            if flat.group == STATISTICS:
-                statistics.clear(self._buffers.flats[flat.index])
-        self.touched.clear()
-
-    def lane(self, shard: Shard, lane: int) -> Tensor:
-        """1-D `(shard.numel,)`: the shard's range in the gradient of its lane, a view. Twice as long for statistics."""
-        flat = self._layout.flats[shard.lanes[lane].flat]
-        width = flat.folded_numel // flat.numel if flat.numel else 1
-        return self._buffers.flats[flat.index][width * shard.start : width * shard.stop]
-
-    def block_flats(self, block: int) -> list[Tensor]:
-        """The block's whole gradients, 1-D views."""
-        return [self._buffers.flats[f.index] for f in self._layout.flats if f.block == block and f.trained]
-
-    def digests(self) -> tuple[int, ...]:
-        """Per block, over all that a backward has left in it and which leaves it touched. A NaN is a NaN."""
-        return tuple(self.digest(block) for block in range(len(self._layout.blocks)))
-
-    def digest(self, block: int) -> int:
-        """As `digests`, of one block."""
-        touched = (leaf.index for leaf in self._layout.leaves_of(block) if leaf.index in self.touched)
-        flats = (self._buffers.flats[f.index] for f in self._layout.flats if f.block == block and f.folded)
-        return combine((*touched, *(digest(_one_nan(flat)) for flat in flats)))
-
-    def add(self, later: GradientSlot, block: int) -> None:
-        """Add a later run's part in one block, in place."""
-        for flat in self._layout.flats:
-            if flat.block == block and flat.folded:
-                mine, theirs = self._buffers.flats[flat.index], later._buffers.flats[flat.index]
-                if flat.group == STATISTICS:
-                    statistics.compose(mine, theirs, out=mine)
-                else:
-                    mine.add_(theirs)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self._buffers.whole.values())
-
-
-def _one_nan(flat: Tensor) -> Tensor:
-    """With the same bits for every NaN: which of them arithmetic gives is nobody's promise."""
-    isnan = flat.isnan()
-    return flat.masked_fill(isnan, math.nan) if bool(isnan.any()) else flat
-
-
-def _view(flat: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
-    numel = torch.Size(shape).numel()
-    return flat[start : start + numel].view(shape)
+    flat: int
+    start: int
+    parameter: nn.Parameter
 
 
 class ModelState:
@@ -133,21 +40,25 @@ class ModelState:
     the same memory, so that each block has a gradient leaf of its own.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, allocate: Allocate) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, allocate: Allocate, *, apart: bool = False) -> None:
+        """`apart`: blocks come and go (`hold`), so each has memory of its own."""
         self.layout = layout
-        self._allocate = allocate
-        own = {flat.index: (flat.numel, flat.dtype) for flat in layout.flats if flat.alias_of is None}
-        self._buffers = _Buffers(own, allocate)
+        self.readers = readers_of(model, layout)
+        self.gradients = GradientMemory(layout, allocate, apart=apart)
+        self._memory = ParameterMemory(layout, allocate, apart=apart)
         self._leaves: dict[int, nn.Parameter] = {}
+        self._placed: list[_Placed] = []
         self._adopt(model)
-        self._moved = [(leaf, p, p.data_ptr()) for leaf, p in self._leaves.items() if p.numel()]
+        self._moved = self._addresses()
         self._slot: GradientSlot | None = None
-        self.statistics = statistics.RunningStatistics(model, layout, self.flat)
+        self.statistics = statistics.RunningStatistics(model, layout, self._memory.flat)
         self._completion = Completion(layout)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(leaf))  # type: ignore[no-untyped-call]
             for leaf, parameter in self._leaves.items()
         ]
+        if apart:
+            self._hooks += [self._guarded(model.get_submodule(name)) for name in {"", *layout.blocks}]
 
     @torch.no_grad()
     def _adopt(self, model: nn.Module) -> None:
@@ -160,12 +71,14 @@ class ModelState:
                 continue
             block = layout.blocks[leaf.block]
             parameter = parameter_at(places[leaf.parameter][0])
+            own = flat.index if flat.alias_of is None else flat.alias_of
             if flat.alias_of is not None:
                 parameter = self._split(places[leaf.parameter], block)
             else:
-                view = _view(self._buffers.flats[flat.index], leaf.start, tuple(parameter.shape))
+                view = view_of(self._memory.flats[own], leaf.start, tuple(parameter.shape))
                 view.copy_(parameter)
                 parameter.data = view
+            self._placed.append(_Placed(flat=own, start=leaf.start, parameter=parameter))
             if flat.trained:
                 parameter.grad_dtype = getattr(torch, flat.master_dtype)
                 self._leaves[leaf.index] = parameter
@@ -181,51 +94,130 @@ class ModelState:
                 setattr(place.module, place.attribute, alias)
         return alias
 
+    # -------------------------------------------------------------------------------------------- what it has of blocks
+
+    @torch.no_grad()
+    def hold(self, blocks: Collection[int]) -> None:
+        """From now on have the parameters that these blocks read, and those alone; where blocks lie apart.
+
+        What comes is NaN until it is written; what goes is one NaN, expanded to its shape. For any thread, while
+        nothing computes with a block that goes.
+        """
+        here = {flat for flat, readers in self.readers.items() if any(block in blocks for block in readers)}
+        before = set(self._memory.flats)
+        for placed in self._placed:
+            if placed.flat in before - here:
+                placed.parameter.data = absent(placed.parameter)
+        self._memory.hold(here)
+        for placed in self._placed:
+            if placed.flat in here - before:
+                flat = self._memory.flats[placed.flat]
+                placed.parameter.data = view_of(flat, placed.start, tuple(placed.parameter.shape))
+        self.gradients.hold(blocks)
+        self._moved = self._addresses()
+
+    def has(self, shard: Shard) -> bool:
+        """Whether the shard's parameters are in memory here."""
+        return shard.flat in self._memory.flats
+
+    def has_block(self, block: int) -> bool:
+        """Whether all that the block reads is in memory here."""
+        return all(flat in self._memory.flats for flat, readers in self.readers.items() if block in readers)
+
+    def check_is_whole(self, what: str) -> None:
+        """Raises ConfigError, naming `what`, where a block is absent."""
+        if len(self._memory.flats) == len(self.readers):
+            return
+        missing = next(block for number, block in enumerate(self.layout.blocks) if not self.has_block(number))
+        raise ConfigError(
+            f"{what} needs all parameters, and this member of a pipeline does not have block {missing!r} now: use it "
+            "behind the loop over job.steps(…), where every member has all blocks again; in the loop there are "
+            "step.loss and step.grad_norm, and job.checkpoint() writes everything"
+        )
+
+    def _guarded(self, module: nn.Module) -> RemovableHandle:
+        """Let nobody take NaNs for parameters that are to be kept."""
+
+        def check(of: nn.Module, prefix: str, keep_vars: bool) -> None:
+            if not keep_vars:  # else the runtime asks, for buffers
+                self.check_is_whole("state_dict()")
+
+        return module.register_state_dict_pre_hook(check)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _addresses(self) -> list[tuple[int, nn.Parameter, int]]:
+        """Of the trained parameters that are here: leaf, parameter, where its memory begins."""
+        absent_flats = self.readers.keys() - self._memory.flats.keys()
+        gone = {id(placed.parameter) for placed in self._placed if placed.flat in absent_flats}
+        return [(leaf, p, p.data_ptr()) for leaf, p in self._leaves.items() if p.numel() and id(p) not in gone]
+
     @property
     def nbytes(self) -> int:
-        """Bytes of all parameters."""
-        return sum(buffer.nbytes for buffer in self._buffers.whole.values())
+        """Bytes of all parameters that are here."""
+        return sum(buffer.nbytes for buffer in self._memory.whole.values())
 
     @property
     def memory(self) -> dict[str, Tensor]:
-        """Name of a dtype -> the tensor of which the parameters of that dtype are slices."""
-        return self._buffers.whole
+        """The tensors of which parameters are slices, by name: as long as it is the same one, nothing came or went."""
+        return self._memory.whole
 
     @property
     def has_masters(self) -> bool:
         """Whether some parameters have less precision than what the optimizer works on."""
         return any(shard.master_dtype != shard.dtype for shard in self.layout.shards)
 
-    def flat(self, index: int) -> Tensor:
-        """1-D parameters of a flat that is no alias."""
-        return self._buffers.flats[index]
+    def lanes(self) -> tuple[tuple[int, ...], ...]:
+        """Per shard, the block of each of its lanes.
+
+        A frozen one takes part in the fold with nothing: in that of its block or, apart, of all blocks that read it.
+        """
+        apart = self.gradients.apart
+        frozen = [self.readers[shard.flat] if apart else (shard.block,) for shard in self.layout.shards]
+        return tuple(
+            tuple(lane.block for lane in shard.lanes) or readers
+            for shard, readers in zip(self.layout.shards, frozen, strict=True)
+        )
 
     def parameters_of(self, shard: Shard) -> Tensor:
-        """1-D `(shard.numel,)` view of the parameters that the model computes with."""
-        return self._buffers.flats[shard.flat][shard.start : shard.stop]
+        """1-D `(shard.numel,)` view of the parameters that the model computes with. Raises KeyError for absent ones."""
+        return self._memory.flats[shard.flat][shard.start : shard.stop]
+
+    def parameters_digest(self) -> str:
+        """16 hexadecimal digits over the parameters' names, order, shapes and bits. Waits for the device.
+
+        Raises ConfigError where a block is absent.
+        """
+        self.check_is_whole("the digest of the model")
+        hasher = blake2b(self.layout.digest().encode(), digest_size=8)
+        for flat in self._memory.flats.values():
+            hasher.update(digest(flat).to_bytes(8, "little"))
+        return hasher.hexdigest()
+
+    # -------------------------------------------------------------------------------------------------------- gradients
 
     def new_slot(self) -> GradientSlot:
-        """A zeroed copy of all gradients, one allocation per dtype."""
-        return GradientSlot(self.layout, self._allocate)
+        """A zeroed copy of all gradients, one allocation per dtype; an empty one where blocks lie apart."""
+        return GradientSlot(self.gradients)
 
     def private_slot(self) -> GradientSlot:
         """One that no other member can read, and that is gone when it is let go."""
-        return GradientSlot(self.layout, _in_private_memory)
+        return GradientSlot(GradientMemory(self.layout, in_private_memory))
 
     def attach(self, slot: GradientSlot) -> None:
         """From now on backward accumulates into `slot`: call it before each backward, whatever user code did to .grad.
 
         Raises ConfigError when a parameter's memory was replaced since the model was prepared.
         """
+        views = slot.views
         for leaf, parameter, address in self._moved:
+            if leaf not in views:
+                continue
             if parameter.data_ptr() != address:
                 raise ConfigError(
                     f"the memory of parameter {self._name(leaf)!r} was replaced after prepare "
                     "(.to(), .half(), load_state_dict(assign=True)): do that before prepare"
                 )
-        views = slot.views
-        for leaf, parameter in self._leaves.items():
-            parameter.grad = views[leaf]
+        for leaf, view in views.items():
+            self._leaves[leaf].grad = view
         self._slot = slot
 
     def detach(self) -> None:
@@ -255,13 +247,6 @@ class ModelState:
         """After a backward that failed: nothing more is reported."""
         self._completion.disarm()
 
-    def parameters_digest(self) -> str:
-        """16 hexadecimal digits over the parameters' names, order, shapes and bits. Waits for the device."""
-        hasher = blake2b(self.layout.digest().encode(), digest_size=8)
-        for index in self._buffers.flats:
-            hasher.update(digest(self._buffers.flats[index]).to_bytes(8, "little"))
-        return hasher.hexdigest()
-
     def close(self) -> None:
         """Take the hooks off; the parameters stay where they are."""
         for hook in self._hooks:
@@ -274,6 +259,8 @@ class ModelState:
             slot = self._slot
             if slot is None:
                 return  # a backward of the user's own, outside of a step
+            if leaf not in slot.views:
+                self._completion.refuse(leaf)
             if parameter.grad is not slot.views[leaf]:
                 raise ConfigError(
                     f"the gradient of parameter {self._name(leaf)!r} did not land in its buffer: "

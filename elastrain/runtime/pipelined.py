@@ -1,8 +1,8 @@
 """What a member of a pipeline computes: forwards and backwards of single micro-batches through its tasks' blocks.
 
 For the main thread. Which action comes next is the protocol's to say; here the user's loop body meets stubs, and
-what crosses a cut is copied into memory that others read. Every member holds the whole model: who computes which
-blocks is said with each action.
+what crosses a cut is copied into memory that others read. Who computes which blocks is said with each action; from the
+first plan on a member has few blocks besides.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from elastrain.pipeline.stubs.stubs import Stubs
 from elastrain.pipeline.stubs.trace import TracedModel
 from elastrain.pipeline.tasks import StepShape
 from elastrain.runtime.boundary_tensors import packed, unpacked
+from elastrain.runtime.flats import Allocate
 from elastrain.runtime.handover import BoundaryMade, TaskAssignment
-from elastrain.runtime.model import Allocate
 from elastrain.runtime.run import StepParts, counted, load, scaled
 from elastrain.runtime.statistics import MeasuredLayer
 from elastrain.runtime.tracing import TracingRun, places_of
@@ -99,13 +99,12 @@ class Pipelines:
             backward.run(waiting, received.contribution or _NONE, lambda: waiting.passed.backward(gradients))
 
     def end_step(self, plan: PipelinePlan | None) -> None:
-        """A step is committed. `plan`: that of the next one. In between the model is whole for the script."""
+        """A step is committed. `plan`: that of the next one. In between no absent block may be used."""
         self._plan = plan
         self._waiting.clear()
         self._sums.clear()
-        if self._stubs is not None:
-            self._stubs.finish()
-            self._stubs.hold(0, self.graph_blocks)
+        if plan is not None:
+            self._standing().finish()
 
     def expected(self, me: str) -> tuple[int, ...]:
         """The micro-batches that go through this member in a step that nothing disturbs; none without a plan."""
@@ -139,11 +138,20 @@ class Pipelines:
 
     def stubs_for(self, task: Task) -> Stubs:
         """From now on the model computes the task's blocks, and is stubs elsewhere."""
-        assert self._traced is not None
+        stubs = self._standing()
+        stubs.hold(task.begin, task.end)
+        return stubs
+
+    def _standing(self) -> Stubs:
+        """From the first plan on, when blocks may be absent, they stand at the entries of all blocks."""
         if self._stubs is None:
-            self._stubs = Stubs(self._wish.model, self._traced, task.begin, task.end)
-        self._stubs.hold(task.begin, task.end)
+            assert self._traced is not None
+            self._stubs = Stubs(self._wish.model, self._traced, 0, self.graph_blocks, self._is_here)
         return self._stubs
+
+    def _is_here(self, place: int) -> bool:
+        model = self.parts.model
+        return all(model.has_block(block) for block, its in enumerate(self._blocks) if its == place)
 
     def wait(self, action: TaskAction, waiting: _Waiting) -> None:
         self._waiting[action.task, action.micro_batch] = waiting
@@ -272,7 +280,7 @@ class ActionBackward:
         parts, slot, action = self._pipelines.parts, self._slot, self._action
         model, micro_batches = parts.model, self._pipelines.micro_batches_of(action.task.run)
         if action.micro_batch == micro_batches[0]:
-            slot.zero()
+            slot.zero(self._pipelines.blocks_of(action.task))
         model.statistics.give(waiting.measured, slot.statistics)
         model.attach(slot)
         is_last = action.micro_batch == micro_batches[-1]

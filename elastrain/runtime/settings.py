@@ -6,6 +6,7 @@ No state, no I/O.
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ class Settings:
         if self.audit and not self.deterministic:
             raise ConfigError("audits compare gradients to the bit: they need deterministic=True")
         if not _is_whole(self.stages, 1):
-            raise ConfigError(f"--stages must be a whole number from 1 on; got {self.stages!r}")
+            raise ConfigError(f"stages must be a whole number from 1 on; got {self.stages!r}")
         if self.stages > 1 and (self.audit or self.cross_check_every):
             raise ConfigError(
                 f"with --stages {self.stages} no member computes a whole micro-batch that another could compare: leave "
@@ -87,14 +88,14 @@ class Settings:
                 "elastrain.init(deterministic=False)"
             )
 
-    def shape(self, layout: Layout, micro_batches: int) -> Shape:
-        """A frozen shard has no gradient; in the protocol it takes part in its block's fold with nothing."""
+    def shape(self, layout: Layout, lanes: Sequence[tuple[int, ...]], micro_batches: int) -> Shape:
+        """`lanes`: per shard, their blocks; see `ModelState.lanes`."""
         shards = tuple(
             ShardShape(
                 size_bytes=shard.numel * getattr(torch, shard.master_dtype).itemsize,
-                lanes=tuple(lane.block for lane in shard.lanes) or (shard.block,),
+                lanes=blocks,
             )
-            for shard in layout.shards
+            for shard, blocks in zip(layout.shards, lanes, strict=True)
         )
         return Shape(
             runs=-(-micro_batches // self.run_length),
@@ -156,6 +157,17 @@ class Settings:
             "micro-batch size": order.micro_batch_size,
             "shuffle": order.shuffle,
         }
+
+
+def stages_of(of_script: int | None, of_launcher: int | None) -> int:
+    """What `init` and the command line said, where they agree. Raises ConfigError."""
+    said = [each for each in (of_launcher, of_script) if each is not None]
+    if len(set(said)) > 1:
+        raise ConfigError(
+            f"elastrain run --stages {of_launcher} and init(stages={of_script}) ask for different pipelines: leave one "
+            "of them out"
+        )
+    return said[0] if said else 1
 
 
 def _cpu_model() -> str:

@@ -13,9 +13,10 @@ from elastrain.books.behind import BEHIND_BYTES
 from elastrain.layout import Layout
 from elastrain.memory_statement import ScriptNeeds, WorkerLimit, state_memory
 from elastrain.runtime.assembly import Chosen, Request
+from elastrain.runtime.flats import in_private_memory
 from elastrain.runtime.memory import PeakMeter
 from elastrain.runtime.memory_keeper import ASSUMED_MOMENTS, MemoryLimit
-from elastrain.runtime.model import GradientSlot, ModelState
+from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 
 
@@ -35,16 +36,14 @@ def script_needs(wish: StatementWish, request: Request, layout: Layout, chosen: 
     """Measure what the script prepares. The model and its optimizer are taken over, as for a job."""
     held_bytes = PeakMeter(lambda: 0).now_bytes
     pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
-    model = ModelState(request.model, layout, lambda numel, dtype: torch.zeros(numel, dtype=dtype))
-    # Counted and never filled: what a slot takes is asked of the class that makes it.
-    slot = GradientSlot(layout, lambda numel, dtype: torch.empty(numel, dtype=dtype, device="meta"))
-    shape = chosen.settings.shape(layout, request.loader.micro_batches)
+    model = ModelState(request.model, layout, in_private_memory)
+    shape = chosen.settings.shape(layout, model.lanes(), request.loader.micro_batches)
     return ScriptNeeds(
         sizes=shape.sizes,
         moments=_moments(pieces, layout),
         masters=model.has_masters,
         model_bytes=model.nbytes,
-        slot_bytes=slot.nbytes,
+        slot_bytes=model.gradients.copy_bytes,
         runs=shape.runs,
         backups=shape.backups if wish.backups is None else wish.backups,
         base_bytes=max(0, held_bytes - model.nbytes),

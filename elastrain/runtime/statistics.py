@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from elastrain.errors import ConfigError
-from elastrain.layout import STATISTICS, Layout
+from elastrain.layout import STATISTICS, Layout, Leaf
 
 _NAMES = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -88,23 +88,24 @@ class MeasuredLayer:
 
 
 class RunningStatistics:
-    """Takes over the running statistics of a model: they lie in the flats that `flat(index)` gives.
+    """Takes over the running statistics of a model: they lie in the flats that `flat(index)` gives, None if absent.
 
     While a micro-batch is computed, layers in training measure into scratch; their own buffers stay as the last step
     left them, and are renewed by `refresh`. Recomputed forwards (activation checkpointing) do not count.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, flat: Callable[[int], Tensor]) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, flat: Callable[[int], Tensor | None]) -> None:
         leaves = {layout.parameters[leaf.parameter].name: leaf for leaf in layout.leaves}
-        self._homes: list[tuple[nn.Module, str, Tensor]] = []
+        self._flat = flat
+        self._homes: list[tuple[nn.Module, str, Leaf]] = []
         self._layers: dict[nn.Module, _Layer] = {}
         for path, module in tracking(model):
             names = {name.rpartition(".")[2]: leaves[name] for name, _ in buffers_of(path, module)}
             self._layers[module] = _Layer(module=module, leaves={a: leaf.index for a, leaf in names.items()})
             for attribute, leaf in names.items():
-                home = flat(leaf.flat)[leaf.start : leaf.start + leaf.numel].view(getattr(module, attribute).shape)
-                home.copy_(getattr(module, attribute))
-                self._homes.append((module, attribute, home))
+                self._homes.append((module, attribute, leaf))
+        for value, home in self._pairs():
+            home.copy_(value)
         self._watched = [
             (f"{path}.{name}" if path else name, module, name)
             for path, module in model.named_modules()
@@ -151,7 +152,8 @@ class RunningStatistics:
         """
         self._active = True
         for each in measured:
-            _add(each, slot)
+            if slot.keys() >= set(each.layer.leaves.values()):  # else a stub has stood there, and measured nothing
+                _add(each, slot)
 
     def end(self) -> None:
         """After its backward, or where that comes later, after its forward."""
@@ -160,13 +162,20 @@ class RunningStatistics:
     @torch.no_grad()
     def refresh(self) -> None:
         """Let the layers' own buffers be what the last committed step left, for evaluation and `state_dict`."""
-        for module, attribute, home in self._homes:
-            getattr(module, attribute).copy_(home)
+        for value, home in self._pairs():
+            value.copy_(home)
 
     def close(self) -> None:
         """Take the hooks off."""
         for hook in self._hooks:
             hook.remove()
+
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """A layer's own buffer and where its values lie, of those that are here."""
+        for module, attribute, leaf in self._homes:
+            flat, value = self._flat(leaf.flat), getattr(module, attribute)
+            if flat is not None:
+                yield value, flat[leaf.start : leaf.start + leaf.numel].view(value.shape)
 
     def _present_versions(self) -> list[tuple[int, int]]:
         found = []

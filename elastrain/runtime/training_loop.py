@@ -152,6 +152,8 @@ class TrainingLoop:
     def _end(self, step: int) -> None:
         """The loop is over: say so, let the engine go; the rest of the script is the user's."""
         self._last_words.step = None
+        if self._prepared.pipelines is not None:  # blocks have come back since the last step
+            self._parts.model.statistics.refresh()
         digest = self._parts.model.parameters_digest()
         self._connections.journal.write("finished", step=step, digest=digest)
         try:

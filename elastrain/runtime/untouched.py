@@ -6,7 +6,9 @@ whoever moves those is somebody else. Writes through `.data` leave no trace ther
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +25,27 @@ _WAY_OUT = (
 )
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Sample:
+    """What a few values were when somebody looked at a tensor that parameters are slices of."""
+
+    whole: weakref.ref[Tensor]
+    positions: Tensor
+    names: Sequence[str]
+    """Of parameters; each has `_SAMPLED` positions."""
+    values: Tensor
+
+    def is_of(self, whole: Tensor) -> bool:
+        return self.whole() is whole
+
+
 class Untouched:
-    """Watches the parameters of a prepared model. `memory`: per name of a dtype, the tensor that they are slices of.
+    """Watches the parameters of a prepared model. `memory`: the tensors that they are slices of now, by name.
 
     `begin` when the training loop starts: what was changed before goes to all members with the first parameters.
     """
 
-    def __init__(self, model: nn.Module, memory: Mapping[str, Tensor], frozen: Iterable[str]) -> None:
+    def __init__(self, model: nn.Module, memory: Callable[[], Mapping[str, Tensor]], frozen: Iterable[str]) -> None:
         self._places = [
             (f"{path}.{attribute}" if path else attribute, module, attribute, parameter)
             for path, module in model.named_modules()
@@ -39,9 +55,8 @@ class Untouched:
         self._versions: list[int] = []
         frozen_names = set(frozen)
         self._frozen = [(name, q) for name, _, _, q in self._places if name in frozen_names]
-        self._memory = dict(memory)
-        self._samples = {dtype: self._sample(dtype, whole) for dtype, whole in self._memory.items()}
-        self._values: dict[str, Tensor] = {}
+        self._memory = memory
+        self._samples: dict[str, _Sample] = {}
 
     def begin(self) -> None:
         """The loop begins: what was done to the parameters so far does not count."""
@@ -52,7 +67,7 @@ class Untouched:
 
     def settle(self) -> None:
         """The parameters are now as the runtime left them: a step has ended, or the loop begins."""
-        self._values = {dtype: self._look(dtype) for dtype in self._memory}
+        self._samples = {key: self._sample(self._samples.get(key), whole) for key, whole in self._memory().items()}
 
     def check_settled(self) -> None:
         """Since `settle`, nobody has written; nobody has put others in a parameter's place or thawed what is frozen.
@@ -70,11 +85,14 @@ class Untouched:
                     "cannot be trained later: let it require a gradient and give it to the optimizer before prepare, "
                     "and freeze it in the loop until its step comes"
                 )
-        for dtype, before in self._values.items():
-            now = self._look(dtype)
-            if not torch.equal(before, now):
-                where = int((before != now).nonzero()[0])
-                self._refuse(self._samples[dtype][1][where // _SAMPLED], "through .data or a view")
+        for key, whole in self._memory().items():
+            sample = self._samples.get(key)
+            if sample is None or not sample.is_of(whole):
+                continue  # blocks that came meanwhile are the runtime's doing
+            now = _look(whole, sample.positions)
+            if not torch.equal(sample.values, now):
+                where = int((sample.values != now).nonzero()[0])
+                self._refuse(sample.names[where // _SAMPLED], "through .data or a view")
 
     def check(self) -> None:
         """Nobody has changed parameters in place or left gradients. Raises ConfigError.
@@ -101,21 +119,29 @@ class Untouched:
     def _present_versions(self) -> list[int]:
         return [q._version for q in self._parameters]
 
-    def _sample(self, dtype: str, whole: Tensor) -> tuple[Tensor, list[str]]:
-        """Where to look in the memory of a dtype, and whose values these are."""
+    def _sample(self, before: _Sample | None, whole: Tensor) -> _Sample:
+        """What is there now. `before`: says where to look, if it is of the same tensor."""
+        if before is None or not before.is_of(whole):
+            positions, names = self._positions(whole)
+        else:
+            positions, names = before.positions, before.names
+        return _Sample(whole=weakref.ref(whole), positions=positions, names=names, values=_look(whole, positions))
+
+    def _positions(self, whole: Tensor) -> tuple[Tensor, Sequence[str]]:
+        """Where to look, and whose values these are."""
         positions, names = [], []
         for name, _, _, parameter in self._places:
-            if str(parameter.dtype) == f"torch.{dtype}" and parameter.numel():
-                start = (parameter.data_ptr() - whole.data_ptr()) // whole.element_size()
-                last = parameter.numel() - 1
+            offset_bytes = parameter.data_ptr() - whole.data_ptr()
+            if parameter.numel() and 0 <= offset_bytes < whole.nbytes:
+                start, last = offset_bytes // whole.element_size(), parameter.numel() - 1
                 positions += [start + last * part // (_SAMPLED - 1) for part in range(_SAMPLED)]
                 names.append(name)
         return torch.tensor(positions, dtype=torch.int64), names
 
-    def _look(self, dtype: str) -> Tensor:
-        whole = self._memory[dtype]
-        return whole.index_select(0, self._samples[dtype][0]).view(_BITS[whole.element_size()])
-
     @staticmethod
     def _refuse(name: str, how: str) -> None:
         raise ConfigError(f"parameter {name!r} was changed outside of the optimizer ({how}), {_WAY_OUT}")
+
+
+def _look(whole: Tensor, positions: Tensor) -> Tensor:
+    return whole.index_select(0, positions).view(_BITS[whole.element_size()])

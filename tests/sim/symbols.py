@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -179,6 +179,8 @@ class Symbols:
     def new_slot(self) -> Slot:
         return Slot(self.keys)
 
+    def release(self, slot: Slot) -> None: ...
+
     def add_block(self, slot: Slot, later: Slot, block: int) -> None:
         for key in self.keys:
             if key[0] == block:
@@ -268,6 +270,11 @@ class Symbols:
 
     def parameters(self, shard: int) -> Cell:
         return self.model[shard]
+
+    def hold(self, blocks: Collection[int]) -> None:
+        for shard, lanes in enumerate(self._blocks):
+            if not any(block in blocks for block in lanes):
+                self.model[shard] = Cell(RELEASED)
 
     def pack(self, state: State) -> list[Place]:
         return [Cell(state.shard), Cell(self.digest(state)), state.cell]

@@ -19,7 +19,6 @@ from elastrain.pipeline.actions import ActionKind, TaskAction
 from elastrain.pipeline.boundary import BoundaryName, Direction
 from elastrain.pipeline.plan import Pipeline, PipelinePlan, routes
 from elastrain.pipeline.planning import one_f_one_b
-from elastrain.pipeline.stubs.absent import let_go
 from elastrain.pipeline.stubs.fakes import copy_of
 from elastrain.pipeline.stubs.naming import blocks_of
 from elastrain.pipeline.stubs.passes import StubPass
@@ -28,6 +27,7 @@ from elastrain.pipeline.stubs.trace import TracedModel, TracingPass, trace
 from elastrain.pipeline.tasks import StepShape, TaskDesk
 from elastrain.runtime.randomness import BlockRandomness
 from elastrain.snapshot.digest import digest
+from tests.support.absent_blocks import let_go
 from tests.support.pipeline_models import CASES, Case, autocast, batch_of, loss_of
 
 MICRO_BATCHES, SEED = 4, 7

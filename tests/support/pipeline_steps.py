@@ -22,9 +22,10 @@ from elastrain.pipeline.boundary import BoundaryName, Direction
 from elastrain.pipeline.plan import PipelinePlan, routes
 from elastrain.pipeline.tasks import StepShape, TaskDesk
 from elastrain.runtime.describe import describe
+from elastrain.runtime.gradients import GradientSlot
 from elastrain.runtime.handover import Assignment, BoundaryMade, TaskAssignment
 from elastrain.runtime.layers import Layers
-from elastrain.runtime.model import GradientSlot, ModelState
+from elastrain.runtime.model import ModelState
 from elastrain.runtime.pipelined import Pipelines, PipelineWish
 from elastrain.runtime.randomness import BlockRandomness
 from elastrain.runtime.run import StepParts
@@ -62,7 +63,7 @@ class Post:
 
 
 class DeskHandover:
-    """Stands for the engine of one member of a pipeline."""
+    """Stands for the engine of one member of a pipeline, which has the blocks that it computes and no others."""
 
     def __init__(self, me: str, post: Post, state: ModelState, run_length: int) -> None:
         self._me, self._post, self._state, self._run_length = me, post, state, run_length
@@ -79,6 +80,8 @@ class DeskHandover:
                 self._desk = TaskDesk(shape, plan.limits[self._me])
                 mine = [task for route in routes(plan) for task in route if task.member == self._me]
                 self._desk.hand_out(mine)
+                begin, end = next(q.stretches(blocks)[self._me] for q in plan.pipelines if self._me in q.members)
+                self._state.hold([b for b, place in enumerate(told.model.places) if begin <= place < end])
             case p.BlockDone():
                 assert self._slot is not None
                 key = (told.run, told.block)
@@ -112,7 +115,7 @@ class DeskHandover:
         for name in post.kept:
             desk.arrive(name)
         if not desk.open_tasks():
-            return p.Advance(record=SimpleNamespace(plan=None))  # type: ignore[arg-type]
+            return p.Advance(record=SimpleNamespace(plan=post.plan(desk.shape.blocks)))  # type: ignore[arg-type]
         action = desk.next_action().action
         if action is None:
             return None
@@ -143,13 +146,13 @@ class WholeHandover:
         return Assignment(p.Compute(step=0, run=run), self._slot)
 
 
-def _parts(model: nn.Module, handover_of: Any, run_length: int) -> StepParts:
+def _parts(model: nn.Module, handover_of: Any, run_length: int, *, apart: bool = False) -> StepParts:
     layout = describe(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    state = ModelState(model, layout, lambda numel, dtype: torch.zeros(numel, dtype=dtype))
+    state = ModelState(model, layout, lambda numel, dtype: torch.zeros(numel, dtype=dtype), apart=apart)
     loader = elastrain.DataLoader(Texts(), global_batch_size=2 * MICRO_BATCHES, micro_batch_size=2, num_workers=0)
     loader.bind(SEED)
     loader.start(0, lambda step: ())
-    untouched = Untouched(model, state.memory, [])
+    untouched = Untouched(model, lambda: state.memory, [])
     untouched.begin()
     return StepParts(
         handover=handover_of(state),
@@ -211,7 +214,7 @@ def _member(case: Case, post: Post, me: str, stages: int, run_length: int, loop:
     with post.turn:  # waiting for work gives the turn to others
         try:
             model = case.model()
-            parts = _parts(model, lambda state: DeskHandover(me, post, state, run_length), run_length)
+            parts = _parts(model, lambda state: DeskHandover(me, post, state, run_length), run_length, apart=True)
             wish = PipelineWish(model=model, stages=stages, allocate=lambda n, dtype: torch.empty(n, dtype=dtype))
             pipelines = Pipelines(wish, parts)
             loop(case, model, _step(parts, pipelines))

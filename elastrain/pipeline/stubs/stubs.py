@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,9 +25,20 @@ On the object itself, because non-reentrant checkpointing calls a block again wi
 class Stubs:
     """Stands at the entries of all blocks of a traced model. This member computes those in `[begin, end)`."""
 
-    def __init__(self, model: nn.Module, traced: TracedModel, begin: int, end: int) -> None:
-        """Raises ConfigError for a model that is compiled as a whole, and for a cut that is not legal."""
+    def __init__(
+        self,
+        model: nn.Module,
+        traced: TracedModel,
+        begin: int,
+        end: int,
+        is_here: Callable[[int], bool] | None = None,
+    ) -> None:
+        """`is_here`: whether this member has a block, so that it may be used outside of a step; None: as it computes.
+
+        Raises ConfigError for a model that is compiled as a whole, and for a cut that is not legal.
+        """
         self._traced = traced
+        self._is_here = is_here or (lambda place: self._begin <= place < self._end)
         self._fakes = Fakes()
         self._of_block = tuple(FakesOfBlock(outputs) for outputs in traced.outputs)
         self._begin, self._end = 0, 0
@@ -54,7 +65,7 @@ class Stubs:
         return self._pass
 
     def finish(self) -> None:
-        """The body of the loop is over: absent blocks may not be entered until the next `begin`."""
+        """The body of the loop is over: until the next `begin` a block may be entered where it is here."""
         self._pass = None
 
     def close(self) -> None:
@@ -64,20 +75,24 @@ class Stubs:
     # ------------------------------------------------------------------------------------------------------ at an entry
 
     def _enter(self, place: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        is_held = self._begin <= place < self._end
         # A checkpoint computes a part again while another micro-batch is going forward: nothing of it is new.
         is_again = torch._C._current_graph_task_id() != -1
-        if is_held:
+        if self._pass is None and not is_again:
+            self._check_is_here(place)
+            return forward(*args, **kwargs)
+        if self._begin <= place < self._end:
             args, kwargs = self._exchanged(place, args, kwargs, is_again=is_again)
             return forward(*args, **kwargs)
-        if self._pass is None and not is_again:
-            raise ConfigError(
-                f"block {self._traced.graph.blocks[place]!r} is not on this member, and was called outside of a step: "
-                "use the model behind job.steps, where every member has all blocks again"
-            )
         if place >= self._end and not is_again:
             self._collect(place, args, kwargs)
         return self._of_block[place].take(self._fakes, fresh=place in self._fresh)
+
+    def _check_is_here(self, place: int) -> None:
+        if not self._is_here(place):
+            raise ConfigError(
+                f"block {self._traced.graph.blocks[place]!r} is not on this member, and was called outside of a step: "
+                "use the model behind the loop over job.steps(…), where every member has all blocks again"
+            )
 
     def _exchanged(
         self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_again: bool

@@ -65,7 +65,9 @@ class Described:
     def buffers(self) -> dict[str, Tensor]:
         """Those of the model that are neither parameters nor running statistics."""
         known = {name for entry in self._parameters for name in (entry.name, *entry.also)}
-        return {name: value for name, value in self._model.state_dict().items() if name not in known}
+        # With `keep_vars`, because a member of a pipeline refuses a script's state_dict() for the blocks that it lacks.
+        state = self._model.state_dict(keep_vars=True)
+        return {name: value for name, value in state.items() if name not in known}
 
     def manifest(
         self, begin: Begin, record: Record, told: Sequence[str], attachments: Mapping[str, tuple[Part, ...]]

@@ -85,7 +85,8 @@ class MemberMemory:
                 return (executor.model.parameters_of(executor.layout.shards[shard]) for shard in self._mine())
             case "taken":
                 others = [shard for shard in self._trained() if shard not in self._mine()]
-                return (executor.model.parameters_of(executor.layout.shards[shard]) for shard in others)
+                theirs = [executor.layout.shards[shard] for shard in others]
+                return (executor.model.parameters_of(shard) for shard in theirs if executor.model.has(shard))
             case "masters":
                 shards = [executor.layout.shards[shard] for shard in self._mine()]
                 halves = [shard.index for shard in shards if shard.master_dtype != shard.dtype]

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from elastrain.pipeline.stubs.absent import let_go
 from elastrain.pipeline.stubs.fakes import copy_of
 from elastrain.pipeline.stubs.naming import blocks_of
 from elastrain.pipeline.stubs.passes import StubPass
 from elastrain.pipeline.stubs.stubs import Stubs
 from elastrain.pipeline.stubs.trace import trace
+from tests.support.absent_blocks import let_go
 from tests.support.pipeline_members import untie
 
 pytestmark = pytest.mark.skipif(

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from elastrain.pipeline.stubs.absent import bring_back, let_go
 from elastrain.pipeline.stubs.fakes import copy_of
 from elastrain.pipeline.stubs.naming import blocks_of
 from elastrain.pipeline.stubs.passes import StubPass
 from elastrain.pipeline.stubs.stubs import Stubs
 from elastrain.pipeline.stubs.trace import TracedModel, trace
+from tests.support.absent_blocks import bring_back, let_go
 from tests.support.pipeline_members import untie
 from tests.support.pipeline_models import CASES, Case, Stack, autocast, batch_of, loss_of
 

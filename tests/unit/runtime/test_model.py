@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from elastrain.errors import ConfigError
 from elastrain.layout import FROZEN
 from elastrain.runtime.describe import check_device, describe, named_blocks
-from elastrain.runtime.model import GradientSlot, ModelState
+from elastrain.runtime.gradients import GradientSlot
+from elastrain.runtime.model import ModelState
 
 torch.set_num_threads(1)
 
@@ -229,7 +230,7 @@ def test_writing_a_shard_changes_what_the_model_computes_with() -> None:
     (shard,) = state.layout.shards
     state.parameters_of(shard).fill_(2.0)
     assert torch.equal(model.weight, torch.full((2, 2), 2.0)) and torch.equal(model.bias, torch.full((2,), 2.0))
-    assert torch.equal(state.flat(0), torch.full((128,), 2.0))
+    assert torch.equal(state.memory["float32"], torch.full((128,), 2.0))
 
 
 def test_a_weight_tied_over_two_blocks_has_a_gradient_leaf_in_each() -> None:
@@ -294,7 +295,7 @@ def test_a_frozen_parameter_lies_in_a_shard_without_lanes() -> None:
 def test_dtypes_lie_in_flats_of_their_own() -> None:
     model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2, dtype=torch.float64)})
     state = _state(model)
-    assert [state.flat(flat.index).dtype for flat in state.layout.flats] == [torch.float32, torch.float64]
+    assert [whole.dtype for whole in state.memory.values()] == [torch.float32, torch.float64]
     assert state.new_slot().nbytes == 128 * 4 + 128 * 8
 
 
@@ -508,7 +509,7 @@ def test_closing_takes_the_hooks_off() -> None:
 def test_the_parameters_digest_tells_bits_and_names() -> None:
     first, same = _state(_tied()), _state(_tied())
     assert first.parameters_digest() == same.parameters_digest()
-    same.flat(0)[3] = torch.nextafter(same.flat(0)[3], torch.tensor(9.0))
+    same.memory["float32"][3] = torch.nextafter(same.memory["float32"][3], torch.tensor(9.0))
     assert first.parameters_digest() != same.parameters_digest()
     named = [nn.Sequential(), nn.Sequential()]
     for model, name in zip(named, "ab", strict=True):

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from elastrain.errors import ConfigError
-from elastrain.pipeline.stubs.fakes import is_fake
 from tests.support.pipeline_models import CASES, WORDS, Case, loss_of
 from tests.support.pipeline_steps import MICRO_BATCHES, alone, chain, in_pipelines
 
@@ -61,20 +60,25 @@ def test_a_first_batch_without_a_backward_is_refused() -> None:
     assert "went by without step.backward(loss)" in _refused(forgets)
 
 
-def test_between_two_steps_the_model_is_whole() -> None:
-    outputs: list[Any] = []
+def _after(use: Any) -> str:
+    """What a member is told that uses its model between two steps."""
 
-    def evaluates(case: Any, model: Any, step: Any) -> None:
+    def uses(case: Any, model: Any, step: Any) -> None:
         batches = []
         for batch in step:
             batches.append(batch)
             step.backward(loss_of(model, batch))
         with torch.no_grad():
-            outputs.append(loss_of(model.eval(), batches[0]))
+            use(model.eval(), batches[0])
 
-    in_pipelines(CASES["gpt"], chain(("a", "b"), (4,), MICRO_BATCHES), ("a", "b"), 1, loop=evaluates)
-    assert not any(map(is_fake, outputs))
-    assert outputs[0] == outputs[1]
+    with pytest.raises(ConfigError) as refused:
+        in_pipelines(CASES["gpt"], chain(("a", "b"), (4,), MICRO_BATCHES), ("a", "b"), 1, loop=uses)
+    return str(refused.value)
+
+
+def test_between_two_steps_an_absent_block_is_not_to_be_used() -> None:
+    assert "is not on this member, and was called outside of a step" in _after(loss_of)
+    assert "state_dict() needs all parameters" in _after(lambda model, batch: model.state_dict())
 
 
 class Normed(nn.Module):

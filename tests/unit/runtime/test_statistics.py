@@ -18,7 +18,8 @@ from elastrain.layout import STATISTICS
 from elastrain.runtime import statistics
 from elastrain.runtime.describe import describe, named_blocks
 from elastrain.runtime.executor import Executor
-from elastrain.runtime.model import GradientSlot, ModelState
+from elastrain.runtime.gradients import GradientSlot
+from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.values import Contribution, Record
 from tests.support.payloads import sent

@@ -21,9 +21,10 @@ from elastrain import protocol as p
 from elastrain.checks import difference
 from elastrain.offload.errors import SpillReadError
 from elastrain.runtime.describe import describe
+from elastrain.runtime.gradients import GradientSlot
 from elastrain.runtime.handover import Assignment, LoopOver
 from elastrain.runtime.layers import Layers
-from elastrain.runtime.model import GradientSlot, ModelState
+from elastrain.runtime.model import ModelState
 from elastrain.runtime.randomness import BlockRandomness
 from elastrain.runtime.run import READ_TRIES, StepParts
 from elastrain.runtime.step import Step
@@ -217,7 +218,7 @@ def member(case: Case, commands: list[p.Compute | p.Recompute]) -> tuple[FakeHan
         loader=loader,
         randomness=BlockRandomness(model, layout.blocks, 0, CPU),
         layers=Layers(model),
-        untouched=Untouched(model, state.memory, frozen),
+        untouched=Untouched(model, lambda: state.memory, frozen),
         run_length=case.run_length,
         reach=lambda step, phase: None,
         log=lambda *_, **__: None,
