@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from elastrain.errors import (
         ConfigError,
         CorruptedError,
+        CutError,
         DivergedError,
         DriveFailedError,
         ElastrainError,
@@ -40,6 +41,7 @@ _ROOMS = ("comm", "offload")
 __all__ = [
     "ConfigError",
     "CorruptedError",
+    "CutError",
     "DataLoader",
     "DivergedError",
     "DriveFailedError",

@@ -2,6 +2,7 @@
 
 ElastrainError
 ├── ConfigError      fix the input and start again (bad flag, bad batch size, unsuitable optimizer)
+│   └── CutError     the model has not the cuts that its stages need: ask for fewer, or change the model
 ├── RefusedError     this process may not join (other spec, torch version, thread count, secret): start the right one
 ├── NoRoomError      the plan does not fit the memory limit, whatever leaves: raise it, or start with more members
 ├── DriveFailedError this member's drive failed: it ends, the others go on; look at that drive
@@ -23,6 +24,10 @@ class ElastrainError(Exception):
 # Also a ValueError: callers that know nothing of this package catch bad arguments by that name.
 class ConfigError(ElastrainError, ValueError):
     """The input is wrong. The message says what was expected, what came, and what to do."""
+
+
+class CutError(ConfigError):
+    """The model cannot be cut into so many stages. The message has the legal cuts and what forbids others."""
 
 
 class RefusedError(ElastrainError):

@@ -101,9 +101,10 @@ def statement_wish() -> StatementWish | None:
     return StatementWish(**json.loads(told)) if told else None
 
 
-def stages() -> int:
-    """How many members a pipeline is to have, as the launcher was told. Raises ValueError if it is no number."""
-    return int(os.environ.get("ELASTRAIN_STAGES", "1"))
+def stages() -> int | None:
+    """How many members a pipeline is to have, if the launcher was told. Raises ValueError if it is no number."""
+    told = os.environ.get("ELASTRAIN_STAGES")
+    return int(told) if told else None
 
 
 def master_address() -> str:

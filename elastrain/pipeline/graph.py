@@ -13,7 +13,7 @@ from hashlib import blake2b
 from itertools import pairwise
 from math import prod
 
-from elastrain.errors import ConfigError
+from elastrain.errors import ConfigError, CutError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,13 +114,13 @@ class BlockGraph:
 
 
 def check_stages(graph: BlockGraph, stages: int) -> None:
-    """Raises ConfigError, with one sentence, where no pipeline of the model can have so many members."""
+    """Raises CutError, with one sentence, where no pipeline of the model can have so many members."""
     # Before any plan is made: with fewer cuts than that the search would have nothing to choose from.
     if stages < 1:
         raise ConfigError(f"stages must be at least 1; got {stages}")
     most = len(graph.units)
     if stages > most:
-        raise ConfigError(f"stages={stages} asks for {stages - 1} cuts, and {_allowed(graph)}: {_advice(graph)}")
+        raise CutError(f"stages={stages} asks for {stages - 1} cuts, and {_allowed(graph)}: {_advice(graph)}")
 
 
 def _allowed(graph: BlockGraph) -> str:

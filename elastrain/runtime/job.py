@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from elastrain import protocol as p
-from elastrain.base.environment import checkpoint_options, read_environment, resume, stages, statement_wish
+from elastrain.base.environment import checkpoint_options, read_environment, resume, statement_wish
+from elastrain.base.environment import stages as told_stages
 from elastrain.errors import ConfigError
 from elastrain.runtime.assembly import (
     Chosen,
@@ -30,7 +31,7 @@ from elastrain.runtime.last_words import LastWords
 from elastrain.runtime.loader import DataLoader
 from elastrain.runtime.memory_keeper import MemoryLimit
 from elastrain.runtime.registered import stateful
-from elastrain.runtime.settings import Settings
+from elastrain.runtime.settings import Settings, stages_of
 from elastrain.runtime.stating import answer
 from elastrain.runtime.step import Step
 from elastrain.runtime.training_loop import TrainingLoop
@@ -51,6 +52,7 @@ def init(
     cross_check_every: int = 0,
     memory_limit: int | None = None,
     offload_dirs: Sequence[str] = (),
+    stages: int | None = None,
 ) -> Job:
     """Enter the job. Seeds Python, NumPy and torch, so that every member builds the same model.
 
@@ -68,6 +70,8 @@ def init(
     memory_limit: bytes that this member may hold in memory; without it, what `elastrain run --memory-limit` said. What
         does not fit goes to `offload_dirs` (`--offload-dir`), directories on SSDs: activations first, then optimizer
         shards. No bit changes.
+    stages: members of a pipeline, each with some blocks of the model; without it, what `elastrain run --stages` said,
+        else 1. No bit changes.
 
     Raises ConfigError on bad values; ConnectionError if the launcher that started this process does not answer, and
     RefusedError if that one has another secret.
@@ -83,7 +87,7 @@ def init(
         loss_scale=rule_of(loss_scale),
         deterministic=deterministic,
         cross_check_every=cross_check_every,
-        stages=stages(),
+        stages=stages_of(stages, told_stages()),
     )
     settings.check_limit(is_limited=limit is not None)
     job = Job(

@@ -14,6 +14,7 @@ from types import TracebackType
 from elastrain import agent_messages as am
 from elastrain.errors import (
     CorruptedError,
+    CutError,
     DivergedError,
     DriveFailedError,
     ElastrainError,
@@ -81,7 +82,9 @@ class LastWords:
         if not issubclass(kind, KeyboardInterrupt):
             self.report(error)
         shown_by_launcher = type(error) in ENDS_THE_JOB and self._agent.is_there
-        if not shown_by_launcher and not isinstance(error, NOT_THE_SCRIPTS_FAULT):
+        if isinstance(error, CutError):  # no line of the script says more than the sentence
+            sys.stderr.write(f"elastrain: {error}\n")
+        elif not shown_by_launcher and not isinstance(error, NOT_THE_SCRIPTS_FAULT):
             self._previous_hook(kind, error, trace)
         self.go()
 

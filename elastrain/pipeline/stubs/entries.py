@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from elastrain.errors import ConfigError
+from elastrain.errors import CutError
 
 Forward = Callable[..., Any]
 Entry = Callable[[int, Forward, tuple[Any, ...], dict[str, Any]], Any]
@@ -19,7 +19,7 @@ class Entries:
     """`forward` of each block is replaced on the module itself, so that hooks before and behind it stay as they are."""
 
     def __init__(self, model: nn.Module, blocks: Sequence[str], entry: Entry) -> None:
-        """Raises ConfigError for a model that is compiled as a whole."""
+        """Raises CutError for a model that is compiled as a whole."""
         check_not_compiled(model)
         self._modules = [model.get_submodule(name) for name in blocks]
         self._own = [module.__dict__.get("forward") for module in self._modules]
@@ -44,12 +44,12 @@ def _through(entry: Entry, place: int, forward: Forward) -> Forward:
 
 
 def check_not_compiled(model: nn.Module) -> None:
-    """Raises ConfigError for a model that is compiled as a whole: between its blocks there is no code any more."""
+    """Raises CutError for a model that is compiled as a whole: between its blocks there is no code any more."""
     # Who has compiled anything has imported this already; who has not need not wait for it.
     dynamo = sys.modules.get("torch._dynamo")
     is_wrapped = dynamo is not None and isinstance(model, dynamo.OptimizedModule)
     if is_wrapped or model._compiled_call_impl is not None:
-        raise ConfigError(
+        raise CutError(
             "the whole model is compiled, and a pipeline needs the code between its blocks: compile each block instead "
             "(for block in model.layers: block.compile())"
         )
