@@ -2,7 +2,7 @@
 
     python experiments/pipeline/hugging_face.py gpt2 --steps 2
 
-Lines go to `steps-<member>.txt` in the run's folder: step and digest.
+Lines go to `steps-<member>.txt` and `parameters-<member>.txt` in the run's folder: see `train.py`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if __name__ == "__main__":  # as a script: make `elastrain` importable from any 
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import elastrain
+from experiments.pipeline.present import lines_of
 
 WORDS, MICRO_BATCHES, SIZE = 96, 4, 2
 _SHAPE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2}
@@ -91,11 +92,16 @@ def main() -> None:
     )
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=1.0)
     folder, me = Path(os.environ["ELASTRAIN_RUN_DIR"]), os.environ.get("ELASTRAIN_MEMBER", "alone")
-    with (folder / f"steps-{me}.txt").open("w", buffering=1) as lines:
+    with (
+        (folder / f"steps-{me}.txt").open("w", buffering=1) as lines,
+        (folder / f"parameters-{me}.txt").open("w", buffering=1) as parameters,
+    ):
         for step in job.steps(loader, until=args.steps):
             for batch in step:
                 step.backward(model(**batch).loss)
-            lines.write(f"{step.number} {job.digest()}\n")
+            lines.write(f"{step.number} {step.loss!r} {step.grad_norm!r}\n")
+            parameters.writelines(lines_of(model, step.number))
+        lines.write(f"end digest {job.digest()}\n")
 
 
 if __name__ == "__main__":

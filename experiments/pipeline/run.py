@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import Reach, add_record_flag, record, report
+from experiments.harness import ROOT, Reach, add_record_flag, record, report
 from experiments.jobs import Script, alone, elastic, finish, unwind_on_sigterm
 from experiments.pipeline import hugging_face, train
+from experiments.pipeline.against_torch import compared_times
 from experiments.pipeline.figures import (
     actions,
     efficiency,
@@ -32,11 +31,16 @@ from experiments.pipeline.figures import (
     standstill_s,
     step_s,
 )
+from experiments.pipeline.plot import draw_step
+from experiments.pipeline.told import Told, journal, told
 from tests.support import warm
 
-WINDOW_MS, RUNS, STEPS = 30.0, 16, 4
+WINDOW_MS, RUNS, STEPS = 60.0, 16, 3
 MEMBERS = 4
+WIDE, WIDE_STEPS, SETTLED = 1024, 5, 3
+"""Where bytes are counted: blocks of 8 MiB, and from which step on."""
 WAIT_S = 120.0
+PICTURE = ROOT / "experiments/pipeline/results/step-with-a-loss.png"
 REACHES = {
     "steps_lost": Reach(limit=0),
     "samples_lost": Reach(limit=0),
@@ -72,45 +76,11 @@ class Layout:
         return Script(path=self.script.path, args=(*self.script.args, "--window-ms", str(self.window_ms)))
 
 
-@dataclass(kw_only=True)
-class Told:
-    """What a job has left in its folder."""
-
-    journals: Mapping[str, Sequence[Mapping[str, Any]]]
-    lines: set[str]
-    overshoots_s: list[float] = field(default_factory=list)
-    shares: list[float] = field(default_factory=list)
-    """Of one core, by member."""
-    killed_s: float | None = None
-
-
-def told(folder: Path) -> Told:
-    """Read it."""
-    journals = {path.stem: _read(path) for path in sorted((folder / "members").glob("*.jsonl"))}
-    lines = {line for path in folder.glob("steps-*.txt") for line in path.read_text().splitlines()}
-    found = Told(journals=journals, lines={line for line in lines if len(line.split()) == 2})
-    for path in folder.glob("overshoot-*.txt"):
-        *overshoots, share = map(float, path.read_text().splitlines())
-        found.overshoots_s += overshoots
-        found.shares.append(share)
-    return found
-
-
-def _read(path: Path) -> list[Mapping[str, Any]]:
-    found = []
-    for line in path.read_text().splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            pass  # the last line of a member that was killed
-    return found
-
-
-def reference(folder: Path, layout: Layout) -> set[str]:
-    """The lines of a job of one, which does not sleep: waiting changes no bit."""
+def reference(folder: Path, layout: Layout) -> Told:
+    """A job of one, which does not sleep: waiting changes no bit."""
     with alone(folder, layout.script, start=warm.Popen) as process:
         finish(process, folder, timeout_s=WAIT_S)
-    return set((folder / "steps-alone.txt").read_text().splitlines())
+    return told(folder)
 
 
 def job(folder: Path, layout: Layout, *, kill: tuple[str, int] | None = None) -> Told:
@@ -132,12 +102,12 @@ def job(folder: Path, layout: Layout, *, kill: tuple[str, int] | None = None) ->
 
 def _kill(folder: Path, member: str, step: int) -> float:
     """Strike once the member has computed some of the step."""
-    journal, events = folder / "members" / f"{member}.jsonl", folder / "events.jsonl"
+    its, events = folder / "members" / f"{member}.jsonl", folder / "events.jsonl"
     deadline_s = time.monotonic() + WAIT_S
     while time.monotonic() < deadline_s:
-        lines = _read(journal) if journal.exists() else []
+        lines = journal(its) if its.exists() else []
         if sum(line["event"] == "task" and line["step"] == step for line in lines) >= 6:
-            started = next(e for e in _read(events) if e.get("event") == "worker_start" and e["member"] == member)
+            started = next(e for e in journal(events) if e.get("event") == "worker_start" and e["member"] == member)
             killed_s = time.monotonic()
             os.kill(started["pid"], signal.SIGKILL)
             return killed_s
@@ -185,17 +155,20 @@ class Experiment:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._references: dict[tuple[str, ...], set[str]] = {}
+        self._references: dict[tuple[str, ...], Told] = {}
         self.differing: list[str] = []
         self.lost = self.repeated = 0
 
-    def compared(self, name: str, layout: Layout, *, kill: tuple[str, int] | None = None) -> Told:
-        """Run a job, compare each step's digest on each member with the job of one."""
+    def reference(self, layout: Layout) -> Told:
         key = layout.script.args
         if key not in self._references:
             self._references[key] = reference(self._folder / f"alone-{len(self._references)}", layout)
+        return self._references[key]
+
+    def compared(self, name: str, layout: Layout, *, kill: tuple[str, int] | None = None) -> Told:
+        """Run a job, compare each step's digest on each member with the job of one."""
         found = job(self._folder / name.replace(" ", "-"), layout, kill=kill)
-        if found.lines != self._references[key]:
+        if not found.is_that_of(self.reference(layout)):
             self.differing.append(name)
         lost, repeated = samples_amiss(found.journals, layout.steps)
         self.lost += lost
@@ -204,7 +177,7 @@ class Experiment:
         return found
 
 
-def measure(folder: Path, *, quick: bool) -> dict[str, Any]:
+def measure(folder: Path, *, quick: bool, picture: Path | None = None) -> dict[str, Any]:
     experiment = Experiment(folder)
     for name, layout in layouts(quick=quick).items():
         experiment.compared(name, layout)
@@ -215,6 +188,8 @@ def measure(folder: Path, *, quick: bool) -> dict[str, Any]:
     orphaned = experiment.compared("paced, an only replica", paced, kill=("m1", 2))
     done = actions(after.journals)
     assert after.killed_s is not None
+    if picture is not None:
+        draw_step(picture, done, lost="m1", step=2, killed_s=after.killed_s)
     return {
         "digest_equal": not experiment.differing,
         "differing": experiment.differing,
@@ -225,10 +200,23 @@ def measure(folder: Path, *, quick: bool) -> dict[str, Any]:
         "standstill_s": standstill_s(done, ("m0", "m2", "m3"), after.killed_s, _passed_s(after, 2)),
         "orphan_s": orphan_s(orphaned.journals, step=2, lost="m1"),
         **_paced(whole),
-        "vs_torch_pipelining": None,
-        "bytes_ratio": None,
+        **compared_times(folder),
+        **bytes_held(experiment),
         "hf_bits_equal": None if quick else hf_bits_equal(folder),
     }
+
+
+def bytes_held(experiment: Experiment) -> dict[str, float]:
+    """Live tensors, between steps, of the member that holds most over a quarter of one worker's."""
+    found = {}
+    for backups in (0, 1):
+        args = ("--count-bytes", "--width", str(WIDE), "--backups", str(backups))
+        layout = Layout(members=MEMBERS, stages=MEMBERS, steps=WIDE_STEPS, micro_batches=4, args=args)
+        heaviest = experiment.compared(f"bytes, {backups} backups", layout).live_bytes
+        one = experiment.reference(layout).live_bytes
+        found[f"bytes_ratio_{backups}"] = max(heaviest[SETTLED:]) / (max(one[SETTLED:]) / MEMBERS)
+        found["first_step_bytes_ratio"] = heaviest[0] / one[0]
+    return {**found, "bytes_ratio": found["bytes_ratio_0"]}
 
 
 def hf_bits_equal(folder: Path) -> bool | None:
@@ -238,12 +226,12 @@ def hf_bits_equal(folder: Path) -> bool | None:
     differing = []
     for name in hugging_face.MODELS:
         script = Script(path=Path(hugging_face.__file__), args=(name, "--steps", "3"))
-        whole, cut = folder / f"{name}-alone", folder / name
-        with alone(whole, script, start=warm.Popen) as process:
-            finish(process, whole, timeout_s=WAIT_S)
+        one, cut = folder / f"{name}-alone", folder / name
+        with alone(one, script, start=warm.Popen) as process:
+            finish(process, one, timeout_s=WAIT_S)
         with elastic(cut, script, members=3, options=("--stages", "3"), start=warm.Popen) as process:
             finish(process, cut, timeout_s=WAIT_S)
-        if told(cut).lines != set((whole / "steps-alone.txt").read_text().splitlines()):
+        if not told(cut).is_that_of(told(one)):
             differing.append(name)
         sys.stderr.write(f"{name}: {'DIFFERS' if name in differing else 'equal'}\n")
     return not differing
@@ -274,7 +262,7 @@ def main() -> int:
     add_record_flag(parser)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="elastrain-pipeline-") as folder:
-        figures = measure(Path(folder), quick=args.quick)
+        figures = measure(Path(folder), quick=args.quick, picture=PICTURE if args.record else None)
     if args.record:
         settings = {"window_ms": WINDOW_MS, "runs": RUNS, "steps": STEPS, "members": MEMBERS}
         record("pipeline", figures, quick=args.quick, settings=settings)

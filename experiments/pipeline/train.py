@@ -3,8 +3,10 @@
     python experiments/pipeline/train.py --steps 5 --micro-batches 8 --window-ms 60
 
 Forward and backward of every block last `--window-ms` each; with 0 nothing sleeps, and the bits are the same. Lines go
-to `steps-<member>.txt` in the run's folder: step and digest. Each member's overshoots, in seconds, go to
-`overshoot-<member>.txt`, its processor time in the last line.
+to `steps-<member>.txt` in the run's folder: step, loss and gradient norm, and at the end the digest of the whole model;
+to `parameters-<member>.txt`: step, parameter that the member has, digest. Each member's overshoots, in seconds, go to
+`overshoot-<member>.txt`, its processor time in the last line; with `--count-bytes`, the bytes of live tensors after
+each step go to `bytes-<member>.txt`.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ if __name__ == "__main__":  # as a script: make `elastrain` importable from any 
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import elastrain
+from experiments.memory import MemoryAccount, own_memfd_bytes
+from experiments.pipeline.present import lines_of
 
 WIDTH, BLOCKS, SIZE = 32, 8, 4
 
@@ -65,11 +69,11 @@ class _When(torch.autograd.Function):
 
 
 class PacedBlock(nn.Module):
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Pace, width: int) -> None:
         super().__init__()
         self.pace = pace
-        self.shift = nn.Parameter(torch.zeros(WIDTH))  # so that the first block has a gradient for its input, too
-        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.shift = nn.Parameter(torch.zeros(width))  # so that the first block has a gradient for its input, too
+        self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,9 +85,9 @@ class PacedBlock(nn.Module):
 
 
 class PacedStack(nn.Module):
-    def __init__(self, pace: Pace, *, checkpointed: bool) -> None:
+    def __init__(self, pace: Pace, width: int, *, checkpointed: bool) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(PacedBlock(pace) for _ in range(BLOCKS))
+        self.layers = nn.ModuleList(PacedBlock(pace, width) for _ in range(BLOCKS))
         self.checkpointed = checkpointed
 
     def forward(self, x: Tensor) -> Tensor:
@@ -95,11 +99,14 @@ class PacedStack(nn.Module):
 class Samples(torch.utils.data.Dataset[Tensor]):
     """Seeded per sample by the loader."""
 
+    def __init__(self, width: int) -> None:
+        self._width = width
+
     def __len__(self) -> int:
         return 400
 
     def __getitem__(self, index: int) -> Tensor:
-        return torch.randn(WIDTH)
+        return torch.randn(self._width)
 
 
 def main() -> None:
@@ -111,28 +118,41 @@ def main() -> None:
     parser.add_argument("--window-ms", type=float, default=0.0)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--checkpointed", action="store_true")
+    parser.add_argument("--width", type=int, default=WIDTH)
+    parser.add_argument("--count-bytes", action="store_true")
     args = parser.parse_args()
+    account = MemoryAccount(external=own_memfd_bytes) if args.count_bytes else None
     torch.set_num_threads(1)
     job = elastrain.init(seed=3, run_length=args.run_length, backups=args.backups)
     pace, dtype = Pace(args.window_ms / 1000), getattr(torch, args.dtype)
-    model = PacedStack(pace, checkpointed=args.checkpointed).to(dtype)
+    model = PacedStack(pace, args.width, checkpointed=args.checkpointed).to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loader = elastrain.DataLoader(
-        Samples(), global_batch_size=SIZE * args.micro_batches, micro_batch_size=SIZE, num_workers=0
+        Samples(args.width), global_batch_size=SIZE * args.micro_batches, micro_batch_size=SIZE, num_workers=0
     )
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=1.0)
     folder, me = Path(os.environ["ELASTRAIN_RUN_DIR"]), os.environ.get("ELASTRAIN_MEMBER", "alone")
     began_s, began_cpu_s = time.monotonic(), time.process_time()
-    with (folder / f"steps-{me}.txt").open("w", buffering=1) as lines:
+    live_bytes: list[int] = []
+    with (
+        (folder / f"steps-{me}.txt").open("w", buffering=1) as lines,
+        (folder / f"parameters-{me}.txt").open("w", buffering=1) as parameters,
+    ):
         for step in job.steps(loader, until=args.steps):
             for batch in step:
                 batch = batch.to(dtype)
                 step.backward((model(batch).float() - batch.float().flip(1)).square().mean())
-            lines.write(f"{step.number} {job.digest()}\n")
+            lines.write(f"{step.number} {step.loss!r} {step.grad_norm!r}\n")
+            if account is not None:
+                live_bytes.append(account.live_bytes())
+            else:
+                parameters.writelines(lines_of(model, step.number))
             if step.number == 0:  # the tracing pass and whole runs lie behind: from here on is measured
                 pace.overshoots_s.clear()
                 began_s, began_cpu_s = time.monotonic(), time.process_time()
+        lines.write(f"end digest {job.digest()}\n")
     cpu = (time.process_time() - began_cpu_s) / (time.monotonic() - began_s)
+    (folder / f"bytes-{me}.txt").write_text("\n".join(map(str, live_bytes)))
     (folder / f"overshoot-{me}.txt").write_text("\n".join(map(repr, [*pace.overshoots_s, cpu])))
 
 

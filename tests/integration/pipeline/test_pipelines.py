@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.pipeline.present import whole
 from tests.support.training import SCRIPT, SCRIPTS, Run, assert_equal_to_undisturbed, run_job, undisturbed
 
 PIPELINED = SCRIPTS / "pipeline_training.py"
@@ -21,14 +22,39 @@ def computed(run: Run) -> dict[int, set[str]]:
     return found
 
 
-def assert_every_step_is_that_of_one(run: Run, *arguments: str) -> None:
-    """Digest, loss and gradient norm of each step, on each member that has come to its end; and each sample once."""
+def lines(run: Run, what: str) -> dict[str, list[str]]:
+    """Member -> its lines of `<what>-<member>.txt`."""
+    prefix = f"{what}-"
+    return {path.stem.removeprefix(prefix): path.read_text().splitlines() for path in run.folder.glob(f"{what}-*.txt")}
+
+
+def assert_every_step_is_that_of_one(run: Run, *arguments: str) -> dict[str, set[str]]:
+    """Loss and gradient norm of each step, the bits of each parameter on whoever has it, the whole model at the end.
+
+    Each sample once. Returns what members have told of parameters.
+    """
     assert_equal_to_undisturbed(run, *arguments, script=PIPELINED)
-    alone = (undisturbed(*arguments, script=PIPELINED).folder / "steps-alone.txt").read_text().splitlines()
-    told = {line for path in run.folder.glob("steps-*.txt") for line in path.read_text().splitlines()}
+    alone = undisturbed(*arguments, script=PIPELINED)
+    steps = {line for told in lines(run, "steps").values() for line in told if len(line.split()) == 3}
     # A member that was killed may have left half a line.
-    whole = {line for line in told if len(line.split()) == 4}
-    assert sorted(whole, key=lambda line: int(line.split()[0])) == alone
+    assert sorted(steps, key=lambda line: int(line.split()[0])) == lines(alone, "steps")["alone"]
+    told = {member: whole(its) for member, its in lines(run, "parameters").items()}
+    assert set().union(*told.values()) <= set(lines(alone, "parameters")["alone"])
+    evaluated = lines(run, "evaluated")
+    assert evaluated.keys() == run.digests.keys() - {"alone"}
+    assert all(each == lines(alone, "evaluated")["alone"] for each in evaluated.values())
+    return told
+
+
+def assert_nothing_is_missing(told: dict[str, set[str]], *arguments: str) -> None:
+    """Of a job without losses: after every step each parameter was somewhere, with the bits of one worker."""
+    alone = lines(undisturbed(*arguments, script=PIPELINED), "parameters")["alone"]
+    assert set().union(*told.values()) == set(alone)
+
+
+def had(told: dict[str, set[str]], step: int) -> dict[str, set[str]]:
+    """Member -> the parameters that it had after the step."""
+    return {member: {line.split()[1] for line in its if line.split()[0] == str(step)} for member, its in told.items()}
 
 
 def trained(folder: Path, workers: int, stages: int, *arguments: str, faults: tuple[str, ...] = ()) -> Run:
@@ -54,7 +80,10 @@ def test_pipelines_train_to_the_bits_of_a_job_of_one(
 ) -> None:
     arguments = ("--case", case, "--steps", "5", "--run-length", str(run_length))
     run = trained(tmp_path, workers, stages, *arguments)
-    assert_every_step_is_that_of_one(run, *arguments)
+    told = assert_every_step_is_that_of_one(run, *arguments)
+    assert_nothing_is_missing(told, *arguments)
+    everything = had(told, 0)["m0"]
+    assert all(len(names) < len(everything) for names in had(told, 3).values())
     # The first step is computed by everybody whole; from then on each pipeline has a part of the runs.
     assert computed(run).keys() == {1, 2, 3, 4}
     assert all(len(members) == workers for members in computed(run).values())
@@ -88,6 +117,14 @@ def test_a_newcomer_gets_blocks_and_computes_them(tmp_path: Path) -> None:
     )
     assert_every_step_is_that_of_one(run, *arguments)
     assert "m3" in computed(run)[11]
+
+
+def test_two_neighbours_at_once_change_no_bit(tmp_path: Path) -> None:
+    arguments = ("--steps", "6", "--backups", "2")
+    faults = tuple(f"kill --target member:{member} --at step=2,phase=forward" for member in ("m1", "m2"))
+    run = trained(tmp_path, 4, 4, *arguments, faults=faults)
+    assert_every_step_is_that_of_one(run, *arguments)
+    assert sorted(member for member, _, _ in run.phases_struck()) == ["m1", "m2"]
 
 
 def test_a_script_with_loaders_groups_and_a_schedule_trains_in_pipelines_as_it_is(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Models of the tests of pipelines under an unchanged loop; a line per step and member: its number and the digest.
+"""Models of the tests of pipelines under an unchanged loop, which writes what each step came to, and what members have.
+
+A line of `steps-<member>.txt` is a step's number, loss and gradient norm; one of `parameters-<member>.txt` a step, a
+parameter that this member has after it, and a digest of its bits.
 
 It knows nothing of pipelines: alone under `python` it is the job of one that all others are compared with.
 """
@@ -16,7 +19,8 @@ if __name__ == "__main__":  # as a script: make `tests` importable from any fold
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import elastrain
-from tests.support.pipeline_models import CASES, WORDS, autocast, loss_of
+from experiments.pipeline.present import lines_of
+from tests.support.pipeline_models import CASES, WORDS, autocast, batch_of, loss_of
 
 
 class Texts(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
@@ -36,17 +40,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--micro-batches", type=int, default=6)
     parser.add_argument("--run-length", type=int, default=1)
+    parser.add_argument("--backups", type=int, default=1)
     parser.add_argument("--slow-while", type=Path, help="micro-batches wait a little while this file exists")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    job = elastrain.init(seed=7, run_length=args.run_length)
+    job = elastrain.init(seed=7, run_length=args.run_length, backups=args.backups)
     case = CASES[args.case]
     model = case.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loader = elastrain.DataLoader(Texts(), global_batch_size=2 * args.micro_batches, micro_batch_size=2, num_workers=0)
     model, optimizer, loader = job.prepare(model, optimizer, loader, max_grad_norm=0.5)
     folder = Path(os.environ["ELASTRAIN_RUN_DIR"])
-    with (folder / f"steps-{os.environ.get('ELASTRAIN_MEMBER', 'alone')}.txt").open("w", buffering=1) as lines:
+    me = os.environ.get("ELASTRAIN_MEMBER", "alone")
+    with (
+        (folder / f"steps-{me}.txt").open("w", buffering=1) as lines,
+        (folder / f"parameters-{me}.txt").open("w", buffering=1) as parameters,
+    ):
         for step in job.steps(loader, until=args.steps):
             with autocast(case.autocast == "loop"):
                 for batch in step:
@@ -55,7 +64,11 @@ def main() -> None:
                     if args.slow_while is not None and args.slow_while.exists():
                         time.sleep(0.1)
                     step.backward(loss, weight=batch[0].numel())
-            lines.write(f"{step.number} {job.digest()} {step.loss!r} {step.grad_norm!r}\n")
+            lines.write(f"{step.number} {step.loss!r} {step.grad_norm!r}\n")
+            parameters.writelines(lines_of(model, step.number))
+    with torch.no_grad(), autocast(bool(case.autocast)):
+        loss = loss_of(model.eval(), batch_of(0))
+    (folder / f"evaluated-{me}.txt").write_text(f"{float(loss)!r} {len(model.state_dict())} {job.digest()}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,34 @@
+"""Draws a step of a job of pipelines: who went forward and backward when, and who was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.pipeline.figures import Action
+from experiments.timeline import LOST, figure, save
+
+COLOURS = {"forward": "#2b6cb0", "backward": "#2f855a"}
+
+
+def draw_step(path: Path, done: Sequence[Action], *, lost: str, step: int, killed_s: float) -> Path:
+    """A row per member; each bar is one micro-batch through its blocks, with its number. Returns `path`."""
+    found = [each for each in done if each.step == step]
+    origin_s = min(each.span[0] for each in found)
+    names = sorted({each.member for each in found})
+    drawn, (axes,) = figure(1, heights=(1,), size=(10, 3))
+    for each in found:
+        row, (start_s, end_s) = names.index(each.member), each.span
+        axes.barh(
+            row, end_s - start_s, left=start_s - origin_s, color=COLOURS[each.kind], edgecolor="white", height=0.7
+        )
+        axes.annotate(str(each.micro_batch), ((start_s + end_s) / 2 - origin_s, row), ha="center", va="center", size=6)
+    axes.plot(killed_s - origin_s, names.index(lost), marker="X", color=LOST, markersize=9, zorder=5)
+    for kind, colour in COLOURS.items():
+        axes.barh(0, 0, color=colour, label=kind)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds of the step")
+    axes.set_title(f"2 + 2 members, 16 runs: {lost} is lost in the middle of a step")
+    axes.legend(frameon=False, ncols=2, loc="upper right", bbox_to_anchor=(1, 1.2))
+    return save(drawn, path)

@@ -1,0 +1,22 @@
+"""What a member of a pipeline has of a model: a line per parameter that is there, with a digest of its bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+
+import torch
+from torch import nn
+
+
+def lines_of(model: nn.Module, step: int) -> Iterator[str]:
+    """`step name digest` of every parameter but those of blocks that this member does not have, which are one NaN."""
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        value = parameter.detach().contiguous()
+        if not bool(value.isnan().all()):
+            yield f"{step} {name} {blake2b(value.view(torch.uint8).numpy(), digest_size=8).hexdigest()}\n"
+
+
+def whole(lines: Iterable[str]) -> set[str]:
+    """Those with all of their words: a member that was killed may have left half a line."""
+    return {line for line in lines if len(line.split()) == 3 and len(line.split()[2]) == 16}
