@@ -16,24 +16,29 @@ Entry = Callable[[int, Forward, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Entries:
-    """`forward` of each block is replaced on the module itself, so that hooks before and behind it stay as they are."""
+    """`forward` of each block is replaced on the module itself, so that hooks before and behind it stay as they are.
+
+    Of a compiled block what was compiled is replaced as a whole: a compiler must not look into an entry.
+    """
 
     def __init__(self, model: nn.Module, blocks: Sequence[str], entry: Entry) -> None:
         """Raises CutError for a model that is compiled as a whole."""
         check_not_compiled(model)
-        self._modules = [model.get_submodule(name) for name in blocks]
-        self._own = [module.__dict__.get("forward") for module in self._modules]
-        for place, module in enumerate(self._modules):
-            module.forward = _through(entry, place, module.forward)
+        self._replaced: list[tuple[nn.Module, str, Forward | None]] = []
+        for place, name in enumerate(blocks):
+            module = model.get_submodule(name)
+            attribute = "forward" if module._compiled_call_impl is None else "_compiled_call_impl"
+            self._replaced.append((module, attribute, module.__dict__.get(attribute)))
+            setattr(module, attribute, _through(entry, place, getattr(module, attribute)))
 
     def close(self) -> None:
-        """Give every block its own forward back; a second call does nothing."""
-        for module, own in zip(self._modules, self._own, strict=True):
+        """Give every block its own way in back; a second call does nothing."""
+        for module, attribute, own in self._replaced:
             if own is None:
-                del module.forward
+                delattr(module, attribute)
             else:
-                module.forward = own
-        self._modules, self._own = [], []
+                setattr(module, attribute, own)
+        self._replaced = []
 
 
 def _through(entry: Entry, place: int, forward: Forward) -> Forward:

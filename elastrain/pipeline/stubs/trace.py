@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,7 +112,7 @@ class TracingPass:
 
     def _run(self, name: str, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[object, int]:
         """What the block returns, as fakes or, where it has no fake kernel, as zeros; and its FLOPs."""
-        with _left_as_it_was(self._model.get_submodule(name)):
+        with _left_as_it_was(self._model.get_submodule(name)), _not_compiled():
             counter = FlopCounterMode(display=False)
             try:
                 with counter, self._fakes, _without_log_of_fakes():
@@ -145,6 +146,12 @@ def _without_log_of_fakes() -> Iterator[None]:
         yield
     finally:
         log.disabled = before
+
+
+def _not_compiled() -> contextlib.AbstractContextManager[object]:
+    """A compiled block runs as it was written: in what was compiled no operation is seen."""
+    # Who has compiled anything has imported this already; who has not need not wait for it.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -21,6 +21,20 @@ def test_three_members_make_every_gradient_of_every_run_as_one_does(case: str, r
     assert in_pipelines(CASES[case], plan, ("a", "b", "c"), run_length).found == alone(CASES[case], run_length).found
 
 
+def _compiled(backend: str) -> nn.Module:
+    model = CASES["gpt"].build()
+    for block in model.blocks:  # type: ignore[union-attr]
+        block.compile(backend=backend)
+    return model
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.on_demand)])
+def test_compiled_blocks_are_blocks_like_any(backend: str) -> None:
+    case = Case(lambda: _compiled(backend), CASES["gpt"].cuts)
+    found = in_pipelines(case, chain(("a", "b"), (4,), MICRO_BATCHES), ("a", "b"), 1)
+    assert found.found == alone(case, 1).found
+
+
 def test_a_pipeline_of_one_member_is_a_job_of_one() -> None:
     found = in_pipelines(CASES["gpt"], chain(("a",), (), MICRO_BATCHES), ("a",), 1)
     assert found.found == alone(CASES["gpt"], 1).found
