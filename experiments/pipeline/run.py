@@ -209,14 +209,14 @@ def measure(folder: Path, *, quick: bool, picture: Path | None = None) -> dict[s
 def bytes_held(experiment: Experiment) -> dict[str, float]:
     """Live tensors, between steps, of the member that holds most over a quarter of one worker's."""
     found = {}
-    for backups in (0, 1):
+    for backups, key in enumerate(("bytes_ratio", "bytes_ratio_1")):
         args = ("--count-bytes", "--width", str(WIDE), "--backups", str(backups))
         layout = Layout(members=MEMBERS, stages=MEMBERS, steps=WIDE_STEPS, micro_batches=4, args=args)
         heaviest = experiment.compared(f"bytes, {backups} backups", layout).live_bytes
         one = experiment.reference(layout).live_bytes
-        found[f"bytes_ratio_{backups}"] = max(heaviest[SETTLED:]) / (max(one[SETTLED:]) / MEMBERS)
+        found[key] = max(heaviest[SETTLED:]) / (max(one[SETTLED:]) / MEMBERS)
         found["first_step_bytes_ratio"] = heaviest[0] / one[0]
-    return {**found, "bytes_ratio": found["bytes_ratio_0"]}
+    return found
 
 
 def hf_bits_equal(folder: Path) -> bool | None:

@@ -38,7 +38,7 @@ class Stubs:
         Raises ConfigError for a model that is compiled as a whole, and for a cut that is not legal.
         """
         self._traced = traced
-        self._is_here = is_here or (lambda place: self._begin <= place < self._end)
+        self._is_here = is_here or self._is_computed
         self._fakes = Fakes()
         self._of_block = tuple(FakesOfBlock(outputs) for outputs in traced.outputs)
         self._begin, self._end = 0, 0
@@ -80,12 +80,15 @@ class Stubs:
         if self._pass is None and not is_again:
             self._check_is_here(place)
             return forward(*args, **kwargs)
-        if self._begin <= place < self._end:
+        if self._is_computed(place):
             args, kwargs = self._exchanged(place, args, kwargs, is_again=is_again)
             return forward(*args, **kwargs)
         if place >= self._end and not is_again:
             self._collect(place, args, kwargs)
         return self._of_block[place].take(self._fakes, fresh=place in self._fresh)
+
+    def _is_computed(self, place: int) -> bool:
+        return self._begin <= place < self._end
 
     def _check_is_here(self, place: int) -> None:
         if not self._is_here(place):
