@@ -88,10 +88,8 @@ class Ledger:
                 self._behind.add(command)
             case p.DigestAgain():
                 return self._digest_again(command)
-            case p.TakeParameters():
-                self._arithmetic.copy(command.payload[command.index], self._arithmetic.parameters(command.shard))
-            case p.HoldBlocks():
-                self._arithmetic.hold(command.blocks)
+            case p.TakeParameters() | p.HoldBlocks():
+                self._change_model(command)
             case p.CheckGradient():
                 is_intact = self._states.is_kept_intact(command.shard, command.step)
                 return None if is_intact else p.GradientDamaged(step=command.step, shard=command.shard)
@@ -114,6 +112,12 @@ class Ledger:
             case _:
                 return self._change_states(command)
         return None
+
+    def _change_model(self, command: p.TakeParameters | p.HoldBlocks) -> None:
+        if isinstance(command, p.HoldBlocks):
+            self._arithmetic.hold(command.blocks)
+        else:
+            self._arithmetic.copy(command.payload[command.index], self._arithmetic.parameters(command.shard))
 
     def _change_states(self, command: p.Command) -> p.Event | None:
         """Commands after which updates that were left behind may be out of date."""

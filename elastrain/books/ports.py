@@ -14,7 +14,7 @@ from elastrain.values import Record
 Tensor: TypeAlias = Any
 """A place with numbers in it: a buffer, or a part of a slot, of the model or of another member's memory."""
 GradientSlot: TypeAlias = Any
-"""One copy of all gradients, into which the training loop accumulates."""
+"""One copy of all gradients, into which the training loop accumulates. After `release()` nobody needs what is in it."""
 State: TypeAlias = Any
 """A shard's parameters and what the optimizer keeps beside them; `state.shard` says which shard's."""
 Key = TypeVar("Key", bound=Hashable)
@@ -24,9 +24,6 @@ class Arithmetic(Protocol):
     """What is done to numbers. Nothing here remembers which step or member they belong to."""
 
     def new_slot(self) -> GradientSlot: ...
-
-    def release(self, slot: GradientSlot) -> None:
-        """Nobody needs what is in it: its memory may serve another one until it is written again."""
 
     def add_block(self, slot: GradientSlot, later: GradientSlot, block: int) -> None:
         """Add a later run's part in one block to the slot, in place."""

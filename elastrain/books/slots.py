@@ -101,7 +101,7 @@ class GradientSlots:
     def _recycle(self, slot: UsedSlot) -> None:
         if not slot.blocks and not slot.is_running:
             assert all(slot.slot is not free for free in self._free), "a gradient slot is free twice"
-            self._arithmetic.release(slot.slot)
+            slot.slot.release()
             self._free.append(slot.slot)
 
     # -------------------------------------------------------------------------------------------------------- partials

@@ -221,6 +221,16 @@ class EndCheckpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HoldBlocks:
+    """From now on the model's memory has the parameters of these blocks of the layout, ascending, and no others.
+
+    What comes has any content until `TakeParameters`. Nothing computes with a block that goes.
+    """
+
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Leave:
     """All members are done, or this one was removed: let the process end."""
 
@@ -256,6 +266,7 @@ Command: TypeAlias = (
     | CaptureLoop
     | WriteManifest
     | EndCheckpoint
+    | HoldBlocks
     | Leave
     | Fail
 )

@@ -231,16 +231,6 @@ class TakeParameters:
     index: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class HoldBlocks:
-    """From now on the model's memory has the parameters of these blocks of the layout, ascending, and no others.
-
-    What comes has any content until `TakeParameters`. Nothing computes with a block that goes.
-    """
-
-    blocks: tuple[int, ...]
-
-
 # Looked at when it has arrived, because a copy that is damaged on its way would be a holder of wrong bits.
 
 
@@ -344,7 +334,6 @@ Work: TypeAlias = (
     | TryUpdate
     | DigestAgain
     | TakeParameters
-    | HoldBlocks
     | TakeCopy
     | Capture
     | DropCaptures

@@ -52,9 +52,6 @@ class TensorArithmetic:
     def new_slot(self) -> GradientSlot:
         return self._model.new_slot()
 
-    def release(self, slot: GradientSlot) -> None:
-        slot.release()
-
     def add_block(self, slot: GradientSlot, later: GradientSlot, block: int) -> None:
         slot.add(later, block)
 
@@ -111,17 +108,13 @@ class TensorArithmetic:
         """Scale, clip, update, in this order; a skipped step moves nothing but the version."""
         for state, _, _ in items:
             state.version = record.step
-        todo = [(s, g, self._touched(masks)) for s, g, masks in items if self._layout.pieces[s.shard]]
+        todo = [(s, g, _touched(self._layout, masks)) for s, g, masks in items if self._layout.pieces[s.shard]]
         if todo and not record.skipped:
             factors = scale_and_clip(record, self._max_grad_norm)
             self._optimizer.apply(todo, hyper=self.hyper[record.step], factors=factors)
         for state, maps, _ in items:
             if statistics.is_statistics(self._layout, state.shard) and not record.skipped:
                 statistics.apply(maps, state.parameters)
-
-    def _touched(self, masks: Iterable[int]) -> frozenset[int]:
-        leaves = [leaf for mask in masks for leaf in range(mask.bit_length()) if mask >> leaf & 1]
-        return self._layout.touched_parameters(leaves)
 
     def bind(self, state: ShardState) -> None:
         """Rounded where the model has less precision; else they share memory."""
@@ -173,6 +166,11 @@ class TensorArithmetic:
         meta, *tensors = payload
         told, text = bytes(meta[:8].tolist()), bytes(meta[8:].tolist())
         return ShardState.unpack(text, [tensor.clone() for tensor in tensors]), int.from_bytes(told, "little")
+
+
+def _touched(layout: Layout, masks: Iterable[int]) -> frozenset[int]:
+    leaves = [leaf for mask in masks for leaf in range(mask.bit_length()) if mask >> leaf & 1]
+    return layout.touched_parameters(leaves)
 
 
 def scale_and_clip(record: Record, max_grad_norm: float | None) -> tuple[float, ...]:

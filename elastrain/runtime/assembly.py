@@ -52,6 +52,7 @@ from elastrain.runtime.stored_initial import StoredInitial, initial_of
 from elastrain.runtime.untouched import Untouched
 from elastrain.runtime.warm_up import compute_device
 from elastrain.runtime.whereabouts import LoopWhereabouts, show_stacks_on_request
+from elastrain.values import Shape
 
 APART_SEGMENT_BYTES = 8 << 20
 """Where blocks come and go: a segment goes back to the kernel as a whole, so a block of 4 MiB has one of its own."""
@@ -145,8 +146,7 @@ def assemble(
     mesh = _mesh(chosen.environment, connections, are_blocks_apart=settings.stages > 1)
     pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
     state = ModelState(request.model, layout, mesh.memory.empty, apart=settings.stages > 1)
-    shape = settings.shape(layout, state.lanes(), request.loader.micro_batches)
-    shape = replace(shape, initial=initial_of(chosen.resume))
+    shape = _shape(request, layout, chosen, state)
     handover = Handover(mesh.wake, connections.whereabouts)
     executor = Executor(
         layout=layout,
@@ -160,18 +160,17 @@ def assemble(
         executor.write_checkpoints(checkpoints)
     parts = _engine_parts(chosen, connections, mesh, executor, report, handover)
     stored = _stored(chosen, executor, parts)
-    facade = Facade(request.optimizer)
     executor.warm_up()
     step_parts = _step_parts(request, layout, settings, state, parts, connections.whereabouts)
-    me = chosen.environment.member
-    core = Lifecycle(me=me, shape=shape, checkpoints=checkpoints.plan if checkpoints is not None else None)
+    me, plan = chosen.environment.member, None if checkpoints is None else checkpoints.plan
+    core = Lifecycle(me=me, shape=shape, checkpoints=plan)
     connections.faults.tools.memory = MemberMemory(me=me, executor=executor, holders=lambda: core.holders)
     return Prepared(
         engine=Engine(core, parts),
         parts=step_parts,
         pipelines=_pipelines(request, settings, step_parts, mesh),
         optimizer=pieces,
-        facade=facade,
+        facade=Facade(request.optimizer),
         model=request.model,
         memory=parts.memory,
         checkpoints=checkpoints,
@@ -179,6 +178,11 @@ def assemble(
         stored=stored,
         describe=_describing(request, layout, chosen, connections),
     )
+
+
+def _shape(request: Request, layout: Layout, chosen: Chosen, state: ModelState) -> Shape:
+    shape = chosen.settings.shape(layout, state.lanes(), request.loader.micro_batches)
+    return replace(shape, initial=initial_of(chosen.resume))
 
 
 def _pipelines(request: Request, settings: Settings, parts: StepParts, mesh: Mesh) -> Pipelines | None:

@@ -18,8 +18,8 @@ from elastrain.layout import Layout
 from elastrain.offload.device import Device
 from elastrain.runtime.arithmetic import TensorArithmetic
 from elastrain.runtime.durable.checkpoints import Checkpoints
-from elastrain.runtime.flats import Allocate
-from elastrain.runtime.gradients import GradientSlot
+from elastrain.runtime.flats import Allocate, in_private_memory
+from elastrain.runtime.gradients import GradientMemory, GradientSlot
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import Hyper, PieceOptimizer
 from elastrain.runtime.spilled_states import StateSpill
@@ -67,7 +67,8 @@ class Executor:
 
     def check_slot(self) -> GradientSlot:
         """For a micro-batch of another member's, which counts for nothing: it lasts as long as the check."""
-        slot = self.model.private_slot()
+        # No other member reads it, and it is gone when it is let go.
+        slot = GradientSlot(GradientMemory(self.layout, in_private_memory))
         self._check_bytes = slot.nbytes
         return slot
 

@@ -29,6 +29,11 @@ def view_of(flat: Tensor, start: int, shape: tuple[int, ...]) -> Tensor:
     return flat[start : start + numel].view(shape)
 
 
+def has_masters(layout: Layout) -> bool:
+    """Whether some parameters have less precision than what the optimizer works on."""
+    return any(shard.master_dtype != shard.dtype for shard in layout.shards)
+
+
 class FlatBuffers:
     """Flats, given as index -> (elements, name of the dtype), as slices of one allocation per dtype."""
 

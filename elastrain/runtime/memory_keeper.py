@@ -29,6 +29,7 @@ from elastrain.offload.sharing import shared
 from elastrain.offload.stats import PassProfile
 from elastrain.plan import plan as hand_out
 from elastrain.runtime.executor import Executor
+from elastrain.runtime.flats import has_masters
 from elastrain.runtime.memory import PeakMeter, StepsTaken, give_freed_memory_back
 from elastrain.values import Shape
 
@@ -150,7 +151,11 @@ class MemoryKeeper:
         sizes, members = shape.sizes, plan.view.ids
         moments = self._executor.states.moments() or ASSUMED_MOMENTS
         self._held = budget.held_by(
-            self._me, (plan.recovery.now, plan.target), sizes, moments=moments, masters=self._executor.model.has_masters
+            self._me,
+            (plan.recovery.now, plan.target),
+            sizes,
+            moments=moments,
+            masters=has_masters(self._executor.layout),
         )
         gradients_bytes = self._expect(
             self._slots(plan, shape) * self._executor.slot_bytes

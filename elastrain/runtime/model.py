@@ -19,7 +19,7 @@ from elastrain.pipeline.stubs.absent import absent
 from elastrain.runtime import statistics
 from elastrain.runtime.completion import Completion, OnBlockDone
 from elastrain.runtime.describe import Registration, parameter_at, readers_of, registrations_of
-from elastrain.runtime.flats import Allocate, ParameterMemory, in_private_memory, view_of
+from elastrain.runtime.flats import Allocate, ParameterMemory, view_of
 from elastrain.runtime.gradients import GradientMemory, GradientSlot
 from elastrain.snapshot.digest import digest
 
@@ -160,11 +160,6 @@ class ModelState:
         """The tensors of which parameters are slices, by name: as long as it is the same one, nothing came or went."""
         return self._memory.whole
 
-    @property
-    def has_masters(self) -> bool:
-        """Whether some parameters have less precision than what the optimizer works on."""
-        return any(shard.master_dtype != shard.dtype for shard in self.layout.shards)
-
     def lanes(self) -> tuple[tuple[int, ...], ...]:
         """Per shard, the block of each of its lanes.
 
@@ -197,10 +192,6 @@ class ModelState:
     def new_slot(self) -> GradientSlot:
         """A zeroed copy of all gradients, one allocation per dtype; an empty one where blocks lie apart."""
         return GradientSlot(self.gradients)
-
-    def private_slot(self) -> GradientSlot:
-        """One that no other member can read, and that is gone when it is let go."""
-        return GradientSlot(GradientMemory(self.layout, in_private_memory))
 
     def attach(self, slot: GradientSlot) -> None:
         """From now on backward accumulates into `slot`: call it before each backward, whatever user code did to .grad.

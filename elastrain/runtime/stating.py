@@ -13,7 +13,7 @@ from elastrain.books.behind import BEHIND_BYTES
 from elastrain.layout import Layout
 from elastrain.memory_statement import ScriptNeeds, WorkerLimit, state_memory
 from elastrain.runtime.assembly import Chosen, Request
-from elastrain.runtime.flats import in_private_memory
+from elastrain.runtime.flats import has_masters, in_private_memory
 from elastrain.runtime.memory import PeakMeter
 from elastrain.runtime.memory_keeper import ASSUMED_MOMENTS, MemoryLimit
 from elastrain.runtime.model import ModelState
@@ -41,7 +41,7 @@ def script_needs(wish: StatementWish, request: Request, layout: Layout, chosen: 
     return ScriptNeeds(
         sizes=shape.sizes,
         moments=_moments(pieces, layout),
-        masters=model.has_masters,
+        masters=has_masters(layout),
         model_bytes=model.nbytes,
         slot_bytes=model.gradients.copy_bytes,
         runs=shape.runs,

@@ -62,6 +62,8 @@ class Slot:
         self.values = dict.fromkeys(self._keys, 0)
         self.flipped.clear()
 
+    def release(self) -> None: ...
+
     def accumulate(self, key: tuple[int, int, int], gradient: int) -> None:
         """As a backward does: it adds to what is there, which is nothing only where somebody has zeroed it."""
         before = self.values[key]
@@ -178,8 +180,6 @@ class Symbols:
 
     def new_slot(self) -> Slot:
         return Slot(self.keys)
-
-    def release(self, slot: Slot) -> None: ...
 
     def add_block(self, slot: Slot, later: Slot, block: int) -> None:
         for key in self.keys:

@@ -51,7 +51,7 @@ class Allowed:
 
 ALLOWED = {
     "parameters": {
-        "job.init": Allowed(8, "scripts say each setting by its keyword; a value would be one more class to import"),
+        "job.init": Allowed(9, "scripts say each setting by its keyword; a value would be one more class to import"),
         "hooks.save_on_disk": Allowed(9, "likewise, beside torch's save_on_cpu, which takes plain keywords"),
         "loader.DataLoader.__init__": Allowed(7, "it mirrors torch's DataLoader, which has 15"),
     }

@@ -21,7 +21,7 @@ NAME = BoundaryName(3, 0, 2, Direction.ACTIVATION)
 
 def bench() -> tuple[HandingOut, Any, list[TaskAssignment]]:
     given: list[TaskAssignment] = []
-    slots = GradientSlots(SimpleNamespace(new_slot=object, release=lambda slot: None))  # type: ignore[arg-type]
+    slots = GradientSlots(SimpleNamespace(new_slot=lambda: SimpleNamespace(release=list)))  # type: ignore[arg-type]
     books = SimpleNamespace(slots=slots, boundaries=Boundaries())
     handing = HandingOut(SimpleNamespace(books=books), SimpleNamespace(give=given.append))  # type: ignore[arg-type]
     return handing, books, given
