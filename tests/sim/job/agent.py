@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from elastrain.agent_messages import FromWorker, ToWorker
-from elastrain.base.resume import Resume
 from elastrain.launcher.command_runner import CommandRunner, NodeParts
 from elastrain.launcher.core import Core
 from elastrain.launcher.core import events as ev
@@ -51,23 +50,24 @@ _TOLD = {"view", "parked", "unparked", "death", "exit", "replace", "no_restart",
 _TOLD |= {"store_away", "store_back", "end_suspect", "lease_gone", "link", "hang", "hang_over", "hang_spared"}
 
 
-def config_of(world: World, name: str, incarnation: int) -> JobConfig:
+def config_of(world: World, name: str, incarnation: int, life: Life) -> JobConfig:
     sizes = world.schedule
-    initial = world.shape.initial
-    resume = Resume(place="disk", name="checkpoint", step=initial.step) if initial.is_stored else None
+    # After everything was lost the job goes on with the nodes that are left.
+    nodes_min = sizes.nodes if life.number == 1 else 1
     return job_config(
-        node=name, incarnation=incarnation, workers=sizes.workers, nodes_min=sizes.nodes, nodes_max=world.nodes_max,
-        max_restarts=100, last_call_s=1.0, join_timeout_s=15.0, life=Life(resume=resume),
+        node=name, incarnation=incarnation, workers=sizes.workers, nodes_min=nodes_min, nodes_max=world.nodes_max,
+        max_restarts=100, last_call_s=1.0, join_timeout_s=15.0, life=life,
     )  # fmt: skip
 
 
 class AgentProcess(Process):
     """`in_loop` does something as its event loop would: then what has become due follows."""
 
-    def __init__(self, world: World, name: str, incarnation: int) -> None:
+    def __init__(self, world: World, name: str, incarnation: int, life: Life) -> None:
         super().__init__(world.clock, name)
         self.world, self.name, self.incarnation = world, name, incarnation
-        self.core = Core(config_of(world, name, incarnation), (), choose=lambda members: members[-1])
+        self.life = world.lives.of(life.number)
+        self.core = Core(config_of(world, name, incarnation, life), (), choose=lambda members: members[-1])
         self.client = Client(world.etcd, self, late_s=3.0 if name == world.slow_node else 0.0)
         self.client.before_commit = lambda: world.others_first(self)
         self.links: SimLinks = None  # type: ignore[assignment]  # made by PeerAgents
@@ -85,10 +85,10 @@ class AgentProcess(Process):
         registry: Any = None
         with building(self):
             if self.core.cluster.config.alone:
-                registry = LoneRegistry(MemoryStore(world.clock.monotonic), "job")
+                registry = LoneRegistry(MemoryStore(world.clock.monotonic), self.life.scope)
             else:
                 store: Any = self.client
-                access = ClusterAccess(job="job", secret=b"", store=store, host="127.0.0.1", key_ttl_s=3600.0)
+                access = ClusterAccess(job=self.life.scope, secret=b"", store=store, host="127.0.0.1", key_ttl_s=3600.0)
                 nodes = lambda: self.core.cluster.peers.nodes  # noqa: E731
                 port = AgentPort(
                     happen=self.happen,
@@ -145,7 +145,7 @@ class AgentProcess(Process):
         if not self.alive:
             return
         act()
-        self.world.checks.agent(self)
+        self.life.checks.agent(self)
         if self.end.is_over:
             self.leave()
         else:
@@ -174,10 +174,13 @@ class AgentProcess(Process):
 
     def leave(self) -> None:
         """All its workers are gone: it takes leave of the store, then of the others."""
+        if not self.alive:
+            return
         if self.peers is not None:
             self.peers.close()
         self.alive = False
         self.world.say(f"{self.name} has ended")
+        self.world.lives.ended(self)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -213,7 +216,10 @@ class SimWorkers:
 
     def start(self, command: Start) -> None:
         agent = self._agent
-        process = MemberProcess(self._world, agent.node, command.member, self)
+        roster = agent.core.cluster.roster
+        if roster is not None:
+            agent.life.begin(roster)
+        process = MemberProcess(self._world, agent, command.member)
         hear = lambda message: self._hear(command.member, message)  # noqa: E731
         self.handles[command.member] = Handle(
             process=process,

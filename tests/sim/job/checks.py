@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -21,6 +21,7 @@ from tests.sim.member import SimMember, Violation
 
 if TYPE_CHECKING:
     from tests.sim.job.agent import AgentProcess
+    from tests.sim.job.lives import SimLife
     from tests.sim.job.member import MemberProcess
     from tests.sim.job.world import World
 
@@ -34,6 +35,7 @@ _LEGAL = (
     "has all its",
     "see --local-addr",
     "no worker is left on this node",
+    "the checkpoint that this job starts from is damaged",
 )
 """Ends that are right although the state is whole: nobody could mend what they name."""
 STEPS_MAX = 8
@@ -61,10 +63,10 @@ class _Members(dict[str, SimMember]):
 class JobChecks:
     """`members` are the checks of the step protocol; here are those of the whole job."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, world: World, life: SimLife) -> None:
+        self._world, self._life = world, life
         self._by_id = _Members()
-        self.members = Checks(world.shape, world.truth, self._by_id, world.dead)
+        self.members = Checks(life.shape, world.truth, self._by_id, world.dead)
         self.views: dict[int, View] = {}
         """Generation -> the view that anybody has taken over."""
         self.newest: View | None = None
@@ -77,18 +79,23 @@ class JobChecks:
         """The generation in which the store was told of the first commit."""
         self._was_lost = False
         """At some moment no living member could have made some shard."""
-        world.etcd.on_write = self._written
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Of the newest view."""
+        return tuple(self.newest.ids) if self.newest is not None else ()
 
     def enter(self, process: MemberProcess) -> None:
         self._by_id[process.id] = process.sim
 
     # ---- views
 
-    def _written(self, put: object) -> None:
-        assert isinstance(put, dict)
-        if "/elastrain/job/begun" in put and self._begun_in is None:
+    def written(self, put: Mapping[str, bytes]) -> None:
+        """Into the store."""
+        prefix = f"/elastrain/{self._life.scope}/"
+        if prefix + "begun" in put and self._begun_in is None:
             self._begun_in = self.newest.generation if self.newest is not None else 0
-        value = put.get("/elastrain/job/view")
+        value = put.get(prefix + "view")
         if value is not None:
             self._stands(decode_view(value), "the store")
 
@@ -150,7 +157,7 @@ class JobChecks:
             for other in world.living_agents()
             if other.node != name and world.network.reach_each_other(other.node, name) and world.agents[name].runs
         }
-        return {name for name in names - reached if world.etcd.item(f"nodes/{name}") is None}
+        return {name for name in names - reached if world.etcd.item(f"nodes/{name}", self._life.scope) is None}
 
     def _false_end(self, why: str, view: View | None) -> None:
         """Nobody ends a job while living members of the newest view hold everything."""
@@ -169,7 +176,7 @@ class JobChecks:
         """
         living = [p for p in self._world.living() if p.id in view and p.node not in besides]
         members = [p for p in living if p.sim.roles.committed is not None]
-        initial = self._world.shape.initial.step
+        initial = self._life.shape.initial.step
         top = max((process.sim.committed for process in members), default=initial)
         if top == initial:
             return None
@@ -189,7 +196,7 @@ class JobChecks:
 
     def failure(self, process: MemberProcess, failure: ElastrainError) -> None:
         """The engine of a member gives up."""
-        if process.id not in self._world.newest_ids():
+        if process.id not in self.ids:
             return
         if isinstance(failure, StateLostError):
             self._false_end(str(failure), self.newest)
@@ -236,7 +243,7 @@ class JobChecks:
         """Living members that hold it, by the newest placement that a living member of the newest view knows."""
         placements: list[tuple[int, Placement]] = []
         for process in self._world.living():
-            if process.id in self._world.newest_ids() and process.sim.roles.committed:
+            if process.id in self.ids and process.sim.roles.committed:
                 placements.append((process.sim.committed, process.sim.roles.live))
         if not placements:
             return []
@@ -253,7 +260,10 @@ class JobChecks:
         waiting = world.living_agents()
         if waiting:
             raise Violation(f"stands still at {world.clock.now:.1f} s: " + "; ".join(map(self._where, waiting)))
-        ends = [agent.core.shutdown.end for agent in [*world.past, *world.agents.values()]]
+        if world.lives.waiting:
+            raise Violation(f"stands still between two lives: {[each.agent.name for each in world.lives.waiting]}")
+        agents = [agent for agent in [*world.past, *world.agents.values()] if agent.life is self._life]
+        ends = [agent.core.shutdown.end for agent in agents]
         told = [end.sentence for end in ends if end is not None]
         if told and not (self.finishers or self._was_lost or any(words in t for words in _LEGAL for t in told)):
             raise Violation(f"the job has ended though nothing was lost: {told}")

@@ -67,8 +67,9 @@ class Etcd:
         for client in self.clients:
             client.break_watch(reason)
 
-    def item(self, name: str) -> Item | None:
-        return self.memory._items.get(f"/elastrain/job/{name}")
+    def item(self, name: str, job: str) -> Item | None:
+        """`job`: the name of one of its lives."""
+        return self.memory._items.get(f"/elastrain/{job}/{name}")
 
     def commit(self, **transaction: Any) -> int | None:
         revision = self.memory.commit(**transaction)

@@ -89,7 +89,7 @@ class Faults:
         process.die(1 if has_committed else -9)
 
     def _kill_holders(self, fault: sc.KillHolders) -> None:
-        holders = self._world.checks.holders(fault.shard % len(self._world.shape.shards))
+        holders = self._world.checks.holders(fault.shard % len(self._world.lives.newest.shape.shards))
         if len(holders) <= fault.spared or not holders:
             return
         self.struck += 1
@@ -102,7 +102,9 @@ class Faults:
         match fault:
             case sc.KillNode():
                 agent = self._agent(fault.node)
-                if agent is not None:
+                if agent is None:
+                    self.struck += self._world.lives.kill_one(fault.node)
+                else:
                     self.struck += 1
                     self._kill_node(agent, fault)
             case sc.KillAll():
@@ -188,6 +190,15 @@ class Faults:
         if both:
             self._world.network.cut(other, one, for_s)
 
+    def _fill(self, for_s: float) -> None:
+        disk = self._world.disk
+        disk.is_full = True
+
+        def empty() -> None:
+            disk.is_full = False
+
+        self._world.clock.at(for_s, empty)
+
     # ---- the store, and those who come
 
     def _on_store(self, fault: sc.AnyFault) -> None:
@@ -205,5 +216,9 @@ class Faults:
             case sc.Join():
                 joined = sum(name.startswith("late") for name in world.agents)
                 world.start_node(f"late{joined}")
+            case sc.Damage():
+                self.struck += world.disk.damage_newest() - 1
+            case sc.DiskFull():
+                self._fill(fault.for_s)
             case sc.Misfit():
                 world.misfits += 1

@@ -14,25 +14,27 @@ from typing import TYPE_CHECKING, Any
 from elastrain import agent_messages as am
 from elastrain import protocol as p
 from elastrain.base.places import Spot, Station
+from elastrain.checkpoint import CheckpointPlan
 from elastrain.comm.errors import MemberLost
 from elastrain.comm.wire.values import Frame, LossCause, Peer, PeerLost
-from elastrain.errors import ElastrainError
+from elastrain.errors import ElastrainError, StateLostError
 from elastrain.launcher.core import events as ev
 from elastrain.messages import Message, decode
 from elastrain.runtime.agent_link import AgentLink
 from elastrain.runtime.engine import Engine, EngineParts
 from elastrain.runtime.faults.armed import ArmedFaults
-from elastrain.runtime.handover import Assignment, LoopOver, StepBegun
+from elastrain.runtime.handover import Assignment, InitialUnread, LoopOver, StepBegun
 from elastrain.runtime.last_words import LastWords
 from elastrain.runtime.pacing import LOOK_EVERY_S
 from tests.sim.job.clock import Process
 from tests.sim.job.network import Stream
 from tests.sim.job.schedule import FROZEN
+from tests.sim.job.writer import SimWriter
 from tests.sim.member import Run, SimMember, Violation
 from tests.sim.symbols import Ref, Slot
 
 if TYPE_CHECKING:
-    from tests.sim.job.agent import SimWorkers
+    from tests.sim.job.agent import AgentProcess, SimWorkers
     from tests.sim.job.world import World
 
 _PART_S = (0.04, 0.05, 0.08)
@@ -217,6 +219,14 @@ class SimExecutor:
         self._process, self._member = process, member
         self.books = member.ledger
         self.hyper: dict[int, Any] = {}
+        self._writer = SimWriter(process)
+
+    def look(self) -> None:
+        """After each turn: work behind takes states, too."""
+        self._writer.look()
+
+    def checkpoint_settled(self, message: am.CheckpointSettled) -> None:
+        self._writer.settled(message)
 
     def begin_step(self, step: int, hyper: Any, loop_payload: Any) -> None:
         self.hyper[step] = hyper
@@ -233,6 +243,10 @@ class SimExecutor:
         """As `StoredInitial` does: it takes its time."""
 
         def end() -> None:
+            if self._process.life.is_damaged:
+                lost = StateLostError("the checkpoint that this job starts from is damaged")
+                self._process.handover.tell(InitialUnread(lost))
+                return
             self._member.symbols.read(command.shards)
             self._process.handover.tell(p.InitialRead(shards=command.shards))
 
@@ -241,8 +255,10 @@ class SimExecutor:
     def carry_out(self, command: p.Command) -> p.Event | None:
         if isinstance(command, p.ReadInitial):
             self._read(command)
+        if self._writer.carry_out(command):
+            return None
         result = self._member.ledger.carry_out(command)
-        self._process.world.checks.members.command(self._member, command)
+        self._process.life.checks.members.command(self._member, command)
         return result
 
 
@@ -265,14 +281,16 @@ class SimPoints:
 class MemberProcess(Process):
     """From its start to its exit. `sim` is its core with its symbols, for whoever checks them."""
 
-    def __init__(self, world: World, node: str, member: str, workers: SimWorkers) -> None:
-        super().__init__(world.clock, node)
-        self.world, self.id = world, member
+    def __init__(self, world: World, agent: AgentProcess, member: str) -> None:
+        super().__init__(world.clock, agent.node)
+        self.world, self.id, self.life = world, member, agent.life
+        workers = agent.workers
         self.has_said_hello = False
         self._workers = workers
-        self.sim = SimMember(member, world.shape, world.clock.rng.choice((1, 20, 1 << 20)), frozen=FROZEN)
-        if world.shape.initial.is_stored:
-            self.sim.symbols.stored = world.truth.stored(world.shape)
+        plan = CheckpointPlan(every_steps=world.schedule.checkpoint_every)
+        budget_bytes = world.clock.rng.choice((1, 20, 1 << 20))
+        self.sim = SimMember(member, self.life.shape, budget_bytes, frozen=FROZEN, checkpoints=plan)
+        self.sim.symbols.stored = self.life.stored
         self.mesh, self.points = SimMesh(self), SimPoints()
         self.loop = TrainingLoop(self)
         self._channel = SimChannel(self, workers)
@@ -283,8 +301,10 @@ class MemberProcess(Process):
         self._paused_since_s = 0.0
         self.vanished = False
         """With its machine: nobody says that it is gone."""
+        if member in world.processes:
+            raise Violation(f"the number of {member} is used twice")
         world.processes[member] = self
-        world.checks.enter(self)
+        self.life.checks.enter(self)
 
     def _make_engine(self) -> Engine:
         handle = self.sim.core.handle
@@ -295,14 +315,14 @@ class MemberProcess(Process):
             for command in commands:
                 self.world.tell_command(command)
                 if isinstance(command, p.Passed | p.Resumed | p.SendMessage):
-                    self.world.checks.members.command(self.sim, command)
+                    self.life.checks.members.command(self.sim, command)
             return commands
 
         self.sim.core.handle = watched  # type: ignore[method-assign]
         journal: Any = SimpleNamespace(write=lambda *_, **__: None)
         mesh, handover, executor, faults = self.mesh, SimHandover(self), SimExecutor(self, self.sim), self.points
         beacon = SimpleNamespace(fd=None)
-        self.handover = handover
+        self.handover, self.executor = handover, executor
         parts: Any = SimpleNamespace(
             **dict.fromkeys(EngineParts.__dataclass_fields__),
         )
@@ -365,9 +385,10 @@ class MemberProcess(Process):
             self._is_turning = False
 
     def _turn_once(self) -> None:
-        checks = self.world.checks
+        checks = self.life.checks
         try:
             self._engine.turn()
+            self.executor.look()
             self.sim._release()
             checks.members.event(self.sim)
         except Died:
@@ -376,12 +397,12 @@ class MemberProcess(Process):
             self.die(-9)
             return
         except Violation:
-            if self.id in self.world.newest_ids():
+            if self.id in self.life.checks.ids:
                 raise
             self.exit(1)  # who was removed may read what others have released: nobody listens
             return
         except ElastrainError as failure:
-            self.world.checks.failure(self, failure)
+            self.life.checks.failure(self, failure)
             self._engine._give_up(failure)
         self._go_on_behind()
 
@@ -409,7 +430,7 @@ class MemberProcess(Process):
         self.world.say(f"{self.id} ends with {code}")
         if code:
             self.world.dead.add(self.id)
-        self.world.checks.died()
+        self.life.checks.died()
         self.world.mesh.died(self, in_good_order=in_good_order, silent=silent)
         if told:
             self._workers.ended(self, code)
@@ -476,11 +497,11 @@ class TrainingLoop:
     # ---- what is done
 
     def _enter(self, enter: p.Enter) -> None:
-        first = self._world.shape.initial.step + 1
+        first = self._process.life.shape.initial.step + 1
         if enter.step > first and enter.state is None:
             raise Violation(f"{self._process.id} enters step {enter.step} without the others' loop state")
         self._has_entered = True
-        self._process.sim.enter(enter.state or str(first))  # what the checkpoint says of the loop
+        self._process.sim.enter(enter.state or self._process.life.loop)  # what the checkpoint says of the loop
         self._begin(enter.step)
 
     def _begin(self, step: int) -> None:
@@ -524,14 +545,14 @@ class TrainingLoop:
         weights, check = sim.digest(), sim.check_of_run(step, run, compute.loss_scale)
 
         def checked() -> None:
-            if sim.digest() != weights and sim.me in self._world.newest_ids():
+            if sim.digest() != weights and sim.me in self._process.life.checks.ids:
                 raise Violation(f"the parameters of {sim.me} changed while it computed run {run} of step {step}")
             self._tell(p.Checked(step=step, run=run, check=check))
 
         self._parts.append(checked)
 
     def _advance(self, advance: p.Advance) -> None:
-        self._world.checks.advanced(self._process, advance.record.step)
+        self._process.life.checks.advanced(self._process, advance.record.step)
         self._process.sim.loop += 1
         self._begin(advance.record.step + 1)
 
@@ -541,7 +562,7 @@ class TrainingLoop:
             self._process.exit(1)
             return
         process = self._process
-        self._world.checks.finished(process)
+        self._process.life.checks.finished(process)
         process.link.say(am.Finished(step=self.step, digest=f"{process.sim.digest():016x}"))
         rest_s = self._world.clock.rng.choice((0.0, 0.1, 1.0))
         process.later(rest_s, lambda: process.exit(0))

@@ -59,7 +59,7 @@ class Meshes:
         def look() -> None:
             if process.mesh.generation != generation:
                 return
-            for member in self._world.newest_ids():
+            for member in process.life.checks.ids:
                 other = self._world.processes.get(member)
                 if other is None or not process.mesh.knows(member):
                     continue

@@ -48,11 +48,13 @@ class Plant:
     """`first`: where the search begins, to save time; it goes through `WITHIN` of the schedules that `only` takes."""
 
     rule: str
-    part: type
+    part: Any
+    """A class, or a module."""
     name: str
     planted: Rule
     only: Filter
     first: int
+    draw: Callable[[int], sc.Schedule] = sc.draw
 
     def first_finding(self) -> tuple[int, str] | None:
         """Seed and failure of the first schedule that shows it."""
@@ -61,9 +63,9 @@ class Plant:
         def replaced(part: Any, *args: Any, **kwargs: Any) -> Any:
             return planted(true_rule, part, *args, **kwargs)
 
-        for seed in islice((seed for seed in count(self.first) if self.only(sc.draw(seed))), WITHIN):
+        for seed in islice((seed for seed in count(self.first) if self.only(self.draw(seed))), WITHIN):
             with patch.object(self.part, self.name, replaced):
-                failure = failure_of(sc.draw(seed))
+                failure = failure_of(self.draw(seed))
             if failure:
                 return seed, failure
         return None

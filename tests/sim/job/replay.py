@@ -1,4 +1,4 @@
-"""Play one schedule and print its transcript: `python -m tests.sim.job.replay SEED|SCHEDULE [--shrink]`.
+"""Play one schedule and print its transcript: `python -m tests.sim.job.replay SEED|SCHEDULE [--shrink] [--lives]`.
 
 SCHEDULE is the value that a failing seed prints when it is shrunk. Exit code 1: something does not hold.
 """
@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tests.sim.job.schedule import Schedule, draw, from_text, to_text
+from tests.sim.job.schedule import Schedule, draw, draw_lives, from_text, to_text
 from tests.sim.job.shrink import failure_of, shrink
 from tests.sim.job.world import World, outcome
 
@@ -19,9 +19,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.job.replay", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("schedule", help="a seed, or a schedule as it was printed")
     parser.add_argument("--shrink", action="store_true", help="look for a smaller schedule that breaks the same")
+    parser.add_argument("--lives", action="store_true", help="the seed is of a job that loses everything")
     options = parser.parse_args(arguments)
-    given = options.schedule
-    schedule = from_text(given) if given.startswith("{") else draw(int(given))
+    given, drawn = options.schedule, draw_lives if options.lives else draw
+    schedule = from_text(given) if given.startswith("{") else drawn(int(given))
     return play(shrunk(schedule) if options.shrink else schedule)
 
 

@@ -10,6 +10,7 @@ import random
 from typing import TypeAlias
 
 from msgspec import Struct, json
+from msgspec.structs import replace
 
 from elastrain.scaling import LossScale
 from elastrain.values import Shape, ShardShape
@@ -139,6 +140,16 @@ class Misfit(Fault, frozen=True, kw_only=True):
     """The next worker that is started has another configuration."""
 
 
+class Damage(Fault, frozen=True, kw_only=True):
+    """A bit flips in the newest durable checkpoint."""
+
+
+class DiskFull(Fault, frozen=True, kw_only=True):
+    """Nothing can be written for a while."""
+
+    for_s: float
+
+
 AnyFault: TypeAlias = (
     Kill
     | Raise
@@ -157,6 +168,8 @@ AnyFault: TypeAlias = (
     | Wipe
     | Join
     | Misfit
+    | Damage
+    | DiskFull
 )
 
 
@@ -179,6 +192,8 @@ class Schedule(Struct, frozen=True, kw_only=True):
     """Work that nobody waits for takes long."""
     resumes: int | None = None
     """The step after which the checkpoint stands that the job starts from; None: it starts anew."""
+    checkpoint_every: int = 0
+    """Every so many steps become durable checkpoints, and the job has a next life; 0: none."""
     faults: tuple[AnyFault, ...] = ()
 
     @property
@@ -242,6 +257,43 @@ def draw(seed: int) -> Schedule:
     drawn = {"slow_store": slow_store, "faults": faults, "resumes": resumes}
     drawn["steps"] = sizes.steps if resumes is None else sizes.steps + resumes + 1
     return Schedule(**{**{f: getattr(sizes, f) for f in sizes.__struct_fields__}, **drawn})
+
+
+def draw_lives(seed: int) -> Schedule:
+    """A job that writes checkpoints, and loses everything once or several times."""
+    rng = random.Random(f"lives {seed}")
+    sizes = Schedule(
+        seed=seed,
+        nodes=rng.choice((1, 2, 3, 3)),
+        workers=rng.choice((1, 1, 2)),
+        backups=rng.choice((0, 1, 1, 2)),
+        steps=rng.choice((5, 6, 7)),
+        runs=rng.choice((1, 2, 3)),
+        one_host=rng.random() < 0.5,
+        checkpoint_every=rng.choice((1, 1, 2)),
+    )
+    faults, at_s = list[AnyFault](), 1.0
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        at_s += rng.uniform(0.8, 2.5)
+        faults += _losses(rng, round(at_s, 3), sizes)
+    return replace(sizes, faults=tuple(sorted(faults, key=lambda fault: fault.at_s)))
+
+
+def _losses(rng: random.Random, at_s: float, sizes: Schedule) -> list[AnyFault]:
+    """All holders of a shard, at once or while newcomers start; and what may come with it."""
+    shard, later_s = rng.randrange(4), round(at_s + rng.uniform(0.1, 4.0), 3)
+    last = [KillHolders(at_s=at_s, shard=shard)]
+    if rng.random() < 0.5:
+        last = [KillHolders(at_s=at_s, shard=shard, spared=1), KillHolders(at_s=later_s, shard=shard)]
+    with_it: list[AnyFault] = []
+    if rng.random() < 0.4:
+        with_it.append(Damage(at_s=round(at_s + rng.uniform(-0.5, 0.5), 3)))
+    if rng.random() < 0.2:
+        with_it.append(DiskFull(at_s=round(max(0.0, at_s - 1.5), 3), for_s=rng.choice((0.5, 2.0))))
+    if rng.random() < 0.6:
+        more = rng.choice((_kills, _kills, _stores, _nets))
+        with_it.append(more(rng, round(later_s + rng.uniform(-0.3, 1.5), 3), sizes))
+    return [*last, *with_it]
 
 
 def _faults(rng: random.Random, sizes: Schedule) -> tuple[AnyFault, ...]:

@@ -46,7 +46,13 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
         for less in sorted({least, value - 1} - {value}):
             if less >= least:
                 yield replace(schedule, **{field: less})
-    for field, plain in (("check_every", 0), ("slow_store", -1), ("slow_behind", False), ("one_host", True)):
+    for field, plain in (
+        ("check_every", 0),
+        ("slow_store", -1),
+        ("slow_behind", False),
+        ("one_host", True),
+        ("checkpoint_every", 0),
+    ):
         if getattr(schedule, field) != plain:
             yield replace(schedule, **{field: plain})
     yield from _plainer_faults(schedule)

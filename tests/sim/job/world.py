@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from elastrain import protocol as p
+from elastrain.base.resume import Resume
+from elastrain.base.scope import scope
 from elastrain.launcher.registry import LEASE_S
-from elastrain.launcher.views import JobKeys, decode_view
+from elastrain.launcher.values import Life
+from elastrain.launcher.views import JobKeys
 from elastrain.messages import Message
-from elastrain.world import View
 from tests.sim.cluster import initial_of
 from tests.sim.job.agent import AgentProcess
 from tests.sim.job.checks import JobChecks, truth_of
 from tests.sim.job.clock import Clock
+from tests.sim.job.disk import Disk
 from tests.sim.job.etcd import Etcd
 from tests.sim.job.faults import Faults
+from tests.sim.job.lives import Lives
 from tests.sim.job.member import MemberProcess
 from tests.sim.job.meshes import Meshes
 from tests.sim.job.network import STORE, Network
@@ -33,7 +37,6 @@ class World:
     def __init__(self, schedule: Schedule, tell: Callable[[str], None] | None = None) -> None:
         self.schedule, self.tell = schedule, tell
         self.truth = truth_of(schedule.runs)
-        self.shape = replace(shape_of(schedule), initial=initial_of(schedule.resumes, self.truth))
         self.clock = Clock(schedule.seed)
         self.network = Network(self.clock)
         self.etcd = Etcd(self.clock, self.network)
@@ -44,7 +47,10 @@ class World:
         self.dead: set[str] = set()
         self.mesh = Meshes(self)
         self.faults = Faults(self)
-        self.checks = JobChecks(self)
+        shape = replace(shape_of(schedule), initial=initial_of(schedule.resumes, self.truth))
+        self.disk = Disk()
+        self.lives = Lives(self, shape, self.truth.stored(shape) if shape.initial.is_stored else None)
+        self.etcd.on_write = self._written
         self.misfits = 0
         self.over = ""
         """Why nothing more can come of it."""
@@ -54,6 +60,15 @@ class World:
         self._nested = False
         self.network.on_cut.append(self._on_cut)
         self.network.on_heal.append(self._on_heal)
+
+    @property
+    def checks(self) -> JobChecks:
+        """Of the newest life."""
+        return self.lives.newest.checks
+
+    def _written(self, put: Mapping[str, bytes]) -> None:
+        for life in self.lives.every():
+            life.checks.written(put)
 
     # ---- playing
 
@@ -68,10 +83,11 @@ class World:
                 if self._nobody_is_left():
                     break
             self.checks.at_the_end()
+            self.lives.at_the_end()
 
     def _nobody_is_left(self) -> bool:
         waiting = self.faults.starting or not self.faults.none_to_come or not self.agents
-        return not (waiting or self.living_agents() or self.living())
+        return not (waiting or self.living_agents() or self.living() or self.lives.waiting)
 
     def living_agents(self) -> list[AgentProcess]:
         return [agent for agent in self.agents.values() if agent.alive]
@@ -98,13 +114,15 @@ class World:
             return
         self.faults.starting += 1
         if self.nodes_max == 1:
-            self._begin(name, 0)
+            self._begin(name, 0, self._first_life())
             return
-        memory = self.etcd.memory
-        records = [item.key for item in memory.list("/elastrain/job/nodes/").items]
-        is_dead_job = self.etcd.item("roster") is not None and not records
+        memory, life = self.etcd.memory, self.lives.standing()
+        job = scope("job", life.number)
+        records = [item.key for item in memory.list(f"/elastrain/{job}/nodes/").items]
+        roster = self.etcd.item("roster", job)
+        is_dead_job = roster is not None and not records
         unreachable = self.etcd.is_away or not self.network.reach_each_other(name, STORE)
-        if unreachable or f"/elastrain/job/nodes/{name}" in records or (is_dead_job and waited_s < 2 * LEASE_S):
+        if unreachable or f"/elastrain/{job}/nodes/{name}" in records or (is_dead_job and waited_s < 2 * LEASE_S):
             self.faults.starting -= 1
             counted_s = waited_s + 0.5 if is_dead_job else 0.0
             self.faults.starting += 1
@@ -113,12 +131,26 @@ class World:
         if is_dead_job:
             self.over = "all nodes were dead, and another job begins under the same name"
             return
-        if self.newest_view() is not None and self.etcd.item("roster") is None and not self.living_agents():
+        if self._is_gone(life.number, has_roster=roster is not None):
             # The last node has taken the job's keys along, or the store has lost them after all nodes were killed.
             self.over = "the job is gone, and another begins under the same name"
             return
-        keys = JobKeys(memory, "job")
-        self._begin(name, keys.take_number("incarnations", at_least=self._latest() + 1))
+        keys = JobKeys(memory, job)
+        life = self.lives.entered(life, has_roster=roster is not None) if life.number > 1 else self._first_life()
+        self._begin(name, keys.take_number("incarnations", at_least=self._latest() + 1), life)
+
+    def _is_gone(self, number: int, *, has_roster: bool) -> bool:
+        has_lived = self.lives.of(number).checks.newest is not None
+        return has_lived and not has_roster and not (self.living_agents() or self.lives.waiting)
+
+    def _first_life(self) -> Life:
+        initial = self.lives.of(1).shape.initial
+        return Life(resume=Resume(place="disk", name="checkpoint", step=initial.step) if initial.is_stored else None)
+
+    def begin_alone(self, name: str, life: Life) -> None:
+        """The next life of the only node."""
+        self.faults.starting += 1
+        self._begin(name, 0, self.lives.entered(life, has_roster=False))
 
     def _start_again(self, name: str, waited_s: float) -> None:
         self.faults.starting -= 1
@@ -127,11 +159,11 @@ class World:
     def _latest(self) -> int:
         return max((agent.incarnation for agent in [*self.past, *self.agents.values()]), default=0)
 
-    def _begin(self, name: str, incarnation: int) -> None:
+    def _begin(self, name: str, incarnation: int, life: Life) -> None:
         self.faults.starting -= 1
         if name in self.agents:
             self.past.append(self.agents[name])
-        agent = AgentProcess(self, name, incarnation)
+        agent = AgentProcess(self, name, incarnation, life)
         self.agents[name] = agent
         self.made(agent)
         self.say(f"{name} starts, incarnation {incarnation}")
@@ -168,16 +200,9 @@ class World:
 
     # ---- the store
 
-    def newest_view(self) -> View | None:
-        return self.checks.newest
-
     def newest_ids(self) -> Sequence[str]:
         view = self.checks.newest
         return view.ids if view is not None else ()
-
-    def stored_view(self) -> View | None:
-        item = self.etcd.item("view")
-        return decode_view(item.value) if item is not None else None
 
     def others_first(self, agent: AgentProcess) -> None:
         """Between a look and the transaction that rests on it, another agent's call may be carried out."""
