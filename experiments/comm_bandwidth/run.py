@@ -11,11 +11,11 @@ import math
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from elastrain.base.held_folder import held_folder
 from experiments.comm_bandwidth.worker import Settings
 from experiments.harness import ROOT, Reach, add_record_flag, quantile, ratio, record, report
 from experiments.plots import lines
@@ -35,7 +35,7 @@ Found = Mapping[str, Sequence[float]]
 
 def measure(world: int, *, shared: bool, rounds: int, ddp_rounds: int) -> dict[str, list[float]]:
     """Seconds by case, one per round. Raises RuntimeError with the end of its output if a process fails."""
-    with tempfile.TemporaryDirectory(prefix="elastrain-bandwidth-") as folder:
+    with held_folder("elastrain-bandwidth-") as folder:
         settings = [
             Settings(
                 rank=rank,
@@ -44,7 +44,7 @@ def measure(world: int, *, shared: bool, rounds: int, ddp_rounds: int) -> dict[s
                 sizes_bytes=SIZES_BYTES,
                 rounds=rounds,
                 ddp_rounds=ddp_rounds,
-                folder=folder,
+                folder=str(folder),
             )
             for rank in range(world)
         ]

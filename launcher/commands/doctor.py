@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from elastrain.base.held_folder import held_folder
 from elastrain.base.processes import die_with_parent
 from elastrain.base.stating import StatementWish
 from elastrain.errors import ConfigError, ElastrainError
@@ -85,8 +85,8 @@ def doctor(
 
 def _asked(named: str, script: Script, question: QuestionFlags, environment: Mapping[str, str]) -> dict[str, Any]:
     """What the script's own `prepare` answers. Raises ConfigError where it is never reached, ElastrainError."""
-    with tempfile.TemporaryDirectory(prefix="elastrain-doctor-") as folder:
-        file = Path(folder) / "memory.json"
+    with held_folder("elastrain-doctor-") as folder:
+        file = folder / "memory.json"
         # What the script prints is no part of the answer.
         done = subprocess.run(
             [script.command, *script.args],
