@@ -38,6 +38,7 @@ class Committing:
             and m.step.audits.is_done()
             and m.step.check.is_done()  # it reads the parameters of this step
             and custody.comparison.is_settled()  # what was computed with wrong parameters is never committed
+            and custody.lone.may_vote()
             and not custody.comparison.is_looking()  # nor from a state that has changed in memory
             and not custody.holdings.in_doubt()  # until it is known who is wrong, all states stay as they are
             and all(self.is_safe(shard) for shard in m.commit.roles.mine)
@@ -151,6 +152,7 @@ class Committing:
         touched = {shard: m.step.reduction.finished[shard].touched for shard in mine}
         self.learn(record)
         m.custody.primaries.apply(record, touched)
+        m.custody.lone.note(mine)
         m.custody.backups.apply_behind(record)
         self.change_roles(record, before)
         m.checkpointing.on_passed(record, before)

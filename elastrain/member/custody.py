@@ -11,6 +11,7 @@ from elastrain.member.copies import CopiesGiven, CopiesTaken
 from elastrain.member.doubts import Doubts
 from elastrain.member.holdings import Holdings
 from elastrain.member.initial_state import InitialState
+from elastrain.member.lone import LoneStates
 from elastrain.member.open_step import OpenStep
 from elastrain.member.primaries import Primaries
 from elastrain.member.repair import Repair
@@ -33,6 +34,7 @@ class Custody:
         self.backups = Backups(commit, step.runs, self.holdings, self.primaries, self.doubts, out)
         self.given = CopiesGiven(shape.sizes, views, commit, self.holdings, step.reduction, out)
         self.taken = CopiesTaken(me, commit, self.holdings, self.repair, out)
+        self.lone = LoneStates(me, views, commit, self.holdings, self.comparison, shape)
         self.announcements = Announcements(views, commit, self.holdings, self.comparison, self.repair, out)
 
     def forget_view(self) -> None:
@@ -41,6 +43,7 @@ class Custody:
         self.holdings.forget_view()
         self.comparison.forget_told()
         self.primaries.forget_view()
+        self.lone.forget_look()
         self.given.forget_view()
         self.taken.forget_broken()
         self.announcements.forget_view()
@@ -48,6 +51,7 @@ class Custody:
     def forget_step(self) -> None:
         """Another step is committed: what was told of the states and parameters of the last one is void."""
         self.comparison.forget_told()
+        self.lone.forget_look()
         self.given.begin_step()
         self.taken.forget_broken()
         self.repair.forget_step()

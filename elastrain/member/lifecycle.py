@@ -283,10 +283,13 @@ class Lifecycle:
     def _compare(self) -> None:
         """Compare parameters once this member has computed all that it has to in a step."""
         # Not earlier: parameters that change between the comparison and the last run would be computed with unseen.
-        comparison = self.machine.custody.comparison
-        is_due = self.machine.custody.repair.is_due  # what is computed anew is compared then
-        if not is_due and comparison.may_compare() and self._has_computed():
-            comparison.go_on()
+        custody = self.machine.custody
+        is_due = custody.repair.is_due  # what is computed anew is compared then
+        if is_due or self.machine.views.is_recovering or not self._has_computed():
+            return
+        custody.lone.look_again()
+        if custody.comparison.may_compare():
+            custody.comparison.go_on()
 
     def _has_computed(self) -> bool:
         m = self.machine

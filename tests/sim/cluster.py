@@ -55,6 +55,8 @@ class Scenario:
     heirs: int = 0
     """Primaries that die while a bit changes in what a backup of theirs keeps: it must not take over with that."""
     """Bits that change in somebody's memory, or in what it computes or copies behind."""
+    lone: int = 0
+    """Bits that change in a state of the only member, once it has committed a step alone."""
     resumes: int | None = None
     """The step after which the checkpoint stands that the job starts from; None: it starts anew."""
     early: bool = False
@@ -237,6 +239,7 @@ class Cluster:
         kinds = ["crash"] * drawn.crashes + ["zombie"] * drawn.zombies + ["join"] * drawn.joins
         kinds += ["isolate"] * drawn.isolated + ["hunt"] * drawn.hunts + ["flip"] * drawn.flips
         kinds += ["heir"] * drawn.heirs
+        kinds += ["lone"] * drawn.lone
         kinds += ["stall"] * drawn.stalls + ["unread"] * drawn.unread + ["drift"] * drawn.drifts
         kinds += ["slip"] * drawn.slips
         kinds += ["pair"] * drawn.pairs + ["wish"] * drawn.wishes + ["full"] * drawn.full_disks
@@ -611,6 +614,8 @@ class Cluster:
                 self._doom_two()
             elif kind == "heir":
                 self._spoil_heir()
+            elif kind == "lone":
+                self._spoil_lone()
             elif kind == "wish":
                 self._wish()
             else:
@@ -673,6 +678,25 @@ class Cluster:
         self.flipped.add(heir)
         self.members[heir].flip_backup(self.rng, shard)
         self._die(primary)
+
+    def _spoil_lone(self) -> None:
+        """Flip a bit of what the only member has, in a view in which it has committed a step; or wait for that."""
+        living = self._living()
+        member = self.members[living[0]] if len(living) == 1 else None
+        record = member.machine.commit.record if member is not None else None
+        is_alone = record is not None and len(self.view.ids) == 1 and record.generation == self.view.generation
+        if member is None or self.finished or not is_alone:
+            self._again("lone")
+        else:
+            shard = self.rng.choice(sorted(member.states))
+            self.struck += 1
+            self._say(f"FAULT lone {member.me}, shard {shard}")
+            self.flipped.add(member.me)
+            member.states[shard].cell.flip()
+
+    def _again(self, kind: str) -> None:
+        if not self.finished:
+            self.faults.append((self.ticks + 5, kind))
 
     def _die(self, victim: str) -> None:
         self._say(f"    {victim} dies")

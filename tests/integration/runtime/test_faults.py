@@ -138,3 +138,13 @@ def test_bits_of_every_kind_are_put_right_and_who_was_at_fault_twice_is_replaced
     assert struck(run) == {(f"m{n}", "flip") for n in range(4)}
     assert "it is fault 2 of m0, whose machine should be looked at" in run.output
     assert run.output.count("the open step begins anew") >= 5
+
+
+def test_a_flipped_state_that_nobody_else_has_ends_the_job_with_a_sentence(tmp_path: Path) -> None:
+    arguments = ("--steps", "30", "--backups", "1")
+    faults = ["kill --target member:m1 --at step=5", "flip --target member:m0 --at step=15 --where moments"]
+    run = run_job(tmp_path, workers=2, arguments=arguments, faults=faults, options=("--max-restarts", "0"))
+    assert run.exit_code == 1
+    assert struck(run) == {("m1", "kill"), ("m0", "flip")}
+    assert "has changed in its memory since it was told" in run.output
+    assert "all holders of shard 0 are gone (m0)" in run.output
