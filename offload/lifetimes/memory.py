@@ -56,12 +56,12 @@ class PieceMemory(Protocol):
 
 
 class MemoryPool(Protocol):
-    """Gives memory to pieces that arrive and takes it from those that are out. Custody's lock is held in each call.
+    """Gives memory to pieces that arrive and takes it from those that are out. Custody's lock is held in each call."""
 
-    `parked_bytes` is held for nobody, and counts as used until `trim`.
-    """
-
-    parked_bytes: int
+    @property
+    def parked_bytes(self) -> int:
+        """What is held for nobody, and counts as used until `trim`."""
+        ...
 
     def make(self, size_bytes: int) -> PieceMemory:
         """Memory for a new piece, which is in. By the training thread."""

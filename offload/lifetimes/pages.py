@@ -14,11 +14,11 @@ import errno
 import mmap
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
-from elastrain.offload.buffers import address_of, drop_pages, keep_from_children, pages
+from elastrain.offload.buffers import HUGE_PAGE_BYTES, address_of, drop_pages, keep_from_children, pages
 from elastrain.offload.device import Copy, Device
 from elastrain.offload.engines.port import PAGE_BYTES, round_up
 from elastrain.offload.lifetimes.memory import Access, PieceMemory, Span
@@ -84,58 +84,41 @@ class PagedRange:
         return at[span.begin_bytes : span.begin_bytes + span.size_bytes]
 
 
-class PagePool:
-    """Parks pages of what has left for what arrives: `parked_bytes` are held for nobody. One thread at a time."""
+class ParkedPages:
+    """Pages that are held for nobody, in a range of addresses of their own, cut in multiples of `unit_bytes`."""
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, unit_bytes: int) -> None:
         self.parked_bytes = 0
-        self._memory = pages(round_up(capacity_bytes))
+        self._memory = pages(-(-capacity_bytes // unit_bytes) * unit_bytes)
         self._address = address_of(self._memory)
         self._free = [(0, self._memory.nbytes)]  # addresses without pages, as offset and size, the last taken first
         self._parked: list[tuple[int, int]] = []
         keep_from_children(self._memory)
 
-    def make(self, size_bytes: int) -> PagedRange:
-        """Memory for a new piece, with fresh pages."""
-        return PagedRange(size_bytes)
-
-    def mark(self, memory: PieceMemory) -> None:
-        """Nothing: what computes on the CPU has ended when it returns."""
-
-    def take_from(self, memory: PieceMemory) -> None:
-        """Park the pages of a piece that is out, and protect it. What there are no addresses for goes to the kernel."""
-        left, at_bytes = _paged(memory), 0
-        left.allow(Access.NONE)
-        address, image = left.behind()
-        while at_bytes < left.size_bytes and self._free:
-            offset_bytes, room_bytes = self._free.pop()
-            part_bytes = min(room_bytes, left.size_bytes - at_bytes)
-            if part_bytes < room_bytes:
-                self._free.append((offset_bytes + part_bytes, room_bytes - part_bytes))
-            _move(address + at_bytes, self._address + offset_bytes, part_bytes)
+    def park(self, address: int, size_bytes: int) -> int:
+        """Take pages from there, and say how many bytes of them: less than all where there are no addresses left."""
+        taken_bytes = 0
+        while taken_bytes < size_bytes and self._free:
+            offset_bytes, part_bytes = _cut(self._free, size_bytes - taken_bytes)
+            _move(address + taken_bytes, self._address + offset_bytes, part_bytes)
             self._parked.append((offset_bytes, part_bytes))
-            self.parked_bytes += part_bytes
-            at_bytes += part_bytes
-        if at_bytes < left.size_bytes:
-            drop_pages(image, at_bytes, left.size_bytes - at_bytes)
+            taken_bytes += part_bytes
+        self.parked_bytes += taken_bytes
+        return taken_bytes
 
-    def give_to(self, memory: PieceMemory) -> None:
-        """Put parked pages behind a piece's addresses; what is missing comes fresh. What was in them is undefined."""
-        arriving, at_bytes = _paged(memory), 0
-        address, _ = arriving.behind()
-        while at_bytes < arriving.size_bytes and self._parked:
-            offset_bytes, had_bytes = self._parked.pop()
-            part_bytes = min(had_bytes, arriving.size_bytes - at_bytes)
-            if part_bytes < had_bytes:
-                self._parked.append((offset_bytes + part_bytes, had_bytes - part_bytes))
-            _move(self._address + offset_bytes, address + at_bytes, part_bytes)
+    def give(self, address: int, size_bytes: int) -> None:
+        """Put pages there, as far as there are any."""
+        given_bytes = 0
+        while given_bytes < size_bytes and self._parked:
+            offset_bytes, part_bytes = _cut(self._parked, size_bytes - given_bytes)
+            _move(self._address + offset_bytes, address + given_bytes, part_bytes)
             self._free.append((offset_bytes, part_bytes))
-            self.parked_bytes -= part_bytes
-            at_bytes += part_bytes
+            given_bytes += part_bytes
+        self.parked_bytes -= given_bytes
         self._join()
 
     def trim(self, keep_bytes: int) -> None:
-        """Give parked pages back to the kernel, down to so many bytes."""
+        """Give pages back to the kernel, down to so many bytes."""
         while self.parked_bytes > max(0, keep_bytes):
             offset_bytes, size_bytes = self._parked.pop()
             drop_pages(self._memory, offset_bytes, size_bytes)
@@ -147,6 +130,67 @@ class PagePool:
         """Forget how addresses were cut once all of them are free: each cut is a call of the kernel more."""
         if not self._parked:
             self._free = [(0, self._memory.nbytes)]
+
+
+def _cut(ranges: list[tuple[int, int]], most_bytes: int) -> tuple[int, int]:
+    """The last range, or so much of it, taken out of them."""
+    offset_bytes, had_bytes = ranges.pop()
+    part_bytes = min(had_bytes, most_bytes)
+    if part_bytes < had_bytes:
+        ranges.append((offset_bytes + part_bytes, had_bytes - part_bytes))
+    return offset_bytes, part_bytes
+
+
+class PagePool:
+    """Parks pages of what has left for what arrives. One thread at a time.
+
+    Huge pages stay huge, and lie apart from what is left of pieces: a huge page that moves to where none can begin is
+    cut into 512 small ones for good, which cost the kernel and the processor's tables of addresses 512 times as much.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._huge = ParkedPages(capacity_bytes, HUGE_PAGE_BYTES)
+        self._small = ParkedPages(capacity_bytes, PAGE_BYTES)
+
+    @property
+    def parked_bytes(self) -> int:
+        """Pages that are held for nobody."""
+        return self._huge.parked_bytes + self._small.parked_bytes
+
+    def make(self, size_bytes: int) -> PagedRange:
+        """Memory for a new piece, with fresh pages."""
+        return PagedRange(size_bytes)
+
+    def mark(self, memory: PieceMemory) -> None:
+        """Nothing: what computes on the CPU has ended when it returns."""
+
+    def take_from(self, memory: PieceMemory) -> None:
+        """Park the pages of a piece that is out, and protect it. What there are no addresses for goes to the kernel."""
+        left = _paged(memory)
+        left.allow(Access.NONE)
+        address, image = left.behind()
+        for parked, begin_bytes, end_bytes in self._parts(left):
+            at_bytes = begin_bytes + parked.park(address + begin_bytes, end_bytes - begin_bytes)
+            if at_bytes < end_bytes:
+                drop_pages(image, at_bytes, end_bytes - at_bytes)
+
+    def give_to(self, memory: PieceMemory) -> None:
+        """Put parked pages behind a piece's addresses; what is missing comes fresh. What was in them is undefined."""
+        arriving = _paged(memory)
+        address, _ = arriving.behind()
+        for parked, begin_bytes, end_bytes in self._parts(arriving):
+            parked.give(address + begin_bytes, end_bytes - begin_bytes)
+
+    def trim(self, keep_bytes: int) -> None:
+        """Give parked pages back to the kernel, down to so many bytes: huge ones last, since they take longest."""
+        self._small.trim(keep_bytes - self._huge.parked_bytes)
+        self._huge.trim(keep_bytes - self._small.parked_bytes)
+
+    def _parts(self, piece: PagedRange) -> Iterator[tuple[ParkedPages, int, int]]:
+        """Who parks which bytes of a piece."""
+        huge_bytes = piece.size_bytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+        yield self._huge, 0, huge_bytes
+        yield self._small, huge_bytes, piece.size_bytes
 
 
 def _paged(memory: PieceMemory) -> PagedRange:
@@ -161,7 +205,8 @@ def _move(source: int, target: int, size_bytes: int) -> None:
     if number != errno.EFAULT or size_bytes == PAGE_BYTES:
         raise OSError(number, f"pages cannot be moved: {os.strerror(number or errno.EINVAL)}")
     # Before Linux 6.17 one call moves only what was mapped as one, and these pages may have come in several parts.
-    first_bytes = round_up(size_bytes // 2)
+    unit_bytes = HUGE_PAGE_BYTES if size_bytes > HUGE_PAGE_BYTES else PAGE_BYTES
+    first_bytes = -(-(size_bytes // 2) // unit_bytes) * unit_bytes
     _move(source, target, first_bytes)
     _move(source + first_bytes, target + first_bytes, size_bytes - first_bytes)
 

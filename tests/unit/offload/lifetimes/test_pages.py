@@ -27,6 +27,11 @@ def resident_bytes() -> int:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 
 
+def huge_bytes() -> int:
+    with open("/proc/self/smaps_rollup") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("AnonHugePages"))
+
+
 def in_child(act: Callable[[], None]) -> int:
     """The child's wait status."""
     pid = os.fork()
@@ -72,6 +77,24 @@ def test_pieces_of_other_sizes_share_pages() -> None:
         for each in (other, small, large):
             assert bool((each.tensor == round_).all())
             pool.take_from(each)
+
+
+def test_huge_pages_stay_huge_wherever_they_are() -> None:
+    before, pool = huge_bytes(), PagePool(64 * MIB)
+    pieces = [PagedRange(7 * MIB + 4096 * odd) for odd in (1, 2, 3)]
+    for each in pieces:
+        each.tensor.fill_(1)
+    if huge_bytes() - before < 18 * MIB:
+        pytest.skip("this kernel has no huge pages to give")
+    for _ in range(2):
+        for each in pieces:
+            pool.take_from(each)
+        for each in reversed(pieces):
+            pool.give_to(each)
+            each.allow(Access.READ)
+            each.allow(Access.WRITE)
+            each.tensor.fill_(2)
+    assert huge_bytes() - before >= 18 * MIB
 
 
 @pytest.mark.parametrize("access", [Access.NONE, Access.READ])
