@@ -22,16 +22,25 @@ class OffloadConfigError(OffloadError, ValueError):
 
 
 class LimitTooSmallError(OffloadConfigError):
-    """`memory_limit` is below what one operation of the model needs at once, or one block of it: `needed_by`."""
+    """`memory_limit` is below what one operation of the model needs at once, or one block of it: `needed_by`.
 
-    def __init__(self, limit_bytes: int, smallest_bytes: int, needed_by: str = "") -> None:
+    `before_a_step`: nothing was computed yet, so that the smallest one that works may be larger.
+    """
+
+    def __init__(
+        self, limit_bytes: int, smallest_bytes: int, needed_by: str = "", *, before_a_step: bool = False
+    ) -> None:
         self.limit_bytes = limit_bytes
         self.smallest_bytes = smallest_bytes
+        self.needed_by = needed_by
         needs = f", which {needed_by} needs" if needed_by else ""
-        super().__init__(
-            f"memory_limit={limit_bytes} bytes is too small: the smallest that works for this model and batch is "
-            f"{smallest_bytes} bytes{needs}; raise it, or use a smaller micro-batch"
+        least = (
+            f"it has to be at least {smallest_bytes} bytes{needs} before anything is computed; raise it"
+            if before_a_step
+            else f"the smallest that works for this model and batch is {smallest_bytes} bytes{needs}; raise it, or use "
+            f"a smaller micro-batch"
         )
+        super().__init__(f"memory_limit={limit_bytes} bytes is too small: {least}")
 
 
 class SpillWriteError(OffloadError):

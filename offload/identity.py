@@ -78,7 +78,7 @@ class StayingTensor:
     def __init__(self, tensor: torch.Tensor, module: str) -> None:
         # A graph node must not hold a tensor that knows the node: that cycle would never be freed.
         self._tensor = tensor if tensor.is_leaf else tensor.detach()  # which shares the version
-        watched = type(tensor) is torch.nn.Parameter or _has_plain_memory(tensor)
+        watched = type(tensor) is torch.nn.Parameter or has_plain_memory(tensor)
         self._version = tensor._version if watched else None
         self._module = module
 
@@ -112,7 +112,7 @@ def stays_because(tensor: torch.Tensor, *, min_bytes: int) -> str | None:
     whole = _whole(tensor)
     if type(whole) is torch.nn.Parameter or (whole.is_leaf and whole.requires_grad):
         return "it is a parameter or a view of one"
-    if not _has_plain_memory(tensor):
+    if not has_plain_memory(tensor):
         return "it is not a plain strided tensor"
     storage = tensor.untyped_storage()
     if storage.nbytes() < min_bytes:
@@ -135,7 +135,8 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor._base is None else tensor._base
 
 
-def _has_plain_memory(tensor: torch.Tensor) -> bool:
+def has_plain_memory(tensor: torch.Tensor) -> bool:
+    """Tell whether its values are those of a storage that we can move."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
@@ -147,7 +148,7 @@ def _has_plain_memory(tensor: torch.Tensor) -> bool:
 
 def mark_as_staying(tensor: torch.Tensor) -> None:
     """Leave everything that shares this tensor's memory where it is."""
-    if _has_plain_memory(tensor):
+    if has_plain_memory(tensor):
         setattr(tensor.untyped_storage(), _STAYS, True)
 
 

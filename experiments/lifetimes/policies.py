@@ -36,7 +36,7 @@ def _on_demand(program: Program, _budget: Budget) -> Plan:
     return _plan(program, 0, with_activations=False)
 
 
-ZERO_INFINITY = Policy(make=_one_block_ahead, orders=(UpdateOrder.AFTER_BACKWARD,))
+ZERO_INFINITY = Policy(make=_one_block_ahead, orders=(UpdateOrder.AFTER_BACKWARD,), recompute=False)
 """Out after each use, one block ahead, updates at the end. With layerwise recomputation, which the model does."""
-ON_DEMAND = Policy(make=_on_demand, orders=(UpdateOrder.AFTER_BACKWARD,))
+ON_DEMAND = Policy(make=_on_demand, orders=(UpdateOrder.AFTER_BACKWARD,), recompute=False)
 """Read when needed, written when left. Likewise with recomputation."""

@@ -8,12 +8,15 @@ from elastrain.offload.lifetimes.orders import Arranged, StepStage
 from elastrain.offload.lifetimes.values import Kind, Move, Plan
 
 PieceKey = tuple[Kind, int]
-"""A kind and a block; for what a forward saved, the place of that forward."""
+"""A kind and a block; for what a forward saved, the place of that forward, or `orders.needed_at` of it."""
 FAR = 1 << 30
 
 
 class Carried:
-    """`extra_bytes` is what each point takes besides pieces: it may grow."""
+    """`extra_bytes` is what each point takes besides pieces: it may grow.
+
+    `given_up` are the places of forwards whose values are computed again.
+    """
 
     def __init__(self, arranged: Arranged, plan: Plan) -> None:
         self.arranged, self.plan = arranged, plan
@@ -27,7 +30,10 @@ class Carried:
             self._add(move)
         for due in self.reads.values():
             due.sort(key=lambda each: each[0])
+        self.given_up = frozenset(each.after for each in plan.recomputed)
         self._begun: dict[int, int] = defaultdict(int)
+        for each in plan.recomputed:
+            self._begun[each.again] += sum(plan.program.pieces[piece].size_bytes for piece in each.pieces)
         self._uses: dict[PieceKey, list[int]] = {}
         for key, piece in zip(arranged.pieces, arranged.program.pieces, strict=True):
             self._uses[key] = [use.point for use in piece.uses if not use.begins]
@@ -49,7 +55,7 @@ class Carried:
         return next((each for each in ahead if points[each] == (stage, block)), None)
 
     def begun_bytes(self, place: int) -> int:
-        """What is made at a point and kept: gradients, and what a forward saves."""
+        """What is made at a point and kept: gradients, what a forward saves, and what is computed again."""
         return self._begun[place]
 
     def distance(self, key: PieceKey, place: int) -> int:

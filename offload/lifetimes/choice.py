@@ -15,10 +15,11 @@ MARGIN_SHARE = 0.04
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How a plan is made, and of which orders of updates the fastest is taken."""
+    """How a plan is made, and of which orders of updates the fastest is taken; whether blocks may be computed again."""
 
     make: Callable[[Program, Budget], Plan] = make_plan
     orders: tuple[UpdateOrder, ...] = tuple(UpdateOrder)
+    recompute: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ A point ends where the next one begins. What comes in another order than planned
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 
 from elastrain.offload.errors import LimitTooSmallError
@@ -93,6 +94,7 @@ class Conductor:
                 seconds=seconds,
                 extra_bytes=extra_bytes,
                 saved_bytes=figures.saved_bytes,
+                needed_bytes=figures.needed_bytes,
                 standing=self._watch.take(self._pieces.values(), figures.extra_bytes),
             )
         )
@@ -101,7 +103,7 @@ class Conductor:
         account.reserved_bytes = account.coming_bytes = 0
         self._custody.release()
         if self.carried is None:
-            self._saved.keep_as(-1)  # all of it has left by itself
+            self._saved.keep_as(None)  # all of it has left by itself
         elif self._place >= 0:
             self.carried.extra_bytes[self._place] += figures.over_bytes  # once, and never again
             self._let_go(self.carried, stage)
@@ -112,6 +114,37 @@ class Conductor:
             return 0
         key = next((key for key, each in self._pieces.items() if each is piece), None)
         return FAR if key is None else self.carried.distance(key, self._place)
+
+    # What blocks ask that may be computed again.
+
+    def is_given_up(self, block: int) -> bool:
+        """Whether the plan has the forward under way computed again."""
+        return (
+            self.carried is not None and self.is_at(StepStage.FORWARD, block) and self._place in self.carried.given_up
+        )
+
+    def has_kept(self, needed_bytes: int, given_up_bytes: int) -> None:
+        """A forward that can be computed again has ended: what that needs, and what was given up."""
+        self._meter.needed_bytes = needed_bytes
+        if given_up_bytes:
+            self._was_saved(given_up_bytes)
+
+    def begins_again(self, wanted: Sequence[HeldPiece], size_bytes: int) -> None:
+        """Have what computes it, and room for it: it was expected, as far as the plan knows of it."""
+        self._custody.acquire(wanted)
+        began_s = time.perf_counter()
+        self._custody.account.came(size_bytes)
+        self._custody.make_room(size_bytes)
+        self._custody.has_waited(time.perf_counter() - began_s)
+
+    def ended_again(self, seconds: float) -> None:
+        """It is computed."""
+        self._meter.computed_again(seconds)
+
+    @property
+    def times_again(self) -> int:
+        """How many forwards were computed again so far."""
+        return self._meter.times_again
 
     def _is_watched(self) -> bool:
         return self.carried is None or self.steps < WATCHED_STEPS or self.steps % WATCH_EVERY_STEPS == 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -115,13 +116,19 @@ class PieceCustody:
                 self._mover.apply(piece, residency.Release())
 
     def release(self, *, wholly: bool = False) -> None:
-        """Let go of all pins, as another point begins; of those that `hold` has made, too, if `wholly`."""
+        """Let go of all pins, as another point begins; of those that `hold` has made, too, if `wholly`.
+
+        Warns of what drives did not take: training goes on, as far as memory has room for it.
+        """
         with self._changed:
             if wholly:
                 self._kept.clear()
             for piece in self._pinned:
                 piece.close()
             self._pinned, self._served = set(self._kept), []
+            untold = self._mover.take_untold()
+        for each in untold:
+            warnings.warn(each, RuntimeWarning, stacklevel=2)
 
     def hold(self, pieces: Iterable[HeldPiece]) -> None:
         """Have pieces in memory until everything is let go of `wholly`."""

@@ -34,6 +34,12 @@ class PieceMover:
         self._account = account
         self._pool = pool
         self._changed = changed
+        self._untold: list[str] = []
+
+    def take_untold(self) -> list[str]:
+        """What drives did not take since the last time, as sentences: it stays in memory, and nobody else tells."""
+        untold, self._untold = self._untold, []
+        return untold
 
     def apply(self, piece: HeldPiece, event: residency.Event) -> None:
         """Let an event happen to a piece."""
@@ -149,6 +155,8 @@ class PieceMover:
             return
         if piece.fault is not None:
             piece.leaving = False
+            if isinstance(piece.fault, SpillWriteError):
+                self._untold.append(f"{piece.name} stay in memory: {piece.fault}")
         self.apply(piece, done if piece.fault is None else failed)
         self.leave_if_written(piece)
         self._changed.notify_all()

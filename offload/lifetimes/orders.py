@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from elastrain.offload.lifetimes.recording import Standing
-from elastrain.offload.lifetimes.values import Kind, MemoryPiece, Point, Program, Use
+from elastrain.offload.lifetimes.values import Kind, MemoryPiece, Point, Program, Recomputation, Use
+
+
+def needed_at(place: int) -> int:
+    """The number of what the forward at a place needs to be computed again: no place has it."""
+    return ~place
 
 
 class StepStage(Enum):
@@ -47,7 +52,8 @@ class BlockSizes:
 class Arrival:
     """One point as it was seen, in the order of the step: what it took, and what it saved for its backward.
 
-    `standing` is there where the point was looked at closely.
+    `needed_bytes` is the part of that from which the rest can be computed again; None where it cannot. `standing` is
+    there where the point was looked at closely.
     """
 
     stage: StepStage
@@ -55,6 +61,7 @@ class Arrival:
     seconds: float
     extra_bytes: int = 0
     saved_bytes: int = 0
+    needed_bytes: int | None = None
     standing: Standing | None = None
 
 
@@ -62,7 +69,8 @@ class Arrival:
 class Arranged:
     """A program, the stage and block of each of its points, and which of its pieces is which.
 
-    A piece is told by its kind and its block; what a forward saved, by the place of that forward.
+    A piece is told by its kind and its block; what a forward saved, by the place of that forward, but for the part from
+    which the rest can be computed again (`needed_at`).
     """
 
     order: UpdateOrder
@@ -75,20 +83,21 @@ def arrange(blocks: Sequence[BlockSizes], seen: Sequence[Arrival], order: Update
     """The step in this order. `seen` holds each block's update once, wherever it ran."""
     arrivals = _in_order(seen, order)
     uses: dict[tuple[Kind, int], dict[int, Use]] = {}
-    saved: list[tuple[int, int, Use]] = []  # block, bytes, where it is born
+    saved: list[tuple[Arrival, int]] = []  # the forwards that saved something, and their places
     pieces: list[tuple[tuple[Kind, int], MemoryPiece]] = []
+    again: list[Recomputation] = []
     for place, arrival in enumerate(arrivals):
         for block in blocks[arrival.block].touches:
             _use(
                 uses, Kind.PARAMETER, block, place, changes=arrival.stage is StepStage.UPDATE and block == arrival.block
             )
         if arrival.stage is StepStage.FORWARD and arrival.saved_bytes:
-            saved.append((arrival.block, arrival.saved_bytes, Use(point=place, begins=True)))
+            saved.append((arrival, place))
         if arrival.stage is StepStage.BACKWARD:
             for block in blocks[arrival.block].touches:
                 first = not any(use.changes for use in uses.get((Kind.GRADIENT, block), {}).values())
                 _use(uses, Kind.GRADIENT, block, place, changes=True, begins=first)
-            pieces += _released(saved, arrival.block, place, blocks)
+            _release(saved, blocks[arrival.block].name, arrival.block, place, pieces, again)
         if arrival.stage is StepStage.UPDATE:
             _use(uses, Kind.GRADIENT, arrival.block, place)
             _use(uses, Kind.STATE, arrival.block, place, changes=True)
@@ -96,8 +105,7 @@ def arrange(blocks: Sequence[BlockSizes], seen: Sequence[Arrival], order: Update
         size_bytes = _size(blocks[block], kind)
         if size_bytes:
             ordered = tuple(found[place] for place in sorted(found))
-            name = f"{kind.value}s of {blocks[block].name}"
-            pieces.append(((kind, block), MemoryPiece(name=name, kind=kind, size_bytes=size_bytes, uses=ordered)))
+            pieces.append(_piece(f"{kind.value}s of {blocks[block].name}", (kind, block), size_bytes, ordered))
     points = tuple(
         Point(
             name=f"the {each.stage.value} of {blocks[each.block].name}",
@@ -108,7 +116,7 @@ def arrange(blocks: Sequence[BlockSizes], seen: Sequence[Arrival], order: Update
     )
     return Arranged(
         order=order,
-        program=Program(points=points, pieces=tuple(piece for _, piece in pieces)),
+        program=Program(points=points, pieces=tuple(piece for _, piece in pieces), recomputations=tuple(again)),
         points=tuple((each.stage, each.block) for each in arrivals),
         pieces=tuple(key for key, _ in pieces),
     )
@@ -138,19 +146,39 @@ def _use(
     uses.setdefault((kind, block), {})[place] = Use(point=place, changes=changes, begins=begins)
 
 
-def _released(
-    saved: list[tuple[int, int, Use]], block: int, place: int, blocks: Sequence[BlockSizes]
-) -> list[tuple[tuple[Kind, int], MemoryPiece]]:
-    """What the block's last open forward saved: its backward is the end of it."""
-    number = next((n for n in reversed(range(len(saved))) if saved[n][0] == block), None)
+def _release(
+    saved: list[tuple[Arrival, int]],
+    name: str,
+    block: int,
+    place: int,
+    pieces: list[tuple[tuple[Kind, int], MemoryPiece]],
+    again: list[Recomputation],
+) -> None:
+    """What the block's last open forward saved: its backward is the end of it. Adds to `pieces` and `again`."""
+    number = next((n for n in reversed(range(len(saved))) if saved[n][0].block == block), None)
     if number is None:
-        return []
-    _, size_bytes, born = saved.pop(number)
-    name = f"what {blocks[block].name} saved"
-    uses = (born, Use(point=place))
-    return [
-        ((Kind.ACTIVATION, born.point), MemoryPiece(name=name, kind=Kind.ACTIVATION, size_bytes=size_bytes, uses=uses))
-    ]
+        return
+    forward, born = saved.pop(number)
+    needed_bytes = min(forward.needed_bytes or 0, forward.saved_bytes)
+    uses = (Use(point=born, begins=True), Use(point=place))
+    if forward.saved_bytes > needed_bytes:
+        if forward.needed_bytes is not None:
+            again.append(
+                Recomputation(
+                    name=f"what {name} saved", pieces=(len(pieces),), after=born, again=place, seconds=forward.seconds
+                )
+            )
+        key, size_bytes = (Kind.ACTIVATION, born), forward.saved_bytes - needed_bytes
+        pieces.append(_piece(f"what {name} saved", key, size_bytes, uses))
+    if needed_bytes:
+        key = Kind.ACTIVATION, needed_at(born)
+        pieces.append(_piece(f"what {name} begins from", key, needed_bytes, uses))
+
+
+def _piece(
+    name: str, key: tuple[Kind, int], size_bytes: int, uses: tuple[Use, ...]
+) -> tuple[tuple[Kind, int], MemoryPiece]:
+    return key, MemoryPiece(name=name, kind=key[0], size_bytes=size_bytes, uses=uses)
 
 
 def _size(block: BlockSizes, kind: Kind) -> int:

@@ -49,6 +49,8 @@ def difference(
         return StepDifference(
             changed=Changed.POINTS, reason="blocks run in another order, or as often as before no more"
         )
+    if _can_be_again(planned) != _can_be_again(now):
+        return StepDifference(changed=Changed.POINTS, reason="other blocks than before can be computed again")
     if planned.blocks != now.blocks:
         return StepDifference(
             changed=Changed.SIZES, reason="blocks hold parameters, gradients or states of other sizes"
@@ -71,6 +73,10 @@ def _points(step: SeenStep) -> tuple[list[tuple[StepStage, int]], list[int]]:
     points = [(each.stage, each.block) for each in step.points]
     updated = sorted(block for stage, block in points if stage is StepStage.UPDATE)
     return [each for each in points if each[0] is not StepStage.UPDATE], updated
+
+
+def _can_be_again(step: SeenStep) -> list[bool]:
+    return [each.needed_bytes is not None for each in step.points if each.stage is StepStage.FORWARD]
 
 
 def _saved_bytes(step: SeenStep) -> int:

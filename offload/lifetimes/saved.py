@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import Protocol
 
 import torch
 
@@ -16,10 +17,22 @@ from elastrain.offload.compiling import running
 from elastrain.offload.compiling.running import KeptValue
 from elastrain.offload.hooks import ActivationOffload
 from elastrain.offload.identity import SpillHandle, StayingTensor
+from elastrain.offload.lifetimes.orders import needed_at
 from elastrain.offload.manager import SpillManager
 from elastrain.offload.records import SpillRecord
 from elastrain.offload.residency import State
 from elastrain.offload.stats import PassProfile
+
+SAVED_BYTES = 32 << 10
+"""Saved tensors below it stay: to move them takes longer than to keep them."""
+
+
+class ComputedAgain(Protocol):
+    """A forward whose values were computed again."""
+
+    def held_bytes(self) -> int:
+        """What it holds of them now."""
+        ...
 
 
 class LeavesWhenTold:
@@ -65,6 +78,8 @@ class SavedTensors:
         self._collecting: list[weakref.ref[SpillRecord]] = []
         self._at: dict[int, list[weakref.ref[SpillRecord]]] = {}
         self._known: weakref.WeakSet[SpillRecord] = weakref.WeakSet()
+        self._needed: weakref.WeakSet[SpillRecord] = weakref.WeakSet()
+        self._again: weakref.WeakSet[ComputedAgain] = weakref.WeakSet()
         self._entered: torch.autograd.graph.saved_tensors_hooks | None = None
 
     # Hooks.
@@ -74,7 +89,7 @@ class SavedTensors:
         if self._entered is None:
             self._offload.__enter__()
             running.enter(self._keep)
-            self._entered = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+            self._entered = torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
             self._entered.__enter__()
 
     def leave(
@@ -90,7 +105,8 @@ class SavedTensors:
             running.leave()
             self._offload.__exit__(kind, error, trace)
 
-    def _pack(self, tensor: torch.Tensor) -> StayingTensor | SpillHandle:
+    def pack(self, tensor: torch.Tensor) -> StayingTensor | SpillHandle:
+        """Take what a forward saves."""
         saved = self._offload._pack(tensor)
         self._collect(saved)
         return saved
@@ -99,7 +115,7 @@ class SavedTensors:
         """What a compiled program saves."""
         saved = self._offload._keep(value)
         self._collect(saved)
-        return KeptValue(bring=lambda: self._unpack(saved))
+        return KeptValue(bring=lambda: self.unpack(saved))
 
     def _collect(self, saved: StayingTensor | SpillHandle) -> None:
         if isinstance(saved, SpillHandle) and saved.record not in self._known:
@@ -107,7 +123,8 @@ class SavedTensors:
             self._collecting.append(weakref.ref(saved.record))
             self.saved(saved.record.size_bytes)
 
-    def _unpack(self, saved: StayingTensor | SpillHandle) -> torch.Tensor:
+    def unpack(self, saved: StayingTensor | SpillHandle) -> torch.Tensor:
+        """Give it back, in memory. Raises SpillReadError, ModifiedInPlaceError."""
         if isinstance(saved, StayingTensor):
             tensor = self._offload._unpack(saved)
             self.stayed(tensor)
@@ -121,12 +138,45 @@ class SavedTensors:
         self.waited(time.perf_counter() - began_s)
         return tensor
 
+    # What blocks say that may be computed again.
+
+    @property
+    def is_entered(self) -> bool:
+        """Whether a forward is under way whose values are saved here."""
+        return self._entered is not None
+
+    def collected(self) -> int:
+        """How much was collected at this point so far, for `mark_needed`."""
+        return len(self._collecting)
+
+    def mark_needed(self, before: int, storages: set[int] | None) -> list[SpillRecord]:
+        """Of what was collected since then, what a recomputation begins from: in these storages, or all of it."""
+        found = []
+        for each in self._collecting[before:]:
+            record = each()
+            memory = None if record is None else record.origin.memory()
+            if record is not None and (storages is None or (memory is not None and memory._cdata in storages)):
+                found.append(record)
+        self._needed.update(found)
+        return found
+
+    def hold_again(self, forward: ComputedAgain) -> None:
+        """Count what this forward holds that was computed again, as long as it does."""
+        self._again.add(forward)
+
     # What the conductor says.
 
-    def keep_as(self, place: int) -> None:
-        """What was saved since the last time belongs to this place."""
-        if self._collecting:
-            self._at[place], self._collecting = self._collecting, []
+    def keep_as(self, place: int | None) -> None:
+        """What was saved since the last time belongs to this place, or to none.
+
+        What a recomputation there would begin from belongs to `needed_at(place)`.
+        """
+        collecting, self._collecting = self._collecting, []
+        if place is None or not collecting:
+            return
+        records = [record for each in collecting if (record := each()) is not None]
+        self._at[place] = [weakref.ref(each) for each in records if each not in self._needed]
+        self._at[needed_at(place)] = [weakref.ref(each) for each in records if each in self._needed]
 
     def let_leave(self, place: int) -> None:
         """Let what was saved there leave memory."""
@@ -148,7 +198,7 @@ class SavedTensors:
 
     def live_bytes(self) -> int:
         """Memory that saved tensors take, that of reads included."""
-        return self._manager.live_bytes + self._manager.idle_bytes
+        return self._manager.live_bytes + self._manager.idle_bytes + sum(each.held_bytes() for each in self._again)
 
     def moving_bytes(self) -> int:
         """What is on its way out."""

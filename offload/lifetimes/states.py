@@ -81,8 +81,14 @@ class BlockStates:
         piece = self._by_storage.get(tensor.untyped_storage()._cdata)
         return [] if piece is None else [piece]
 
-    def check_parameters(self) -> None:
-        """Raises OffloadConfigError where a parameter does not lie in its piece any more. Touches none."""
+    def check_parameters(self, model: nn.Module) -> None:
+        """Raises OffloadConfigError where a parameter is new, or does not lie in its piece any more. Touches none."""
+        for name, parameter in model.named_parameters():
+            if parameter not in self.block_of:
+                raise OffloadConfigError(
+                    f"{name} became a parameter of the model after `within` was called: add or replace parameters "
+                    f"before, and make the optimizer of them"
+                )
         for block in self._blocks:
             for parameter in block.parameters:
                 if not self.holding(parameter):

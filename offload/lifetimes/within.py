@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.hooks import ActivationOffload, OffloadConfig
 from elastrain.offload.lifetimes import heap, step_profile, touches
+from elastrain.offload.lifetimes.again import BlockForward, can_be_computed_again
 from elastrain.offload.lifetimes.blocks import blocks_of, check_limit, check_optimizer
 from elastrain.offload.lifetimes.choice import Policy
 from elastrain.offload.lifetimes.conductor import Conductor
@@ -36,7 +38,7 @@ from elastrain.offload.lifetimes.orders import StepStage, UpdateOrder
 from elastrain.offload.lifetimes.pages import PagePool
 from elastrain.offload.lifetimes.planning import Planning
 from elastrain.offload.lifetimes.room import RoomAccount
-from elastrain.offload.lifetimes.saved import LeavesWhenTold, SavedTensors
+from elastrain.offload.lifetimes.saved import SAVED_BYTES, LeavesWhenTold, SavedTensors
 from elastrain.offload.lifetimes.standing import StandingWatch
 from elastrain.offload.lifetimes.states import BlockStates
 from elastrain.offload.lifetimes.updates import Updates
@@ -44,8 +46,6 @@ from elastrain.offload.lifetimes.values import Kind
 from elastrain.offload.residency import State
 
 UNLIMITED_BYTES = 1 << 62
-SAVED_BYTES = 32 << 10
-"""Saved tensors below it stay: to move them takes longer than to keep them."""
 
 
 def within(
@@ -62,6 +62,8 @@ def within(
     Call `step` of what this returns in place of clipping, `optimizer.step()` and `zero_grad()`. Only that, forwards and
     backwards may touch parameters and states: other code enters `whole()`. Not for several threads.
     `engines` replaces the files in `dirs` (`cuda.host_tier` makes one of host memory), `policy` the way plans are made.
+    Where that costs less than a drive, a block's forward is computed again in its backward: what it changes outside of
+    the model, a global or a file, it then changes twice, unless `policy.recompute` is false.
     Raises OffloadConfigError where the model cannot be cut into blocks, the optimizer needs whole tensors, or there is
     no drive; LimitTooSmallError, with the block that needs more, here or after the second step.
     """
@@ -70,11 +72,15 @@ def within(
     config = OffloadConfig(dirs=tuple(dirs), min_bytes=SAVED_BYTES)
     heap.give_back_what_is_freed()
     found = [PosixEngine(each) for each in dirs] if engines is None else engines
+    if not found:
+        raise OffloadConfigError("there is no drive: name at least one directory or engine")
     devices = [each if isinstance(each, Device) else Device(each) for each in found]
     told = LeavesWhenTold()
     offload = ActivationOffload(config, engines=devices, plan=told)
     training = TrainingWithin(model, optimizer, memory_limit, SavedTensors(offload, told), devices)
     training._planning.policy = policy or Policy()
+    if training._planning.policy.recompute:
+        training._let_blocks_be_computed_again()
     return training
 
 
@@ -133,6 +139,7 @@ class TrainingWithin:
             "written_bytes": sum(each.writes.moved_bytes for each in self._devices),
             "read_bytes": sum(each.reads.moved_bytes for each in self._devices),
             "waited_s": self._custody.waited_s,
+            "computed_again": self._conductor.times_again,
             "most_bytes": self._custody.account.most_bytes,
         }
 
@@ -191,6 +198,12 @@ class TrainingWithin:
 
     # Hooks.
 
+    def _let_blocks_be_computed_again(self) -> None:
+        for number, block in enumerate(self._blocks):
+            if block.module is not None and can_be_computed_again(block.module):
+                wanted = partial(self._computes_with, number)
+                self._handles.append(BlockForward(number, block, self._saved, self._conductor, wanted).install())
+
     def _hook_up(self) -> Iterator[Any]:
         yield self._model.register_forward_pre_hook(OriginalsHook(self._model_begins))
         yield self._model.register_forward_hook(OriginalsHook(self._model_ends), always_call=True)
@@ -209,7 +222,7 @@ class TrainingWithin:
                     yield parameter.register_post_accumulate_grad_hook(self._landed)  # type: ignore[no-untyped-call]
 
     def _model_begins(self, _module: nn.Module, _args: Any) -> None:
-        self._states.check_parameters()
+        self._states.check_parameters(self._model)
         self._updates.update(len(self._blocks) - 1)
         self._custody.acquire(self._rest())
         if torch.is_grad_enabled():
@@ -219,8 +232,7 @@ class TrainingWithin:
         self._saved.leave()
 
     def _forward(self, number: int) -> None:
-        touched = self._blocks[number].touches
-        wanted = [*self._states.of(Kind.PARAMETER, touched), *self._rest()]
+        touched, wanted = self._blocks[number].touches, self._computes_with(number)
         if torch._C._current_graph_task_id() != -1:
             self._custody.acquire(wanted)  # it is computed again, inside its backward
             return
@@ -237,12 +249,10 @@ class TrainingWithin:
     def _backward(self, number: int) -> None:
         if torch.is_grad_enabled():
             # This backward makes a graph, which saves parameters where no hook of ours sees it.
-            used = self._states.of(Kind.PARAMETER, self._blocks[number].touches)
-            self._custody.hold([*used, *self._rest()])
+            self._custody.hold(self._computes_with(number))
         if self._conductor.is_at(StepStage.BACKWARD, number):
             return
-        touched = self._blocks[number].touches
-        self._conductor.arrive(StepStage.BACKWARD, number, [*self._states.of(Kind.PARAMETER, touched), *self._rest()])
+        self._conductor.arrive(StepStage.BACKWARD, number, self._computes_with(number))
 
     def _lands(self, parameter: nn.Parameter, _grad: torch.Tensor) -> None:
         """Before autograd adds to a gradient that is there."""
@@ -257,6 +267,10 @@ class TrainingWithin:
         self._updates.landed(parameter)
 
     # Small things.
+
+    def _computes_with(self, number: int) -> list[HeldPiece]:
+        """The parameters that a block's forward and backward use."""
+        return [*self._states.of(Kind.PARAMETER, self._blocks[number].touches), *self._rest()]
 
     def _rest(self) -> list[HeldPiece]:
         return self._states.of(Kind.PARAMETER, [len(self._blocks) - 1])

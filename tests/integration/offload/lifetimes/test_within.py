@@ -327,7 +327,7 @@ def test_what_cannot_be_cut_or_updated_in_parts_is_refused_by_name(tmp_path: Pat
 
 def test_a_limit_below_one_block_is_refused(tmp_path: Path) -> None:
     model, _ = build("gpt", SHAPE)
-    with pytest.raises(LimitTooSmallError, match=r"smallest that works .* which decoder\.0 with its gradients needs"):
+    with pytest.raises(LimitTooSmallError, match=r"at least \d+ bytes, which decoder\.0 with its gradients needs"):
         within(model, adamw(model), dirs=[str(tmp_path)], memory_limit=100 << 10)
 
 
@@ -346,6 +346,80 @@ def test_parameters_that_are_replaced_are_refused_by_their_block(tmp_path: Path)
     with pytest.raises(OffloadConfigError, match=r"a parameter of decoder\.1 was replaced after `within`"):
         loss_of(model, 0)
     training.abandon()
+
+
+def test_the_smallest_limit_that_is_told_works(tmp_path: Path) -> None:
+    """From far below: each sentence says more, and what the last one says is enough."""
+    limit_bytes, told = 1 << 10, list[int]()
+    for _ in range(6):
+        model, _ = build("gpt", SHAPE)
+        try:
+            training = within(model, adamw(model), dirs=[str(tmp_path)], memory_limit=limit_bytes)
+            train(model, training)
+        except LimitTooSmallError as error:
+            told.append(limit_bytes := error.smallest_bytes)
+            continue
+        training.close()
+        break
+    else:
+        pytest.fail(f"none of these works: {told}")
+    assert told == sorted(told)
+
+
+def test_parameters_that_are_new_are_refused_by_their_names(tmp_path: Path) -> None:
+    model, _ = build("gpt", SHAPE)
+    training = within(model, adamw(model), dirs=[str(tmp_path)], memory_limit=64 << 20)
+    model.decoder[1].up.weight = nn.Parameter(torch.zeros(256, 64))
+    with pytest.raises(OffloadConfigError, match=r"decoder\.1\.up\.weight became a parameter of the model after"):
+        loss_of(model, 0)
+    training.abandon()
+
+
+def test_a_model_that_was_converted_is_refused(tmp_path: Path) -> None:
+    model, _ = build("gpt", SHAPE)
+    training = within(model, adamw(model), dirs=[str(tmp_path)], memory_limit=64 << 20)
+    model.to(torch.float64)
+    with pytest.raises(OffloadConfigError, match=r"replaced after `within` was called \(by \.to\(\)"):
+        loss_of(model, 0)
+    training.abandon()
+
+
+class OneBlock(nn.Module):
+    """One block that is used three times, as in ALBERT: its name is all that tells it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, block = nn.Embedding(256, 64), nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+        self.layers = nn.ModuleList([block, block, block])
+        self.head = nn.Linear(64, 256)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
+
+
+def test_a_block_that_is_used_several_times(tmp_path: Path) -> None:
+    assert_same(limited(OneBlock(), tmp_path, part=0.6), plain(OneBlock()))
+
+
+@pytest.mark.parametrize("limit_bytes", [0, -1])
+def test_a_limit_that_is_none_is_refused(limit_bytes: int, tmp_path: Path) -> None:
+    model, _ = build("gpt", SHAPE)
+    with pytest.raises(LimitTooSmallError, match=f"memory_limit={limit_bytes} bytes is too small"):
+        within(model, adamw(model), dirs=[str(tmp_path)], memory_limit=limit_bytes)
+
+
+def test_drives_that_are_none_are_refused(tmp_path: Path) -> None:
+    model, _ = build("gpt", SHAPE)
+    with pytest.raises(OffloadConfigError, match="there is no drive"):
+        within(model, adamw(model), dirs=[str(tmp_path)], memory_limit=64 << 20, engines=[])
+    with pytest.raises(OffloadConfigError, match="is not a directory"):
+        within(model, adamw(model), dirs=[str(tmp_path / "none")], memory_limit=64 << 20)
+    with pytest.raises(OffloadConfigError, match="which is memory itself"):
+        within(model, adamw(model), dirs=["/dev/shm"], memory_limit=64 << 20)
 
 
 def test_no_drive_is_refused() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elastrain.offload.lifetimes import program as facts
-from elastrain.offload.lifetimes.orders import Arranged, Arrival, BlockSizes, StepStage, UpdateOrder, arrange
+from elastrain.offload.lifetimes.carried import Carried
+from elastrain.offload.lifetimes.orders import Arranged, Arrival, BlockSizes, StepStage, UpdateOrder, arrange, needed_at
 from elastrain.offload.lifetimes.plan import make_plan
 from elastrain.offload.lifetimes.values import Budget, Kind, Tier, Use
 
@@ -60,6 +63,22 @@ def test_two_forwards_before_two_backwards_are_paired_from_the_inside() -> None:
         tuple(use.point for use in piece.uses) for piece in found.program.pieces if piece.kind is Kind.ACTIVATION
     )
     assert saved == [(0, 3), (1, 2)]
+
+
+def test_what_a_forward_saved_can_be_computed_again_from_a_part_of_it() -> None:
+    step = [replace(each, needed_bytes=3) if each.stage is F and each.block == 1 else each for each in STEP]
+    found = arrange(BLOCKS, step, UpdateOrder.BEFORE_FORWARD)
+    (again,) = found.program.recomputations
+    (dropped,) = again.pieces
+    assert (again.after, again.again, again.seconds) == (3, 7, 1.0)
+    assert found.pieces[dropped] == (Kind.ACTIVATION, 3) and found.program.pieces[dropped].size_bytes == 4
+    kept = found.pieces.index((Kind.ACTIVATION, needed_at(3)))
+    assert found.program.pieces[kept].size_bytes == 3
+    slow = Tier(name="drive", read_bytes_per_s=1.0, write_bytes_per_s=1.0)
+    assert not make_plan(found.program, Budget(limit_bytes=10**6, tiers=(slow,))).recomputed
+    least, _ = facts.least_bytes(found.program)
+    carried = Carried(found, make_plan(found.program, Budget(limit_bytes=least, tiers=(slow,))))
+    assert carried.given_up == {3} and carried.begun_bytes(7) == 4 + 10  # and the gradients
 
 
 def test_a_block_that_shares_weights_uses_the_other_ones_pieces_too() -> None:

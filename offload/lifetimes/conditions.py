@@ -1,0 +1,108 @@
+"""Under which conditions a forward ran, so that it can run again and compute the same: and leave no trace, then.
+
+Random numbers (torch's on the CPU and on CUDA, Python's, numpy's), autocast, whether gradients are recorded, and what
+the modules hold besides parameters. What a forward changes elsewhere (a global, a file) is not known here.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+_AUTOCASTS = ("cpu", "cuda")
+
+
+class ForwardConditions:
+    """Taken when a forward begins; `restored` has them again."""
+
+    def __init__(self, module: nn.Module, inputs: object) -> None:
+        self._random = _random_states()
+        self._devices, self._device_states = get_device_states(inputs)
+        self._autocasts = [
+            (each, torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in _AUTOCASTS
+        ]
+        self._caches = torch.is_autocast_cache_enabled()
+        self._training = [(each, each.training) for each in module.modules()]
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """As they were then; what is changed meanwhile of all of them, and of the modules, is undone."""
+        random_now, training_now = _random_states(), [(each, each.training) for each, _ in self._training]
+        kept = [_KeptModule(each) for each, _ in self._training]
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=self._devices, enabled=bool(self._devices)))
+            for device_type, enabled, dtype in self._autocasts:
+                stack.enter_context(
+                    torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=self._caches)
+                )
+            stack.enter_context(torch.enable_grad())
+            try:
+                _set_training(self._training)
+                _set_random_states(self._random)
+                if self._devices:
+                    set_device_states(self._devices, self._device_states)
+                yield
+            finally:
+                for each in kept:
+                    each.put_back()
+                _set_training(training_now)
+                _set_random_states(random_now)
+
+
+class _KeptModule:
+    """What one module holds besides parameters and children: attributes, lists and generators in them, buffers."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._attributes = dict(module.__dict__)
+        self._generators = [
+            (each, each.get_state()) for each in module.__dict__.values() if isinstance(each, torch.Generator)
+        ]
+        self._contents = [(each, each.copy()) for each in module.__dict__.values() if type(each) in (list, dict, set)]
+        self._buffers = [(each, each.detach().clone()) for each in module._buffers.values() if each is not None]
+
+    def put_back(self) -> None:
+        own = self._module.__dict__
+        for name in [name for name in own if name not in self._attributes]:
+            del own[name]
+        own.update((name, value) for name, value in self._attributes.items() if own.get(name) is not value)
+        for each, before in self._contents:
+            if _members(each) != _members(before):
+                each.clear()
+                each.extend(before) if isinstance(each, list) else each.update(before)
+        for generator, state in self._generators:
+            generator.set_state(state)
+        for buffer, values in self._buffers:
+            if not torch.equal(buffer.detach(), values):
+                buffer.data.copy_(values)
+
+
+def _members(several: list[Any] | dict[Any, Any] | set[Any]) -> list[int]:
+    """Who is in it, without asking whether they are equal."""
+    members = several.items() if isinstance(several, dict) else several
+    return [id(one) for each in members for one in (each if isinstance(several, dict) else (each,))]
+
+
+def _set_training(modes: list[tuple[nn.Module, bool]]) -> None:
+    for module, is_training in modes:
+        module.training = is_training
+
+
+def _random_states() -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy")
+    return torch.get_rng_state(), random.getstate(), None if numpy is None else numpy.random.get_state()
+
+
+def _set_random_states(states: tuple[Any, ...]) -> None:
+    of_torch, of_python, of_numpy = states
+    torch.set_rng_state(of_torch)
+    random.setstate(of_python)
+    if of_numpy is not None:
+        sys.modules["numpy"].random.set_state(of_numpy)

@@ -1,0 +1,286 @@
+"""Blocks that the plan has computed again: parameters, states and buffers stay bit for bit those of plain training."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from elastrain.offload.device import Device
+from elastrain.offload.errors import SpillReadError
+from elastrain.offload.lifetimes import plan as plans
+from elastrain.offload.lifetimes import program as facts
+from elastrain.offload.lifetimes import within as module
+from elastrain.offload.lifetimes.again import BlockForward
+from elastrain.offload.lifetimes.choice import Policy
+from elastrain.offload.lifetimes.pages import PagePool
+from elastrain.offload.lifetimes.values import Budget, Plan, Program
+from elastrain.offload.lifetimes.within import TrainingWithin, within
+from experiments.offload.models import KINDS, build
+from tests.integration.offload.lifetimes.touching import SHAPE, NothingBesides, tokens
+from tests.support.faulty_engines import ThrottledEngine
+from tests.support.memory_engine import MemoryEngine
+
+STEPS = 6
+WIDTH = 128
+Loss = Callable[[nn.Module, int], Tensor]
+LAST: list[BlockForward] = []
+"""The blocks of who trained last."""
+
+
+def all_again(program: Program, budget: Budget) -> Plan:
+    """The plan that computes again whatever can be."""
+    return plans._plan_within(program, budget, facts.gaps(program), recomputed=1.0)
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(module, "memory_for", lambda _model, limit_bytes: (PagePool(limit_bytes), NothingBesides()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    found: Tensor = model(tokens(step))
+    return found
+
+
+def seed() -> None:
+    torch.manual_seed(7)
+    random.seed(7)
+
+
+def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    of = [optimizer.state[each] for each in model.parameters() if each in optimizer.state]
+    states = [value for state in of for value in state.values() if isinstance(value, Tensor)]
+    return [each.detach().clone() for each in itertools.chain(model.parameters(), model.buffers(), states)]
+
+
+def plain(model: nn.Module, loss: Loss = loss_of) -> list[Tensor]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    seed()
+    for step in range(STEPS):
+        loss(model, step).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+    return held(model, optimizer)
+
+
+def begun(model: nn.Module, folder: Path, **more: Any) -> tuple[TrainingWithin, torch.optim.Optimizer]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    limit_bytes = 3 * sum(each.nbytes for each in model.parameters()) + (1 << 20)
+    more = {"policy": Policy(make=all_again), "memory_limit": limit_bytes, **more}
+    return within(model, optimizer, dirs=[str(folder)], **more), optimizer
+
+
+def again(model: nn.Module, folder: Path, loss: Loss = loss_of, **more: Any) -> tuple[list[Tensor], TrainingWithin]:
+    training, optimizer = begun(model, folder, **more)
+    seed()
+    for step in range(STEPS):
+        loss(model, step).backward()  # type: ignore[no-untyped-call]
+        training.step()
+    LAST[:] = forwards(training)
+    training.close()
+    return held(model, optimizer), training
+
+
+def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    return len(ours) == len(theirs) and all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))
+
+
+def forwards(training: TrainingWithin) -> list[BlockForward]:
+    return [each for each in training._handles if isinstance(each, BlockForward)]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_bits_are_those_of_plain_training(kind: str, dropout: float, tmp_path: Path) -> None:
+    shape = replace(SHAPE, dropout=dropout)
+    ours, training = again(build(kind, shape)[0], tmp_path)
+    assert training.figures()["computed_again"] >= 4 * (STEPS - 2)
+    assert same(ours, plain(build(kind, shape)[0]))
+
+
+def test_under_autocast(tmp_path: Path) -> None:
+    def loss(model: nn.Module, step: int) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss_of(model, step)
+
+    shape = replace(SHAPE, dropout=0.1)
+    ours, training = again(build("gpt", shape)[0], tmp_path, loss)
+    assert training.figures()["computed_again"]
+    assert same(ours, plain(build("gpt", shape)[0], loss))
+
+
+def test_a_graph_that_is_gone_through_twice_and_two_forwards_before_their_backwards(tmp_path: Path) -> None:
+    def loss(model: nn.Module, step: int) -> Tensor:
+        first, second = loss_of(model, step), loss_of(model, 100 + step)
+        first.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        return first + second
+
+    ours, training = again(build("gpt", SHAPE)[0], tmp_path, loss)
+    assert training.figures()["computed_again"]
+    assert same(ours, plain(build("gpt", SHAPE)[0], loss))
+
+
+def test_the_planner_prefers_it_to_a_slow_drive(tmp_path: Path) -> None:
+    device, model = Device(ThrottledEngine(MemoryEngine(), bytes_per_s=20e6)), build("gpt", SHAPE)[0]
+    device.reads.recent_bytes_per_s = device.writes.recent_bytes_per_s = 20e6  # more would be moved before it is known
+    limit_bytes = sum(each.nbytes for each in model.parameters()) + (256 << 10)
+    ours, training = again(model, tmp_path, policy=Policy(), engines=[device], memory_limit=limit_bytes)
+    assert "computed again" in training.reason and training.figures()["computed_again"]
+    assert same(ours, plain(build("gpt", SHAPE)[0]))
+
+
+def test_it_is_not_done_where_it_is_not_wished(tmp_path: Path) -> None:
+    _, training = again(build("gpt", SHAPE)[0], tmp_path, policy=Policy(recompute=False))
+    assert not training.figures()["computed_again"] and "computed again" not in training.reason
+
+
+# What a forward changes.
+
+
+class Blocks(nn.Module):
+    """Blocks of one class between an embedding and a head."""
+
+    def __init__(self, block: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(256, WIDTH)
+        self.blocks = nn.ModuleList(block() for _ in range(3))
+        self.head = nn.Linear(WIDTH, 256)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
+
+
+class Block(nn.Module):
+    """A block as others are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(4 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.normed(self.up(x))))
+
+    def normed(self, x: Tensor) -> Tensor:
+        """Running means of a batch: in training each forward changes them."""
+        return self.norm(x.flatten(0, 1)).view(x.shape)  # type: ignore[no-any-return]
+
+
+class Counting(Block):
+    """Keeps numbers, lists and buffers from forward to forward, which its values depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.seen = 0, list[float]()
+        self.register_buffer("moved", torch.zeros(1))
+
+    def normed(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen.append(float(x.detach().mean()))
+        self.moved += 0.01
+        return x * (1 + 0.1 * (self.calls % 3) + 0.01 * len(self.seen)) + self.moved
+
+
+class Rolling(Block):
+    """Random numbers of Python."""
+
+    def normed(self, x: Tensor) -> Tensor:
+        return x * random.random()
+
+
+class OwnGenerator(Block):
+    """Random numbers of its own, which nobody knows how to roll back to the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+
+    def normed(self, x: Tensor) -> Tensor:
+        return x * torch.rand(x.shape, generator=self.generator)
+
+
+class Overwriting(Block):
+    """Changes what it is given, which nobody needs any more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        inside = self.down(F.gelu(self.up(x * 1.5)))
+        x += inside
+        return x
+
+
+class KeepsValues(Block):
+    """Somebody else holds what it saves."""
+
+    def normed(self, x: Tensor) -> Tensor:
+        self.last = F.gelu(x)
+        return self.last
+
+
+@pytest.mark.parametrize("block", [Block, Rolling, KeepsValues])
+def test_what_a_forward_changes_is_changed_once(block: type[nn.Module], tmp_path: Path) -> None:
+    ours, training = again(Blocks(block), tmp_path)
+    assert training.figures()["computed_again"]
+    assert [each.barred for each in LAST[1:-1]] == [""] * 3
+    assert same(ours, plain(Blocks(block)))
+
+
+@pytest.mark.parametrize(
+    ("block", "why"),
+    [(Counting, "computes other values"), (OwnGenerator, "computes other values"), (Overwriting, "changes what it is")],
+)
+def test_who_would_compute_other_values_is_not_asked_again(block: type[nn.Module], why: str, tmp_path: Path) -> None:
+    ours, _ = again(Blocks(block), tmp_path)
+    assert all(why in each.barred for each in LAST[1:-1]), [each.barred for each in LAST]
+    assert same(ours, plain(Blocks(block)))
+
+
+def test_other_values_are_never_used(tmp_path: Path) -> None:
+    """A block that turns to other values once it is trusted."""
+    factor = [1.0]
+
+    class Turning(Block):
+        def normed(self, x: Tensor) -> Tensor:
+            return x * factor[0]
+
+    model = Blocks(Turning)
+    training, _ = begun(model, tmp_path)
+    for step in range(STEPS):
+        loss_of(model, step).backward()  # type: ignore[no-untyped-call]
+        training.step()
+    assert all(each.trusted for each in forwards(training)[1:-1])
+    loss = loss_of(model, STEPS)
+    factor[0] = 1.25
+    with pytest.raises(SpillReadError, match=r"blocks\.2 computes other values when it is computed again"):
+        loss.backward()  # type: ignore[no-untyped-call]
+    training.abandon()
+
+
+def test_a_copy_of_the_model_is_a_plain_one(tmp_path: Path) -> None:
+    model = Blocks(Block)
+    training, _ = begun(model, tmp_path)
+    with training.whole():
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301 - our own bytes
+            assert not any(isinstance(each.__dict__.get("forward"), BlockForward) for each in twin.modules())
+            twin.blocks[0].down.weight.data.zero_()
+            assert loss_of(twin, 0).item() != loss_of(model, 0).item()
+    training.close()
+    assert not any("forward" in each.__dict__ for each in model.modules())
