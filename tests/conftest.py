@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import shared
+
 # The same examples in every run: a failure is a fault of the code, never of the day. No deadline: machines are shared.
 settings.register_profile(
     "house", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
@@ -24,6 +26,12 @@ BUDGETS_S = {"unit": 50, "property": 30, "sim": 60, "contract": 80, "integration
 
 _seconds: dict[str, float] = defaultdict(float)
 _figures: list[str] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Processes of tests have one folder for what they share."""
+    if not hasattr(config, "workerinput"):
+        shared.open_folder()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import json
 import os
-import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -17,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import warm
+from tests.support.shared import once
 from tests.support.sources import ROOT
 
 SCRIPTS = ROOT / "tests/integration/scripts"
@@ -108,19 +106,36 @@ def _speed_up(slow: Path, run: Path, member: str) -> None:
     slow.unlink(missing_ok=True)
 
 
-@functools.cache
 def undisturbed(*arguments: str, script: Path = SCRIPT) -> Run:
-    """The same script alone under `python`: a job of one."""
-    folder = Path(tempfile.mkdtemp(prefix="elastrain-test-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # kept for other tests of this process
-    done = warm.run(
-        [sys.executable, str(script), *arguments],
-        env=environment(ELASTRAIN_RUN_DIR=str(folder)),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    return Run(done.returncode, done.stdout + done.stderr, folder)
+    """The same script alone under `python`: a job of one, which all tests that compare with it share."""
+    return _alone(_that_count(arguments), script)
+
+
+def _that_count(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """Without the options that change nothing where nobody else is."""
+    left = list(arguments)
+    for option in ("--backups", "--audit"):
+        if option in left:
+            at = left.index(option)
+            del left[at : at + 2]
+    return tuple(left)
+
+
+@functools.cache
+def _alone(arguments: tuple[str, ...], script: Path) -> Run:
+    def make(folder: Path) -> None:
+        done = warm.run(
+            [sys.executable, str(script), *arguments],
+            env=environment(ELASTRAIN_RUN_DIR=str(folder)),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+        (folder / "ended.json").write_text(json.dumps([done.returncode, done.stdout + done.stderr]))
+
+    folder = once("\0".join((str(script), *arguments)), make)
+    code, output = json.loads((folder / "ended.json").read_text())
+    return Run(code, output, folder)
 
 
 def assert_equal_to_undisturbed(run: Run, *arguments: str, script: Path = SCRIPT) -> None:

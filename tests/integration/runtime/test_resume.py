@@ -6,7 +6,6 @@ import functools
 import random
 import re
 import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,11 @@ from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.places.opening import place_at
 from tests.support.checkpoints import save_on_disks
 from tests.support.killing import killed, size_options
+from tests.support.shared import once
 from tests.support.training import SCRIPTS, Run, run_job
 
 SCRIPT = SCRIPTS / "resumed_training.py"
 STEPS = 7
-_FOLDER = tempfile.TemporaryDirectory(prefix="elastrain-resume-")
-CHECKPOINTS = Path(_FOLDER.name) / "checkpoints"
 
 
 def run(
@@ -42,11 +40,16 @@ def last_words(done: Run) -> set[str]:
 
 
 @functools.cache
-def undisturbed() -> frozenset[str]:
-    """The last words of the job that wrote the checkpoints before its steps 2 and 4, and went on."""
-    done = run(Path(_FOLDER.name) / "run", 1, "--save-at", "2", "4", "--folder", str(CHECKPOINTS))
-    assert done.exit_code == 0, done.output
-    return frozenset(last_words(done))
+def undisturbed() -> tuple[frozenset[str], Path]:
+    """The last words of the job that wrote the checkpoints before its steps 2 and 4, and went on; the checkpoints."""
+
+    def make(folder: Path) -> None:
+        done = run(folder / "run", 1, "--save-at", "2", "4", "--folder", str(folder / "checkpoints"))
+        assert done.exit_code == 0, done.output
+        (folder / "said").write_text("\n".join(last_words(done)))
+
+    folder = once("resume", make)
+    return frozenset((folder / "said").read_text().splitlines()), folder / "checkpoints"
 
 
 @pytest.mark.parametrize(
@@ -57,8 +60,8 @@ def undisturbed() -> frozenset[str]:
 def test_it_goes_on_bit_for_bit_whoever_takes_part(
     workers: int, nodes: int, backups: int, step: int, tmp_path: Path
 ) -> None:
-    whole = undisturbed()
-    options = ["--resume", str(CHECKPOINTS / f"life-0001-step-{step:010d}")]
+    whole, checkpoints = undisturbed()
+    options = ["--resume", str(checkpoints / f"life-0001-step-{step:010d}")]
     options += ["--local-nodes", str(nodes)] if nodes else []
     done = run(tmp_path, workers, "--backups", str(backups), options=tuple(options))
     assert done.exit_code == 0, done.output
@@ -69,8 +72,8 @@ def test_it_goes_on_bit_for_bit_whoever_takes_part(
 
 
 def test_members_that_are_lost_in_its_first_step_lose_nothing(tmp_path: Path) -> None:
-    whole = undisturbed()
-    options = ("--resume", str(CHECKPOINTS))
+    whole, checkpoints = undisturbed()
+    options = ("--resume", str(checkpoints))
     done = run(
         tmp_path, 3, "--backups", "0", options=options, faults=("kill --target member:m1 --at step=4,phase=forward",)
     )
@@ -95,8 +98,8 @@ def _digests(done: Run) -> set[str]:
 
 
 def test_another_learning_rate_or_seed_is_refused_with_both_values_and_taken_on_purpose(tmp_path: Path) -> None:
-    undisturbed()
-    options = ("--resume", str(CHECKPOINTS))
+    whole, checkpoints = undisturbed()
+    options = ("--resume", str(checkpoints))
     refused = run(tmp_path / "a", 1, "--lr", "0.006", options=options)
     assert refused.exit_code == 1
     rate = "lr of parameter group 0 is 0.006, the checkpoint's is 0.003"
@@ -104,9 +107,7 @@ def test_another_learning_rate_or_seed_is_refused_with_both_values_and_taken_on_
     taken = run(tmp_path / "b", 1, "--seed", "8", "--lr", "0.006", options=(*options, "--accept-changes"))
     assert taken.exit_code == 0, taken.output
     assert f"its {rate}; its seed is 8, the checkpoint's is 7" in taken.output
-    (before,), (after,) = (
-        {float(told.rpartition(" ")[2]) for told in each} for each in (undisturbed(), last_words(taken))
-    )
+    (before,), (after,) = ({float(told.rpartition(" ")[2]) for told in each} for each in (whole, last_words(taken)))
     assert after == pytest.approx(2 * before)
 
 
@@ -123,7 +124,7 @@ def test_a_job_that_is_killed_whole_again_and_again_ends_as_if_nothing_had_happe
     seed: int, sizes: list[tuple[int, int]], tmp_path: Path
 ) -> None:
     """On other numbers of members and nodes each time: `sizes` are (workers, nodes); the last comes to the end."""
-    whole, rng, checkpoints = undisturbed(), random.Random(seed), tmp_path / "checkpoints"
+    (whole, _), rng, checkpoints = undisturbed(), random.Random(seed), tmp_path / "checkpoints"
     *lost, (workers, nodes) = sizes
     script = (str(SCRIPT), "--steps", str(STEPS), "--slow", "0.3")
     for number, size in enumerate(lost):
@@ -148,7 +149,7 @@ def test_a_job_that_is_killed_whole_again_and_again_ends_as_if_nothing_had_happe
 def test_a_job_on_local_disks_is_killed_whole_and_goes_on_without_one_of_them(
     gone: tuple[str, ...], nodes: int, tmp_path: Path
 ) -> None:
-    whole, disks = undisturbed(), tmp_path / "disks"
+    (whole, _), disks = undisturbed(), tmp_path / "disks"
     local = ("--checkpoint-layout", "local")
     script = (str(SCRIPT), "--steps", str(STEPS), "--slow", "0.3")
     killed(tmp_path / "killed", disks, (*size_options(1, 3), *local), script, 0.3, seen_in="node1")
@@ -177,8 +178,8 @@ def test_a_job_does_not_begin_anew_where_its_disks_lack_a_part(tmp_path: Path) -
 def test_damage_that_only_its_readers_find_leads_all_of_them_to_the_older_checkpoint(
     nodes: int, tmp_path: Path
 ) -> None:
-    whole, copy = undisturbed(), tmp_path / "copy"
-    shutil.copytree(CHECKPOINTS, copy)
+    (whole, checkpoints), copy = undisturbed(), tmp_path / "copy"
+    shutil.copytree(checkpoints, copy)
     newest = copy / "life-0001-step-0000000003"
     part = next(file for file in newest.iterdir() if file.name.startswith("part"))
     content = bytearray(part.read_bytes())
