@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_flatten
 
 from elastrain.offload import ActivationOffload, OffloadConfig
@@ -25,15 +24,13 @@ from elastrain.offload.records import SpillRecord
 from elastrain.offload.residency import State
 from tests.support.memory_engine import MemoryEngine
 
+if TYPE_CHECKING:
+    from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+
 SAMPLES = 2
 RANDOM_BY_ITSELF = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
 )
-OPERATORS = [
-    op
-    for op in op_db
-    if op.supports_autograd and op.supports_dtype(torch.float32, "cpu") and op.name not in RANDOM_BY_ITSELF
-]
 # Backward uses what these fill after it was saved:
 NOISE_IS_FILLED_LATE = {"nn_functional_rrelu"}
 # and of these only the running statistics are, which backward in training does not use.
@@ -44,6 +41,18 @@ STATISTICS_ARE_FILLED_LATE = {
     "_native_batch_norm_legit",
     "_batch_norm_with_update",
 }
+
+
+@cache
+def operators() -> list[OpInfo]:
+    # To import the list takes seconds, in each process that collects tests.
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return [
+        op
+        for op in op_db
+        if op.supports_autograd and op.supports_dtype(torch.float32, "cpu") and op.name not in RANDOM_BY_ITSELF
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +134,7 @@ def test_every_operator_has_the_gradients_that_it_has_without(
             return call()
 
     compared, differ = 0, []
-    for op in OPERATORS:
+    for op in operators():
         for sample in samples_of(op):
             expected = gradients(op, sample, lambda call: call())
             if not same(expected, gradients(op, sample, lambda call: call())):
@@ -160,7 +169,7 @@ def test_which_operators_fill_late(monkeypatch: pytest.MonkeyPatch) -> None:
             waiting.append((running, tensor, bytes_of(tensor)))
         return tensor
 
-    for op in OPERATORS:
+    for op in operators():
         for sample in samples_of(op):
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved), suppress(RuntimeError):
                 op(sample.input, *sample.args, **sample.kwargs)
