@@ -21,8 +21,8 @@ from tests.sim.job.schedule import draw, to_text
 
 
 def find(plant: str) -> tuple[str, int | None]:
-    """The seed that shows the planted bug; None where none of those that it may take does."""
-    found = PLANTS[plant].first_finding()
+    """A seed that shows the planted bug; None where none of those that it may take does."""
+    found = PLANTS[plant].search.find()
     return plant, None if found is None else found[0]
 
 

@@ -25,8 +25,11 @@ from elastrain.world import View
 from tests.sim.agents import Violation, World, outcome
 from tests.sim.agents.faults import random_faults
 from tests.sim.agents.schedule import draw
+from tests.sim.findings import Search
 
-CHUNK, CHUNKS = 100, 5
+CHUNK = 100
+WITHIN = 500
+"""Schedules of which one shows a planted bug."""
 
 
 def play(seeds: range) -> Counter[str]:
@@ -176,19 +179,34 @@ def waits_for_the_roster(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rendezvous, "_first_nodes", all_of_them)
 
 
-@pytest.mark.parametrize(
-    ("plant", "first"),
-    [
-        (judges_by_old_words, 100),
-        (leaves_the_dead_to_others, 120),
-        (waits_for_the_dead, 0),
-        (forgets_incarnations, 0),
-        (looks_for_nobody, 258),
-        (waits_for_the_roster, 250),
-    ],
-)
-def test_planted_bug_is_found(plant: Plant, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`first` only saves time: each is found within a few hundred seeds from anywhere."""
-    plant(monkeypatch)
-    with pytest.raises(Violation):
-        play(range(first, first + CHUNK * CHUNKS))
+PLANTS: dict[str, Plant] = {
+    plant.__name__: plant
+    for plant in (
+        judges_by_old_words,
+        leaves_the_dead_to_others,
+        waits_for_the_dead,
+        forgets_incarnations,
+        looks_for_nobody,
+        waits_for_the_roster,
+    )
+}
+
+
+def search_for(name: str) -> Search:
+    """The schedules of which one has to show the planted bug."""
+
+    def failure(seed: int) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            PLANTS[name](patch)
+            try:
+                play(range(seed, seed + 1))
+            except Violation as violation:
+                return str(violation)
+        return ""
+
+    return Search(kind="agents", name=name, within=WITHIN, failure=failure)
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_planted_bug_is_found(name: str) -> None:
+    assert search_for(name).find() is not None, PLANTS[name].__doc__

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from itertools import count, islice
 from typing import Any
 from unittest.mock import patch
 
@@ -24,6 +23,7 @@ from elastrain.pipeline import actions, redo
 from elastrain.pipeline.tasks import TaskProgress
 from elastrain.rerouting import Rerouting, reroute
 from tests.sim.cluster import Scenario
+from tests.sim.findings import Search
 from tests.sim.test_pipelined_members import cluster_of, draw
 
 Plant = Callable[[], AbstractContextManager[Any]]
@@ -31,7 +31,7 @@ PLANTS: dict[str, tuple[Plant, str]] = {}
 WITHIN = 60
 """Schedules that break a rule at the latest."""
 FIRST = {"needs_of_living_tasks_are_forgotten": 20, "early_tensors_are_dropped": 110}
-"""Where the search for a bug begins, if not at the first schedule: it only saves time."""
+"""Where the schedules for a bug begin, if not at the first: they only save time."""
 
 
 def _plant(rule: str) -> Callable[[Plant], Plant]:
@@ -143,20 +143,25 @@ def _is_disturbed(scenario: Scenario) -> bool:
     return scenario.crashes + scenario.joins > 0
 
 
-def first_finding(name: str) -> tuple[int, str] | None:
-    """Seed and message of the first schedule with losses or joins that the planted bug breaks."""
+def search_for(name: str) -> Search:
+    """The schedules with losses or joins of which one has to show the planted bug."""
     plant, _ = PLANTS[name]
-    disturbed = (seed for seed in count(FIRST.get(name, 0)) if draw(seed).members > 1 and _is_disturbed(draw(seed)))
-    for seed in islice(disturbed, WITHIN):
+
+    def failure(seed: int) -> str:
         cluster = cluster_of(seed)
         try:
             with plant():
                 cluster.run(limit=6_000)
         except (AssertionError, KeyError, IndexError, StopIteration, ValueError) as found:
-            return seed, f"{type(found).__name__}: {found}"
-    return None
+            return f"{type(found).__name__}: {found}"
+        return ""
+
+    def only(seed: int) -> bool:
+        return draw(seed).members > 1 and _is_disturbed(draw(seed))
+
+    return Search(kind="pipelined", name=name, within=WITHIN, failure=failure, only=only, first=FIRST.get(name, 0))
 
 
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_broken_rule_is_found(name: str) -> None:
-    assert first_finding(name) is not None, f"{PLANTS[name][1]} Nothing found in {WITHIN} schedules."
+    assert search_for(name).find() is not None, f"{PLANTS[name][1]} Nothing found in {WITHIN} schedules."

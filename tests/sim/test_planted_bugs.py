@@ -21,28 +21,38 @@ not taken. Handed out without the knowledge of who computes it, it is not (Hands
 
 from __future__ import annotations
 
-from itertools import count, islice
-
 import pytest
 
+from tests.sim.findings import Finding, Search
 from tests.sim.plants import PLANTS
 from tests.sim.scenarios import cluster_of, draw
 
 FIRST = {"FreesASlotTwice": 300, "CapturesAfterTheNextUpdate": 270, "NeverMovesWhatHasItsHolders": 315}
-"""Where the search for a bug begins, if not at the first schedule: it only saves time."""
+"""Where the schedules for a bug begin, if not at the first: they only save time."""
 
 
-def first_finding(name: str) -> tuple[int, str] | None:
-    """Seed and message of the first schedule that the planted bug breaks."""
+def search_for(name: str) -> Search:
+    """The schedules of which one has to show the planted bug."""
     plant = PLANTS[name]
-    for seed in islice((seed for seed in count(FIRST.get(name, 0)) if plant.only(draw(seed))), plant.within):
+
+    def failure(seed: int) -> str:
         cluster = cluster_of(seed, plant.cluster)
         try:
             with plant.patch():
                 cluster.run(limit=5_000)
         except (AssertionError, KeyError, IndexError, StopIteration, ValueError) as found:
-            return seed, f"{type(found).__name__}: {found}"
-    return None
+            return f"{type(found).__name__}: {found}"
+        return ""
+
+    def only(seed: int) -> bool:
+        return plant.only(draw(seed))
+
+    return Search(kind="members", name=name, within=plant.within, failure=failure, only=only, first=FIRST.get(name, 0))
+
+
+def first_finding(name: str) -> Finding | None:
+    """Seed and message of a schedule that the planted bug breaks."""
+    return search_for(name).find()
 
 
 @pytest.mark.parametrize("name", sorted(PLANTS))

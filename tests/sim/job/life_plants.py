@@ -37,36 +37,37 @@ def _damaged(schedule: sc.Schedule) -> bool:
     return any(isinstance(fault, sc.Damage) for fault in schedule.faults)
 
 
-def _plant(first: int, part: Any, name: str, only: Callable[[sc.Schedule], bool] = _any) -> Callable[[Rule], Rule]:
+def _plant(part: Any, name: str, only: Callable[[sc.Schedule], bool] = _any) -> Callable[[Rule], Rule]:
     def register(planted: Rule) -> Rule:
         title = "".join(word.capitalize() for word in planted.__name__.split("_"))
         PLANTS[title] = Plant(
+            title=title,
             rule=planted.__doc__ or "",
             part=part,
             name=name,
             planted=planted,
             only=only,
-            first=first,
             draw=sc.draw_lives,
+            kind="lives",
         )
         return planted
 
     return register
 
 
-@_plant(13, choosing, "candidates")
+@_plant(choosing, "candidates")
 def chooses_the_oldest(rule: Rule, places: Sequence[Any]) -> list[str]:
     """A life goes on from the newest good checkpoint."""
     return list(reversed(rule(places)))
 
 
-@_plant(4, choosing, "thorough", _damaged)
+@_plant(choosing, "thorough", _damaged)
 def looks_only_at_sizes(rule: Rule, checkpoint: Any) -> list[str]:
     """A later life reads checkpoints to their end before it takes one: else all of them start from a damaged one."""
     return choosing.quick(checkpoint)
 
 
-@_plant(42, tidying, "tidy", _damaged)
+@_plant(tidying, "tidy", _damaged)
 def removes_before_a_newer_one_is_verified(rule: Rule, place: Any, *, keep: int) -> list[str]:
     """An older checkpoint goes when a newer one has been read back whole."""
     for name in visible(place)[:-1]:
@@ -74,19 +75,19 @@ def removes_before_a_newer_one_is_verified(rule: Rule, place: Any, *, keep: int)
     return []
 
 
-@_plant(0, Checkpointing, "on_began")
+@_plant(Checkpointing, "on_began")
 def keeps_the_samples_of_a_committed_step(rule: Rule, part: Checkpointing, step: int, state: str) -> None:
     """The loop goes on after the samples of the checkpoint's step: none counts twice after a resume."""
     rule(part, step, str(int(state) - 1))
 
 
-@_plant(10, Shutdown, "on_over", _several)
+@_plant(Shutdown, "on_over", _several)
 def hears_the_end_without_the_loss(rule: Rule, part: Shutdown, node: str, notice: Any, now: float) -> list[Command]:
     """Every node hears that the state is lost, and goes on in the next life: one that does not is never seen again."""
     return rule(part, node, msgspec.structs.replace(notice, lost=False), now)  # type: ignore[no-any-return]
 
 
-@_plant(1, sim_lives, "agree", _several)
+@_plant(sim_lives, "agree", _several)
 def asks_only_once_for_the_life_that_stands(
     rule: Rule, store: Any, job: str, ttl_s: float, ended: LifeEnd, newest_step: int | None
 ) -> Following:
@@ -96,13 +97,13 @@ def asks_only_once_for_the_life_that_stands(
     return rule(store, job, ttl_s, ended, newest_step)  # type: ignore[no-any-return]
 
 
-@_plant(1, life_changes, "_used_members")
+@_plant(life_changes, "_used_members")
 def numbers_begin_anew(rule: Rule, store: Any, keys: Any) -> int:
     """No member's number is used in two lives."""
     return 0
 
 
-@_plant(1, life_changes, "next_life")
+@_plant(life_changes, "next_life")
 def no_life_follows(rule: Rule, life: Life, end: Any, **given: Any) -> Following:
     """A job that has lost its state, and has a checkpoint, goes on."""
     return Following(life=None, reason="nobody wants to")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import count, islice
 from typing import Any
 from unittest.mock import patch
 
@@ -35,6 +34,7 @@ from elastrain.member.reduction import Reduction
 from elastrain.member.views import Views
 from elastrain.values import Recovery
 from elastrain.world import View
+from tests.sim.findings import Search
 from tests.sim.job import schedule as sc
 from tests.sim.job.shrink import failure_of
 
@@ -45,30 +45,37 @@ Filter = Callable[[sc.Schedule], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Plant:
-    """`first`: where the search begins, to save time; it goes through `WITHIN` of the schedules that `only` takes."""
+    """Shows in one of the first `WITHIN` schedules that `only` takes."""
 
+    title: str
     rule: str
     part: Any
     """A class, or a module."""
     name: str
     planted: Rule
     only: Filter
-    first: int
     draw: Callable[[int], sc.Schedule] = sc.draw
+    kind: str = "jobs"
+    """The section of `tests.sim.findings`' table."""
 
-    def first_finding(self) -> tuple[int, str] | None:
-        """Seed and failure of the first schedule that shows it."""
+    @property
+    def search(self) -> Search:
+        return Search(
+            kind=self.kind,
+            name=self.title,
+            within=WITHIN,
+            failure=self._failure,
+            only=lambda seed: self.only(self.draw(seed)),
+        )
+
+    def _failure(self, seed: int) -> str:
         true_rule, planted = getattr(self.part, self.name), self.planted
 
         def replaced(part: Any, *args: Any, **kwargs: Any) -> Any:
             return planted(true_rule, part, *args, **kwargs)
 
-        for seed in islice((seed for seed in count(self.first) if self.only(self.draw(seed))), WITHIN):
-            with patch.object(self.part, self.name, replaced):
-                failure = failure_of(self.draw(seed))
-            if failure:
-                return seed, failure
-        return None
+        with patch.object(self.part, self.name, replaced):
+            return failure_of(self.draw(seed))
 
 
 PLANTS: dict[str, Plant] = {}
@@ -87,11 +94,11 @@ _NODES = _has(sc.KillNode, sc.KillAll)
 _SILENCE = _has(sc.Cut, sc.Isolate, sc.Pause)
 
 
-def _plant(first: int, part: type, name: str, only: Filter = _any) -> Callable[[Rule], Rule]:
+def _plant(part: type, name: str, only: Filter = _any) -> Callable[[Rule], Rule]:
     def register(planted: Rule) -> Rule:
         title = "".join(word.capitalize() for word in planted.__name__.split("_"))
         rule = planted.__doc__ or ""
-        PLANTS[title] = Plant(rule=rule, part=part, name=name, planted=planted, only=only, first=first)
+        PLANTS[title] = Plant(title=title, rule=rule, part=part, name=name, planted=planted, only=only)
         return planted
 
     return register
@@ -100,7 +107,7 @@ def _plant(first: int, part: type, name: str, only: Filter = _any) -> Callable[[
 # ------------------------------------------------------------------------------------------ agents, and their store
 
 
-@_plant(8, Cluster, "is_alive", _SILENCE)
+@_plant(Cluster, "is_alive", _SILENCE)
 def takes_silence_for_death(rule: Rule, cluster: Cluster, member: str) -> bool:
     """Silence is no proof: a silent member goes only where a majority that has every shard remains."""
     there = next((m.node for m in cluster.members if m.id == member), "")
@@ -109,7 +116,7 @@ def takes_silence_for_death(rule: Rule, cluster: Cluster, member: str) -> bool:
     return alive and not (peer is not None and peer.suspected)
 
 
-@_plant(231, JobKeys, "put_view", _NODES)
+@_plant(JobKeys, "put_view", _NODES)
 def overwrites_the_view(rule: Rule, keys: JobKeys, view: View) -> View:
     """The store takes the first view of each generation: whoever comes second adopts it."""
     revision, _ = keys._view()
@@ -117,7 +124,7 @@ def overwrites_the_view(rule: Rule, keys: JobKeys, view: View) -> View:
     return view
 
 
-@_plant(328, JobKeys, "put_next_view", _has(sc.Pause, sc.Isolate))
+@_plant(JobKeys, "put_next_view", _has(sc.Pause, sc.Isolate))
 def puts_a_view_that_follows_upon_none(rule: Rule, keys: JobKeys, view: View, roster: Any) -> View:
     """A view follows upon the one that the store holds: where there is none, the job may be over."""
     keys.put_view_again(view)
@@ -126,32 +133,32 @@ def puts_a_view_that_follows_upon_none(rule: Rule, keys: JobKeys, view: View, ro
     return stands
 
 
-@_plant(31, StandingKeys, "are_removed", _has(sc.Isolate, sc.Pause))
+@_plant(StandingKeys, "are_removed", _has(sc.Isolate, sc.Pause))
 def waits_for_a_job_that_is_over(rule: Rule, keys: StandingKeys, view: View | None, items: Mapping[str, Item]) -> bool:
     """Keys that are taken away end a node, also before its first view."""
     return view is None and keys.view is not None
 
 
-@_plant(1330, StandingKeys, "compare", _has(sc.Wipe))
+@_plant(StandingKeys, "compare", _has(sc.Wipe))
 def puts_nothing_again(rule: Rule, keys: StandingKeys, news: Any, items: Mapping[str, Item]) -> None:
     """What stood is put again into a store that has lost it."""
     keys._remember(news)
 
 
-@_plant(130, Shutdown, "_free_all")
+@_plant(Shutdown, "_free_all")
 def frees_nobody_at_the_end(rule: Rule, shutdown: Shutdown) -> list[Command]:
     """Once a member has passed the end, all others are told: nobody waits for anybody."""
     return []
 
 
-@_plant(13, Failures, "on_death")
+@_plant(Failures, "on_death")
 def sees_a_death_and_does_nothing(rule: Rule, part: Failures, event: WorkerDied, now: float) -> list[Command]:
     """A death changes the view."""
     commands: list[Command] = rule(part, event, now)
     return [command for command in commands if type(command).__name__ not in ("Propose", "TellNodes")]
 
 
-@_plant(36, ViewChanges, "_ask_later", _has(sc.StoreAway, sc.StoreTorn, sc.Cut))
+@_plant(ViewChanges, "_ask_later", _has(sc.StoreAway, sc.StoreTorn, sc.Cut))
 def asks_the_store_once(rule: Rule, part: ViewChanges, now: float) -> list[Command]:
     """A store that did not answer is asked again."""
     commands: list[Command] = rule(part, now)
@@ -159,7 +166,7 @@ def asks_the_store_once(rule: Rule, part: ViewChanges, now: float) -> list[Comma
     return commands
 
 
-@_plant(437, ViewChanges, "on_answer", _has(sc.StoreAway, sc.StoreTorn, sc.Cut))
+@_plant(ViewChanges, "on_answer", _has(sc.StoreAway, sc.StoreTorn, sc.Cut))
 def believes_in_its_own_proposal(rule: Rule, part: ViewChanges, event: ProposalAnswered, now: float) -> list[Command]:
     """A view stands when the store says so, and not because it was proposed."""
     mine, view = part._cluster, part._cluster.view
@@ -171,7 +178,7 @@ def believes_in_its_own_proposal(rule: Rule, part: ViewChanges, event: ProposalA
     return commands
 
 
-@_plant(200, RepeatedCalls, "until_answered", _has(sc.StoreAway, sc.StoreTorn, sc.Cut))
+@_plant(RepeatedCalls, "until_answered", _has(sc.StoreAway, sc.StoreTorn, sc.Cut))
 def calls_the_store_once(
     rule: Rule, calls: RepeatedCalls, work: Callable[[], Any], then: Callable[[Any], None]
 ) -> None:
@@ -179,7 +186,7 @@ def calls_the_store_once(
     calls._thread.call(lambda _: work(), lambda answer: None if isinstance(answer, Exception) else then(answer))
 
 
-@_plant(275, Followed, "_take", _STORE)
+@_plant(Followed, "_take", _STORE)
 def hears_of_no_broken_watch(rule: Rule, part: Followed, change: Change | Broken) -> None:
     """A watch that breaks is made anew, from a new listing."""
     if isinstance(change, Broken):
@@ -187,19 +194,19 @@ def hears_of_no_broken_watch(rule: Rule, part: Followed, change: Change | Broken
     rule(part, change)
 
 
-@_plant(437, JobKeys, "take_member", _has(sc.Wipe, sc.Isolate, sc.Cut))
+@_plant(JobKeys, "take_member", _has(sc.Wipe, sc.Isolate, sc.Cut))
 def counts_members_anew(rule: Rule, keys: JobKeys, *, at_least: int, roster: Any) -> int:
     """No member's number is used twice, whatever the store forgets."""
     return keys.take_number("members")
 
 
-@_plant(8, Suspicions, "on_suspect", _has(sc.Reset, sc.Cut))
+@_plant(Suspicions, "on_suspect", _has(sc.Reset, sc.Cut))
 def hears_no_suspicion(rule: Rule, part: Suspicions, by: Any, message: Any, now: float) -> list[Command]:
     """Of two members that live and do not reach each other, one is ended."""
     return []
 
 
-@_plant(410, Rendezvous, "_first_nodes", _NODES)
+@_plant(Rendezvous, "_first_nodes", _NODES)
 def waits_for_the_whole_roster(rule: Rule, part: Rendezvous) -> list[NodeRecord]:
     """The first view needs the nodes of the roster that live."""
     known = {record.name for record in part._cluster.peers.known()}
@@ -209,7 +216,7 @@ def waits_for_the_whole_roster(rule: Rule, part: Rendezvous) -> list[NodeRecord]
     return first
 
 
-@_plant(805, ViewChanges, "_speaks_for_the_dead", _has(sc.KillAll, sc.KillNode))
+@_plant(ViewChanges, "_speaks_for_the_dead", _has(sc.KillAll, sc.KillNode))
 def speaks_for_nobody(rule: Rule, part: ViewChanges, view: View) -> bool:
     """Where no member is left and none of their agents answers, another agent ends the job."""
     return False
@@ -218,40 +225,40 @@ def speaks_for_nobody(rule: Rule, part: ViewChanges, view: View) -> bool:
 # ------------------------------------------------------------------------------------------------------------ members
 
 
-@_plant(130, JobEnd, "let_go")
+@_plant(JobEnd, "let_go")
 def stays_after_the_end(rule: Rule, end: JobEnd) -> None:
     """Whoever is told that the job is over leaves."""
     if end.step is not None:
         rule(end)
 
 
-@_plant(103, CopiesGiven, "forget_view")
+@_plant(CopiesGiven, "forget_view")
 def waits_for_copies_to_the_dead(rule: Rule, given: CopiesGiven) -> None:
     """A new view makes void what was on its way in the last one."""
 
 
-@_plant(9, Views, "take_waiting")
+@_plant(Views, "take_waiting")
 def loses_what_came_too_early(rule: Rule, views: Views) -> list[p.Arrived]:
     """What comes too early is read later: its sender says it once."""
     rule(views)
     return []
 
 
-@_plant(22, Recovering, "_publish_lacking")
+@_plant(Recovering, "_publish_lacking")
 def publishes_nothing_again(rule: Rule, recovering: Recovering, decision: Recovery) -> None:
     """Members that lack parameters of the committed step get them again."""
     if recovering._machine.commit.is_initial:
         rule(recovering, decision)
 
 
-@_plant(112, Reduction, "resume")
+@_plant(Reduction, "resume")
 def forgets_what_it_computed_meanwhile(rule: Rule, reduction: Reduction, folded: Mapping[tuple[int, int], Any]) -> None:
     """What the loop has computed during a recovery is taken in after it."""
     reduction._deferred = []
     rule(reduction, folded)
 
 
-@_plant(4, Ballot, "clear")
+@_plant(Ballot, "clear")
 def keeps_acknowledgements(rule: Rule, ballot: Ballot) -> None:
     """Acknowledgements belong to one view and one step."""
     acks = getattr(ballot, "_acks", {})
@@ -259,13 +266,13 @@ def keeps_acknowledgements(rule: Rule, ballot: Ballot) -> None:
     ballot._acks = acks
 
 
-@_plant(311, Custody, "forget_view")
+@_plant(Custody, "forget_view")
 def keeps_what_was_told_in_the_last_view(rule: Rule, custody: Custody) -> None:
     """What was asked and told in a view is void in the next."""
     custody.given.forget_view()
 
 
-@_plant(14, Views, "switch")
+@_plant(Views, "switch")
 def keeps_reports_of_the_last_view(rule: Rule, views: Views) -> None:
     """Each view decides by its own reports."""
     reports = dict(views.reports)
