@@ -4,6 +4,9 @@ The elements' bits are read as integers x[i] and summed as `sum(x[i] * w[i]) mod
 one changed element always changes the digest, any other difference passes with a probability of about 2**-32 at the
 worst (multilinear hashing, Lemire and Kaser, 2014). This finds corruption and divergence; it is no defence against
 somebody who chooses the data. No file I/O, and nothing that copies a tensor to the host.
+
+A `digest` is for people and for files: it means the same everywhere and for ever. A `checksum` is for members that
+compare with each other what they have just made.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Iterable
 from functools import cache
 
 import torch
+import xxhash
 from torch import Tensor
 
 from elastrain.base.splitmix import FACTORS, GOLDEN, MASK, scramble
@@ -20,8 +24,8 @@ ROW = 16384
 """Elements that share a multiplier. Part of the definition: changing it changes every digest."""
 _ROWS_AT_ONCE = {"cpu": 4, "cuda": 64}
 """Rows per pass: scratch that stays in a CPU's cache, and at most 8 MiB on a GPU."""
-_FEW_BYTES = 1 << 17
-"""Below it, one digest takes no longer than a checksum."""
+_AT_ONCE_BYTES = 4 << 20
+"""Of a checksum in host memory: a fraction of a millisecond."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
 
 
@@ -37,21 +41,23 @@ def digest(tensor: Tensor) -> int:
 
 
 def checksum(tensor: Tensor) -> int:
-    """Checksum of a tensor's bits, in 0..2**64-1: three to five times as fast as `digest`, and as fast as memory is.
+    """Checksum of a tensor's bits, in 0..2**64-1: XXH3 of its bytes in host memory, eight times as fast as `digest`.
 
-    One changed element always changes it; several may hide each other only where they stand in one column of a table of
-    `ROW` bytes, so that it finds what memory or a network changes, and is no proof of equality. As `digest` otherwise.
+    For what is compared within one job: on any other device it is the `digest`, so it agrees only between tensors on
+    devices of one kind, and nothing that is kept may hold it. As `digest` otherwise.
     """
     if not tensor.is_contiguous():
         raise ValueError(f"checksum needs a contiguous tensor; got strides {tensor.stride()} for {tuple(tensor.shape)}")
-    flat = tensor.detach().view(-1)
-    if flat.numel() * flat.element_size() < _FEW_BYTES:
-        return digest(flat)
-    # Both ends cut alike, wherever the elements lie there.
-    flat = flat if flat.data_ptr() % 8 == 0 else flat.clone()
-    whole = flat.numel() * flat.element_size() // ROW * ROW // flat.element_size()
-    columns = flat[:whole].view(torch.int64).view(-1, ROW // 8).sum(dim=0)
-    return combine((digest(columns), digest(flat[whole:])))
+    if tensor.device.type != "cpu":
+        return digest(tensor)
+    data = tensor.detach().view(-1).view(torch.uint8).numpy().data
+    if len(data) <= _AT_ONCE_BYTES:
+        return xxhash.xxh3_64_intdigest(data)
+    hasher = xxhash.xxh3_64()
+    # Other threads of this process, the training loop among them, get the interpreter in between.
+    for start in range(0, len(data), _AT_ONCE_BYTES):
+        hasher.update(data[start : start + _AT_ONCE_BYTES])
+    return hasher.intdigest()
 
 
 def combine(digests: Iterable[int]) -> int:

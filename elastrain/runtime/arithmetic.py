@@ -18,7 +18,7 @@ from elastrain.runtime.gradients import GradientSlot
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import Hyper, PieceOptimizer
 from elastrain.runtime.stored_initial import StoredInitial
-from elastrain.snapshot.digest import checksum, digest
+from elastrain.snapshot.digest import checksum
 from elastrain.snapshot.state import ShardState
 from elastrain.values import Record
 
@@ -133,7 +133,7 @@ class TensorArithmetic:
         return True
 
     def digest(self, state: ShardState) -> int:
-        return state.digest()
+        return state.checksum()
 
     def has_master(self, shard: int) -> bool:
         its = self._layout.shards[shard]
@@ -142,10 +142,10 @@ class TensorArithmetic:
     def digest_published(self, shard: int, state: ShardState | None) -> int:
         """From the masters, rounded again: what the model computes with may have changed alone."""
         view = self.parameters(shard)
-        return digest(view if state is None else state.parameters.to(view.dtype))
+        return checksum(view if state is None else state.parameters.to(view.dtype))
 
     def digest_parameters(self, shard: int) -> int:
-        return digest(self.parameters(shard))
+        return checksum(self.parameters(shard))
 
     def parameters_bytes(self, shard: int) -> int:
         its = self._layout.shards[shard]
@@ -159,7 +159,7 @@ class TensorArithmetic:
 
     def pack(self, state: ShardState) -> list[Tensor]:
         text, tensors = state.pack()
-        head = state.digest().to_bytes(8, "little") + text
+        head = state.checksum().to_bytes(8, "little") + text
         return [torch.frombuffer(bytearray(head), dtype=torch.uint8), *tensors]
 
     def unpack(self, payload: Sequence[Tensor]) -> tuple[ShardState, int]:

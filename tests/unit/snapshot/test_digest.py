@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from elastrain.snapshot.digest import ROW, combine, digest
+from elastrain.snapshot.digest import ROW, checksum, combine, digest
 
 torch.set_num_threads(1)
 
@@ -81,3 +81,30 @@ def test_combining_depends_on_order_and_number() -> None:
     combined = [combine(digests) for digests in ([], [0], [0, 0], [1, 2], [2, 1], [1], [2])]
     assert len(set(combined)) == len(combined)
     assert all(0 <= value < 2**64 for value in combined)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
+def test_a_checksum_is_of_the_bits(dtype: torch.dtype) -> None:
+    values = torch.arange(ROW + 7).to(dtype)
+    changed = values.clone()
+    changed[0] = 1
+    assert checksum(values) == checksum(values.clone()) != checksum(changed)
+    assert checksum(values[:0]) != checksum(values[:1]) == checksum(values[:1].view(1, 1))
+
+
+def test_a_checksum_sees_each_part_of_much_and_its_order() -> None:
+    numel = 3 * (1 << 20) + 5  # several of the pieces in which it is taken
+    values = torch.arange(numel, dtype=torch.int32)
+    found = {checksum(values)}
+    for place in (0, 1 << 20, (2 << 20) - 1, numel - 1):
+        values[place] ^= 1 << 30
+        found.add(checksum(values))
+        values[place] ^= 1 << 30
+    found.add(checksum(torch.cat([values[1 << 20 : 2 << 20], values[: 1 << 20], values[2 << 20 :]])))
+    assert len(found) == 6
+    assert checksum(values) in found
+
+
+def test_a_checksum_of_what_is_not_contiguous_is_refused() -> None:
+    with pytest.raises(ValueError, match="contiguous"):
+        checksum(torch.zeros(4, 4).t())

@@ -91,16 +91,18 @@ CHANGES: dict[str, Callable[[ShardState], object]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_the_digest_covers(what: str) -> None:
+def test_digest_and_checksum_cover(what: str) -> None:
     state = _state()
     CHANGES[what](state)
     assert state.digest() != _state().digest()
+    assert state.checksum() != _state().checksum()
 
 
 def test_the_digest_does_not_depend_on_the_order_in_which_entries_were_made() -> None:
     state = _state()
     state.pieces[1] = dict(reversed(state.pieces[1].items()))
     assert state.digest() == _state().digest()
+    assert state.checksum() == _state().checksum()
 
 
 @pytest.mark.parametrize(
