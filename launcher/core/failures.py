@@ -89,18 +89,23 @@ class Failures:
         return self._replace(worker, exit_code, how, now) + self._shutdown.end_if_all_left(now, how)
 
     def _replace(self, worker: Worker, exit_code: int, how: str, now: float) -> list[Command]:
-        workers = self._cluster.workers
+        workers, spared = self._cluster.workers, self.watch.spares
+        # Who has come to wait for a state that nobody can give just now has not failed.
+        is_free = bool(spared) and worker.progress.step is None
         verdict = may_restart(
             exit_code=exit_code,
             finishing=self._shutdown.finishing,
             refused=worker.stage is Stage.TURNED_AWAY,
-            used=workers.restarts_used,
+            used=workers.restarts_used - is_free,
             allowed=self._config.max_restarts,
         )
         fields = {"member": worker.id, "reason": verdict.reason}
         if verdict.yes:
-            workers.restart(worker)
-            say = f"{how}; another is started in its place ({verdict.reason})"
+            workers.restart(worker, counts=not is_free)
+            why = (
+                f"it waited for the state of {', '.join(spared)}: no restart is used up" if is_free else verdict.reason
+            )
+            say = f"{how}; another is started in its place ({why})"
             return [Log(event="replace", fields=fields, say=say), TakeNumber()]
         say = "" if self._cluster.view is None else f"{how}; not started again: {verdict.reason}"
         return [Log(event="no_restart", fields=fields, say=say), *self._view_changes.settle(now)]

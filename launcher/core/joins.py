@@ -246,7 +246,7 @@ class Joins:
         worker.follow(Course.COMMIT)
         self._cluster.progress.take(message)
         # A replacement that dies before it has done anything counts for ever: else a crash loop had no end.
-        if first and worker.replaces:
+        if first and worker.replaces and worker.replaces not in self._cluster.workers.uncounted:
             self._deadlines.set(RestartDue(worker.replaces), now + self._config.times.restart_counts_s)
         begins: list[Command] = [] if self._cluster.progress.begun else [PutBegun()]
         self._cluster.progress.begun = True

@@ -63,6 +63,11 @@ class HangWatch:
         """Have stacks taken: a member of another node is about to be ended, and all members' stacks may tell why."""
         return [TakeStacks(reason=notice.reason)]
 
+    @property
+    def spares(self) -> list[str]:
+        """Members that stand still and are waited for, because nobody else has their state."""
+        return sorted(member for member in self._spared if self._cluster.is_alive(member))
+
     # ---- what follows
 
     def on_stacks_taken(self, due: HangDue, now: float) -> list[Command]:
@@ -90,13 +95,11 @@ class HangWatch:
             return []
         if found.for_s > max(found.limit_s, self._times.alike_s):
             return self._judge(worker, found, now)
-        if not self._somebody_waits(worker.id, now):
+        is_needed = self._cluster.is_needed(worker.id, besides=self._judged)
+        # Who alone has the state and is stopped may be all there is, so that nobody waits; yet nothing goes on.
+        if not self._somebody_waits(worker.id, now) and not (is_needed and self._stands[worker.id].stopped):
             return []
-        return (
-            self._spare(worker, found)
-            if self._cluster.is_needed(worker.id, besides=self._judged)
-            else self._judge(worker, found, now)
-        )
+        return self._spare(worker, found) if is_needed else self._judge(worker, found, now)
 
     def _somebody_waits(self, member: str, now: float) -> bool:
         here = [stand for other, stand in self._stands.items() if other != member and self._is_member(other)]
@@ -127,8 +130,11 @@ class HangWatch:
             f"{self._sentence(worker, found)}; the job's state is nowhere else, so it is waited for, "
             f"up to {self._times.alike_s:g} s"
         )
+        if self._stands[worker.id].stopped:
+            say += f". Let it go on with: kill -CONT {worker.pid}"
+        self._cluster.progress.explain(say)
         return [
-            Log(event="hang_spared", fields={"member": worker.id, "reason": say}),
+            Log(event="hang_spared", fields={"member": worker.id, "reason": say}, say=say),
             TakeStacks(reason=say, tell=True),
         ]
 

@@ -81,6 +81,8 @@ class Workers:
         self.by_id: dict[str, Worker] = {}
         self.vacancies: deque[Vacancy] = deque()
         self.restarts = 0
+        self.uncounted: set[str] = set()
+        """Members whose replacement uses up no restart."""
         self.restarts_used = 0
         """Those that still count."""
 
@@ -103,8 +105,10 @@ class Workers:
         """How many committed steps some worker had to commit again."""
         return max((worker.progress.redone_steps for worker in self.by_id.values()), default=0)
 
-    def restart(self, worker: Worker) -> None:
+    def restart(self, worker: Worker, *, counts: bool) -> None:
         """Note that another worker is to take the place of this one."""
         self.restarts += 1
-        self.restarts_used += 1
+        self.restarts_used += counts
+        if not counts:
+            self.uncounted.add(worker.id)
         self.vacancies.append(Vacancy(slot=worker.slot, of=worker.id))

@@ -283,3 +283,28 @@ def test_no_member_of_a_healthy_job_is_ever_ended(stretches: list[tuple[str, str
             play.acted[member] = fresh
         assert killed(play.go(part * _BOUNDS_S[what])) == []
         play.commit(number)
+
+
+def test_the_only_worker_that_is_stopped_is_named_within_seconds_although_nobody_waits() -> None:
+    play = Played(job=running(1))
+    play.acted["m0"].stopped = True
+    (said,) = logged(play.go(4.0), "hang_spared")
+    assert "m0 hangs: no sign of life for 2." in said.say
+    assert "it is waited for, up to 1800 s. Let it go on with: kill -CONT" in said.say
+    assert said.say in play.job.core.cluster.progress.reasons
+    play.acted["m0"].stopped = False
+    assert logged(play.go(4.0), "hang_spared") == []
+    assert play.job.core._failures.watch.spares == []
+
+
+def test_who_waits_in_vain_for_the_state_of_a_stopped_member_uses_up_no_restart() -> None:
+    play = Played(job=running(2, max_restarts=1))
+    job = play.job
+    job.commit(6, "m0", holders={"0": ("m0", "m1")})
+    job.die("m1")
+    job.hello("m2")
+    play.acted = {"m0": Acted(stopped=True), "m2": Acted(place=IDLE, stands=True)}
+    assert len(logged(play.go(4.0), "hang_spared")) == 1
+    commands = job.die("m2")
+    assert "it waited for the state of m0: no restart is used up" in logged(commands, "replace")[0].say
+    assert job.core.cluster.workers.restarts_used == 1
