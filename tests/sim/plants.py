@@ -402,7 +402,7 @@ def copies_never(rule: Rule, given: CopiesGiven) -> None:
     200,
     CopiesGiven,
     "is_overdue",
-    lambda drawn: drawn.budget_bytes == 1 and drawn.slow > 0.3 and drawn.backups * drawn.crashes > 0,
+    lambda drawn: drawn.budget_bytes == 1 and drawn.slow > 0.3 and drawn.backups * drawn.crashes * drawn.joins > 0,
 )
 def votes_though_a_shard_is_short_of_holders(rule: Rule, given: CopiesGiven) -> bool:
     """The second step after a loss is committed only when every shard has its holders again."""
