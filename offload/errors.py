@@ -24,19 +24,19 @@ class OffloadConfigError(OffloadError, ValueError):
 class LimitTooSmallError(OffloadConfigError):
     """`memory_limit` is below what one operation of the model needs at once, or one block of it: `needed_by`.
 
-    `before_a_step`: nothing was computed yet, so that the smallest one that works may be larger.
+    `before_a_plan`: only one point was looked at, so that the smallest one that works may be larger.
     """
 
     def __init__(
-        self, limit_bytes: int, smallest_bytes: int, needed_by: str = "", *, before_a_step: bool = False
+        self, limit_bytes: int, smallest_bytes: int, needed_by: str = "", *, before_a_plan: bool = False
     ) -> None:
         self.limit_bytes = limit_bytes
         self.smallest_bytes = smallest_bytes
         self.needed_by = needed_by
         needs = f", which {needed_by} needs" if needed_by else ""
         least = (
-            f"it has to be at least {smallest_bytes} bytes{needs} before anything is computed; raise it"
-            if before_a_step
+            f"it has to be at least {smallest_bytes} bytes{needs}, and a plan of the step may need more; raise it"
+            if before_a_plan
             else f"the smallest that works for this model and batch is {smallest_bytes} bytes{needs}; raise it, or use "
             f"a smaller micro-batch"
         )

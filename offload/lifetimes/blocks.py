@@ -81,7 +81,7 @@ def check_limit(blocks: Sequence[ModelBlock], limit_bytes: int) -> None:
     needs = {each.name: sum(p.nbytes * (1 + p.requires_grad) for p in each.parameters) for each in blocks}
     largest = max(needs, key=lambda name: needs[name])
     if needs[largest] > limit_bytes:
-        raise LimitTooSmallError(limit_bytes, needs[largest], f"{largest} with its gradients", before_a_step=True)
+        raise LimitTooSmallError(limit_bytes, needs[largest], f"{largest} with its gradients", before_a_plan=True)
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

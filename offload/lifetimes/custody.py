@@ -297,4 +297,6 @@ def _refusal(
     """Why there is no room: a drive takes nothing, or the limit is too small for what is used at a time."""
     faults = (piece.fault for piece in pieces if isinstance(piece.fault, SpillWriteError))
     together = " with ".join(sorted(piece.name for piece in pinned))
-    return next(faults, None) or LimitTooSmallError(account.limit_bytes, account.total() + size_bytes, together)
+    return next(faults, None) or LimitTooSmallError(
+        account.limit_bytes, account.total() + size_bytes, together, before_a_plan=True
+    )

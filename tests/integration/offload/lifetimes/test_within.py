@@ -351,7 +351,7 @@ def test_parameters_that_are_replaced_are_refused_by_their_block(tmp_path: Path)
 def test_the_smallest_limit_that_is_told_works(tmp_path: Path) -> None:
     """From far below: each sentence says more, and what the last one says is enough."""
     limit_bytes, told = 1 << 10, list[int]()
-    for _ in range(6):
+    for _ in range(16):
         model, _ = build("gpt", SHAPE)
         try:
             training = within(model, adamw(model), dirs=[str(tmp_path)], memory_limit=limit_bytes)
