@@ -13,7 +13,7 @@ from tests.support.training import assert_equal_to_undisturbed
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(lacking() is not None, reason=str(lacking()))]
-ARGUMENTS = ("--steps", "60", "--backups", "1")
+ARGUMENTS = ("--steps", "40", "--backups", "1")
 
 
 def namespaces() -> str:
@@ -36,8 +36,7 @@ def test_members_of_three_nodes_talk_over_tcp_alone_and_go_on_when_a_node_is_kil
 
 
 def test_node_cut_off_parks_while_the_others_go_on_and_joins_anew_when_the_network_is_mended(tmp_path: Path) -> None:
-    arguments = ("--steps", "150", "--backups", "1")
-    with netns_job(tmp_path, arguments=arguments) as job:
+    with netns_job(tmp_path, arguments=ARGUMENTS) as job:
         job.wait_step(3)
         generation = job.wait_members(*NODES, after=0)
         network = Network(job)
@@ -53,7 +52,7 @@ def test_node_cut_off_parks_while_the_others_go_on_and_joins_anew_when_the_netwo
         job.wait_step(step + 3)
         network.impair()
         job.wait_members(*NODES, after=generation + 1)
-        assert_equal_to_undisturbed(job.finish(), *arguments)
+        assert_equal_to_undisturbed(job.finish(), *ARGUMENTS)
         job.assert_nothing_left()
 
 

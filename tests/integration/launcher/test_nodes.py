@@ -24,7 +24,7 @@ from tests.support.training import SCRIPT, assert_equal_to_undisturbed, environm
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
-ARGUMENTS = ("--steps", "60", "--backups", "1")
+ARGUMENTS = ("--steps", "40", "--backups", "1")
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +88,7 @@ def test_worker_and_another_node_killed_at_the_same_time(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("when", ["worker_start", "view"])
 def test_a_node_killed_before_the_first_commit_is_started_again_and_no_bit_differs(tmp_path: Path, when: str) -> None:
-    arguments = ("--steps", "150", "--backups", "1")  # enough for the node to come back, however slow its imports are
-    with NodesJob(tmp_path, "--local-nodes", "3", arguments=arguments) as job:
+    with NodesJob(tmp_path, "--local-nodes", "3", arguments=ARGUMENTS) as job:
         for node in ("node0", "node1", "node2"):
             job.wait(when, source=f"agent:{node}")
         job.kill_node("node0")
@@ -97,14 +96,14 @@ def test_a_node_killed_before_the_first_commit_is_started_again_and_no_bit_diffe
         job.wait_step(1)
         job.wait_members("node0", "node1", "node2", after=1)
         run = job.finish()
-        assert_equal_to_undisturbed(run, *arguments)
+        assert_equal_to_undisturbed(run, *ARGUMENTS)
         assert "node0 was lost; it is started again (1 of 10)" in job.text()
         job.assert_nothing_left()
 
 
 def test_a_node_that_is_lost_right_before_the_end_is_not_waited_for_when_it_comes_back(tmp_path: Path) -> None:
     """Started again, it found no job any more, waited two minutes for the others, and the command ended with 1."""
-    (tmp_path / "faults").write_text("kill --target node:node2 --at step=58,phase=commit\n")
+    (tmp_path / "faults").write_text("kill --target node:node2 --at step=38,phase=commit\n")
     options = ("--local-nodes", "3", "--faults", str(tmp_path / "faults"))
     with NodesJob(tmp_path, *options, arguments=ARGUMENTS) as job:
         job.wait_step(2)
@@ -115,8 +114,7 @@ def test_a_node_that_is_lost_right_before_the_end_is_not_waited_for_when_it_come
 
 
 def test_two_nodes_lose_their_only_workers_one_after_the_other_and_the_third_has_everything(tmp_path: Path) -> None:
-    arguments = ("--steps", "150", "--backups", "1")
-    with NodesJob(tmp_path, "--local-nodes", "3", arguments=arguments) as job:
+    with NodesJob(tmp_path, "--local-nodes", "3", arguments=ARGUMENTS) as job:
         job.wait_step(2)
         for node, member in (("node0", "m0"), ("node1", "m1")):
             (start,) = job.events("worker_start", member=member)
@@ -126,12 +124,12 @@ def test_two_nodes_lose_their_only_workers_one_after_the_other_and_the_third_has
             job.wait_step(begun + 4)  # what was held by it has a new holder, if it had not left everything to the third
         job.wait_members("node0", "node1", "node2", after=2)
         run = job.finish()
-        assert_equal_to_undisturbed(run, *arguments)
+        assert_equal_to_undisturbed(run, *ARGUMENTS)
         job.assert_nothing_left()
 
 
 def test_node_of_the_last_holder_dies_while_newcomers_are_all_that_is_left(tmp_path: Path) -> None:
-    arguments = ("--steps", "80", "--backups", "0")
+    arguments = ("--steps", "40", "--backups", "0")
     with NodesJob(tmp_path, "--local-nodes", "2", arguments=arguments) as job:
         job.wait_step(2)
         for member in ("m0", "m1"):
@@ -197,7 +195,7 @@ def test_etcd_outage_longer_than_the_leases_stops_no_step_and_ends_nobody_and_a_
         run = job.finish()
         assert_equal_to_undisturbed(run, *ARGUMENTS)
         assert reasons(job) == {1: "all 3 workers are ready", 2: "m1 lost", 3: "m3 joined"}
-        assert job.text().count("elastrain: finished after step 59\n") == 1
+        assert job.text().count("elastrain: finished after step 39\n") == 1
         assert job.text().count("elastrain: the store does not answer") == 1
         job.assert_nothing_left()
 

@@ -22,7 +22,7 @@ def struck(run: Run) -> set[tuple[str, str]]:
 
 
 def test_members_that_raise_or_crash_are_lost_one_after_the_other(tmp_path: Path) -> None:
-    arguments = ("--steps", "30", "--backups", "all")
+    arguments = ("--steps", "24", "--backups", "all")
     faults = [
         "slow --target member:m0 --at step=2 --for 0.5",
         "stop --target member:m0 --at step=3,phase=commit --for 0.2",
@@ -40,7 +40,7 @@ def test_members_that_raise_or_crash_are_lost_one_after_the_other(tmp_path: Path
 
 
 def test_a_member_without_memory_and_one_that_aborts_are_lost(tmp_path: Path) -> None:
-    arguments = ("--steps", "30", "--backups", "all")
+    arguments = ("--steps", "24", "--backups", "all")
     faults = [
         "memory-limit --target member:m1 --at step=4,phase=backward",
         "abort --target member:m2 --at step=8,phase=reduce",
@@ -58,7 +58,7 @@ def test_a_member_without_memory_and_one_that_aborts_are_lost(tmp_path: Path) ->
 
 
 def test_a_replacement_that_does_not_fit_is_refused_with_a_sentence_and_the_job_goes_on(tmp_path: Path) -> None:
-    arguments = ("--steps", "30", "--backups", "all")
+    arguments = ("--steps", "24", "--backups", "all")
     faults = [
         "wrong-replacement --target member:m1 --at step=2,phase=backward --what config",
         "wrong-replacement --target member:m2 --at step=2,phase=backward --what secret",
@@ -114,8 +114,8 @@ def test_a_member_whose_drives_fail_for_good_is_lost_with_a_sentence_and_no_bit(
 
 
 def test_a_flipped_master_of_half_precision_parameters_is_put_right(tmp_path: Path) -> None:
-    arguments = ("--steps", "20", "--precision", "mixed")
-    faults = ["flip --target member:m1 --at step=8 --where masters --bit 5"]
+    arguments = ("--steps", "14", "--precision", "mixed")
+    faults = ["flip --target member:m1 --at step=5 --where masters --bit 5"]
     run = run_job(tmp_path, workers=3, script=PRECISION, arguments=arguments, faults=faults)
     assert struck(run) == {("m1", "flip")}
     assert_equal_to_undisturbed(run, *arguments, script=PRECISION)
@@ -125,7 +125,7 @@ def test_a_flipped_master_of_half_precision_parameters_is_put_right(tmp_path: Pa
 
 def test_bits_of_every_kind_are_put_right_and_who_was_at_fault_twice_is_replaced(tmp_path: Path) -> None:
     """One member after the other; m0 has two faults of its own, and ends after the commit that follows the second."""
-    arguments = ("--steps", "60", "--backups", "1")
+    arguments = ("--steps", "36", "--backups", "1")
     faults = [
         "flip --target member:m0 --at step=4 --where moments",
         "flip --target member:m1 --at step=10 --where partial",

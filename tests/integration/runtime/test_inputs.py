@@ -100,7 +100,7 @@ def test_a_step_with_nan_is_committed_as_skipped_and_training_goes_on(tmp_path: 
 
 
 def test_leaving_the_loop_early_on_all_members_ends_the_job_in_peace(tmp_path: Path) -> None:
-    arguments = ("--steps", "30", "--break-at", "9")
+    arguments = ("--steps", "12", "--break-at", "9")
     run = run_job(tmp_path, workers=2, arguments=arguments)
     assert_equal_to_undisturbed(run, *arguments)
     assert set(run.digests) == {"m0", "m1"}
@@ -108,13 +108,13 @@ def test_leaving_the_loop_early_on_all_members_ends_the_job_in_peace(tmp_path: P
 
 def test_early_stopping_by_a_local_counter_ends_the_job_though_a_newcomer_counts_otherwise(tmp_path: Path) -> None:
     """Those who rightly stopped were failed, and the newcomer went on alone until the state was gone."""
-    arguments = ("--steps", "300", "--patience", "150")
+    arguments = ("--steps", "80", "--patience", "40")
     kill = "kill --target member:m1 --at step=3,phase=backward"
     run = run_job(tmp_path, workers=3, arguments=arguments, faults=[kill], slow_until="m3")
     assert_equal_to_undisturbed(run, *arguments)
     assert set(run.digests) == {"m0", "m2", "m3"}
     ended = {m: max(e["step"] for e in events if e["event"] == "passed") for m, events in run.journals.items()}
-    assert [ended[m] for m in ("m0", "m2", "m3")] == [149, 149, 149]
+    assert [ended[m] for m in ("m0", "m2", "m3")] == [39, 39, 39]
     assert len([e for e in run.events if e["event"] == "restart"]) == 1
 
 
@@ -274,8 +274,8 @@ def test_losing_all_holders_is_said_and_nothing_is_invented(tmp_path: Path) -> N
     run = run_job(
         tmp_path,
         workers=2,
-        arguments=("--steps", "40", "--backups", "0"),
-        faults=["kill --target member:m1 --at step=9,phase=backward"],
+        arguments=("--steps", "24", "--backups", "0"),
+        faults=["kill --target member:m1 --at step=5,phase=backward"],
     )
     assert run.exit_code == 1
     assert "are gone (m1)" in run.output, run.output

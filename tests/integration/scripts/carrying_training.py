@@ -69,7 +69,7 @@ def main() -> None:
                 loss, state = loss + 0.1 * state * loss, loss.detach()
             step.backward(loss)
         if step.number >= 12 and job.world_size < args.linger:
-            time.sleep(0.2)
+            time.sleep(0.5)
     sys.stderr.write(f"digest {job.digest()}\n")
 
 

@@ -6,6 +6,7 @@ kind at that place from the step on. `full`, `quota`, `gone` and `slow` last fro
 
 import argparse
 import errno
+import functools
 import itertools
 import os
 import signal
@@ -38,6 +39,7 @@ class Samples(torch.utils.data.Dataset[Tensor]):
     def __len__(self) -> int:
         return 1024
 
+    @functools.cache  # noqa: B019  the one data set of the process
     def __getitem__(self, index: int) -> Tensor:
         return torch.randn(64, generator=torch.Generator().manual_seed(index))
 

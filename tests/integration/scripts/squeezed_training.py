@@ -1,6 +1,7 @@
 """Dropout and AdamW; by default activations larger than the model: something to move. Prints the end's digest."""
 
 import argparse
+import functools
 import itertools
 import sys
 
@@ -14,6 +15,7 @@ class Samples(torch.utils.data.Dataset[Tensor]):
     def __len__(self) -> int:
         return 1024
 
+    @functools.cache  # noqa: B019  the one data set of the process
     def __getitem__(self, index: int) -> Tensor:
         return torch.randn(64, generator=torch.Generator().manual_seed(index))
 
