@@ -438,7 +438,7 @@ def test_what_scripts_are_told_about_several_nodes(tmp_path: Path) -> None:
     )
     command = [*ELASTRAIN, "run", "--local-nodes", "2", "--nproc-per-node", "2", "--run-dir", str(tmp_path / "run")]
     done = warm.run(
-        [*command, str(script), str(tmp_path)], env=environment(), capture_output=True, text=True, timeout=40
+        [*command, str(script), str(tmp_path)], env=environment(), capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     told = [json.loads((tmp_path / f"rank{rank}").read_text()) for rank in range(4)]
@@ -461,6 +461,6 @@ def test_node_whose_script_ends_before_the_agents_have_met_is_not_lost(tmp_path:
     script.write_text("import os, time\ntime.sleep(2.0 * int(os.environ['GROUP_RANK']))\n")
     command = [*ELASTRAIN, "run", "--local-nodes", "2", "--nproc-per-node", "1", "--run-dir", str(tmp_path / "run")]
     paths = {**environment(), "PYTHONPATH": str(tmp_path)}
-    done = warm.run([*command, str(script)], env=paths, capture_output=True, text=True, timeout=40)
+    done = warm.run([*command, str(script)], env=paths, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("every worker's script has ended") == 2
