@@ -50,7 +50,7 @@ class LoneStates:
         return self._has_looked or not self._lone(self._commit.roles.mine)
 
     def _lone(self, shards: Iterable[int]) -> list[int]:
-        # Two digests per step cost more than the update: a job that is meant to have one copy asks for them by audits.
+        # Two looks cost almost half an update per step: a job that is meant to have one copy asks for them by audits.
         self._is_on = self._is_on or (self._is_backed and bool(self._views.others))
         if not self._is_on:
             return []
