@@ -35,15 +35,14 @@ class Captures:
         while size_bytes < COPY_BYTES and self.has_work:
             shard = next(iter(self._due))
             size_bytes += self._states.size_bytes(shard)
-            self.settle(shard)
+            self._sink.take(self._due.pop(shard), self._states.copy(shard))
 
     def settle(self, shard: int) -> None:
         """The state is about to change in place, or its memory to be used otherwise: copy it, if it is to be."""
-        step = self._due.pop(shard, None)
-        if step is not None:
+        if shard in self._due:
             # Here, and only here, a step may wait for the disk: where all the room for copies is taken.
             self._sink.make_room(self._states.size_bytes(shard))
-            self._sink.take(step, self._states.copy(shard))
+            self._sink.take(self._due.pop(shard), self._states.copy(shard))
 
     def give_away(self, shard: int) -> None:
         """Another state takes its place: what is to be captured need not be copied."""

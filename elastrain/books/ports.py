@@ -130,7 +130,7 @@ class CaptureSink(Protocol):
         """Whether it takes a state of this size without anybody waiting."""
 
     def make_room(self, size_bytes: int) -> None:
-        """Wait until it does."""
+        """Wait until it does: somebody waits for the state that is taken next."""
 
     def take(self, step: int, state: State) -> None:
         """The state, as of `step`, is the sink's own from now on: it shares no memory with anything that changes."""

@@ -67,6 +67,8 @@ class Timed:
     compute_s: float
     """Of the member that computes longest in a step, in the median of the steps: real computing and waiting."""
     stall_s: float
+    """The longest time for which a step has waited for copies of a checkpoint, among all members; 0 without any."""
+    gap_s: float
     """The longest excess of a gap next to a checkpoint, among all members; NaN without checkpoints."""
     other_s: float
     """The longest excess of any other gap: what the stall has to be seen against."""
@@ -96,9 +98,10 @@ def excesses(found: Mapping[int, float], written: Iterable[int]) -> tuple[list[f
     return beside, [gap_s - usual_s for step, gap_s in counted.items() if step not in near]
 
 
-def timed(members: Sequence[Member], written: Iterable[int], intervals: int) -> Timed:
-    """From the members' journals; `written`: the steps whose checkpoints became complete. Raises ValueError."""
-    written = sorted(written)
+def timed(members: Sequence[Member], written: Mapping[int, float], intervals: int) -> Timed:
+    """From the members' journals; `written`: steps whose checkpoints became complete, and the longest that a member has
+    waited for each. Raises ValueError.
+    """
     first, last = WARM - 1, WARM - 1 + EVERY * intervals
     if not all({first, last} <= set(member.advanced_s) for member in members):
         raise ValueError(f"expected every member to go on after steps {first} and {last}")
@@ -107,7 +110,8 @@ def timed(members: Sequence[Member], written: Iterable[int], intervals: int) -> 
     return Timed(
         step_s=(ended_s - began_s) / (last - first),
         compute_s=statistics.median(_computed(members, step) for step in range(first + 1, last + 1)),
-        stall_s=max((s for near, _ in split for s in near), default=float("nan")),
+        stall_s=max(written.values(), default=0.0),
+        gap_s=max((s for near, _ in split for s in near), default=float("nan")),
         other_s=max(s for _, others in split for s in others),
         checkpoints=len(written),
     )
@@ -144,15 +148,18 @@ def _run(folder: Path, kind: str, load: Load) -> None:
                 raise RuntimeError(f"node {name} ended badly: {(folder / f'{name}.log').read_text()[-2000:]}")
 
 
-def _journals(folder: Path) -> tuple[list[Member], set[int]]:
-    """All members, and the steps whose checkpoints one of them has made complete."""
-    members, written = [], set()
+def _journals(folder: Path) -> tuple[list[Member], dict[int, float]]:
+    """All members; and the steps whose checkpoints one of them has made complete, with the longest wait for each."""
+    members, written, blocked_s = list[Member](), set[int](), dict[int, float]()
     for name in WORKERS:
         for member in read_run(folder / name).pids:
             lines = Tail(folder / name / "members" / f"{member}.jsonl").read()
             members.append(member_of(lines, member))
             written |= {line["step"] for line in lines if line["event"] == "checkpoint_written"}
-    return members, written
+            for line in lines:
+                if line["event"] == "checkpoint":
+                    blocked_s[line["step"]] = max(line["blocked_s"], blocked_s.get(line["step"], 0.0))
+    return members, {step: blocked_s.get(step, 0.0) for step in sorted(written)}
 
 
 def compared(found: Mapping[str, Sequence[Timed]], load: Load) -> dict[str, float]:
@@ -165,7 +172,8 @@ def compared(found: Mapping[str, Sequence[Timed]], load: Load) -> dict[str, floa
     values["compute_s_per_240mb"] = computed / load.state_bytes * REFERENCE_BYTES
     if durable := found.get("durable"):
         values["stall_s"] = statistics.median(each.stall_s for each in durable)
-        values["durable_stall"] = statistics.median(max(0.0, each.stall_s) / each.step_s for each in durable)
+        values["durable_stall"] = statistics.median(each.stall_s / each.step_s for each in durable)
+        values["gap_s"] = statistics.median(each.gap_s for each in durable)
         values["other_gap"] = statistics.median(each.other_s / each.step_s for each in durable)
         values["checkpoints_written"] = float(sum(each.checkpoints for each in durable))
     return values

@@ -21,7 +21,7 @@ from elastrain.checkpoint import LOOP, Checkpointed, CheckpointPlan
 from elastrain.errors import ElastrainError
 from elastrain.runtime.durable.disk import CheckpointDisk, kept_text, told_by_keepers
 from elastrain.runtime.durable.manifests import Begin, Described, hyper_of
-from elastrain.runtime.durable.parts import PartInWriting, Room, WriterThread
+from elastrain.runtime.durable.parts import Blocked, PartInWriting, Room, WriterThread
 from elastrain.runtime.durable.tidying import tidy
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import Manifest, Part, name_of
@@ -110,6 +110,7 @@ class Checkpoints:
         self._loop: KeptLoop | None = None
         self._waiting: Waiting | None = None
         self._newest = Newest()
+        self._blocked = Blocked()
 
     @property
     def plan(self) -> CheckpointPlan:
@@ -128,11 +129,13 @@ class Checkpoints:
 
     def make_room(self, size_bytes: int) -> None:
         """At most as long as a member may be silent: what does not come to the disk by then is given up."""
+        self._blocked.begin()
         if not self.room.wait(size_bytes, CLOSE_S):
             for part in self._parts:
                 self._thread.do(lambda part=part: part.fail("the disk is too slow for the memory there is"))  # type: ignore[misc]
 
     def take(self, step: int, state: ShardState) -> None:
+        self._blocked.end()
         part = next((each for each in self._parts if each.step == step and state.shard in each.shards), None)
         if part is None:
             return
@@ -214,11 +217,13 @@ class Checkpoints:
 
     def _copy_loop(self) -> None:
         assert self._loop is not None
+        self._blocked.begin()
         try:
             self._loop.copy()
         except ElastrainError as error:
             step, self._loop = self._loop.step, None
             self._with.tell(p.PartWritten(step=step, shards=(), told=(), problem=str(error)))
+        self._blocked.end()
 
     def _write_manifest(self, command: p.WriteManifest) -> None:
         if self._loop is not None and self._loop.step == command.record.step:
@@ -238,7 +243,7 @@ class Checkpoints:
         if self._loop is not None and self._loop.step == command.step:
             self._loop = None
         self._newest = replace(self._newest, open_step=None)
-        self._with.log("checkpoint", step=command.step, reason=command.reason)
+        self._with.log("checkpoint", step=command.step, reason=command.reason, blocked_s=self._blocked.take())
         if command.told:
             self._thread.do(lambda: self._disk.keep(self._with.life, command.step, command.told))
         if command.is_told and command.reason:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -74,6 +75,28 @@ class Room:
         with self._freed:
             self.used_bytes -= size_bytes
             self._freed.notify_all()
+
+
+class Blocked:
+    """A stopwatch: for how long a step has waited for a checkpoint. For the engine's thread."""
+
+    def __init__(self) -> None:
+        self._total_s = 0.0
+        self._since_s: float | None = None
+
+    def begin(self) -> None:
+        self._since_s = time.monotonic()
+
+    def end(self) -> None:
+        """Nothing happens where nobody waits."""
+        if self._since_s is not None:
+            self._total_s += time.monotonic() - self._since_s
+            self._since_s = None
+
+    def take(self) -> float:
+        """Seconds since this was last asked."""
+        total_s, self._total_s = self._total_s, 0.0
+        return total_s
 
 
 class PartInWriting:

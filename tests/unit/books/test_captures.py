@@ -14,12 +14,15 @@ class Sink:
         self.taken: dict[tuple[int, int], object] = {}
         self.room = room
         self.waited = 0
+        self.asked: list[int] = []
+        """How many states were there when a step had to wait for one more."""
 
     def has_room(self, size_bytes: int) -> bool:
         return self.room > len(self.taken)
 
     def make_room(self, size_bytes: int) -> None:
         self.waited += not self.has_room(size_bytes)
+        self.asked.append(len(self.taken))
 
     def take(self, step: int, state: State) -> None:
         self.taken[step, state.shard] = state.cell.value
@@ -41,6 +44,7 @@ def test_what_is_copied_later_is_the_state_of_its_step() -> None:
     while captures.has_work:
         captures.work()
     assert sink.taken == {(4, 0): "zero", (4, 1): "one"}
+    assert sink.asked == [0]  # nobody waited for what was copied behind the scenes
 
 
 def test_a_state_whose_place_another_takes_is_given_away_without_a_copy() -> None:

@@ -42,10 +42,11 @@ def test_quick_reaches_for_nothing_that_it_leaves_out() -> None:
 
 
 @pytest.mark.parametrize("late_step", [9, 10])
-def test_a_stall_is_what_the_gaps_next_to_a_checkpoint_take_beyond_the_others(late_step: int) -> None:
+def test_a_stall_is_what_members_waited_and_gaps_are_seen_beside_it(late_step: int) -> None:
     members = [a_member(slow={late_step: 0.05}), a_member(slow={12: 0.02})]
-    found = overhead.timed(members, written=[9], intervals=1)
-    assert found.stall_s == pytest.approx(0.05)
+    found = overhead.timed(members, written={9: 0.04}, intervals=1)
+    assert found.stall_s == pytest.approx(0.04)
+    assert found.gap_s == pytest.approx(0.05)
     assert found.other_s == pytest.approx(0.02)
     assert found.step_s == pytest.approx(1 + 0.05 / EVERY)
     assert found.compute_s == pytest.approx(0.9)
@@ -55,12 +56,12 @@ def test_a_job_that_did_not_come_to_its_end_gives_no_figure() -> None:
     member = a_member(slow={})
     del member.advanced_s[WARM - 1 + EVERY]
     with pytest.raises(ValueError, match="every member to go on"):
-        overhead.timed([member], written=[], intervals=1)
+        overhead.timed([member], written={}, intervals=1)
 
 
 def test_overheads_are_ratios_of_the_same_turn() -> None:
-    def job(step_s: float, stall_s: float = float("nan")) -> Timed:
-        return Timed(step_s=step_s, compute_s=1.0, stall_s=stall_s, other_s=0.0, checkpoints=1)
+    def job(step_s: float, stall_s: float = 0.0) -> Timed:
+        return Timed(step_s=step_s, compute_s=1.0, stall_s=stall_s, gap_s=0.0, other_s=0.0, checkpoints=1)
 
     turns = {"b0": [job(1.0), job(2.0)], "b1": [job(1.1), job(2.2)], "durable": [job(2.2, 0.22), job(4.4, 0.44)]}
     found = overhead.compared(turns, Load(layers=20))
