@@ -213,6 +213,14 @@ class GoesOn:
     step: int
 
 
+# After everybody's `EndsBefore`: until then somebody may still need what another member has.
+@dataclass(frozen=True, kw_only=True)
+class HasAll:
+    """The sender's loop has ended, and it has every block's parameters after `step`."""
+
+    step: int
+
+
 Message: TypeAlias = (
     Report
     | Partial
@@ -234,6 +242,7 @@ Message: TypeAlias = (
     | EndsBefore
     | GoesOn
     | Boundary
+    | HasAll
 )
 
 # ----------------------------------------------------------------------------------------------- as bytes in a frame

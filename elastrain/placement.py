@@ -40,25 +40,35 @@ def effective(base: Placement, members: Collection[str]) -> tuple[tuple[Holders 
 
 
 def target(
-    current: Sequence[Holders | None], sizes: Sequence[int], nodes: Mapping[str, str], backups: int
+    current: Sequence[Holders | None],
+    sizes: Sequence[int],
+    nodes: Mapping[str, str],
+    backups: int,
+    homes: Sequence[Collection[str]] | None = None,
 ) -> Placement:
     """Say where shards should be held: balanced, interleaved over nodes, with as little movement as that allows.
 
     current: where each shard is now; None where nobody holds it.
     sizes: bytes per shard.
     nodes: member -> node, in rank order.
+    homes: per shard, the members that compute with it: its holders are among them, where one lives. None: all do.
 
     A backup is never on its primary's node while another node lives.
     """
     # In rank order: of equally loaded members the first is taken, the same one by everybody.
     members = list(nodes)
     # Primaries first: an update takes time on the primary while others wait, a backup updates in the background.
-    primaries = _balance([holders.primary if holders else None for holders in current], sizes, members)
+    kept = [holders.primary if holders else None for holders in current]
+    # A primary that does not compute with its shard would have to keep parameters for nobody but others.
+    outside = [_outside(frozenset(), members, homes, s) for s in range(len(sizes))]
+    primaries = _balance(kept, sizes, members, outside)
     chosen: list[tuple[str, ...]] = [() for _ in sizes]
     # One layer of backups after the other, so that each layer by itself is balanced.
     for place in range(min(backups, len(members) - 1)):
         wanted = [_backup_at(holders, place, primaries[s], chosen[s]) for s, holders in enumerate(current)]
         forbidden = [_forbidden(primaries[s], chosen[s], nodes) for s in range(len(sizes))]
+        # Who computes with it can take over without anything being sent; being on another node comes before that.
+        forbidden = [_outside(each, members, homes, s) for s, each in enumerate(forbidden)]
         layer = _balance(wanted, sizes, members, forbidden, spread_from=primaries)
         chosen = [(*chosen[s], layer[s]) for s in range(len(sizes))]
     return tuple(Holders(primary, rest) for primary, rest in zip(primaries, chosen, strict=True))
@@ -107,6 +117,14 @@ def _forbidden(primary: str, taken: tuple[str, ...], nodes: Mapping[str, str]) -
     used = {primary, *taken}
     elsewhere = set(nodes) - here - used
     return frozenset(used | here) if elsewhere else frozenset(used)
+
+
+def _outside(
+    forbidden: frozenset[str], members: Sequence[str], homes: Sequence[Collection[str]] | None, shard: int
+) -> frozenset[str]:
+    """Add to `forbidden` who does not compute with the shard, as long as somebody else is left who does."""
+    at_home = set() if homes is None else set(members).intersection(homes[shard]) - forbidden
+    return frozenset(members) - at_home if at_home else forbidden
 
 
 def _balance(

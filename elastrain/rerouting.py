@@ -5,8 +5,8 @@ Which blocks of which runs are computed again is decided in `pipeline.redo`; her
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from elastrain.fold import leaves
 from elastrain.pipeline.plan import PipelinePlan, Task, replicas, routes
@@ -24,6 +24,8 @@ class Rerouting:
     new: tuple[Task, ...]
     resends: tuple[Resend, ...]
     reason: str
+    adopted: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """Member -> blocks of the graph of which it is a replica until the commit, besides those of the plan."""
 
 
 def reroute(reports: Mapping[str, Report], shape: Shape, decision: Recovery, plan: PipelinePlan) -> Rerouting:
@@ -35,29 +37,44 @@ def reroute(reports: Mapping[str, Report], shape: Shape, decision: Recovery, pla
         return Rerouting(tasks=(), new=(), resends=(), reason="nobody has traced the model yet")
     told = {m: _told(report, shape, traced, decision) for m, report in able.items()}
     folded = _folded(shape, traced, decision)
+    before = {m: frozenset(r.work.adopted) for m, r in able.items() if r.committed == decision.committed}
     has_begun = any(decision.folded.values()) or any(each != TaskReport() for each in told.values())
     if not has_begun and set(plan.members) <= set(able):
         # Who joined changes nothing of the plan that the record brought.
         whole = tuple(task for route in routes(plan) for task in route)
-        return _rerouting((), whole, (), "the step begins by its plan")
-    decided = redo(_situation(shape, traced, decision, plan, told, folded))
+        return Rerouting(
+            tasks=_anew(whole), new=whole, resends=(), reason="the step begins by its plan", adopted=before
+        )
+    decided = redo(_situation(shape, traced, decision, _replicas(plan, before), told, folded))
     # A task goes on where it is: what it has read and made stays with its member.
     living = tuple(progress for report in told.values() for progress in report.tasks)
-    return _rerouting(living, decided.tasks, decided.resends, decided.reason)
+    return Rerouting(
+        tasks=(*living, *_anew(decided.tasks)),
+        new=decided.tasks,
+        resends=decided.resends,
+        reason=decided.reason,
+        adopted={m: before.get(m, frozenset()).union(decided.adopted.get(m, ())) for m in able},
+    )
 
 
-def _rerouting(
-    living: tuple[TaskProgress, ...], new: tuple[Task, ...], resends: tuple[Resend, ...], reason: str
-) -> Rerouting:
-    tasks = (*living, *(TaskProgress(task=task) for task in new))
-    return Rerouting(tasks=tasks, new=new, resends=resends, reason=reason)
+def _anew(tasks: Iterable[Task]) -> tuple[TaskProgress, ...]:
+    return tuple(TaskProgress(task=task) for task in tasks)
+
+
+def _replicas(plan: PipelinePlan, adopted: Mapping[str, frozenset[int]]) -> tuple[tuple[str, ...], ...]:
+    """By block of the graph: those of the plan, then members that an earlier recovery of the step has made replicas."""
+    # Who has adopted a block has its parameters, and tasks with it: to name another one would publish it once more.
+    return tuple(
+        (*of, *(m for m, blocks in adopted.items() if block in blocks and m not in of))
+        for block, of in enumerate(replicas(plan))
+    )
 
 
 def _situation(
     shape: Shape,
     traced: TracedGraph,
     decision: Recovery,
-    plan: PipelinePlan,
+    replicas_now: tuple[tuple[str, ...], ...],
     told: Mapping[str, TaskReport],
     folded: frozenset[BlockRun],
 ) -> LossSituation:
@@ -66,9 +83,9 @@ def _situation(
         number=decision.committed + 1,
         micro_batches=shape.pipelining.micro_batches,
         run_length=shape.pipelining.run_length,
-        blocks=plan.blocks,
+        blocks=len(traced.graph.blocks),
     )
-    return LossSituation(graph=traced.graph, shape=step, replicas=replicas(plan), folded=folded, reports=told)
+    return LossSituation(graph=traced.graph, shape=step, replicas=replicas_now, folded=folded, reports=told)
 
 
 def _told(report: Report, shape: Shape, traced: TracedGraph, decision: Recovery) -> TaskReport:

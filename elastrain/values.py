@@ -245,6 +245,10 @@ class OpenWork:
     """Tasks of pipelines with something left to compute here."""
     kept: tuple[BoundaryName, ...] = ()
     """Boundary tensors that this member has made or received."""
+    adopted: tuple[int, ...] = ()
+    """Blocks of the graph of which a recovery of this step has made this member a replica."""
+    present: tuple[int, ...] = ()
+    """Blocks of the layout whose parameters lie in this member's memory until the next commit."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,15 +14,14 @@ Task = p.ApplyBehind | p.ComputeDigests | p.DigestParameters
 
 
 class WorkBehind:
-    """Owns the queue of tasks; `shards` is how many the model has."""
+    """Owns the queue of tasks."""
 
-    def __init__(self, shards: int, arithmetic: Arithmetic, books: StateBooks) -> None:
+    def __init__(self, arithmetic: Arithmetic, books: StateBooks) -> None:
         self.tasks: deque[Task] = deque()
-        self._shards = shards
         self._arithmetic = arithmetic
         self._books = books
         self._digested: dict[int, int] = {}
-        """Shard -> digest of its parameters, while those of all are taken."""
+        """Shard -> digest of its parameters, while those of all that were asked for are taken."""
 
     def add(self, task: Task) -> None:
         if isinstance(task, p.DigestParameters):
@@ -81,12 +80,12 @@ class WorkBehind:
         """Some of them, and the rest in later turns."""
         size_bytes = 0
         # The engine's thread does this: messages must not wait until a whole model has been digested.
-        for shard in range(len(self._digested), self._shards):
+        for shard in task.needed[len(self._digested) :]:
             self._digested[shard] = self._arithmetic.digest_parameters(shard)
             size_bytes += self._arithmetic.parameters_bytes(shard)
             if size_bytes >= BEHIND_BYTES:
                 break
-        if len(self._digested) < self._shards:
+        if len(self._digested) < len(task.needed):
             # Behind all else: others wait for their answers, too.
             self.tasks.append(task)
             return []

@@ -38,7 +38,7 @@ class Ledger:
         self.boundaries = Boundaries()
         self._folds = Folds(runs, lanes, arithmetic, self._buffers)
         self._states = StateBooks(arithmetic, self._buffers, states, scratch)
-        self._behind = WorkBehind(len(lanes), arithmetic, self._states)
+        self._behind = WorkBehind(arithmetic, self._states)
         self._captures = Captures(states, NoSink())
 
     def capture_into(self, sink: CaptureSink) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from elastrain import protocol as p
 from elastrain.member.machine import Machine
 from elastrain.messages import Publish
-from elastrain.placement import Holders, Placement, next_roles
+from elastrain.placement import Holders, Placement, next_roles, target
 from elastrain.plan import plan
 from elastrain.values import Record, Vote
 from elastrain.voting import Disagreement, Dispute, combine_votes
@@ -150,15 +150,26 @@ class Committing:
         m.checkpointing.capture()
         # Taken before the record is held: with it the open step, and all that is finished of it, is forgotten.
         touched = {shard: m.step.reduction.finished[shard].touched for shard in mine}
+        plan_before = m.commit.plan
         self.learn(record)
         m.custody.primaries.apply(record, touched)
         m.custody.lone.note(mine)
         m.custody.backups.apply_behind(record)
         self.change_roles(record, before)
+        m.replicas.pass_commit(before)
+        if record.plan != plan_before:
+            # Holders follow the blocks: who computes with a shard can answer for it without any memory more.
+            m.commit.roles.target = self.goal(m.commit.roles.live)
+            m.custody.given.plan()
         m.checkpointing.on_passed(record, before)
         m.out.do(p.EndAttempt(step=record.step))
         m.step.begin(record.step + 1)
         return mine, before
+
+    def goal(self, now: Placement) -> Placement:
+        """Where the shards should be in this view, by who is there and by the plan."""
+        m = self._machine
+        return target(now, m.shape.sizes, m.views.view.nodes, m.shape.backups, m.replicas.homes())
 
     def change_roles(self, record: Record, before: Placement) -> None:
         # The only place where holders change: all members carry out the same record.
@@ -194,11 +205,15 @@ class Committing:
     # -------------------------------------------------------------------------------------------------------- publish
 
     def publish(self, shards_by_member: Mapping[str, Sequence[int]], record: Record | None) -> None:
-        """Send new parameters. Every publish carries the record: whoever receives it has passed."""
+        """Send new parameters to those who compute with them.
+
+        Every publish carries the record: whoever receives it has passed.
+        """
         m = self._machine
         for member, shards in shards_by_member.items():
-            if shards and member != m.me:
-                m.out.send(member, Publish(step=m.commit.step, record=record, shards=tuple(shards)))
+            wanted = m.replicas.wanted(member, shards)
+            if wanted and member != m.me:
+                m.out.send(member, Publish(step=m.commit.step, record=record, shards=wanted))
 
     def publish_looked(self) -> None:
         """Send what was held back until this member had looked at what it took over with."""

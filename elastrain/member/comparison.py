@@ -82,7 +82,8 @@ class Comparison:
         if self._found is None:
             if self._asked_turn != self._turn:
                 self._asked_turn = self._turn
-                self._out.do(p.DigestParameters(turn=self._turn))
+                needed = tuple(self._commit.parameters.needed())
+                self._out.do(p.DigestParameters(turn=self._turn, needed=needed))
         elif self._is_all_told():
             self.compare(self._found)
 
@@ -95,7 +96,8 @@ class Comparison:
 
     def compare(self, found: dict[int, int]) -> None:
         # The first in index order: every member that finds the same difference names the same shard.
-        wrong = next((s for s, (_, digest) in sorted(self._told.items()) if found[s] != digest), None)
+        told = ((s, digest) for s, (_, digest) in sorted(self._told.items()) if s in found)
+        wrong = next((s for s, digest in told if found[s] != digest), None)
         if wrong is None:
             self._is_equal = True
             return

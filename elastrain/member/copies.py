@@ -168,7 +168,7 @@ class CopiesTaken:
             self._take_again(event)
             return
         self._broken.pop(event.shard, None)
-        self._holdings.of(event.shard).replace(event.step, event.told)
+        self._holdings.take(event.shard, event.step, event.told)
         self._out.send(event.source, Copied(step=event.step, shard=event.shard, intact=True))
 
     def _take_again(self, event: p.TookCopy) -> None:

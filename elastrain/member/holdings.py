@@ -133,6 +133,12 @@ class Holdings:
             self.bound.discard(shard)
             self._out.do(p.Unbind(shard=shard))
 
+    def take(self, shard: int, step: int, digest: int) -> None:
+        """A copy of the primary's state as of `step` has come."""
+        # A holder whose role has just ended may be wanted again, where blocks come back to it.
+        self._leaving.discard(shard)
+        self.of(shard).replace(step, digest)
+
     def drop_leaving(self) -> None:
         """Let go of what others hold now, but for what is being compared."""
         # Not in the commit itself: until the new holders have told their digests, this copy can still be a witness.

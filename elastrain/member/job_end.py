@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 from elastrain.member.commands import Commands
 from elastrain.member.views import Views
-from elastrain.messages import EndsBefore, GoesOn
+from elastrain.messages import EndsBefore, GoesOn, HasAll
 
 
 def job_ends(voters: Sequence[str], left: Collection[str], going: Collection[str]) -> bool | None:
@@ -39,6 +39,8 @@ class JobEnd:
         self._out = out
         self._ended: dict[str, int] = {}
         """Member -> step before which its training loop ended."""
+        self._whole: set[str] = set()
+        """Members that have all blocks again."""
         self._going: dict[str, int] = {}
         """Member -> step that its training loop is in, while others have ended before it."""
         self._asked = -1
@@ -49,6 +51,7 @@ class JobEnd:
     def forget_view(self) -> None:
         # What was told may have reached some only: in the next view everybody says it again.
         self._ended.clear()
+        self._whole.clear()
         self._going.clear()
 
     # -------------------------------------------------------------------------------------------------- what is known
@@ -65,6 +68,11 @@ class JobEnd:
     def on_ends_before(self, source: str, step: int) -> None:
         self._ended[source] = step
         self._go_on()
+
+    def on_has_all(self, source: str, step: int) -> None:
+        # Of the step before the end: what it had of an older one would be nobody's result.
+        if self._ended.get(source) == step + 1:
+            self._whole.add(source)
 
     def on_goes_on(self, source: str, step: int) -> None:
         self._going[source] = step
@@ -84,6 +92,15 @@ class JobEnd:
         assert self.step is not None
         self._ended[self._me] = self.step
         self._out.send_all(self._views.others, EndsBefore(step=self.step))
+
+    def has_told(self) -> bool:
+        return self._me in self._ended
+
+    def tell_all_is_here(self, step: int) -> None:
+        """This member has all blocks: the others need not wait for it any more."""
+        if self._me not in self._whole:
+            self._whole.add(self._me)
+            self._out.send_all(self._views.others, HasAll(step=step))
 
     # ------------------------------------------------------------------------------------------------------- the end
 
@@ -111,9 +128,13 @@ class JobEnd:
         members = self._views.view.ids
         return tuple(m for m in members if self._views.reports[m].begun >= 0) or members
 
-    def leave_together(self) -> None:
-        """Let go once all have ended: until then somebody may still need what this member has."""
-        if self.step is not None and self._views.current and self._ended.keys() >= set(self._views.current.ids):
+    def leave_together(self, *, whole: bool) -> None:
+        """Let go once all have ended: until then somebody may still need what this member has.
+
+        whole: they have blocks to get first, so that all have to have all of them.
+        """
+        there = self._whole if whole else self._ended.keys()
+        if self.step is not None and self._views.current and there >= set(self._views.current.ids):
             self.let_go()
 
     def let_go(self) -> None:

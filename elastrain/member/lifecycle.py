@@ -15,6 +15,7 @@ from elastrain import protocol as p
 from elastrain.checkpoint import CheckpointPlan
 from elastrain.member.committing import Committing
 from elastrain.member.copying import Copying
+from elastrain.member.ending import Ending
 from elastrain.member.machine import Machine
 from elastrain.member.recovering import Recovering
 from elastrain.placement import Placement
@@ -29,6 +30,7 @@ class Lifecycle:
         self.copying = Copying(self.machine)
         self._committing = Committing(self.machine)
         self._recovering = Recovering(self.machine, self._committing)
+        self._ending = Ending(self.machine, self._committing)
 
     # ---------------------------------------------------------------------------------------------- for its driver
 
@@ -184,6 +186,9 @@ class Lifecycle:
                 m.checkpointing.on_over(message)
             case said.EndsBefore():
                 m.end.on_ends_before(source, message.step)
+                self._ending.serve(source)
+            case said.HasAll():
+                m.end.on_has_all(source, message.step)
             case said.GoesOn():
                 m.end.on_goes_on(source, message.step)
             case _:
@@ -267,8 +272,10 @@ class Lifecycle:
             m.checkpointing.capture()
             self.copying.copy_at_last()
             m.loop.enter()
-            m.loop.feed()
-            self._end()
+            # In the end blocks come that a task must not see appear.
+            if m.replicas.are_all or m.end.step is None:
+                m.loop.feed()
+            self._ending.go_on()
 
     def _create(self) -> None:
         """Let the job start: every holder makes the initial state of its shards, once the parameters are here."""
@@ -301,16 +308,3 @@ class Lifecycle:
         record = self._committing.decide()
         if record is not None:
             self._pass(record)
-
-    def _end(self) -> None:
-        end = self.machine.end
-        self._tell_end()
-        end.judge()
-        self._tell_end()  # the verdict may have ended this member's loop
-        end.leave_together()
-
-    def _tell_end(self) -> None:
-        # A checkpoint that is being written is waited for: who leaves takes along what it has not written.
-        is_written = self.machine.checkpointing.open is None
-        if self.machine.end.is_to_be_told() and is_written and self._committing.is_settled():
-            self.machine.end.tell()

@@ -10,6 +10,7 @@ from elastrain.member.custody import Custody
 from elastrain.member.job_end import JobEnd
 from elastrain.member.loop_feed import LoopFeed
 from elastrain.member.open_step import OpenStep
+from elastrain.member.replicas import Replicas
 from elastrain.member.views import Views
 from elastrain.values import Shape
 
@@ -26,6 +27,7 @@ class Machine:
         self.commit = Commit(me, shape)
         self.step = OpenStep(me, shape, self.views, self.commit, self.out)
         self.custody = Custody(me, shape, self.views, self.commit, self.step, self.out)
+        self.replicas = Replicas(me, shape, self.commit, self.step.tasks, self.custody.holdings, self.out)
         self.checkpointing = Checkpointing(
             checkpoints, shape.sizes, self.views, self.commit, self.custody.holdings, self.out
         )

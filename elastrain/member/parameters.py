@@ -6,6 +6,8 @@ and the comparison of what was published, the loop and the vote all ask it.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 NEVER = -2
 """Version of what was never there; the initial state's is -1, or the step of the checkpoint that it comes from."""
 
@@ -17,12 +19,19 @@ class Parameters:
         self.versions = [NEVER] * shards
         """Per shard, the step after which its parameters stand."""
         self._step = step
+        self._needed: Collection[int] = range(shards)
         self._missing: set[int] | None = None
         """Shards with another version than `_step`; None: to be counted anew. Asked for several times per event."""
 
-    def needed(self) -> range:
-        """Shards whose parameters this member computes with: all, since every member computes every block."""
-        return range(len(self.versions))
+    def needed(self) -> Collection[int]:
+        """Shards whose parameters this member computes with, ascending: all, unless it has some blocks only."""
+        return self._needed
+
+    def need(self, shards: Iterable[int]) -> None:
+        """From now on this member computes with these shards, ascending, and with no others."""
+        # Versions stay: of shards that were published here it has those of this step, needed or not.
+        self._needed = tuple(shards)
+        self._missing = None
 
     def expect(self, step: int) -> None:
         """From now on the parameters of `step` are those that count."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from elastrain import protocol as p
 from elastrain.member.committing import Committing
 from elastrain.member.machine import Machine
-from elastrain.placement import target
 from elastrain.recovery import accused, decide
 from elastrain.rerouting import Rerouting, reroute
 from elastrain.values import Recovery, Report, Wrong
@@ -50,7 +49,7 @@ class Recovering:
             held=tuple((shard, holdings[shard].version, self._gradients_of(shard)) for shard in holdings),
             begun=m.loop.step,
             finishing=m.end.step is not None,
-            work=m.step.tasks.open_work(),
+            work=m.step.tasks.open_work(m.replicas.adopted, m.replicas.present),
             own=tuple(tuple(sorted(partials.nodes)) for partials in runs.own),
             folded=m.step.reduction.folded(),
             wrong=None if known is None else Wrong(parameters=known, accused=m.step.audits.accused),
@@ -87,15 +86,19 @@ class Recovering:
     def complete(self, decision: Recovery) -> None:
         """Finish apply and publish of the highest committed step, and repeat what may not have arrived."""
         m = self._machine
+        m.replicas.hear(m.views.reports)
         if m.commit.step < decision.committed:
             if m.commit.roles.committed is not None and decision.record is not None:
                 self._committing.pass_step(decision.record)
             else:
                 self.arrive(decision)
         # Computed from who is there now and not from the last goal: members that come and go leave no trace in it.
-        goal = target(decision.now, m.shape.sizes, m.views.view.nodes, m.shape.backups)
-        m.commit.roles.settle(decision.base, decision.now, goal)
+        m.commit.roles.settle(decision.base, decision.now, self._committing.goal(decision.now))
         m.custody.given.plan()
+        # Before anything of the open step goes on: adopted blocks are published with what else is lacking.
+        rerouting = self._reroute(decision)
+        adopted = {} if rerouting is None else rerouting.adopted
+        m.replicas.recover(m.views.reports, adopted, decision.committed)
         self._distrust(decision)
         self._take_up_roles(decision)
         self._publish_lacking(decision)
@@ -170,13 +173,22 @@ class Recovering:
         m.custody.repair.resume(decision)
         m.custody.repair.convict(m.step.audits.hear(accused(m.views.reports)))
 
-    def _hand_out(self, decision: Recovery) -> Rerouting | None:
+    def _reroute(self, decision: Recovery) -> Rerouting | None:
+        """What all members decide alike of a step in pipelines; None where whole runs are computed."""
         m = self._machine
         plan = None if decision.record is None else decision.record.plan
-        if plan is not None:
-            reports = {member: m.views.reports[member] for member in m.views.view.ids}
-            rerouting = reroute(reports, m.shape, decision, plan)
-            m.step.tasks.resume(plan, rerouting)
+        if plan is None:
+            return None
+        reports = {member: m.views.reports[member] for member in m.views.view.ids}
+        return reroute(reports, m.shape, decision, plan)
+
+    def _hand_out(self, decision: Recovery) -> Rerouting | None:
+        m = self._machine
+        rerouting = self._reroute(decision)
+        if rerouting is not None:
+            assert decision.record is not None
+            assert decision.record.plan is not None
+            m.step.tasks.resume(decision.record.plan, rerouting)
             return rerouting
         m.step.runs.hand(decision.runs[m.me])
         if decision.redone == m.shape.runs:  # nobody has begun

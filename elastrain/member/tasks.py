@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
 from elastrain import protocol as p
 from elastrain.errors import ConfigError
@@ -62,13 +63,18 @@ class Tasks:
         """Nothing is left to compute here. Without pipelines there is nothing."""
         return self._desk is None or not self._desk.open_tasks()
 
-    def open_work(self) -> OpenWork:
+    def open_work(self, adopted: tuple[int, ...], present: tuple[int, ...]) -> OpenWork:
         """For the report: what this member still has to do, and what it has."""
-        pending, fixed = tuple(self._runs.pending), self._runs.under_way
+        work = OpenWork(
+            pending=tuple(self._runs.pending),
+            fixed=self._runs.under_way,
+            traced=self.traced,
+            adopted=adopted,
+            present=present,
+        )
         if self._desk is None:
-            return OpenWork(pending=pending, fixed=fixed, traced=self.traced)
-        tasks, kept = self._desk.open_tasks(), tuple(sorted(self._messages))
-        return OpenWork(pending=pending, fixed=fixed, traced=self.traced, tasks=tasks, kept=kept)
+            return work
+        return replace(work, tasks=self._desk.open_tasks(), kept=tuple(sorted(self._messages)))
 
     # --------------------------------------------------------------------------------------------------- the hand-out
 

@@ -180,6 +180,8 @@ class DigestParameters:
     """Digest all that the model computes with, when there is time. Answer: `ParametersDigested`."""
 
     turn: int
+    needed: tuple[int, ...]
+    """These shards, ascending; others may be absent."""
 
 
 # At once: until it is known who is wrong, this member neither acknowledges nor votes, and all others wait.

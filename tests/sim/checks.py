@@ -153,16 +153,17 @@ class Checks:
         first = self.decisions.setdefault(view.generation, recovery)
         if first is recovery:
             self._each_run_once(view, recovery)
-            self.due[view.generation] = recovery.committed + self._copies_to_make(me, recovery) + REGAIN_STEPS
+            self.due[view.generation] = recovery.committed + REGAIN_STEPS
+            self.due[view.generation] += self._copies_to_make(recovery.now, self.members[me].roles.target)
             self._note_short(me, view, recovery)
         elif first != recovery:
             raise Violation(f"{me} decided otherwise than another member of generation {view.generation}")
 
-    def _copies_to_make(self, me: str, recovery: Recovery) -> int:
+    def _copies_to_make(self, now: Placement, goals: Placement) -> int:
         """How many the busiest primary has before it: at least one of them is made per step."""
         copies: Counter[str] = Counter()
-        for now, goal in zip(recovery.now, self.members[me].roles.target, strict=True):
-            copies[now.primary] += len(set(goal.all) - set(now.all))
+        for holders, goal in zip(now, goals, strict=True):
+            copies[holders.primary] += len(set(goal.all) - set(holders.all))
         return max(copies.values(), default=0)
 
     def _note_short(self, me: str, view: View, recovery: Recovery) -> None:
@@ -184,6 +185,11 @@ class Checks:
 
     def _redundant_again(self, member: SimMember, record: Record) -> None:
         assert member.view is not None
+        before = self.records.get(record.step - 1)
+        if record.plan != (None if before is None else before.plan):
+            # Holders go after the blocks that have moved.
+            copies = self._copies_to_make(member.roles.live, member.roles.target)
+            self.due[member.view.generation] = record.step + copies + REGAIN_STEPS
         if record.switch or record.step < self.due.get(member.view.generation, record.step + 1):
             return
         for shard, (holders, goal) in enumerate(zip(member.roles.committed or (), member.roles.target, strict=True)):

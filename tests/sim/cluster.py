@@ -431,6 +431,11 @@ class Cluster:
     def _left(self, name: str, *, evicted: bool) -> None:
         self._say(f"    {name} leaves{', evicted' if evicted else ''}")
         self.finished.add(name)
+        member, truth = self.members[name], self.truth
+        in_pipelines = self.shape.pipelining is not None and truth is not None and not self.flipped
+        has_begun = not member.machine.loop.is_outside  # else it came too late for the job
+        if not evicted and has_begun and in_pipelines and member.digest() != truth.digests.get(member.committed):  # type: ignore[union-attr]
+            raise Violation(f"{name} leaves without all parameters of step {member.committed}")
         if not evicted and not self.ended:
             self._check_all_are_done(name)
             self.ended = True
@@ -533,6 +538,9 @@ class Cluster:
 
     def _advanced(self, name: str, advance: p.Advance) -> None:
         step, record = advance.record.step, advance.record
+        if record.plan is not None:
+            self._leaves_in_pipelines(name, advance)
+            return
         digest = self.members[name].digest()
         self._say(f"    {name} leaves step {step} with digest {digest:016x}")
         if self.truth is not None and digest != self.truth.digests[step]:
@@ -547,6 +555,23 @@ class Cluster:
         self.seen.digests[step] = digest
         self.seen.parameters[step] = self.members[name].parameters()
         self.seen.told[step] = content(record)
+        self._goes_on(name, step)
+
+    def _leaves_in_pipelines(self, name: str, advance: p.Advance) -> None:
+        """It has the parameters of its own blocks only."""
+        member, step = self.members[name], advance.record.step
+        has = member.machine.commit.parameters.needed()
+        self._say(f"    {name} leaves step {step} with shards {tuple(has)}")
+        truth = self.truth
+        if truth is not None and any(member.parameters()[shard] != truth.after(step, shard) for shard in has):
+            self.wrong[name] = f"{name}: parameters after step {step} differ from the undisturbed job"
+            if not self.flipped:
+                raise Violation(self.wrong[name])
+        else:
+            self.wrong.pop(name, None)
+        self._goes_on(name, step)
+
+    def _goes_on(self, name: str, step: int) -> None:
         self.committed = max(self.committed, step)
         self.members[name].loop += 1
         self._enter(name, step + 1)

@@ -16,7 +16,7 @@ from elastrain.pipeline.boundary import BoundaryName, Direction
 from elastrain.pipeline.graph import BlockGraph, IllegalCut
 from elastrain.pipeline.plan import Task
 from elastrain.values import Contribution, Pipelining, TracedGraph
-from tests.sim.symbols import RELEASED, Cell, Slot, symbol
+from tests.sim.symbols import RELEASED, Cell, Slot, Violation, symbol
 
 if TYPE_CHECKING:
     from tests.sim.member import SimMember
@@ -73,7 +73,10 @@ class PipelinedLoop:
 
     def _weights(self, place: int) -> tuple[int, ...]:
         model, shards = self._member.symbols.model, enumerate(self._member.shape.shards)
-        return tuple(model[s].value for s, shard in shards if any(PLACES[block] == place for block in shard.lanes))
+        values = tuple(model[s].value for s, shard in shards if any(PLACES[block] == place for block in shard.lanes))
+        if RELEASED in values:
+            raise Violation(f"{self._member.me} computes block {place} without its parameters")
+        return values
 
     def _forward(self, place: int, taken: int) -> int:
         return symbol("forward", place, self._weights(place), taken)

@@ -448,7 +448,7 @@ def sends_the_loop_state_of_the_step_before(rule: Rule, loop: LoopFeed) -> None:
 
 
 @_rule(60, JobEnd, "leave_together", lambda scenario: scenario.members > 1)
-def leaves_alone(rule: Rule, end: JobEnd) -> None:
+def leaves_alone(rule: Rule, end: JobEnd, *, whole: bool) -> None:
     """The end of the job is a barrier."""
     if end.step is not None and not end._out.is_closed:
         end._out.leave()

@@ -39,7 +39,7 @@ Moment = tuple[Callable[[Any], bool], str, Callable[[Any], None]]
 HIDDEN = {
     *("payload", "contribution", "touched", "square_norms", "settings", "state", "base", "reason", "checks", "at_s"),
     *("checkpoint", "writing"),
-    *("loss_scale", "digest", "told", "target", "own", "is_checking", "index", "turn", "before", "traceback"),
+    *("loss_scale", "digest", "told", "target", "own", "is_checking", "index", "turn", "needed", "before", "traceback"),
     *("address", "loss", "weight", "incarnation", "spec"),
 }
 """Numbers, and what is told elsewhere."""

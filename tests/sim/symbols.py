@@ -274,7 +274,8 @@ class Symbols:
     def hold(self, blocks: Collection[int]) -> None:
         for shard, lanes in enumerate(self._blocks):
             if not any(block in blocks for block in lanes):
-                self.model[shard] = Cell(RELEASED)
+                # Whoever still works on it, or reads what was sent of it, finds nothing there.
+                self.model[shard].value = RELEASED
 
     def pack(self, state: State) -> list[Place]:
         return [Cell(state.shard), Cell(self.digest(state)), state.cell]

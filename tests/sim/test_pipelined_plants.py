@@ -17,6 +17,9 @@ import pytest
 from elastrain import rerouting
 from elastrain.books.boundaries import Boundaries
 from elastrain.member.commit import Commit
+from elastrain.member.job_end import JobEnd
+from elastrain.member.parameters import Parameters
+from elastrain.member.replicas import Replicas
 from elastrain.member.tasks import Tasks
 from elastrain.messages import Boundary
 from elastrain.pipeline import actions, redo
@@ -30,7 +33,11 @@ Plant = Callable[[], AbstractContextManager[Any]]
 PLANTS: dict[str, tuple[Plant, str]] = {}
 WITHIN = 60
 """Schedules that break a rule at the latest."""
-FIRST = {"needs_of_living_tasks_are_forgotten": 20, "early_tensors_are_dropped": 110}
+FIRST = {
+    "needs_of_living_tasks_are_forgotten": 20,
+    "early_tensors_are_dropped": 110,
+    "what_is_computed_in_a_recovery_counts_at_once": 90,
+}
 """Where the schedules for a bug begin, if not at the first: they only save time."""
 
 
@@ -137,6 +144,48 @@ def nothing_is_handed_out_again() -> AbstractContextManager[Any]:
         return replace(decide(situation), tasks=())
 
     return patch.object(rerouting, "redo", forgets)
+
+
+@_plant("Which members are replicas of a block is changed only by a commit.")
+def any_member_of_the_plan_is_handed_any_block() -> AbstractContextManager[Any]:
+    return patch.object(rerouting, "replicas", lambda plan: (plan.members,) * plan.blocks)
+
+
+@_plant("The holders of an adopted block's shards publish to who has adopted it.")
+def adopted_blocks_are_not_published() -> AbstractContextManager[Any]:
+    recover = Replicas.recover
+    return patch.object(Replicas, "recover", lambda own, reports, adopted, step: recover(own, reports, {}, step))
+
+
+@_plant("An adopted block is published before any of its tasks begins, and so is a block that moves.")
+def tasks_begin_before_their_parameters_are_here() -> AbstractContextManager[Any]:
+    return patch.object(Parameters, "are_here", lambda parameters: True)
+
+
+@_plant("Who has published a shard keeps it until the next commit.")
+def blocks_go_while_they_are_read() -> AbstractContextManager[Any]:
+    pass_commit = Replicas.pass_commit
+
+    def lets_go(own: Replicas, before: Any) -> None:
+        pass_commit(own, before)
+        own._kept = {}
+        own._hold()
+
+    return patch.object(Replicas, "pass_commit", lets_go)
+
+
+@_plant("A primary has the blocks in which its shards lie.")
+def only_the_plan_says_what_is_needed() -> AbstractContextManager[Any]:
+    def of_plan(own: Replicas, member: str) -> frozenset[int]:
+        return own._computed(member)
+
+    return patch.object(Replicas, "_blocks_of", of_plan)
+
+
+@_plant("Nobody leaves before all members have all blocks.")
+def members_leave_with_their_own_blocks() -> AbstractContextManager[Any]:
+    leave = JobEnd.leave_together
+    return patch.object(JobEnd, "leave_together", lambda end, *, whole: leave(end, whole=False))
 
 
 def _is_disturbed(scenario: Scenario) -> bool:
