@@ -143,3 +143,19 @@ def test_effective_promotes_the_first_living_holder_and_names_what_is_lost(
         left = [member for member in holders.all if member in nodes]
         assert (shard in lost) == (not left)
         assert now[shard] == (Holders(left[0], tuple(left[1:])) if left else None)
+
+
+@given(nodes=clusters(), shards=shards_st, backups=backups_st, data=st.data())
+def test_holders_are_members_that_compute_with_the_shard_and_stay(
+    nodes: dict[str, str], shards: int, backups: int, data: st.DataObject
+) -> None:
+    homes = [data.draw(st.sets(st.sampled_from(NAMES))) & set(nodes) for _ in range(shards)]
+    now = living(data.draw(currents(shards)), nodes)
+    after = target(now, [1] * shards, nodes, backups, homes)
+    assert target(after, [1] * shards, nodes, backups, homes) == after
+    for holders, home in zip(after, homes, strict=True):
+        assert holders.primary in home or not home
+        elsewhere = {m for m in nodes if nodes[m] != nodes[holders.primary]}
+        for place, backup in enumerate(holders.backups):
+            free = elsewhere - set(holders.backups[:place]) or set(nodes) - {holders.primary, *holders.backups[:place]}
+            assert backup in (free & home or free)
