@@ -37,8 +37,8 @@ from tests.support import warm
 
 WINDOW_MS, RUNS, STEPS = 60.0, 16, 3
 MEMBERS = 4
-WIDE, WIDE_STEPS, SETTLED = 1024, 5, 3
-"""Where bytes are counted: blocks of 8 MiB, and from which step on."""
+WIDE, WIDE_STEPS, SETTLED = 1024, 20, 18
+"""Where bytes are counted: blocks of 8 MiB, and from which step on, as states move to their members one by one."""
 WAIT_S = 120.0
 PICTURE = ROOT / "experiments/pipeline/results/step-with-a-loss.png"
 REACHES = {

@@ -125,6 +125,14 @@ class Checkpointed(GPT):
         return logits
 
 
+def partly_frozen() -> GPT:
+    """The weight that embedding and head share, and one block, are not trained."""
+    model = GPT(_TINY)
+    model.embedding.weight.requires_grad_(False)
+    model.blocks[1].requires_grad_(False)
+    return model
+
+
 @dataclass(frozen=True)
 class Case:
     """A model, how it is called, and where it is cut over two members (the first cut) or three."""
@@ -144,6 +152,7 @@ _TINY = GPTConfig(layers=4, heads=2, width=24, context=32, vocabulary=WORDS)
 CASES = {
     "gpt": Case(lambda: GPT(_TINY), (4, 6)),
     "checkpointed": Case(lambda: Checkpointed(_TINY), (4, 6)),
+    "frozen": Case(partly_frozen, (4, 6)),
     "bfloat16": Case(lambda: GPT(_TINY).to(torch.bfloat16), (3, 5)),
     "autocast": Case(lambda: GPT(_TINY), (3, 6), "forward"),
     "autocast-loop": Case(lambda: GPT(_TINY), (3, 6), "loop"),

@@ -52,6 +52,11 @@ def assert_nothing_is_missing(told: dict[str, set[str]], *arguments: str) -> Non
     assert set().union(*told.values()) == set(alone)
 
 
+def had(told: dict[str, set[str]], step: int) -> dict[str, set[str]]:
+    """Member -> the parameters that it had after the step."""
+    return {member: {line.split()[1] for line in its if line.split()[0] == str(step)} for member, its in told.items()}
+
+
 def trained(folder: Path, workers: int, stages: int, *arguments: str, faults: tuple[str, ...] = ()) -> Run:
     options = ("--stages", str(stages))
     return run_job(folder, workers=workers, arguments=arguments, options=options, script=PIPELINED, faults=faults)
@@ -77,6 +82,8 @@ def test_pipelines_train_to_the_bits_of_a_job_of_one(
     run = trained(tmp_path, workers, stages, *arguments)
     told = assert_every_step_is_that_of_one(run, *arguments)
     assert_nothing_is_missing(told, *arguments)
+    everything = set().union(*had(told, 3).values())
+    assert all(len(names) < len(everything) for names in had(told, 3).values())
     # The first step is computed by everybody whole; from then on each pipeline has a part of the runs.
     assert computed(run).keys() == {1, 2, 3, 4}
     assert all(len(members) == workers for members in computed(run).values())
