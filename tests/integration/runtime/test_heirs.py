@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.training import assert_equal_to_undisturbed, run_job
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.on_demand]  # they failed once in four runs, and nobody knows yet why
 
 
 def test_a_backup_with_a_flipped_state_does_not_pass_it_on_as_primary(tmp_path: Path) -> None:
