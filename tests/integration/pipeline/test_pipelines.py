@@ -83,7 +83,8 @@ def test_pipelines_train_to_the_bits_of_a_job_of_one(
     told = assert_every_step_is_that_of_one(run, *arguments)
     assert_nothing_is_missing(told, *arguments)
     everything = set().union(*had(told, 3).values())
-    assert all(len(names) < len(everything) for names in had(told, 3).values())
+    whole_ones = [member for member, names in had(told, 3).items() if len(names) == len(everything)]
+    assert len(whole_ones) == (1 if (workers, stages) == (3, 2) else 0), "only a pipeline of one member has everything"
     # The first step is computed by everybody whole; from then on each pipeline has a part of the runs.
     assert computed(run).keys() == {1, 2, 3, 4}
     assert all(len(members) == workers for members in computed(run).values())
