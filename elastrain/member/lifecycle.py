@@ -110,6 +110,8 @@ class Lifecycle:
         match event:
             case p.GradientsFinished():
                 m.step.reduction.on_finished(event)
+                if event.step == m.step.number:
+                    custody.repair.on_lanes_damaged(event.damaged)
             case p.PartialDamaged() if event.step == m.step.number:
                 m.step.reduction.on_damaged(event)
                 custody.repair.on_damaged(event, m.shape.shards[event.shard].lanes[event.lane])

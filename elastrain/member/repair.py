@@ -112,6 +112,13 @@ class Repair:
         self._out.send(event.maker, Damaged(step=event.step, block=block, node=event.node, shard=event.shard))
         self.begin_anew(f"the gradient {what} that {event.maker} has made came to {me} changed")
 
+    def on_lanes_damaged(self, shards: Sequence[int]) -> None:
+        """Handle sums of lanes that have changed while they waited for the shard's other lanes."""
+        # Nobody is at fault for it: a sum may still lie with its maker, or here.
+        for shard in shards:
+            step = self._commit.step + 1
+            self.begin_anew(f"the sum of gradients for shard {shard} of step {step} came to {self._views.me} changed")
+
     def on_gradient_damaged(self, shard: int, primary: str) -> None:
         """Handle a finished gradient that differs from what its primary had."""
         step = self._commit.step + 1
@@ -173,8 +180,13 @@ class Repair:
         # With one that `spoils` the open step, as all know, it would never be committed.
         if len(self._faults) < FAULTS_MAX or self.is_due or (self.stands and not spoils):
             return
+        live, me = self._commit.roles.live, self._views.me
+        # Nor before it has compared what others have made of the step: they may have nobody else who could tell.
+        backed = (shard for shard, holders in enumerate(live) if me in holders.backups)
+        if not all(self._holdings.has(shard, self._commit.step) for shard in backed):
+            return
         # Who alone has a state takes it along: then a bad memory that is noticed is better than no job.
-        mine = (holders for holders in self._commit.roles.live if holders.primary == self._views.me)
+        mine = (holders for holders in live if holders.primary == me)
         if all(holders.backups for holders in mine):
             times = f"it is fault {len(self._faults)} of {self._views.me}, whose machine should be looked at"
             self._out.fail("CorruptedError", f"{self._faults[-1]}; {times}")

@@ -290,6 +290,29 @@ def test_who_was_at_fault_twice_stays_until_the_step_is_committed_since_only_the
     assert ends(pair.a.machine.out.take()) == ["CorruptedError"]
 
 
+def test_who_was_at_fault_twice_stays_until_it_has_compared_what_it_backs_up() -> None:
+    """Its primary may have a wrong state of the step, and nobody else could tell."""
+    pair = Pair()
+    pair.start()
+    pair.one_step()
+    repair = pair.b.machine.custody.repair
+    repair._faults += ["once", "twice"]
+    repair.depart(spoils=False)
+    assert not ends(pair.b.machine.out.take())
+    pair.tell("a", p.StatesDigested(step=0, digests={0: 1}, published={0: 6}))
+    commands = pair.b.handle(p.AppliedBehind(step=0, shard=0, digest=1))
+    assert ends(commands) == ["CorruptedError"]
+
+
+def test_a_sum_that_changes_while_it_waits_for_other_lanes_begins_the_step_anew() -> None:
+    """Without a new attempt nobody would finish the gradient, and all would wait."""
+    pair = Pair()
+    pair.start()
+    damaged = p.GradientsFinished(step=0, square_norms={0: 4.0}, damaged=(0,))
+    (reason,) = wishes(pair.a.handle(damaged))
+    assert reason == "the sum of gradients for shard 0 of step 0 came to a changed"
+
+
 def test_who_alone_has_a_state_stays_however_often_it_was_at_fault() -> None:
     pair, _ = doubting()
     repair = pair.a.machine.custody.repair
