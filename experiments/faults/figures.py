@@ -15,7 +15,8 @@ from experiments.journals import Run
 CRASHES = ("kill", "segfault", "abort")
 HANGS = ("hang", "stop")
 PUT_RIGHT = re.compile(
-    r"^step anew: .*(?: after step (\d+) .* has published it| take over shard .* after step (\d+): .*)$"
+    r"^step anew: .*(?: after step (\d+) .* has published it| take over shard .* after step (\d+): .*"
+    r"| after step (\d+) .*: its own was wrong in its memory)$"
 )
 """Why a view was made: parameters after this step were wrong, and were put right before the next one was committed."""
 
@@ -65,7 +66,7 @@ def without_flipped(
 def put_right(run: Run) -> frozenset[int]:
     """Steps after which the job itself has found that all had got wrong parameters, and begun the next step anew."""
     found = [PUT_RIGHT.match(view.reason) for view in run.views]
-    return frozenset(int(match[1] or match[2]) for match in found if match)
+    return frozenset(int(match[match.lastindex or 1]) for match in found if match)
 
 
 def without_put_right(members: Mapping[str, Sequence[str]], run: Run) -> dict[str, list[str]]:

@@ -186,6 +186,11 @@ def test_a_step_that_the_job_took_back_itself_counts_for_nobody_and_the_next_one
     assert without_put_right({"m0": ["0 a", "1 x", "2 c"]}, run_of(views, {})) == {"m0": ["0 a", "2 c"]}
     views[1]["reason"] = "step anew: m4 was to take over shard 1 after step 1: what m4 keeps has changed in its memory"
     assert without_put_right({"m0": ["0 a", "1 x", "2 c"]}, run_of(views, {})) == {"m0": ["0 a", "2 c"]}
+    again = (
+        "m1 has made the update again, from what both had before, and gets what m0 has: its own was wrong in its memory"
+    )
+    views[1]["reason"] = f"step anew: {wrong.replace('m1 is wrong', again)}"
+    assert without_put_right({"m0": ["0 a", "1 x", "2 c"]}, run_of(views, {})) == {"m0": ["0 a", "2 c"]}
     views[1]["reason"] = f"step anew: {wrong}"
     assert len(without_put_right({"m0": ["0 a", "1 x", "2 c"]}, run_of(views, {}))["m0"]) == 3, "nobody had got it"
 
