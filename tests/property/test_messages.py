@@ -24,6 +24,7 @@ from elastrain.messages import (
     Evidence,
     GoesOn,
     Gradient,
+    HasAll,
     LoopHandover,
     Message,
     Partial,
@@ -106,6 +107,8 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
                 st.builds(TaskProgress, task=st.builds(Task, ints, ints, ints, names), forwarded=ints, done=ints)
             ),
             kept=tuples(boundary_names),
+            adopted=tuples(ints),
+            present=tuples(ints),
         ),
         own=tuples(tuples(nodes)),
         folded=tuples(st.tuples(ints, ints, tuples(nodes))),
@@ -168,6 +171,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     WriteInstead: st.builds(WriteInstead, step=ints, shards=st.lists(ints, max_size=3).map(tuple)),
     CheckpointOver: st.builds(CheckpointOver, step=ints, reason=names, told=names),
     EndsBefore: st.builds(EndsBefore, step=ints),
+    HasAll: st.builds(HasAll, step=ints),
     GoesOn: st.builds(GoesOn, step=ints),
 }
 any_values = st.recursive(

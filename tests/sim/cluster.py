@@ -431,16 +431,21 @@ class Cluster:
     def _left(self, name: str, *, evicted: bool) -> None:
         self._say(f"    {name} leaves{', evicted' if evicted else ''}")
         self.finished.add(name)
-        member, truth = self.members[name], self.truth
-        in_pipelines = self.shape.pipelining is not None and truth is not None and not self.flipped
-        has_begun = not member.machine.loop.is_outside  # else it came too late for the job
-        if not evicted and has_begun and in_pipelines and member.digest() != truth.digests.get(member.committed):  # type: ignore[union-attr]
-            raise Violation(f"{name} leaves without all parameters of step {member.committed}")
+        if not evicted and self.shape.pipelining is not None:
+            self._check_has_all(name)
         if not evicted and not self.ended:
             self._check_all_are_done(name)
             self.ended = True
             for other in self.members:
                 self.loops[other].appendleft(p.JobEnded)
+
+    def _check_has_all(self, name: str) -> None:
+        """Who leaves has every block: scripts evaluate the whole model then."""
+        member = self.members[name]
+        if self.truth is None or self.flipped or member.machine.loop.is_outside:  # it came too late for the job
+            return
+        if member.digest() != self.truth.digests.get(member.committed):
+            raise Violation(f"{name} leaves without all parameters of step {member.committed}")
 
     def _check_all_are_done(self, name: str) -> None:
         """The end is a barrier: who has passed it frees all others, wherever they are."""
@@ -555,7 +560,7 @@ class Cluster:
         self.seen.digests[step] = digest
         self.seen.parameters[step] = self.members[name].parameters()
         self.seen.told[step] = content(record)
-        self._goes_on(name, step)
+        self._enters_next(name, step)
 
     def _leaves_in_pipelines(self, name: str, advance: p.Advance) -> None:
         """It has the parameters of its own blocks only."""
@@ -569,9 +574,9 @@ class Cluster:
                 raise Violation(self.wrong[name])
         else:
             self.wrong.pop(name, None)
-        self._goes_on(name, step)
+        self._enters_next(name, step)
 
-    def _goes_on(self, name: str, step: int) -> None:
+    def _enters_next(self, name: str, step: int) -> None:
         self.committed = max(self.committed, step)
         self.members[name].loop += 1
         self._enter(name, step + 1)
