@@ -108,6 +108,9 @@ class Shutdown:
         return commands
 
     def _free_all(self) -> list[Command]:
+        # Nobody is started any more, and the number that a place waits for may never come: the last node takes the
+        # keys of the job along.
+        self._cluster.workers.vacancies.clear()
         return [Tell(member=other.id, message=EndReached()) for other in self._cluster.workers.living]
 
     def on_overdue(self, due: LeaveDue, now: float) -> list[Command]:

@@ -1279,6 +1279,25 @@ def test_node_that_learns_from_the_store_that_the_work_is_done_ends_well() -> No
     assert [c.member for c in late.done if isinstance(c, Kill)] == ["m3"]
 
 
+def test_place_that_waits_for_a_number_keeps_no_node_from_ending_with_the_job() -> None:
+    cluster = Cluster()
+    away, other = [cluster.add(name, workers=2, nodes_min=2, nodes_max=2) for name in ("a", "b")]
+    cluster.hello("m0", "m1", "m2", "m3")
+    cluster.commit(0, "m0", "m1", "m2", "m3")
+    cluster.kill_node(other.name)
+    cluster.lease_goes(other.name)
+    cluster.happen(away, ev.WorkerDied(member="m0", source="pidfd", at_s=NOW))
+    cluster.happen(away, ev.WorkerExited(member="m0", exit_code=-9))
+    assert away.done[-1] == TakeNumber()
+    cluster._asked.clear()  # the last node has taken the job's keys along: nobody gives numbers any more
+    cluster.happen(away, ev.EndStands(over=Over(code=0, sentence="finished after step 9", detail="")))
+    cluster.happen(away, ev.WorkerDied(member="m1", source="pidfd", at_s=NOW))
+    assert away.end is None
+    cluster.happen(away, ev.WorkerExited(member="m1", exit_code=1))
+    assert away.end is not None
+    assert away.end.code == 0
+
+
 # ---- a store that has lost its data
 
 
