@@ -86,6 +86,11 @@ FOUND = {
         '{"type":"Wipe","at_s":3.0,"for_s":1.0},'
         '{"type":"KillNode","at_s":3.168,"node":1,"again_s":1.0,"is_silent":false,"agent_only":false}]}'
     ),
+    "a worker's place waits for a number that nobody gives any more, and its node for the worker": (
+        '{"seed":22718,"nodes":2,"workers":2,"backups":0,"steps":3,"runs":1,"resumes":1,"faults":['
+        '{"type":"Isolate","at_s":5.0,"node":0,"for_s":11.0,"store":true},'
+        '{"type":"Pause","at_s":10.0,"who":0,"for_s":4.0,"is_node":false}]}'
+    ),
     "fresh nodes put another roster into a store that has lost its data": (
         '{"seed":15449,"nodes":2,"workers":1,"backups":0,"steps":3,"runs":2,"one_host":true,"check_every":1,"faults":['
         '{"type":"Wipe","at_s":2.586,"for_s":4.0},'
@@ -104,6 +109,10 @@ MISTAKEN = {
         '{"seed":13322,"nodes":2,"backups":1,"steps":2,"runs":3,"faults":['
         '{"type":"Isolate","at_s":2.0,"node":1,"for_s":3.0,"store":true},'
         '{"type":"Raise","at_s":3.0,"who":2},{"type":"Compact","at_s":4.347}]}'
+    ),
+    "all nodes die before the first view, the store loses their job, and another begins": (
+        '{"seed":12648,"nodes":2,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
+        '{"type":"KillAll","at_s":1.0,"spread_s":0.0,"again_s":2.0},{"type":"Wipe","at_s":3.0,"for_s":1.0}]}'
     ),
     "a node that comes after the job's end begins another job": (
         '{"seed":0,"nodes":2,"backups":1,"steps":2,"runs":1,"faults":['

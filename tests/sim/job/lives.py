@@ -55,6 +55,11 @@ class SimLife:
             raise Violation(f"life {self.number} goes on from {self._resume} and from {roster.resume}")
 
     @property
+    def has_members(self) -> bool:
+        """Whether anybody was ever started in it."""
+        return any(process.life is self for process in self._world.processes.values())
+
+    @property
     def is_damaged(self) -> bool:
         """Whoever reads what it starts from sees that."""
         return self._resume is not None and self._world.disk.folders[self._resume.name].is_damaged

@@ -140,7 +140,8 @@ class World:
         self._begin(name, keys.take_number("incarnations", at_least=self._latest() + 1), life)
 
     def _is_gone(self, number: int, *, has_roster: bool) -> bool:
-        has_lived = self.lives.of(number).checks.newest is not None
+        # Before its first view, too: where nobody is left who knows of its members, others bear their numbers.
+        has_lived = self.lives.of(number).has_members
         return has_lived and not has_roster and not (self.living_agents() or self.lives.waiting)
 
     def _first_life(self) -> Life:
