@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from elastrain.base.event_loop import EventLoop
-from elastrain.base.processes import die_with_parent, is_stopped
+from elastrain.base.processes import die_with_parent, is_stopped, state_of
 from elastrain.errors import ConfigError, ElastrainError
 from elastrain.launcher import environment, rundir
 from elastrain.launcher.checkpoints import held_place, newest_step
@@ -40,15 +40,16 @@ from elastrain.launcher.operator_messages import Answer, AskFault, Request
 from elastrain.launcher.run_options import NodeOptions, RunOptions
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
-from elastrain.launcher.starting import count, run_node, say_last, shared_lives
+from elastrain.launcher.simulated_ends import EndsOfNodes
+from elastrain.launcher.starting import count, run_node, shared_lives
 from elastrain.launcher.stop_signals import StopSignals
 from elastrain.launcher.store import StoreError, StoreUnavailableError
 from elastrain.launcher.surroundings import Surroundings
 from elastrain.launcher.values import End
 
 _STOP_AGAIN_S = 20.0
-_TOLD_TO_GO = 128 + signal.SIGTERM
-"""The exit code of a node that was asked to leave."""
+_UNKNOWN = 255
+"""What `multiprocessing` takes for the exit code of all whose fork server has gone."""
 
 
 def run_local_nodes(options: RunOptions, *, netns: bool) -> int:
@@ -99,39 +100,6 @@ def _name(index: int) -> str:
     return f"node{index}"
 
 
-class _Ends:
-    """How the nodes ended. They share a screen: what ends the job is said once, what ends only a node with its name."""
-
-    def __init__(self) -> None:
-        self.codes: list[int] = []
-        self.job_is_over = False
-        self._told_to_go = 0
-        self._told: set[tuple[str, str]] = set()
-
-    def add(self, code: int, name: str, run: RunDir) -> None:
-        self.codes.append(code)
-        try:
-            end = rundir.of_node(run, name).read_state()["end"]
-        except ConfigError:
-            return  # it has said itself why it could not begin
-        if end is None:
-            return
-        self.job_is_over = self.job_is_over or end["job_is_over"]
-        self._told_to_go += code == _TOLD_TO_GO and not end["job_is_over"]
-        words = (end["sentence"] if end["job_is_over"] else f"{name}: {end['sentence']}", end["detail"])
-        if words not in self._told:
-            self._told.add(words)
-            say_last(*words)
-
-    def code(self) -> int:
-        """The highest; a node that was told to go says nothing about a job that others have brought to its end."""
-        codes = sorted(self.codes)
-        if self.job_is_over and self._told_to_go < len(codes):
-            for _ in range(self._told_to_go):
-                codes.remove(_TOLD_TO_GO)
-        return codes[-1] if codes else 1
-
-
 class _Nodes:
     """The node processes, until the last has ended."""
 
@@ -140,7 +108,7 @@ class _Nodes:
         self._around: Surroundings | None = None
         self._running: dict[str, BaseProcess] = {}
         self._restarts = NodeRestarts(options.size.max_restarts)
-        self._ends = _Ends()
+        self._ends = EndsOfNodes()
         self._dismissed: set[str] = set()
         self._lost: list[str] = []
         """Nodes that were killed and are not there again."""
@@ -196,10 +164,28 @@ class _Nodes:
         self._loop.register(process.sentinel, lambda _events: self._on_end(name))
 
     def _on_end(self, name: str) -> None:
-        process = self._running.pop(name)
+        process = self._running[name]
         self._loop.unregister(process.sentinel)
         process.join()
-        code = process.exitcode if process.exitcode is not None else 1
+        if process.exitcode == _UNKNOWN and process.pid is not None and state_of(process.pid) not in ("", "Z"):
+            self._wait_without_fork_server(name, process.pid)
+        else:
+            self._on_exit(name, process.exitcode if process.exitcode is not None else 1)
+
+    def _wait_without_fork_server(self, name: str, pid: int) -> None:
+        """The kernel has told the node to go (`_node`): it ends in order, which its sentinel does not show."""
+        self._ends.say_once("the process that nodes are started from was killed: all nodes end")
+        ended = os.pidfd_open(pid)
+
+        def on_end(_events: int) -> None:
+            self._loop.unregister(ended)
+            os.close(ended)
+            self._on_exit(name, 1)
+
+        self._loop.register(ended, on_end)
+
+    def _on_exit(self, name: str, code: int) -> None:
+        del self._running[name]
         if name in self._dismissed:
             return
         if name in self._to_start:

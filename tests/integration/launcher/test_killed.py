@@ -162,3 +162,16 @@ def test_workers_in_user_code_end_with_their_agent_and_the_node_comes_back(tmp_p
 def _is_there(run: _Killed, node: str, *, beside: int) -> bool:
     answer = control._ask(rundir.of_node(run.run, node), AskState())
     return answer is not None and run.event("start", source=f"agent:{node}")["pid"] != beside
+
+
+@pytest.mark.slow
+def test_nodes_whose_fork_server_is_killed_end_with_a_sentence(tmp_path: Path) -> None:
+    with _run("--local-nodes", "2", _script(tmp_path), str(tmp_path)) as run:
+        run.wait_for_files(tmp_path, "m[0-9]", 2)
+        agent = run.event("start", source="agent:node1")["pid"]
+        fork_server = int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1])
+        assert fork_server != run.process.pid
+        os.kill(fork_server, signal.SIGKILL)
+        assert run.process.wait(60) == 1, run.text()
+        assert run.text().count("the process that nodes are started from was killed: all nodes end") == 1
+        run.assert_nothing_left()

@@ -1,0 +1,48 @@
+"""How the nodes simulated on one machine have ended: what the screen they share says, and the command's exit code."""
+
+from __future__ import annotations
+
+import signal
+
+from elastrain.errors import ConfigError
+from elastrain.launcher import rundir
+from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.starting import say_last
+
+_TOLD_TO_GO = 128 + signal.SIGTERM
+"""The exit code of a node that was asked to leave."""
+
+
+class EndsOfNodes:
+    """What ends the job is said once, what ends only a node with its name."""
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+        self.job_is_over = False
+        self._told_to_go = 0
+        self._told: set[tuple[str, str]] = set()
+
+    def add(self, code: int, name: str, run: RunDir) -> None:
+        self.codes.append(code)
+        try:
+            end = rundir.of_node(run, name).read_state()["end"]
+        except ConfigError:
+            return  # it has said itself why it could not begin
+        if end is None:
+            return
+        self.job_is_over = self.job_is_over or end["job_is_over"]
+        self._told_to_go += code == _TOLD_TO_GO and not end["job_is_over"]
+        self.say_once(end["sentence"] if end["job_is_over"] else f"{name}: {end['sentence']}", end["detail"])
+
+    def say_once(self, sentence: str, detail: str = "") -> None:
+        if (sentence, detail) not in self._told:
+            self._told.add((sentence, detail))
+            say_last(sentence, detail)
+
+    def code(self) -> int:
+        """The highest; a node that was told to go says nothing about a job that others have brought to its end."""
+        codes = sorted(self.codes)
+        if self.job_is_over and self._told_to_go < len(codes):
+            for _ in range(self._told_to_go):
+                codes.remove(_TOLD_TO_GO)
+        return codes[-1] if codes else 1
