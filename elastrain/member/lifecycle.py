@@ -285,6 +285,10 @@ class Lifecycle:
         if m.views.is_recovering or not m.commit.is_initial or not m.custody.initial.may_be_made():
             return
         created = m.custody.primaries.create(m.me)
+        if m.views.others:
+            # As it was made: whoever becomes its primary before the first commit has nothing else to hold it against.
+            for shard in created:
+                m.custody.comparison.look_at_own(shard)
         m.custody.initial.forget(created)
         m.custody.backups.acknowledge(created)
         m.custody.announcements.announce_initial()

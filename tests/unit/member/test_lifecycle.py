@@ -125,6 +125,15 @@ def test_two_members_commit_a_step() -> None:
     assert records[0][0].square_norm == 4.0
 
 
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_the_initial_state_is_digested_as_soon_as_it_is_made(name: str) -> None:
+    """Who becomes its primary before the first commit has nothing else to hold it against."""
+    pair = Pair()
+    pair.start()
+    made = next(at for at, command in enumerate(pair.done[name]) if isinstance(command, p.Create))
+    assert pair.done[name][made + 1] == p.DigestAgain(step=-1, shard=0, parameters=False, asker=name)
+
+
 def test_parameters_that_the_script_may_still_read_are_not_overwritten() -> None:
     """A member that has nothing to compute is needed for the commit, but its loop has not yet asked for work."""
     pair = Pair()
