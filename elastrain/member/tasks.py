@@ -61,7 +61,7 @@ class Tasks:
 
     def are_done(self) -> bool:
         """Nothing is left to compute here. Without pipelines there is nothing."""
-        return self._desk is None or not self._desk.open_tasks()
+        return self._desk is None or not self._desk.has_open_tasks()
 
     def open_work(self, adopted: tuple[int, ...], present: tuple[int, ...]) -> OpenWork:
         """For the report: what this member still has to do, and what it has."""

@@ -139,6 +139,10 @@ class TaskDesk:
     def is_done(self, task: Task) -> bool:
         return self.progress[task].done == len(self.shape.micro_batches_of(task.run))
 
+    def has_open_tasks(self) -> bool:
+        # From the last one on: it is mostly the last to be done, and this is asked after every event.
+        return any(not self.is_done(task) for task in reversed(self.progress))
+
     def open_tasks(self) -> tuple[TaskProgress, ...]:
         """Those with something left to compute."""
         return tuple(progress for task, progress in self.progress.items() if not self.is_done(task))

@@ -36,12 +36,22 @@ class GradientPart:
             if leaf.flat in mine and mine[leaf.flat].group == STATISTICS
         }
         self._maps = [flats[i] for i, flat in mine.items() if flat.group == STATISTICS]
+        self._is_zero = False
 
     def zero(self) -> None:
+        """For the next run, some time before it."""
+        if self._is_zero:
+            return
         for buffer in self.buffers.whole.values():
             buffer.zero_()
         for maps in self._maps:
             statistics.clear(maps)
+        self._is_zero = True
+
+    def begin_run(self) -> None:
+        """Zero it if that is still to be done; from now on a backward writes here."""
+        self.zero()
+        self._is_zero = False
 
 
 class GradientMemory:
@@ -84,7 +94,10 @@ class GradientMemory:
         return part
 
     def give_back(self, group: int, part: GradientPart) -> None:
-        """For the next run; of a block that has gone, for the kernel."""
+        """For the next run; of a block that has gone, for the kernel. By the thread for which no loop waits."""
+        # Here, where the addition has just read it, and not when the run's backward is due.
+        if not self.apart or group in self._held:
+            part.zero()
         with self._lock:
             if not self.apart or group in self._held:
                 self._free[group].append(part)
@@ -131,7 +144,7 @@ class GradientSlot:
             self.views = {leaf: view for part in self._parts.values() for leaf, view in part.views.items()}
             self.statistics = {leaf: maps for part in self._parts.values() for leaf, maps in part.statistics.items()}
         for part in self._parts.values():
-            part.zero()
+            part.begin_run()
         self.touched.clear()
 
     def release(self) -> None:

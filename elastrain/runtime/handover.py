@@ -160,9 +160,13 @@ class Handover:
         return bool(self._told)
 
     def take(self) -> Iterator[Told]:
-        """What was told, in order, until nothing is left."""
+        """What was told, in order, until nothing is left; boundary tensors before anything else.
+
+        Another member waits for a boundary tensor, and for the sums of gradients that were told before it nobody does.
+        """
         while self._told:
-            yield self._told.popleft()
+            together = [self._told.popleft() for _ in range(len(self._told))]
+            yield from sorted(together, key=lambda told: not isinstance(told, BoundaryMade))
 
     def give(self, outcome: Outcome) -> None:
         self._outcomes.put(outcome)

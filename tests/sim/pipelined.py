@@ -159,7 +159,9 @@ class PipelinedLoop:
             back = self._backward(place, taken[place - task.begin], back)
         is_last = command.micro_batch == micro_batches[-1]
         computed = self._computed(command, ActionKind.BACKWARD, back if task.begin else None, told, is_last=is_last)
-        return [*(done if is_last else ()), computed]
+        last = done if is_last else []
+        # An engine that was busy meanwhile sends the boundary tensor on before it hears of the blocks.
+        return [computed, *last] if command.micro_batch % 2 else [*last, computed]
 
     def _block_done(self, step: int, task: Task, block: int) -> p.BlockDone:
         touched = 1 << task.run if symbol("touched", step, task.run, block) % 3 else 0

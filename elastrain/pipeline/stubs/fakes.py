@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -20,6 +20,7 @@ from elastrain.errors import ConfigError
 from elastrain.pipeline.graph import CrossingTensor
 
 _NO_NAMES: Mapping[str, object] = {}
+_PLAIN_TENSORS = (Tensor, nn.Parameter)
 
 
 class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch leaves `__init_subclass__` untyped
@@ -32,6 +33,9 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch leaves `_
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[object] = (), kwargs: Mapping[str, object] = _NO_NAMES
     ) -> Any:
+        # Of an operation on a real tensor torch works the result out anew each time, which takes milliseconds.
+        if isinstance(func, torch._ops.OpOverload) and not func._schema.is_mutable:
+            args = [self._like(each) if type(each) in _PLAIN_TENSORS else each for each in args]
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -39,6 +43,13 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch leaves `_
                 f"{func} looks at values that are not on this member, because another one computes the block that "
                 "makes them: move it into a block, or read step.loss once the step is committed"
             ) from error
+
+    def _like(self, real: Any) -> Tensor:
+        """A fake for a real tensor that meets fakes. What is unusual stays as it is: torch knows how to treat it."""
+        if real.dim() == 0 or real.layout is not torch.strided or real.is_quantized or real.is_conj() or real.is_neg():
+            return real  # type: ignore[no-any-return]  # a tensor: it is asked for everything first
+        meta = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
+        return FakeTensor(self, meta, real.device)
 
 
 class _Output(torch.autograd.Function):

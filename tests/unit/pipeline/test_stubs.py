@@ -7,9 +7,11 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from elastrain.pipeline.stubs.fakes import copy_of
+from elastrain.pipeline.stubs.fakes import Fakes, copy_of, is_fake
 from elastrain.pipeline.stubs.naming import blocks_of
 from elastrain.pipeline.stubs.passes import StubPass
 from elastrain.pipeline.stubs.stubs import Stubs
@@ -197,3 +199,26 @@ def test_fakes_of_absent_blocks_are_made_once_unless_they_are_received_or_change
     one, other = seen
     assert one[0] is other[0] and one[2] is other[2], "they do not come in: one object will do"
     assert one[1] is not other[1], "what was received is written on the fake of its micro-batch"
+
+
+def test_what_code_between_blocks_makes_of_fakes_and_real_tensors_is_worked_out_once() -> None:
+    mode = Fakes()
+    with mode:
+        logits = torch.empty(2, 5, 7, requires_grad=True)
+    labels = [torch.randint(0, 7, (2, 6))[:, 1:] for _ in range(2)]  # a view, as scripts cut labels off
+    losses = [F.cross_entropy(logits.flatten(0, 1), labels[0].flatten())]
+    before = dict(FakeTensorMode.cache_bypasses)
+    losses.append(F.cross_entropy(logits.flatten(0, 1), labels[1].flatten()))
+    assert FakeTensorMode.cache_bypasses == before
+    assert all(is_fake(loss) and loss.shape == () and loss.requires_grad for loss in losses)
+
+
+def test_a_real_tensor_that_meets_fakes_promotes_them_as_it_would_real_ones() -> None:
+    mode = Fakes()
+    for real in (torch.tensor(2.0, dtype=torch.float64), torch.ones(3, dtype=torch.float64), torch.ones(4, 3).t()):
+        plain = torch.ones(3, 1, dtype=torch.bfloat16)
+        with mode:
+            fake = torch.ones(3, 1, dtype=torch.bfloat16)
+        expected, found = plain * real, fake * real
+        assert is_fake(found)
+        assert (found.dtype, found.shape, found.stride()) == (expected.dtype, expected.shape, expected.stride())

@@ -128,6 +128,27 @@ def test_its_gradients_are_those_of_the_whole_model_in_slots_of_the_blocks_alone
     assert slot.nbytes == 0
 
 
+def test_memory_of_a_slot_that_is_released_is_zeroed_then_and_once_for_each_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, state = _made()
+    zeroed: list[Tensor] = []
+    monkeypatch.setattr(Tensor, "zero_", lambda buffer: zeroed.append(buffer) or buffer.fill_(0))
+    slot = state.new_slot()
+    for _ in range(2):
+        slot.zero(ALL)
+        _backward(state, slot, model, ALL)
+        before, views = len(zeroed), list(slot.views.values())
+        assert any(bool(view.any()) for view in views)
+        slot.release()
+        assert len(zeroed) > before and not any(bool(view.any()) for view in views)
+    before = len(zeroed)
+    slot.zero(ALL)
+    assert len(zeroed) == before, "nobody has written there since"
+    slot.zero(ALL)
+    assert len(zeroed) > before, "a run may have been given up in its middle"
+
+
 def _backward(state: ModelState, slot: object, model: nn.Module, blocks: object) -> None:
     state.attach(slot)  # type: ignore[arg-type]
     state.arm(lambda *_: None, blocks)  # type: ignore[arg-type]

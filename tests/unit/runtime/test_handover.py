@@ -8,7 +8,10 @@ import pytest
 
 from elastrain import protocol as p
 from elastrain.errors import DivergedError, StoppedError
-from elastrain.runtime.handover import Assignment, Handover, LoopOver, TryAgain
+from elastrain.pipeline.actions import ActionKind, TaskAction
+from elastrain.pipeline.plan import Task
+from elastrain.runtime.handover import Assignment, BoundaryMade, Handover, LoopOver, TryAgain
+from elastrain.values import Contribution
 
 COMPUTE = p.Compute(step=0, run=1)
 WORK = Assignment(COMPUTE, "slot")  # type: ignore[arg-type]  # any slot
@@ -38,6 +41,17 @@ def test_what_is_told_while_the_engine_takes_is_taken_too() -> None:
         if len(taken) < 3:
             between.tell(p.LoopEnded(step=len(taken)))
     assert taken == [p.Ready(), p.LoopEnded(step=1), p.LoopEnded(step=2)]
+
+
+def test_boundary_tensors_are_taken_before_the_gradients_that_were_told_before_them() -> None:
+    between, _ = handover()
+    task = Task(run=0, begin=1, end=2, member="m1")
+    done = p.BlockDone(step=0, run=0, block=1, contribution=Contribution(), touched=1)
+    computed = p.Computed(step=0, action=TaskAction(ActionKind.BACKWARD, 0, task), made=None, is_last=True)
+    made = BoundaryMade(event=computed, tensors=())
+    for told in (done, made, p.Ready()):
+        between.tell(told)
+    assert list(between.take()) == [made, done, p.Ready()]
 
 
 def test_asking_for_work_waits_for_the_engine() -> None:
