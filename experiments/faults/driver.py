@@ -158,14 +158,14 @@ class Driver:
             return self._at_the_start(cell.way)
         if cell.phase in IN_A_NEWCOMER:
             return self._in_a_newcomer(cell, rank)
-        victims = self._victims(cell.way, rank)
+        victims, before = self._victims(cell.way, rank), set(self._struck_so_far())
         if cell.phase in IN_EVERY_STEP:
             self._inject(cell.way, victims, f"step={self.step + AHEAD},phase={cell.phase}")
-            return self._seen(cell, victims)
+            return self._seen(cell, victims, before)
         if cell.phase in AT_THE_END:
             self._inject(cell.way, victims, f"step={self.steps},phase={cell.phase}")
             self.release()
-            return self._seen(cell, victims)
+            return self._seen(cell, victims, before)
         return self._after_a_loss(cell, victims)
 
     def inject(self, way: Way, rank: int, phase: str) -> str:
@@ -194,8 +194,9 @@ class Driver:
         if newcomer is None:
             raise StrikeError(f"nothing was started in the place of {first}")
         if cell.way.aim is Aim.MEMBER:
+            before = set(self._struck_so_far())
             self._inject(cell.way, (newcomer,), f"phase={cell.phase}")
-            return self._seen(cell, (newcomer,), others=(first,))
+            return self._seen(cell, (newcomer,), before, others=(first,))
         victims = self._victims(cell.way, rank + 1)
         self._inject(cell.way, victims, "")
         return Struck(victims=victims, others=(first,), at_s=time.monotonic())
@@ -207,10 +208,10 @@ class Driver:
             # A worker of the node that is asked tells the launcher when the place is reached: it has to live.
             asked = rundir.nodes_of(RunDir(path=self.folder))[0].path.name
             others = [member for member in others if self.run.nodes[member] != asked] or others
-        other = others[0]
+        other, before = others[0], set(self._struck_so_far())
         self._inject(cell.way, victims, f"phase={cell.phase}")
         self._kill(other)
-        return self._seen(cell, victims, others=(other,))
+        return self._seen(cell, victims, before, others=(other,))
 
     def _victims(self, way: Way, rank: int) -> tuple[str, ...]:
         members = self.members
@@ -248,13 +249,13 @@ class Driver:
                 return f"--target node:{nodes[0]}"
         return "--target " + ",".join(f"member:{victim}" for victim in victims)
 
-    def _seen(self, cell: Cell, victims: tuple[str, ...], others: tuple[str, ...] = ()) -> Struck:
-        """Wait for the word of whoever came to the place, which all workers write down."""
-        before = set(self._struck_so_far())
-        asked_s = time.monotonic()
+    def _seen(
+        self, cell: Cell, victims: tuple[str, ...], before: set[tuple[str, float]], others: tuple[str, ...] = ()
+    ) -> Struck:
+        """Wait for the word of whoever came to the place, which all workers write down. `before`: it was asked for."""
 
         def struck() -> list[tuple[str, float]]:
-            return [each for each in self._struck_so_far() if each not in before or each[1] >= asked_s - 1.0]
+            return [each for each in self._struck_so_far() if each not in before]
 
         self.wait(f"{cell} strikes", lambda: bool(struck()), STRIKE_S)
         if not struck():

@@ -1,0 +1,40 @@
+"""When a driver takes a fault to have struck."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.faults.cells import Cell, Way
+from experiments.faults.driver import Driver, StandstillError
+
+CELL = Cell(way=Way(kind="flip", words="--where taken"), phase="apply")
+
+
+def write(path: Path, **line: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps({"t": time.monotonic(), **line}) + "\n")
+
+
+def test_what_struck_just_before_a_fault_was_asked_for_is_not_taken_for_it(tmp_path: Path) -> None:
+    start = {"event": "worker_start", "member": "m1", "pid": 1, "slot": 0, "source": "agent:node0"}
+    write(tmp_path / "events.jsonl", **start)
+    journal = tmp_path / "members" / "m1.jsonl"
+    write(journal, event="fault", step=4, phase="commit")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        driver = Driver(folder=tmp_path, process=process, size=1, steps=9, patience=0.005)
+        driver.follower.look()
+        before = set(driver._struck_so_far())
+        assert len(before) == 1
+        with pytest.raises(StandstillError, match="apply strikes"):
+            driver._seen(CELL, ("m1",), before)
+        write(journal, event="fault", step=6, phase="apply")
+        assert driver._seen(CELL, ("m1",), before).at_s > max(at_s for _, at_s in before)
+        process.kill()
