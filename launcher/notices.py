@@ -36,6 +36,12 @@ class SomebodyWaits(Tagged, frozen=True, kw_only=True):
     """A member of the sender's node has had nothing to do for a while: it waits for some other one."""
 
 
+class Spared(Tagged, frozen=True, kw_only=True):
+    """Members of the sender's node stand still and alone hold some state: until they go on nobody can be given it."""
+
+    members: tuple[str, ...]
+
+
 class Hangs(Tagged, frozen=True, kw_only=True):
     """A member of the sender's node hangs, and is about to be ended: the stacks of all members are wanted."""
 
@@ -109,6 +115,7 @@ Notice: TypeAlias = (
     | Exited
     | Suspected
     | SomebodyWaits
+    | Spared
     | Hangs
     | Speeds
     | Raised

@@ -31,6 +31,8 @@ class Cluster:
         self.checkpoints = CheckpointCare(config.life.number, self.progress)
         self.roster: Roster | None = None
         self.view: View | None = None
+        self.spared_by_node: dict[str, tuple[str, ...]] = {}
+        """Members that stand still, and are not ended because they alone hold some state."""
 
     # ---- this node
 
@@ -109,6 +111,12 @@ class Cluster:
         if not self.progress.begun:
             return not left
         return not left or any(left.isdisjoint(having) for having in (self.holders or {}).values())
+
+    @property
+    def spared(self) -> list[str]:
+        """Members, of any node, for which all others wait: they stand still, and nobody else has their state."""
+        told = {member for members in self.spared_by_node.values() for member in members}
+        return sorted(member for member in told.intersection(self.ids) if self.is_alive(member))
 
     def unfinished(self) -> list[Worker]:
         return [worker for worker in self.mine_in_view() if not worker.finished]

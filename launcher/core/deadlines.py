@@ -44,6 +44,12 @@ class ParkedDue(Struct, frozen=True):
     """A change of the view has waited for too long."""
 
 
+class SparedDue(Struct, frozen=True):
+    """A node should have said again that members of its stand still and alone hold some state."""
+
+    node: str
+
+
 class DigestsDue(Struct, frozen=True):
     """The digests of the other members should have come."""
 
@@ -113,6 +119,7 @@ Due: TypeAlias = (
     | SuspicionDue
     | AskStoreDue
     | ParkedDue
+    | SparedDue
     | DigestsDue
     | MeetDue
     | HelloDue

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from elastrain.launcher.core.cluster import Cluster
-from elastrain.launcher.core.deadlines import Deadlines, HangDue, HelloDue, KilledDue, LeaveDue, WarmUpDue
-from elastrain.launcher.core.events import ChannelClosed, MutexBroke, WorkerDied, WorkerExited
+from elastrain.launcher.core.deadlines import Deadlines, HangDue, HelloDue, KilledDue, LeaveDue, SparedDue, WarmUpDue
+from elastrain.launcher.core.events import ChannelClosed, Looked, MutexBroke, WorkerDied, WorkerExited
 from elastrain.launcher.core.script_failures import ScriptFailures
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.stages import Course, Stage
@@ -40,6 +40,16 @@ class Failures:
         self.suspicions, self._view_changes = suspicions, view_changes
         self.watch = HangWatch(cluster, deadlines, shutdown)
         self.stragglers = Stragglers(cluster, shutdown, view_changes)
+
+    def on_look(self, event: Looked, now: float) -> list[Command]:
+        """Have the watch judge; whoever has come while a member was waited for joins when that goes on."""
+        before = self._cluster.spared
+        commands = self.watch.on_look(event, now)
+        return commands + (self._view_changes.settle(now) if before and not self._cluster.spared else [])
+
+    def on_spared_over(self, due: SparedDue, now: float) -> list[Command]:
+        self._cluster.spared_by_node.pop(due.node, None)
+        return self._view_changes.settle(now)
 
     def on_mutex(self, event: MutexBroke, now: float) -> list[Command]:
         if self._cluster.workers.by_id[event.member].finished:  # it lets it go in peace, and its process ends later
@@ -89,7 +99,7 @@ class Failures:
         return self._replace(worker, exit_code, how, now) + self._shutdown.end_if_all_left(now, how)
 
     def _replace(self, worker: Worker, exit_code: int, how: str, now: float) -> list[Command]:
-        workers, spared = self._cluster.workers, self.watch.spares
+        workers, spared = self._cluster.workers, self._cluster.spared
         # Who has come to wait for a state that nobody can give just now has not failed.
         is_free = bool(spared) and worker.progress.step is None
         verdict = may_restart(

@@ -96,7 +96,7 @@ class Core:
             case ev.WorkerExited():
                 return self._failures.on_exit(event, now)
             case ev.Looked():
-                return self._failures.watch.on_look(event, now)
+                return self._failures.on_look(event, now)
 
     def _on_node_event(self, event: ev.NodeEvent, now: float) -> list[Command]:
         match event:
@@ -192,6 +192,8 @@ class Core:
                 return self._views.on_told(notice, now)
             case notices.SomebodyWaits():
                 return self._failures.watch.on_waits(node, notice, now)
+            case notices.Spared():
+                return self._failures.watch.on_spared(node, notice, now)
             case notices.Speeds():
                 return self._failures.stragglers.on_speeds(node, notice, now)
             case notices.Hangs():
@@ -215,7 +217,7 @@ class Core:
         match due:
             case dl.RendezvousDue():
                 return self._rendezvous.on_rendezvous_late(due, now)
-            case dl.SettleDue():
+            case dl.SettleDue() | dl.AskStoreDue():
                 return self._views.settle(now)
             case dl.LastCallDue():
                 return self._rendezvous.try_roster(now, last_call_is_over=True)
@@ -233,10 +235,10 @@ class Core:
                 return self._peers.on_silence(due, now)
             case dl.MeetDue():
                 return self._peers.on_not_met(due, now)
-            case dl.AskStoreDue():
-                return self._views.settle(now)
             case dl.ParkedDue():
                 return self.parking.on_parked_too_long(due, now)
+            case dl.SparedDue():
+                return self._failures.on_spared_over(due, now)
             case dl.DigestsDue():
                 return self.shutdown.on_digests_late(due, now)
             case dl.LeaveDue():

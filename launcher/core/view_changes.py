@@ -210,7 +210,8 @@ class ViewChanges:
         return self.settle(now)
 
     def _joiners(self) -> list[Member]:
-        if self._shutdown.leaving is not None:
+        # Whoever came in while nobody can give it the state would not reach that member, and be taken for lost.
+        if self._shutdown.leaving is not None or self._cluster.spared:
             return []
         return [self._cluster.as_member(worker) for worker in self._cluster.workers.joiners]
 

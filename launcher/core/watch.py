@@ -7,14 +7,14 @@ who waits for nothing else: where all stand alike (an evaluation, a slow disk th
 from __future__ import annotations
 
 from elastrain.launcher.core.cluster import Cluster
-from elastrain.launcher.core.deadlines import Deadlines, HangDue, KilledDue
+from elastrain.launcher.core.deadlines import Deadlines, HangDue, KilledDue, SparedDue
 from elastrain.launcher.core.events import Looked
 from elastrain.launcher.core.pace import Pace
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.stages import Stage
 from elastrain.launcher.core.standstill import Overdue, Stand, Standstill, overdue
 from elastrain.launcher.core.worker_table import Worker
-from elastrain.launcher.notices import Hangs, SomebodyWaits
+from elastrain.launcher.notices import Hangs, Notice, SomebodyWaits, Spared
 from elastrain.launcher.values import Command, Kill, Log, TakeStacks, TellNodes
 
 _LOOKS_AT_MOST_S = 0.5
@@ -53,7 +53,9 @@ class HangWatch:
             self._stands[seen.member].see(seen, passed_s, self.pace)
         if not self._times.hang_timeout_s or self._shutdown.end is not None or self._cluster.view is None:
             return []
-        return self._tell_waits(now) + [command for worker in self._watched() for command in self._look_at(worker, now)]
+        commands = [command for worker in self._watched() for command in self._look_at(worker, now)]
+        self._cluster.spared_by_node[self._cluster.config.node] = tuple(sorted(self._spared))
+        return commands + self._tell(now)
 
     def on_waits(self, node: str, notice: SomebodyWaits, now: float) -> list[Command]:
         self._waits_until_s[node] = now + _WAITS_COUNT_S
@@ -63,10 +65,19 @@ class HangWatch:
         """Have stacks taken: a member of another node is about to be ended, and all members' stacks may tell why."""
         return [TakeStacks(reason=notice.reason)]
 
-    @property
-    def spares(self) -> list[str]:
-        """Members that stand still and are waited for, because nobody else has their state."""
-        return sorted(member for member in self._spared if self._cluster.is_alive(member))
+    def on_spared(self, node: str, notice: Spared, now: float) -> list[Command]:
+        """Wait, as that node does, for its members: it says so again for as long as it holds."""
+        self._deadlines.set(SparedDue(node), now + _WAITS_COUNT_S)
+        is_known = self._cluster.spared_by_node.get(node) == notice.members
+        self._cluster.spared_by_node[node] = notice.members
+        if is_known:
+            return []
+        say = (
+            f"{', '.join(notice.members)} of {node} stands still, and the job's state is nowhere else: it is waited "
+            f"for, up to {self._times.alike_s:g} s, and nobody joins meanwhile"
+        )
+        self._cluster.progress.explain(say)
+        return [Log(event="spared_there", fields={"node": node, "members": list(notice.members)}, say=say)]
 
     # ---- what follows
 
@@ -146,10 +157,13 @@ class HangWatch:
 
     # ---- what other agents need to know
 
-    def _tell_waits(self, now: float) -> list[Command]:
+    def _tell(self, now: float) -> list[Command]:
         if self._cluster.config.alone or now - self._told_s < _WAITS_S:
             return []
-        if not any(s.waits and s.loop.for_s >= _WAITS_S and self._is_member(m) for m, s in self._stands.items()):
-            return []
-        self._told_s = now
-        return [TellNodes(message=SomebodyWaits())]
+        words: list[Notice] = []
+        if any(s.waits and s.loop.for_s >= _WAITS_S and self._is_member(m) for m, s in self._stands.items()):
+            words.append(SomebodyWaits())
+        if self._spared:
+            words.append(Spared(members=tuple(sorted(self._spared))))
+        self._told_s = now if words else self._told_s
+        return [TellNodes(message=word) for word in words]

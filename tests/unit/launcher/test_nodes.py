@@ -12,6 +12,7 @@ import pytest
 
 from elastrain import agent_messages as am
 from elastrain.agent_messages import Diverged, Failed, Finished, HandOver, Hello, LostState, Progress, Struck, Suspect
+from elastrain.base.places import Spot, Station
 from elastrain.launcher.core import Core
 from elastrain.launcher.core import events as ev
 from elastrain.launcher.faults import grammar
@@ -1324,3 +1325,45 @@ def test_a_node_that_finds_a_store_without_a_history_leaves_it_to_those_who_know
     cluster.do(node, node.core.on_tick(NOW + 6.1))
     cluster.do(node, node.core.on_tick(NOW + 6.2))
     assert [c for c in node.done if isinstance(c, PutRoster)]
+
+
+def stand_stopped(cluster: Cluster, member: str, for_s: float) -> None:
+    """The agent of this member's node sees it stopped, four times a second."""
+    thread = ev.SeenThread(spot=Spot(count=1, place=Station.COMPUTING, step=1), starved_s=0.0)
+    looked = ev.Looked(seen=(ev.Seen(member=member, loop=thread, engine=thread, stopped=True),))
+    for _ in range(int(4 * for_s)):
+        cluster.tick(0.25)
+        cluster.happen(cluster.of(member), looked)
+        cluster.answer()
+
+
+def test_who_comes_to_wait_for_a_stopped_member_of_another_node_joins_when_it_goes_on() -> None:
+    cluster = running()
+    cluster.commit(1, *ALL, holders={"0": ("m2",)})
+    stand_stopped(cluster, "m2", 4.0)
+    agent = cluster.agents["node0"]
+    assert (
+        "m2 of node2 stands still, and the job's state is nowhere else"
+        in describe(agent.core, "job", NOW)["reasons"][-1]
+    )
+    cluster.die("m0")
+    cluster.hello("m3")
+    cluster.die("m3")
+    assert "it waited for the state of m2: no restart is used up" in agent.logged("replace")[-1].say
+    assert agent.core.cluster.workers.restarts_used == 1, "of m0, which was a member"
+    cluster.hello("m4")
+    stand_stopped(cluster, "m2", 6.0)
+    assert len(agent.logged("spared_there")) == 1 and views_of(cluster) == {("m1", "m2")}
+    cluster.tick(3.0)  # node2 says no more that it stands still
+    assert views_of(cluster) == {("m1", "m2", "m4")}
+
+
+def test_nobody_waits_for_a_stopped_member_that_is_dead() -> None:
+    cluster = running()
+    cluster.commit(1, *ALL, holders={"0": ("m2", "m1"), "1": ("m2",)})
+    stand_stopped(cluster, "m2", 4.0)
+    cluster.die("m0")
+    cluster.hello("m3")
+    assert views_of(cluster) == {("m1", "m2")}
+    cluster.die("m2")
+    assert views_of(cluster) == {("m1", "m3")}

@@ -294,7 +294,7 @@ def test_the_only_worker_that_is_stopped_is_named_within_seconds_although_nobody
     assert said.say in play.job.core.cluster.progress.reasons
     play.acted["m0"].stopped = False
     assert logged(play.go(4.0), "hang_spared") == []
-    assert play.job.core._failures.watch.spares == []
+    assert play.job.core.cluster.spared == []
 
 
 def test_who_waits_in_vain_for_the_state_of_a_stopped_member_uses_up_no_restart() -> None:
@@ -308,3 +308,10 @@ def test_who_waits_in_vain_for_the_state_of_a_stopped_member_uses_up_no_restart(
     commands = job.die("m2")
     assert "it waited for the state of m0: no restart is used up" in logged(commands, "replace")[0].say
     assert job.core.cluster.workers.restarts_used == 1
+    job.hello("m3")
+    play.acted["m3"] = Acted(place=IDLE, stands=True)
+    play.go(2.0)
+    assert job.ids == ("m0",), "nobody could give it the state"
+    play.acted["m0"].stopped = False
+    play.go(0.5)
+    assert job.ids == ("m0", "m3")
