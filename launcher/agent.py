@@ -169,6 +169,7 @@ class Agent:
     def _join_peers(self, workers: WorkerProcesses) -> PeerAgents:
         access = ClusterAccess(
             job=self._config.scope,
+            life=self._config.settings.life,
             secret=self._config.run.secret.read_bytes(),
             store=self._store,
             host=self._config.host,

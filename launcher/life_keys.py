@@ -26,6 +26,11 @@ def read_life(store: Store, job: str) -> tuple[int, Life]:
     return (0, Life()) if there is None else (there.revision, _decode(there.value))
 
 
+def as_stored(life: Life) -> Life:
+    """What all nodes have in common of it: without what one of them would start it from."""
+    return Life(number=life.number, step=life.step, first_member=life.first_member, barren=life.barren)
+
+
 def begin_life(store: Store, job: str, life: Life, lease: int | None) -> Life:
     """Say that the job goes on in `life`. Returns the life that stands: this one, or another's that is as late.
 

@@ -21,7 +21,7 @@ from elastrain.launcher.registry import RegistryEvents, SharedRegistry
 from elastrain.launcher.standing_keys import News
 from elastrain.launcher.store import Store, StoreError
 from elastrain.launcher.storethread import Inbox
-from elastrain.launcher.values import NodeRecord
+from elastrain.launcher.values import Life, NodeRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,8 @@ class ClusterAccess:
     """Where the nodes of a job meet: its name and secret, the store, this node's address, its keys' time to live."""
 
     job: str
+    """In this life."""
+    life: Life
     secret: bytes
     store: Store
     host: str
@@ -72,7 +74,9 @@ class PeerAgents:
             on_trouble=lambda error: log.write("store_trouble", reason=str(error)),
             on_away=self._on_store_away,
         )
-        self.registry = SharedRegistry(access.store, access.job, inbox, heard, key_ttl_s=access.key_ttl_s)
+        self.registry = SharedRegistry(
+            access.store, access.job, inbox, heard, life=access.life, key_ttl_s=access.key_ttl_s
+        )
         self._open.callback(lambda: self.registry.close(self._links.answering()))
 
     def _link_events(self) -> LinkEvents:

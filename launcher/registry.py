@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -17,12 +18,12 @@ from elastrain.launcher.ended_keys import read_ended
 from elastrain.launcher.followed import Followed
 from elastrain.launcher.notices import Over
 from elastrain.launcher.presence import Lapsed, Presence, Report, Unreachable
-from elastrain.launcher.standing_keys import News, StandingKeys, Trust
+from elastrain.launcher.standing_keys import NOTHING, News, StandingKeys, Trust
 from elastrain.launcher.store import Item, Store, StoreError, StoreUnavailableError
 from elastrain.launcher.store_calls import RepeatedCalls
 from elastrain.launcher.storethread import Inbox, StoreThread
-from elastrain.launcher.values import NodeRecord, PutCheckpoint, Roster
-from elastrain.launcher.views import JobKeys, decode_roster, decode_view, encode_record
+from elastrain.launcher.values import Life, NodeRecord, PutCheckpoint, Roster
+from elastrain.launcher.views import JobKeys, OutlivedError, decode_roster, decode_view, encode_record
 from elastrain.world import View
 
 Answer = TypeVar("Answer", Roster, dict[str, Any])
@@ -116,12 +117,14 @@ class RegistryEvents:
 class SharedRegistry:
     """A job of several nodes."""
 
-    def __init__(self, store: Store, job: str, inbox: Inbox, events: RegistryEvents, *, key_ttl_s: float) -> None:
+    def __init__(
+        self, store: Store, job: str, inbox: Inbox, events: RegistryEvents, *, life: Life, key_ttl_s: float
+    ) -> None:
         self._store, self._inbox, self._events = store, inbox, events
         self._keys = JobKeys(store, job, key_ttl_s)
         self._thread = StoreThread(store, inbox)
         self._calls = RepeatedCalls(self._thread)
-        self._standing = StandingKeys(self._keys, self._thread)
+        self._standing = StandingKeys(self._keys, self._thread, life)
         self._followed = Followed(store, inbox, self._keys.prefix, self._on_items, events.on_trouble)
         self._presence: Presence | None = None
         self._content: tuple[Mapping[str, Item], int] | None = None
@@ -152,7 +155,18 @@ class SharedRegistry:
         self._calls.until_answered(lambda: self._keys.put_spec(spec), self._learned(then))
 
     def put_roster(self, roster: Roster, then: Callable[[Roster], None]) -> None:
-        self._calls.until_answered(lambda: self._keys.put_roster(roster), self._learned(then))
+        def put() -> Roster | None:
+            with suppress(OutlivedError):
+                return self._keys.put_roster(roster)
+            return None
+
+        def answered(stands: Roster | None) -> None:
+            if stands is None:  # this life is over: the launcher asks for the one that stands
+                self._events.on_news(NOTHING)
+            else:
+                self._learned(then)(stands)
+
+        self._calls.until_answered(put, answered)
 
     def _learned(self, then: Callable[[Answer], None]) -> Callable[[Answer], None]:
         def learn(answer: Answer) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from elastrain.launcher.notices import Over
 from elastrain.launcher.store import Item, Store
 from elastrain.launcher.storethread import StoreThread
-from elastrain.launcher.values import NodeRecord, Roster
+from elastrain.launcher.values import Life, NodeRecord, Roster
 from elastrain.launcher.views import JobKeys, is_older
 from elastrain.world import View
 
@@ -34,7 +34,7 @@ class News:
     absence_counts: bool
 
 
-_NOTHING = News(
+NOTHING = News(
     nodes={},
     terms=None,
     roster=None,
@@ -46,6 +46,7 @@ _NOTHING = News(
     removed=True,
     absence_counts=False,
 )
+"""What a store says whose keys somebody has taken away."""
 
 
 class Trust:
@@ -76,8 +77,8 @@ class Trust:
 class StandingKeys:
     """Remembers, and puts again what is missing. Calls go through `thread`; their answers are of no interest."""
 
-    def __init__(self, keys: JobKeys, thread: StoreThread) -> None:
-        self._keys, self._thread = keys, thread
+    def __init__(self, keys: JobKeys, thread: StoreThread, life: Life) -> None:
+        self._keys, self._thread, self._life = keys, thread, life
         self._terms: Mapping[str, Any] | None = None
         self.roster: Roster | None = None
         """The first that this agent has heard of: any other is that of another job, under the same name."""
@@ -105,7 +106,7 @@ class StandingKeys:
 
     def put_again(self) -> None:
         """All that stood: it has been taken away, with the job's lease or by a node that took itself for the last."""
-        self.compare(_NOTHING, {})
+        self.compare(NOTHING, {})
 
     def compare(self, news: News, items: Mapping[str, Item]) -> None:
         """A store that has lost its data is told again what stood."""
@@ -115,9 +116,10 @@ class StandingKeys:
         if view is not None and (news.view is None or news.view.generation < view.generation):
             self._call(lambda _: keys.put_view_again(view, roster))
         if roster is not None and news.roster is None:
-            # With the count of members: a fresh node may take a number as soon as it sees a roster.
+            # With the count of members: a fresh node may take a number as soon as it sees a roster. With the life: who
+            # reads of none would begin the job's first.
             used = self._used.get("members", 0)
-            self._call(lambda _: keys.put_roster(roster, used))
+            self._call(lambda _: keys.put_roster(roster, used, self._life))
         if spec is not None and news.spec is None:
             self._call(lambda _: keys.put_spec(spec))
         if terms is not None and news.terms is None:

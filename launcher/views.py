@@ -34,15 +34,19 @@ from typing import Any
 
 import msgspec
 
-from elastrain.base.scope import job_of, scope
+from elastrain.base.scope import job_of, life_of, scope
 from elastrain.codec import decoder_of
 from elastrain.launcher.ended_keys import ENDED_TTL_S, epitaph
-from elastrain.launcher.life_keys import life_key, read_life
-from elastrain.launcher.store import Item, LeaseLostError, Store, StoreUnavailableError
-from elastrain.launcher.values import NodeRecord, PutCheckpoint, Roster
+from elastrain.launcher.life_keys import as_stored, life_key, read_life
+from elastrain.launcher.store import Item, LeaseLostError, Store, StoreError, StoreUnavailableError
+from elastrain.launcher.values import Life, NodeRecord, PutCheckpoint, Roster
 from elastrain.world import View
 
 _LOOK_AGAIN_S = 0.1
+
+
+class OutlivedError(StoreError):
+    """The job is in a later life than the one whose keys these are."""
 
 
 class JobKeys:
@@ -124,13 +128,24 @@ class JobKeys:
         """Put the spec if there is none. Returns the one that the store holds."""
         return dict(self.put_once("spec", spec))
 
-    def put_roster(self, roster: Roster, used: int = 0) -> Roster:
-        """Likewise; the ids of the roster's workers are used up with it, and all below `used`."""
+    def put_roster(self, roster: Roster, used: int = 0, life: Life | None = None) -> Roster:
+        """Likewise; the ids of the roster's workers are used up with it, and all below `used`. Raises OutlivedError.
+
+        life: said with it, in case the store has lost that, too.
+
+        An emptied store says to whoever comes that the job is in its first life, until the others have put again what
+        stood: who has read that must not begin the job beside them.
+        """
+        there, stands = read_life(self._store, self.life)
+        if stands.number > life_of(self.life):
+            raise OutlivedError(f"the job is in its life {stands.number}")
         key, members = self.prefix + "roster", self.prefix + "members"
         put = {key: encode_roster(roster), members: str(max(roster.first_member + roster.workers, used)).encode()}
-        if self._commit({key: 0}, put) is not None:
+        if life is not None and life.number > stands.number:
+            put[life_key(self.life)] = msgspec.json.encode(as_stored(life))
+        if self._commit({key: 0, life_key(self.life): there}, put) is not None:
             return roster
-        return self._roster() or self.put_roster(roster, used)
+        return self._roster() or self.put_roster(roster, used, life)
 
     def _roster(self) -> Roster | None:
         there = self._store.get(self.prefix + "roster")

@@ -11,6 +11,11 @@ def scope(job: str, life: int) -> str:
     return job if life == 1 else f"{job}{_MARK}{life}"
 
 
+def life_of(name: str) -> int:
+    """The number of the life that goes under this name."""
+    return int(name.partition(_MARK)[2] or 1)
+
+
 def job_of(name: str) -> str:
     """The job's name, of any of its lives."""
     return name.partition(_MARK)[0]

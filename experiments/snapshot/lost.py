@@ -1,6 +1,6 @@
 """How long until a job that lost everything has ended or goes on: `lost_everything_s`.
 
-    python -m experiments.snapshot.lost
+    python -m experiments.snapshot.lost [--only NUMBER …]
 
 Three simulated nodes of one worker each. Some workers are killed first, and later, while their replacements start, all
 that is left; with checkpoints and without.
@@ -130,10 +130,12 @@ def _kill(pids: Iterable[int]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one job")
+    parser.add_argument("--only", type=int, nargs="+", choices=range(len(ALL)), metavar="NUMBER", help="of all jobs")
     args = parser.parse_args()
     unwind_on_sigterm()
     with TemporaryDirectory(prefix="elastrain-lost-") as name:
-        print(json.dumps(figures(Path(name), QUICK if args.quick else ALL)))
+        chosen = [ALL[number] for number in args.only] if args.only else ALL
+        print(json.dumps(figures(Path(name), QUICK if args.quick else chosen)))
 
 
 if __name__ == "__main__":

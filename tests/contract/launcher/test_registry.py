@@ -6,22 +6,26 @@ import json
 import select
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
+from elastrain.base.scope import scope
 from elastrain.launcher import presence
 from elastrain.launcher.ended_keys import read_ended
+from elastrain.launcher.life_keys import begin_life, life_key, read_life
 from elastrain.launcher.notices import Over
 from elastrain.launcher.registry import RegistryEvents, SharedRegistry
 from elastrain.launcher.standing_keys import News
 from elastrain.launcher.store import Store
 from elastrain.launcher.storethread import Inbox
-from elastrain.launcher.values import NodeRecord, Roster
+from elastrain.launcher.values import Life, NodeRecord, Roster
 from elastrain.launcher.views import JobKeys
 from tests.contract.launcher.test_store import IMPLEMENTATIONS
 
 WAIT_S = 10.0
 PREFIX = "/elastrain/j/"
+FIRST = Life()
 
 
 class Slow:
@@ -45,11 +49,11 @@ class Slow:
 class Agent:
     """A registry, and the news that it has brought."""
 
-    def __init__(self, store: Store, name: str, incarnation: int) -> None:
+    def __init__(self, store: Store, name: str, incarnation: int, life: Life = FIRST) -> None:
         self.inbox, self.news = Inbox(), list[News]()
         ignore: Callable[[object], None] = lambda _: None  # noqa: E731
         events = RegistryEvents(on_news=self.news.append, on_trouble=ignore, on_away=ignore)
-        self.registry = SharedRegistry(store, "j", self.inbox, events, key_ttl_s=60.0)
+        self.registry = SharedRegistry(store, scope("j", life.number), self.inbox, events, life=life, key_ttl_s=60.0)
         self.registry.put_record(NodeRecord(name=name, incarnation=incarnation, workers=1))
 
     def until(self, true: Callable[[News], bool]) -> None:
@@ -118,6 +122,34 @@ def test_first_commit_is_known_to_all_and_said_again_to_a_store_that_has_forgott
     watcher.until(lambda news: news.begun)
     store.commit(expect={}, delete=[PREFIX + "begun"])
     watcher.until(lambda news: store.get(PREFIX + "begun") is not None)
+
+
+def test_life_that_stands_is_said_again_to_a_store_that_has_forgotten(store: Store) -> None:
+    life = Life(number=3, step=9, first_member=7, barren=1)
+    begin_life(store, "j", life, None)
+    # With what this node would have started it from, which is no other node's business.
+    agent = Agent(store, "a", 1, replace(life, start="the job goes on after step 9", named="checkpoints/1-9"))
+    roster = Roster(nodes=(NodeRecord(name="a", incarnation=1, workers=1),), first_member=7)
+    agent.registry.put_roster(roster, lambda _: None)
+    agent.until(lambda news: news.roster == roster)
+    store.commit(expect={}, delete=[life_key("j"), "/elastrain/j~3/roster"])
+    agent.until(lambda news: store.get("/elastrain/j~3/roster") is not None)
+    assert read_life(store, "j")[1] == life
+    agent.registry.close()
+    agent.inbox.close()
+
+
+def test_node_that_came_while_the_life_was_forgotten_does_not_begin_the_job_anew(store: Store) -> None:
+    late = Agent(store, "late", 1)
+    late.until(lambda news: "late" in news.nodes)
+    begin_life(store, "j", Life(number=3, step=9), None)
+    stands: list[Roster] = []
+    late.registry.put_roster(Roster(nodes=(NodeRecord(name="late", incarnation=1, workers=1),)), stands.append)
+    late.until(lambda news: news.removed)
+    assert not stands
+    assert store.get(PREFIX + "roster") is None
+    late.registry.close()
+    late.inbox.close()
 
 
 @pytest.mark.parametrize("left", [None, {"life": 1, "step": 3}])

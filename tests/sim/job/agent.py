@@ -88,7 +88,10 @@ class AgentProcess(Process):
                 registry = LoneRegistry(MemoryStore(world.clock.monotonic), self.life.scope)
             else:
                 store: Any = self.client
-                access = ClusterAccess(job=self.life.scope, secret=b"", store=store, host="127.0.0.1", key_ttl_s=3600.0)
+                life = self.core.cluster.config.life
+                access = ClusterAccess(
+                    job=self.life.scope, life=life, secret=b"", store=store, host="127.0.0.1", key_ttl_s=3600.0
+                )
                 nodes = lambda: self.core.cluster.peers.nodes  # noqa: E731
                 port = AgentPort(
                     happen=self.happen,
