@@ -97,7 +97,10 @@ class PieceCustody:
             piece.state = State.RESIDENT
 
     def change(self, pieces: Iterable[HeldPiece]) -> None:
-        """Before pinned pieces are changed: end what is writing them, and forget copies."""
+        """Before pinned pieces are changed: end what is writing them, and forget copies.
+
+        Warns as `release` does: what was written last may have failed, and nobody comes by any more.
+        """
         with self._changed:
             for piece in pieces:
                 began_s = time.perf_counter()
@@ -106,6 +109,8 @@ class PieceCustody:
                 if piece.state is State.RELOADED:
                     self._mover.apply(piece, residency.Outdated())
                 piece.open()
+            untold = self._mover.take_untold()
+        _warn_of(untold)
 
     def drop(self, piece: HeldPiece) -> None:
         """Nobody needs what is in it any more."""
@@ -127,8 +132,7 @@ class PieceCustody:
                 piece.close()
             self._pinned, self._served = set(self._kept), []
             untold = self._mover.take_untold()
-        for each in untold:
-            warnings.warn(each, RuntimeWarning, stacklevel=2)
+        _warn_of(untold)
 
     def hold(self, pieces: Iterable[HeldPiece]) -> None:
         """Have pieces in memory until everything is let go of `wholly`."""
@@ -289,6 +293,11 @@ class PieceCustody:
         if urgent:
             self._make_room(piece.size_bytes)
         self._mover.start_read(piece, Urgency.DEMAND if urgent else Urgency.PREFETCH)
+
+
+def _warn_of(untold: Sequence[str]) -> None:
+    for each in untold:
+        warnings.warn(each, RuntimeWarning, stacklevel=3)
 
 
 def _refusal(

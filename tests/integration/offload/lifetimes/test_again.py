@@ -6,7 +6,7 @@ import copy
 import itertools
 import pickle
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,16 @@ from elastrain.offload.device import Device
 from elastrain.offload.errors import SpillReadError
 from elastrain.offload.lifetimes import plan as plans
 from elastrain.offload.lifetimes import program as facts
-from elastrain.offload.lifetimes import within as module
 from elastrain.offload.lifetimes.again import BlockForward
 from elastrain.offload.lifetimes.choice import Policy
-from elastrain.offload.lifetimes.pages import PagePool
 from elastrain.offload.lifetimes.values import Budget, Plan, Program
 from elastrain.offload.lifetimes.within import TrainingWithin, within
 from experiments.offload.models import KINDS, build
-from tests.integration.offload.lifetimes.touching import SHAPE, NothingBesides, tokens
+from tests.integration.offload.lifetimes.touching import SHAPE, tokens
 from tests.support.faulty_engines import ThrottledEngine
 from tests.support.memory_engine import MemoryEngine
 
+pytestmark = pytest.mark.usefixtures("small_limits", "one_thread")
 STEPS = 6
 WIDTH = 128
 Loss = Callable[[nn.Module, int], Tensor]
@@ -41,15 +40,6 @@ LAST: list[BlockForward] = []
 def all_again(program: Program, budget: Budget) -> Plan:
     """The plan that computes again whatever can be."""
     return plans._plan_within(program, budget, facts.gaps(program), recomputed=1.0)
-
-
-@pytest.fixture(autouse=True)
-def small_limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(module, "memory_for", lambda _model, limit_bytes: (PagePool(limit_bytes), NothingBesides()))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def loss_of(model: nn.Module, step: int) -> Tensor:

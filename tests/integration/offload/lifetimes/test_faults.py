@@ -7,55 +7,30 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from elastrain.offload.engines.posix import Calls, PosixEngine
 from elastrain.offload.errors import OffloadError
 from elastrain.offload.hooks import OffloadConfig
 from elastrain.offload.lifetimes import within as module
-from elastrain.offload.lifetimes.pages import PagePool
-from experiments.offload.models import build
-from tests.integration.offload.lifetimes.touching import SHAPE, NothingBesides, begin, tokens
+from tests.integration.offload.lifetimes.touching import begin, made, plain, tokens
 from tests.support import warm
 from tests.support.faulty_engines import ThrottledEngine
 from tests.support.memory_engine import MemoryEngine
 
+pytestmark = pytest.mark.usefixtures("small_limits", "one_thread")
 STEPS = 4
 TIMEOUT_S = 240
 
 
-@pytest.fixture(autouse=True)
-def small_limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(module, "memory_for", lambda _model, limit_bytes: (PagePool(limit_bytes), NothingBesides()))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def made() -> tuple[nn.Module, torch.optim.Optimizer, int]:
-    model, _ = build("gpt", SHAPE)
-    limit_bytes = sum(each.nbytes for each in model.parameters()) + (256 << 10)
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-3), limit_bytes
-
-
-def plain() -> list[Tensor]:
-    model, optimizer, _ = made()
-    for step in range(STEPS):
-        model(tokens(step)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return list(model.parameters())
-
-
 def same(model: nn.Module) -> bool:
-    return all(torch.equal(mine, other) for mine, other in zip(model.parameters(), plain(), strict=True))
+    return all(torch.equal(mine, other) for mine, other in zip(model.parameters(), plain(STEPS), strict=True))
 
 
 def trained(engine: object, folder: Path, attempt: Callable[[nn.Module, int], None] | None = None) -> nn.Module:

@@ -10,22 +10,20 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from functools import cache, partial
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from elastrain.offload.errors import OffloadError, PieceLostError, SpillReadError
 from elastrain.offload.lifetimes import within as module
 from elastrain.offload.lifetimes.choice import Policy
 from elastrain.offload.lifetimes.orders import UpdateOrder
-from elastrain.offload.lifetimes.pages import PagePool
 from elastrain.offload.lifetimes.values import Kind
 from elastrain.offload.lifetimes.within import TrainingWithin
-from experiments.offload.models import build
 from tests.integration.offload.lifetimes.faulting import (
     KINDS,
     Drive,
@@ -34,9 +32,10 @@ from tests.integration.offload.lifetimes.faulting import (
     drive_cells,
     striking,
 )
-from tests.integration.offload.lifetimes.touching import SHAPE, NothingBesides, tokens
+from tests.integration.offload.lifetimes.touching import made, plain, tokens
 from tests.support import warm
 
+pytestmark = pytest.mark.usefixtures("small_limits", "one_thread")
 STEPS = 5
 ARMED_AT = 3
 """By then there is a plan, and all kinds of pieces."""
@@ -53,31 +52,6 @@ QUICK = {
     (Kind.GRADIENT, Where.ARRIVING, DriveFault.SHORT),
 }
 HARMLESS = (DriveFault.SHORT, DriveFault.SLOW)
-
-
-@pytest.fixture(autouse=True)
-def small_limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(module, "memory_for", lambda _model, limit_bytes: (PagePool(limit_bytes), NothingBesides()))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def made() -> tuple[nn.Module, torch.optim.Optimizer, int]:
-    model, _ = build("gpt", SHAPE)
-    limit_bytes = sum(each.nbytes for each in model.parameters()) + (256 << 10)
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-3), limit_bytes
-
-
-@cache
-def plain() -> list[Tensor]:
-    model, optimizer, _ = made()
-    for step in range(STEPS):
-        model(tokens(step)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return list(model.parameters())
 
 
 def micro_batch(model: nn.Module, step: int, act: Callable[[], None] = lambda: None) -> None:
@@ -117,7 +91,7 @@ def outcome(drive: Drive, folder: Path, order: UpdateOrder, patch: pytest.Monkey
         except OffloadError as error:
             training.abandon()
             return f"{type(error).__name__}: {error}", [str(each.message) for each in told]
-        assert all(torch.equal(mine, other) for mine, other in zip(model.parameters(), plain(), strict=True))
+        assert all(torch.equal(mine, other) for mine, other in zip(model.parameters(), plain(STEPS), strict=True))
         return "same", [str(each.message) for each in told]
 
 
@@ -262,5 +236,5 @@ def test_what_a_program_does_while_a_piece_moves_costs_no_bit(
             training._planning.order = UpdateOrder.BEFORE_FORWARD
             training.step()
         training.close()
-    assert all(torch.equal(mine, other) for mine, other in zip(model.parameters(), plain(), strict=True))
+    assert all(torch.equal(mine, other) for mine, other in zip(model.parameters(), plain(STEPS), strict=True))
     assert list(tmp_path.iterdir()) == []

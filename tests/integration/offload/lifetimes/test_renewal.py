@@ -9,18 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from elastrain.offload.lifetimes.pages import PagePool
 from elastrain.offload.lifetimes.within import TrainingWithin, within
 from experiments.offload.models import build
-from tests.integration.offload.lifetimes.touching import SHAPE, NothingBesides, tokens
+from tests.integration.offload.lifetimes.touching import SHAPE, tokens
 
-
-@pytest.fixture(autouse=True)
-def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "elastrain.offload.lifetimes.within.memory_for",
-        lambda _model, limit_bytes: (PagePool(limit_bytes), NothingBesides()),
-    )
+pytestmark = pytest.mark.usefixtures("small_limits", "one_thread")
 
 
 def train(model: nn.Module, steps: list[tuple[int, int]], folder: Path, *, limit_bytes: int | None) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,31 +23,15 @@ from elastrain.offload.errors import (
 )
 from elastrain.offload.lifetimes.cuda import host_tier
 from elastrain.offload.lifetimes.orders import UpdateOrder
-from elastrain.offload.lifetimes.pages import PagePool
 from elastrain.offload.lifetimes.within import TrainingWithin, within
 from experiments.offload.models import KINDS, build
-from tests.integration.offload.lifetimes.touching import SHAPE, NothingBesides, tokens
+from tests.integration.offload.lifetimes.touching import SHAPE, tokens
 from tests.support.faulty_engines import EngineFaults, FaultyEngine
 from tests.support.memory_engine import MemoryEngine
 
+pytestmark = pytest.mark.usefixtures("small_limits", "one_thread")
 STEPS = 5
 Loss = Callable[[nn.Module, int], Tensor]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "elastrain.offload.lifetimes.within.memory_for",
-        lambda _model, limit_bytes: (PagePool(limit_bytes), NothingBesides()),
-    )
 
 
 def loss_of(model: nn.Module, step: int) -> Tensor:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -53,6 +54,29 @@ class NothingBesides:
 
     def keep_pace(self) -> None:
         pass
+
+
+def small_memory(_model: nn.Module, limit_bytes: int) -> tuple[PagePool, NothingBesides]:
+    """In place of `within.memory_for`: a limit counts from nothing."""
+    return PagePool(limit_bytes), NothingBesides()
+
+
+def made() -> tuple[nn.Module, torch.optim.Optimizer, int]:
+    """A model, its optimizer, and a limit that holds the parameters and little more."""
+    model, _ = build("gpt", SHAPE)
+    limit_bytes = sum(each.nbytes for each in model.parameters()) + (256 << 10)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3), limit_bytes
+
+
+@cache
+def plain(steps: int) -> list[Tensor]:
+    """The parameters after so many steps in memory, without clipping."""
+    model, optimizer, _ = made()
+    for step in range(steps):
+        model(tokens(step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return list(model.parameters())
 
 
 @dataclass(kw_only=True)
@@ -251,12 +275,10 @@ def tokens(step: int) -> Tensor:
 
 
 def begin(directory: str | None) -> Run:
-    model, _ = build("gpt", SHAPE)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model, optimizer, limit_bytes = made()
     if directory is None:
         return Run(model=model, optimizer=optimizer)
-    limit_bytes = sum(each.nbytes for each in model.parameters()) + (256 << 10)
-    module.memory_for = lambda _model, limit_bytes: (PagePool(limit_bytes), NothingBesides())  # type: ignore[assignment,return-value]
+    module.memory_for = small_memory  # type: ignore[assignment]
     return Run(
         model=model,
         optimizer=optimizer,
