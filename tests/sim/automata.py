@@ -71,6 +71,8 @@ class Face:
     committed: int
     base: Placement | None
     view_ids: tuple[str, ...]
+    generation: int
+    """Of its view; 0: it has none."""
     end_step: int | None
     wishes: tuple[str, ...]
     """Events of its own that can happen now."""
@@ -231,6 +233,7 @@ class Alone(Cluster):
             committed=me.committed,
             base=me.roles.committed,
             view_ids=me.view.ids if me.view else (),
+            generation=me.view.generation if me.view else 0,
             end_step=me.machine.end.step,
             wishes=self._wishes(),
             broken=frozenset(name for name, at in self.given.items() if any(one.value != name[-1] for one in at)),
@@ -273,16 +276,17 @@ class Automaton:
         self.played = 0
         """Pairs of a state and an event."""
         self._numbers: dict[bytes, int] = {}
-        self._outcomes: dict[tuple[int, int], Outcome] = {}
+        self.outcomes: dict[tuple[int, int], Outcome] = {}
+        """(state, event) -> what has come of it."""
         self._origins: list[tuple[int, int]] = []
         """Of each state: a state before it, and the event that led from there to it."""
         self._alive: OrderedDict[int, Alone] = OrderedDict()
         self._enter(self._new(), -1, -1)
 
     def next(self, state: int, event: int) -> Outcome:
-        found = self._outcomes.get((state, event))
+        found = self.outcomes.get((state, event))
         if found is None:
-            found = self._outcomes[state, event] = self._play(state, event)
+            found = self.outcomes[state, event] = self._play(state, event)
         return found
 
     def _play(self, state: int, event: int) -> Outcome:

@@ -5,14 +5,14 @@ Three members, two shards, one step, one fault: what is so small that nothing is
 violation is found first and needs no shrinking. `python -m experiments.simulation.every` runs it.
 
 What makes it end: members are automata (`automata`), so that production code runs once for each state of a member and
-not for each state of the job; and a member dies only right after an event of its own, or at the beginning, because
+not for each state of the job; a member dies only right after an event of its own, or at the beginning, because
 whatever the others do in between does not depend on whether it has died meanwhile, with as much of its frames kept as
-they have got by then. The agents' work may be done in any order.
+they have got by then; and of orders that come to the same one is enough (`reduction`). The agents' work may be done in
+any order.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from tests.sim.cluster import Scenario
 from tests.sim.member import Violation
+from tests.sim.reduction import Reduction, leads_back, minded
 from tests.sim.small_job import Action, Job, Rules
 
 
@@ -34,18 +35,24 @@ class Explored:
     violation: str = ""
     schedule: tuple[str, ...] = ()
     is_whole: bool = False
+    leads_back: bool = False
+    """Whether the job can come back to a state that it has left: then a reduced search may miss something."""
+    minded: int = 0
+    """Events that a reduced search took for nothing, and that change something in a state that was met."""
     seconds: float = 0.0
     """Of computing."""
 
 
 class Search:
-    """Breadth first over the states of a job."""
+    """Breadth first over the states of a job; with a reduction, over those that are needed."""
 
-    def __init__(self, rules: Rules) -> None:
-        self._rules = rules
+    def __init__(self, rules: Rules, reduction: Reduction | None) -> None:
+        self._rules, self._reduction = rules, reduction
         self.found = Explored()
-        self._victims: dict[Job, int] = {}
-        """State met -> whose deaths in it are looked at, by bits."""
+        self._victims: dict[int, int] = {}
+        """Hash of a state met -> whose deaths in it are looked at, by bits."""
+        self.ends: set[Job] = set()
+        """States in which nothing can happen any more."""
         self._waiting: deque[tuple[Job, int, int]] = deque()
         """(state, victims to look at, its number); a state that was met before is there for more victims only."""
         self._ways: list[tuple[int, Action]] = []
@@ -63,15 +70,19 @@ class Search:
         self.found.deepest = len(self._path(len(self._ways) - 1))
         self.found.is_whole = not self._waiting and not self.found.violation
         self.found.member_states = sum(len(each.faces) for each in self._rules.automata)
+        if self._reduction is not None and self.found.is_whole:
+            self.found.leads_back, self.found.minded = leads_back(self._rules), len(minded(self._rules))
         self.found.seconds = round(time.process_time() - began_s, 1)
         return self.found
 
     def _meet(self, job: Job, victims: int, before: int, action: Action) -> None:
-        known = self._victims.get(job)
+        # Eight bytes for a state: of ten million, two have the same hash with a probability of three in a million.
+        key = hash(job)
+        known = self._victims.get(key)
         if known is None:
-            self._victims[job] = victims
+            self._victims[key] = victims
         elif victims & ~known:
-            self._victims[job] = known | victims
+            self._victims[key] = known | victims
         else:
             return
         self._waiting.append((job, victims if known is None else -1 - (victims & ~known), len(self._ways)))
@@ -83,18 +94,29 @@ class Search:
         self.found.states += is_new
         if is_new and not actions:
             self._try(number, lambda: rules.check_end(job))
+            self.ends.add(job)
             self._end("ok")
             return
-        for action in itertools.chain(actions, rules.deaths(job, victims if is_new else -1 - victims)):
+        reduction, before = self._reduction, set[Action]()
+        if reduction is not None and is_new:
+            actions, before = reduction.needed(job, actions), reduction.take(job)
+        for action in actions:
             self.found.transitions += 1
-            self._try(number, lambda action=action: self._go(job, action, number), action)  # type: ignore[misc]
+            self._try(number, lambda action=action: self._go(job, action, actions, action in before, number), action)  # type: ignore[misc]
+        for death in rules.deaths(job, victims if is_new else -1 - victims):
+            self.found.transitions += 1
+            self._try(number, lambda death=death: self._go(job, death, actions, False, number), death)  # type: ignore[misc]
 
-    def _go(self, job: Job, action: Action, number: int) -> None:
+    def _go(self, job: Job, action: Action, others: list[Action], could_be_before: bool, number: int) -> None:
         after, acted, lost = self._rules.after(job, action)
         if lost:
             self._end("lost")
-        else:
-            self._meet(after, acted, number, action)
+            return
+        if self._reduction is not None:
+            after = self._reduction.settled(after)
+            if hash(after) not in self._victims:
+                self._reduction.note(job, action, others, after)
+        self._meet(after, 0 if could_be_before else acted, number, action)
 
     def _end(self, how: str) -> None:
         self.found.ends += 1
@@ -122,10 +144,13 @@ def explore(
     *,
     limit: int = 10**9,
     at_once: bool = False,
+    reduced: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Explored:
     """All schedules, the short ones first; stops at the first violation or after `limit` states.
 
-    With `at_once` nothing happens between two parts of a computation: a small part of all schedules.
+    With `at_once` nothing happens between two parts of a computation: a small part of all schedules. `reduced`: of
+    schedules that come to the same only one (`reduction`).
     """
-    return Search(Rules(scenario, at_once=at_once)).run(limit, tell)
+    rules = Rules(scenario, at_once=at_once)
+    return Search(rules, Reduction(rules) if reduced else None).run(limit, tell)

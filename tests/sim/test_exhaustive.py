@@ -8,8 +8,10 @@ import pytest
 
 from tests.sim.automata import Alone, Frame
 from tests.sim.cluster import Scenario
-from tests.sim.exhaustive import explore
+from tests.sim.exhaustive import Search, explore
 from tests.sim.plants import PLANTS
+from tests.sim.reduction import Reduction
+from tests.sim.small_job import Rules
 from tests.sim.symbols import Lane
 
 PLANTED = {
@@ -39,9 +41,48 @@ def test_two_members_come_to_the_same_end_in_every_order_and_with_a_death_at_any
 
 @pytest.mark.on_demand
 def test_three_members_come_to_the_same_end_in_every_order_and_with_a_death_at_any_point() -> None:
-    found = explore(_small(3, 1), at_once=True)
+    found = explore(_small(3, 1), at_once=True, reduced=True)
     assert found.is_whole, found.violation
     assert set(found.outcomes) == {"ok"}
+    assert (found.leads_back, found.minded) == (False, 0)
+
+
+@pytest.mark.parametrize(("members", "faults"), [(2, 0), (2, 1), (3, 0)])
+def test_of_schedules_that_come_to_the_same_one_is_enough(members: int, faults: int) -> None:
+    """The same ends, and each member in the same states, as where all orders are looked at."""
+    reached = []
+    for reduced in [False, True] if members == 2 else [True]:
+        rules = Rules(_small(members, faults), at_once=True)
+        search = Search(rules, Reduction(rules) if reduced else None)
+        found = search.run(10**9, lambda line: None)
+        assert found.is_whole, found.violation
+        names = [{number: digest for digest, number in each._numbers.items()} for each in rules.automata]
+        ends = {
+            (*(name[state] for name, state in zip(names, job.states, strict=True)), job.lives) for job in search.ends
+        }
+        reached.append((ends, [set(name.values()) for name in names]))
+    assert (found.leads_back, found.minded) == (False, 0)
+    if members == 2:
+        assert reached[0] == reached[1]
+    else:  # all orders are 152,722 states
+        assert (found.ends, found.member_states, found.states < 3000) == (162, 145, True)
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_bug_is_found_where_one_of_the_schedules_that_come_to_the_same_is_looked_at(planted: str) -> None:
+    with PLANTS[planted].patch():
+        found = explore(_small(2, faults=1), at_once=True, limit=1000, reduced=True)
+    assert re.search(PLANTED[planted], found.violation)
+
+
+@pytest.mark.on_demand
+@pytest.mark.parametrize("planted", sorted(PLANTS))
+def test_a_planted_bug_is_found_in_few_orders_as_in_all(planted: str) -> None:
+    with PLANTS[planted].patch():
+        found = [
+            bool(explore(_small(2, 1), at_once=True, limit=20_000, reduced=how).violation) for how in (False, True)
+        ]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("planted", PLANTED)
