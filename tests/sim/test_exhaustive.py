@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from unittest.mock import patch
 
 import pytest
 
+from tests.sim import small_job
 from tests.sim.automata import Alone, Frame
-from tests.sim.cluster import Scenario
+from tests.sim.cluster import Scenario, truth_of
 from tests.sim.exhaustive import Search, explore
 from tests.sim.plants import PLANTS
 from tests.sim.reduction import Reduction
@@ -78,10 +80,11 @@ def test_a_planted_bug_is_found_where_one_of_the_schedules_that_come_to_the_same
 @pytest.mark.on_demand
 @pytest.mark.parametrize("planted", sorted(PLANTS))
 def test_a_planted_bug_is_found_in_few_orders_as_in_all(planted: str) -> None:
-    with PLANTS[planted].patch():
-        found = [
-            bool(explore(_small(2, 1), at_once=True, limit=20_000, reduced=how).violation) for how in (False, True)
-        ]
+    truth = truth_of(Scenario(members=1, steps=1, runs=2, small=True))  # not even a job of one comes through some
+    found = []
+    with PLANTS[planted].patch(), patch.object(small_job, "truth_of", lambda scenario: truth):
+        for reduced in (False, True):
+            found.append(explore(_small(2, 1), at_once=True, limit=20_000, reduced=reduced).violation != "")
     assert found[0] == found[1]
 
 
