@@ -127,6 +127,8 @@ class PeerAgents:
             self._port.happen(ev.SpecStands(spec=dict(news.spec)))
         if news.view is not None:
             self._port.happen(ev.ViewStands(view=news.view))
+        if news.forgot:
+            self._port.happen(ev.StoreForgot(nodes=frozenset(others)))
         if news.removed:
             if news.end is not None:  # it was there before the keys were taken away
                 self._port.happen(ev.EndStands(over=news.end))

@@ -269,6 +269,7 @@ class SharedRegistry:
             left=self._keys.left(items),
             removed=is_removed and not self._trust.lost_data,
             absence_counts=self._trust.until_s is None,
+            forgot=self._trust.take_loss(),
         )
         if news.removed:
             roster = self._standing.roster

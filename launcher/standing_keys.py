@@ -32,6 +32,8 @@ class News:
     removed: bool
     """Somebody has taken the job's keys away: a store that has merely lost its data begins anew."""
     absence_counts: bool
+    forgot: bool
+    """The store has lost its data, and who lives has put again what stood: what else was in it nobody can read."""
 
 
 NOTHING = News(
@@ -45,6 +47,7 @@ NOTHING = News(
     left=frozenset(),
     removed=True,
     absence_counts=False,
+    forgot=False,
 )
 """What a store says whose keys somebody has taken away."""
 
@@ -57,6 +60,7 @@ class Trust:
         """Nothing is proven before this time; None: absence counts."""
         self.lost_data = False
         """The store is another one than it was, and what stood in it is not all there again."""
+        self._is_loss_new = False
         self._revision = 0
 
     def lapse(self, until_s: float) -> None:
@@ -66,8 +70,15 @@ class Trust:
         """True where the store has gone back: it has lost its data."""
         fell, self._revision = revision < self._revision, revision
         if fell:
-            self.lost_data, self.until_s = True, until_s
+            self.lost_data, self._is_loss_new, self.until_s = True, True, until_s
         return fell
+
+    def take_loss(self) -> bool:
+        """Whether data were lost, and who lives has had its time to come back: once for each loss."""
+        if not self._is_loss_new or self.until_s is not None:
+            return False
+        self._is_loss_new = False
+        return True
 
     def settle(self, *, is_lacking: bool) -> None:
         """What stood is there again, or not yet."""

@@ -180,6 +180,12 @@ class ViewRemoved(Struct, frozen=True, kw_only=True):
     """Somebody has taken the job's keys out of the store, as the last node of a job does."""
 
 
+class StoreForgot(Struct, frozen=True, kw_only=True):
+    """The store has lost its data, and these other nodes have put their keys into it again."""
+
+    nodes: frozenset[str]
+
+
 class CheckpointAnswered(Struct, frozen=True, kw_only=True):
     """The store names this checkpoint of a member's as the newest; or it may not, for the problem."""
 
@@ -238,6 +244,7 @@ StoreEvent: TypeAlias = (
     | ViewStands
     | ProposalAnswered
     | ViewRemoved
+    | StoreForgot
     | CheckpointAnswered
     | FirstCommitStands
     | EndStands

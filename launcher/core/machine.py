@@ -96,6 +96,7 @@ class Core:
             case ev.WorkerExited():
                 return self._failures.on_exit(event, now)
             case ev.Looked():
+                self._peers.on_look(now)
                 return self._failures.on_look(event, now)
 
     def _on_node_event(self, event: ev.NodeEvent, now: float) -> list[Command]:
@@ -128,6 +129,8 @@ class Core:
                 return self._views.on_answer(event, now)
             case ev.ViewRemoved():
                 return self._views.on_removed(event, now)
+            case ev.StoreForgot():
+                return self._peers.on_store_forgot(event)
             case ev.CheckpointAnswered():
                 return self.cluster.checkpoints.on_answered(event)
             case ev.FirstCommitStands():
@@ -189,6 +192,7 @@ class Core:
             case notices.Suspected():
                 return self._failures.suspicions.on_suspected(node, notice, now)
             case notices.Stands():
+                self._peers.meet(node)
                 return self._views.on_told(notice, now)
             case notices.SomebodyWaits():
                 return self._failures.watch.on_waits(node, notice, now)

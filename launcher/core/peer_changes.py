@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from elastrain.agent_messages import Suspect
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, MeetDue, SilenceDue
-from elastrain.launcher.core.events import LeaseEnded, LinkChanged, NodeCame
+from elastrain.launcher.core.events import LeaseEnded, LinkChanged, NodeCame, StoreForgot
 from elastrain.launcher.core.failures import death
 from elastrain.launcher.core.parking import Parking
 from elastrain.launcher.core.peers import PeerNode
@@ -24,6 +24,8 @@ from elastrain.launcher.values import Command, Log, TellNodes
 
 _REGROUP_S = 3.0
 """From the first answer to a node that was cut off itself: the links to the others come again one by one, too."""
+_SLEPT_S = 2.5
+"""An agent that has not looked at its workers for so long stood still itself, and others heard nothing of it."""
 
 
 class PeerChanges:
@@ -42,6 +44,7 @@ class PeerChanges:
         self._cluster, self._config, self._peers = cluster, cluster.config, cluster.peers
         self._deadlines, self._shutdown, self._parking = deadlines, shutdown, parking
         self._script, self._view_changes = script, view_changes
+        self._looked_s: float | None = None
 
     # ---- keys
 
@@ -118,6 +121,8 @@ class PeerChanges:
         # A closed port is as good as a silence that has lasted: the machine itself says that the agent is gone.
         peer.linked, peer.suspected = event.up, event.closed and not event.up
         peer.met = peer.met or event.up
+        # Who was linked until its port was closed has never missed this node: what it knew of the job is known here.
+        peer.lost_touch = peer.lost_touch or not (event.up or event.closed)
         log = Log(event="link", fields={"node": event.node, "up": event.up, "reason": event.reason})
         # Neither sign of life is left. While its key stands, the lease decides: only the link may be broken.
         if not event.up and not peer.leased:
@@ -146,6 +151,35 @@ class PeerChanges:
         view = self._cluster.view
         commands += [TellNodes(message=Stands(view=view), node=name)] if view is not None else []
         return commands + ([TellNodes(message=Ended(), node=name)] if self._shutdown.finishing else [])
+
+    # ---- out of touch
+
+    def on_look(self, now: float) -> None:
+        """Note that this node itself stood still: each other one may have taken it for dead."""
+        slept = self._looked_s is not None and now - self._looked_s > _SLEPT_S
+        self._looked_s = now
+        for peer in self._peers.nodes.values():
+            peer.lost_touch = peer.lost_touch or slept
+
+    def meet(self, node: str) -> None:
+        """Another agent says which view stands."""
+        if node in self._peers.nodes:
+            self._peers.nodes[node].lost_touch = False
+
+    def on_store_forgot(self, event: StoreForgot) -> list[Command]:
+        """End where others may have gone on without this node, and have ended since: no store tells of it any more."""
+        cluster, nodes = self._cluster, self._peers.nodes
+        first = [record.name for record in cluster.roster.nodes] if cluster.roster is not None else []
+        names = {member.node for member in cluster.members} or set(first)
+        away = {name for name in names - event.nodes - {self._config.node} if name in nodes and not nodes[name].linked}
+        unknown = sorted(name for name in away if nodes[name].lost_touch)
+        if not unknown or 2 * (len(names) - len(away)) > len(names):
+            return []
+        sentence = (
+            f"the store has lost its data, and {', '.join(unknown)} may have gone on while this node could not be "
+            "reached: nobody can say so any more, and it ends. Start the job again, from a checkpoint if it has one"
+        )
+        return self._shutdown.finish(1, sentence, everywhere=False)
 
     def on_silence(self, due: SilenceDue, now: float) -> list[Command]:
         """Judge silent nodes together: a node that is cut off itself hears others fall silent one after the other."""

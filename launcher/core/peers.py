@@ -20,6 +20,8 @@ class PeerNode:
     """It goes at the end of the step that its members are in."""
     suspected: bool = False
     """It has not answered for long enough: its members may be removed by a majority."""
+    lost_touch: bool = False
+    """It may have taken this node for dead since it last said which view stands."""
     leased: bool = True
     """Its lease is alive, as far as the store says."""
 

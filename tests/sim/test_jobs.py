@@ -91,6 +91,12 @@ FOUND = {
         '{"type":"Isolate","at_s":5.0,"node":0,"for_s":11.0,"store":true},'
         '{"type":"Pause","at_s":10.0,"who":0,"for_s":4.0,"is_node":false}]}'
     ),
+    "a node that slept goes on in a store without data, though others have gone on without it and ended": (
+        '{"seed":20066,"nodes":3,"backups":0,"steps":3,"runs":3,"one_host":true,"faults":['
+        '{"type":"KillNode","at_s":1.0,"node":3,"is_silent":true,"agent_only":true},'
+        '{"type":"Pause","at_s":4.855,"who":0,"for_s":5.0,"is_node":true},{"type":"Compact","at_s":7.0},'
+        '{"type":"Wipe","at_s":9.0,"for_s":1.0}]}'
+    ),
     "fresh nodes put another roster into a store that has lost its data": (
         '{"seed":15449,"nodes":2,"workers":1,"backups":0,"steps":3,"runs":2,"one_host":true,"check_every":1,"faults":['
         '{"type":"Wipe","at_s":2.586,"for_s":4.0},'

@@ -36,6 +36,7 @@ _LEGAL = (
     "see --local-addr",
     "no worker is left on this node",
     "the checkpoint that this job starts from is damaged",
+    "nobody can say so any more",
 )
 """Ends that are right although the state is whole: nobody could mend what they name."""
 STEPS_MAX = 8

@@ -1367,3 +1367,43 @@ def test_nobody_waits_for_a_stopped_member_that_is_dead() -> None:
     assert views_of(cluster) == {("m1", "m2")}
     cluster.die("m2")
     assert views_of(cluster) == {("m1", "m3")}
+
+
+def test_node_that_others_may_have_left_behind_ends_where_the_store_has_forgotten_them() -> None:
+    cluster = running()
+    isolated = cluster.agents["node2"]
+    cluster.deaf.add("node2")
+    cluster.cut_off("node2")
+    cluster.happen(isolated, ev.StoreForgot(nodes=frozenset({"node0", "node1"})))
+    assert isolated.end is None, "they live, and put what they know"
+    cluster.happen(isolated, ev.StoreForgot(nodes=frozenset()))
+    assert isolated.end is not None
+    assert (isolated.end.code, isolated.end.everywhere) == (1, False)
+    assert "the store has lost its data, and node0, node1 may have gone on" in isolated.end.sentence
+
+
+@pytest.mark.parametrize(("looks_after_s", "ends"), [(0.3, False), (5.0, True)])
+def test_node_goes_on_in_a_store_without_data_where_the_others_were_linked_until_they_died(
+    looks_after_s: float, ends: bool
+) -> None:
+    cluster = running()
+    last = cluster.agents["node2"]
+    cluster.kill_node("node0")
+    cluster.happen(last, ev.Looked(seen=()), NOW)
+    cluster.happen(last, ev.Looked(seen=()), NOW + looks_after_s)  # after long: this node stood still itself
+    cluster.kill_node("node1")
+    cluster.happen(last, ev.StoreForgot(nodes=frozenset()))
+    assert (last.end is not None) == ends
+
+
+def test_node_that_has_heard_since_which_view_stands_goes_on_in_a_store_without_data() -> None:
+    cluster = running()
+    last = cluster.agents["node2"]
+    cluster.cut_off("node2")
+    cluster.cut.clear()
+    for name in ("node0", "node1"):
+        cluster.link(last, cluster.agents[name])
+    cluster.kill_node("node0")
+    cluster.kill_node("node1")
+    cluster.happen(last, ev.StoreForgot(nodes=frozenset()))
+    assert last.end is None
