@@ -8,7 +8,7 @@ import time
 import uuid
 from pathlib import Path
 
-from experiments.jobs import Script, alone, elastic, finish
+from experiments.jobs import Script, Start, alone, elastic, finish
 from experiments.journals import Follower
 from experiments.storm.cases import Case
 from experiments.storm.oracle import Outcome, difference, read_steps, unfinished
@@ -27,7 +27,7 @@ GIVEN_UP_S = 420.0
 RESTARTS = 40
 
 
-def run_case(case: Case, folder: Path) -> Outcome:
+def run_case(case: Case, folder: Path, *, start: Start = subprocess.Popen) -> Outcome:
     """Run it in `folder`. Raises RuntimeError if the script cannot do it even alone."""
     folder.mkdir(parents=True)
     (folder / "case.json").write_text(case.to_json())
@@ -38,8 +38,8 @@ def run_case(case: Case, folder: Path) -> Outcome:
     temporary = folder / "tmp"
     temporary.mkdir()
     script = Script(path=TRAIN, args=(str(folder / "case.json"),))
-    with alone(folder / "alone", script) as reference:
-        _storm(case, folder / "run", temporary, script, processes, mark, outcome)
+    with alone(folder / "alone", script, start=start) as reference:
+        _storm(case, folder / "run", temporary, script, processes, mark, outcome, start)
         finish(reference, folder / "alone", timeout_s=GIVEN_UP_S)
     _judge(folder, outcome)
     if not (outcome.hang or outcome.too_slow):  # else it was ended from here
@@ -51,11 +51,19 @@ def run_case(case: Case, folder: Path) -> Outcome:
 
 
 def _storm(
-    case: Case, run: Path, temporary: Path, script: Script, processes: Processes, mark: str, outcome: Outcome
+    case: Case,
+    run: Path,
+    temporary: Path,
+    script: Script,
+    processes: Processes,
+    mark: str,
+    outcome: Outcome,
+    start: Start,
 ) -> None:
     """The job under its faults, to its end or until it is given up."""
     follower = Follower(run)
-    extra = {MARK: mark, "PYTHONFAULTHANDLER": "1"}
+    # What Python reads when it starts, warm processes cannot be told.
+    extra = {MARK: mark} | ({"PYTHONFAULTHANDLER": "1"} if start is subprocess.Popen else {})
     striker = Striker(case=case, folder=run, processes=processes, follower=follower)
     with elastic(
         run,
@@ -65,6 +73,7 @@ def _storm(
         options=("--max-restarts", str(RESTARTS)),
         temporary=temporary,
         environment=extra,
+        start=start,
     ) as process:
         try:
             _follow(process, striker, outcome)

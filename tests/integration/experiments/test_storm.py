@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
-from tests.support.training import ROOT
+from experiments.storm.cases import draw
+from experiments.storm.one import run_case
+from tests.support import warm
 
 CASE, KILLS_MIN = 421304, 1
 """Three workers, 21 steps of about half a second: half a minute where nobody else computes."""
@@ -19,17 +18,8 @@ TIMEOUT_S = 900.0
 
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 30)
-def test_a_random_model_under_random_kills_ends_as_the_undisturbed_one() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments.storm.run", "--case", str(CASE)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    found = json.loads(done.stdout.splitlines()[-1])
-    wrong = {name: found[name] for name in ("digest_mismatches", "hangs", "false_ends", "leftovers")}
-    assert wrong == dict.fromkeys(wrong, 0), done.stdout
-    assert found["kills"] >= KILLS_MIN, done.stdout
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_a_random_model_under_random_kills_ends_as_the_undisturbed_one(tmp_path: Path) -> None:
+    outcome = run_case(draw(CASE), tmp_path / "case", start=warm.Popen)
+    told = "\n".join([*outcome.struck, *outcome.sentences()])
+    assert not outcome.failed and not outcome.too_slow, told
+    assert outcome.kills >= KILLS_MIN, told
