@@ -57,14 +57,14 @@ def test_a_vocabulary_made_of_a_set_of_words_is_the_same_in_every_worker(tmp_pat
         "order = ' '.join({f'word{n}' for n in range(50)})\n"
         "open(os.path.join(sys.argv[1], os.environ['RANK']), 'w').write(order)\n"
     )
-    command = [*ELASTRAIN, "run", "--nproc-per-node", "3"]
+    command = [*ELASTRAIN, "run", "--nproc-per-node", "2"]
     unset = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
     orders = []
     for number, seed in enumerate(({}, {}, {"PYTHONHASHSEED": "7"})):
         folder = ["--run-dir", str(tmp_path / f"run{number}")]
         started = [*command, *folder, str(script(tmp_path, text)), str(tmp_path)]
         warm.run(started, env={**unset, **seed}, check=True, timeout=60)
-        orders.append({(tmp_path / str(rank)).read_text() for rank in range(3)})
+        orders.append({(tmp_path / str(rank)).read_text() for rank in range(2)})
     assert [len(order) for order in orders] == [1, 1, 1]
     assert orders[0] == orders[1], "another run of the script"
     assert orders[0] != orders[2], "what the user has set stays"
