@@ -95,7 +95,8 @@ class PointToPoint:
 
     def next_deadline_s(self) -> float:
         """When something that is awaited becomes overdue, in time.monotonic(); inf: nobody waits."""
-        return min([pending.deadline_s for _, pending in self._mailbox.receives], default=math.inf)
+        receives = self._mailbox.receives
+        return min([pending.deadline_s for _, pending in receives]) if receives else math.inf
 
     def overdue(self) -> Timeout | MemberLost | None:
         """The error of what did not come in time, or will never come."""

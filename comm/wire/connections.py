@@ -64,7 +64,8 @@ class MeshConnections:
         Raises ValueError for an address that is none, before anything has changed.
         """
         links = self._links.by_member
-        for peer in [peer for member, peer in peers.items() if member not in links]:
+        added = [peer for member, peer in peers.items() if member not in links]
+        for peer in added:
             if dials(self._links.me, peer.id):
                 choose_address(peer.address, same_node=peer.node == self._links.node)
         if self._beacon is not None:
@@ -72,7 +73,7 @@ class MeshConnections:
             self._beacon.tell_generation(generation)
         if renew:
             self._forget_links_between_hosts(peers)
-        added = [peer for member, peer in peers.items() if member not in links]
+            added = [peer for member, peer in peers.items() if member not in links]
         gone = {member: link for member, link in links.items() if member not in peers}
         shrinks = plan == "ring" and bool(self._ring.order) and not added
         self._maintaining = True  # not before the view is whole

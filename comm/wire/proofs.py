@@ -50,7 +50,9 @@ class Proofs:
 
     def next_due_s(self) -> float:
         """When `run_timers` has something to do, in time.monotonic(); inf: nothing is due."""
-        return min((search.due_s for search in self._searches.values()), default=math.inf)
+        if not self._searches:  # asked before every sleep: mostly nobody is sought
+            return math.inf
+        return min(search.due_s for search in self._searches.values())
 
     def run_timers(self, now_s: float) -> None:
         for member, search in [each for each in self._searches.items() if each[1].due_s <= now_s]:
