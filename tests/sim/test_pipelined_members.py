@@ -12,7 +12,7 @@ import pytest
 from tests.sim.checks import Truth
 from tests.sim.cluster import Cluster, Scenario, truth_of
 
-SEEDS = 120
+SEEDS = 300
 
 
 @cache

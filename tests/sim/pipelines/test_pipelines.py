@@ -9,7 +9,7 @@ import pytest
 from elastrain.pipeline import actions, redo
 from tests.sim.pipelines.job import PipelineJob
 
-SCHEDULES = 500
+SCHEDULES = 1640
 """In the test run; `-m on_demand` plays more."""
 PLANTS = (
     "makers keep nothing",
