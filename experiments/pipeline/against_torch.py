@@ -62,7 +62,7 @@ def _torch_pipelining(folder: Path, first_of_second: int) -> Path:
         meeting = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         its = {**os.environ, **meeting, "OMP_NUM_THREADS": "1", "ELASTRAIN_RUN_DIR": str(folder)}
         with (folder / f"output-{rank}.log").open("wb") as output:
-            processes.append(subprocess.Popen(command, env=its, stdout=output, stderr=subprocess.STDOUT))
+            processes.append(warm.Popen(command, env=its, stdout=output, stderr=subprocess.STDOUT))
     try:
         codes = [process.wait(WAIT_S) for process in processes]
     finally:

@@ -8,6 +8,7 @@ Lines go to `steps-<member>.txt` and `parameters-<member>.txt` in the run's fold
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -55,6 +56,13 @@ def mixtral(t: Any) -> nn.Module:
 
 
 MODELS = {each.__name__: each for each in (gpt2, llama, bert, t5, vit, mixtral)}
+
+
+def modules() -> tuple[str, ...]:
+    """Where they are defined; none without `transformers`."""
+    if importlib.util.find_spec("transformers") is None:
+        return ()
+    return ("transformers", *(f"transformers.models.{name}.modeling_{name}" for name in MODELS))
 
 
 class Samples(torch.utils.data.Dataset[dict[str, Any]]):

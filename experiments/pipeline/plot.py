@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from experiments.pipeline.figures import Action
@@ -11,13 +12,25 @@ from experiments.timeline import LOST, figure, save
 COLOURS = {"forward": "#2b6cb0", "backward": "#2f855a"}
 
 
+def apart(done: Sequence[Action]) -> list[Action]:
+    """Forwards end where their backwards begin: a member with the loss computes the one inside of the other's span."""
+    begun_s = {(each.member, each.run, each.micro_batch): each.span[0] for each in done if each.kind == "backward"}
+    found = []
+    for each in done:
+        start_s, end_s = each.span
+        its_s = begun_s.get((each.member, each.run, each.micro_batch), end_s)
+        is_inside = each.kind == "forward" and start_s < its_s < end_s
+        found.append(replace(each, span=(start_s, its_s)) if is_inside else each)
+    return found
+
+
 def draw_step(path: Path, done: Sequence[Action], *, lost: str, step: int, killed_s: float) -> Path:
     """A row per member; each bar is one micro-batch through its blocks, with its number. Returns `path`."""
     found = [each for each in done if each.step == step]
     origin_s = min(each.span[0] for each in found)
     names = sorted({each.member for each in found})
     drawn, (axes,) = figure(1, heights=(1,), size=(10, 3))
-    for each in found:
+    for each in apart(found):
         row, (start_s, end_s) = names.index(each.member), each.span
         axes.barh(
             row, end_s - start_s, left=start_s - origin_s, color=COLOURS[each.kind], edgecolor="white", height=0.7

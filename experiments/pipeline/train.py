@@ -109,6 +109,11 @@ class Samples(torch.utils.data.Dataset[Tensor]):
         return torch.randn(self._width)
 
 
+def has_computed(folder: Path, member: str) -> bool:
+    journal = folder / "members" / f"{member}.jsonl"
+    return journal.exists() and '"event": "task"' in journal.read_text()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
@@ -119,6 +124,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--checkpointed", action="store_true")
     parser.add_argument("--width", type=int, default=WIDTH)
+    parser.add_argument("--slow-until", help="hold steps up until this member has computed a task")
     parser.add_argument("--count-bytes", action="store_true")
     args = parser.parse_args()
     account = MemoryAccount(external=own_memfd_bytes) if args.count_bytes else None
@@ -141,6 +147,8 @@ def main() -> None:
         for step in job.steps(loader, until=args.steps):
             for batch in step:
                 batch = batch.to(dtype)
+                if args.slow_until and me != "alone" and not has_computed(folder, args.slow_until):
+                    time.sleep(0.1)
                 step.backward((model(batch).float() - batch.float().flip(1)).square().mean())
             lines.write(f"{step.number} {step.loss!r} {step.grad_norm!r}\n")
             if account is not None:

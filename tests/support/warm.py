@@ -27,7 +27,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -109,6 +109,13 @@ class _Server:
 
 
 _server: _Server | None = None
+_more: tuple[str, ...] = ()
+
+
+def import_too(modules: Sequence[str]) -> None:
+    """What the fork server is to have imported besides, where it has not started yet."""
+    global _more
+    _more = tuple(modules)
 
 
 def stop() -> None:
@@ -125,10 +132,10 @@ def _started() -> _Server:
     if _server is None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         kept = {name: value for name, value in _AT_IMPORT.items() if not name.startswith("ELASTRAIN_")}
-        code = f"from tests.support.warm import serve_cold; serve_cold({theirs.fileno()})"
+        code = f"from tests.support.warm import serve_cold; serve_cold({theirs.fileno()}, {_more!r})"
         process = subprocess.Popen(
             [sys.executable, "-c", code, "x" * _PADDING_BYTES],
-            env={**kept, **THERE, _PADDING: "x" * _PADDING_BYTES},
+            env={**kept, **THERE, **_found_by(kept), _PADDING: "x" * _PADDING_BYTES},
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
@@ -138,6 +145,11 @@ def _started() -> _Server:
         _server = _Server(ours, process)
         atexit.register(stop)
     return _server
+
+
+def _found_by(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Where what is imported besides may lie."""
+    return {"PYTHONPATH": os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])} if _more else {}
 
 
 class Popen(subprocess.Popen):  # type: ignore[type-arg]
@@ -236,9 +248,9 @@ def _prctl(option: int, argument: Any) -> None:
 # ------------------------------------------------------------------------------------------- in the fork server
 
 
-def serve_cold(fd: int) -> NoReturn:
+def serve_cold(fd: int, more: Sequence[str] = ()) -> NoReturn:
     """The body of the tests' own fork server."""
-    for module in IMPORTED:
+    for module in (*IMPORTED, *more):
         __import__(module)
     import torch
 

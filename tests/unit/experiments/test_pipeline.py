@@ -14,6 +14,7 @@ from experiments.pipeline.figures import (
     standstill_s,
     step_s,
 )
+from experiments.pipeline.plot import apart
 
 
 def task(kind: str, run: int, blocks: tuple[int, int], span: tuple[float, float], step: int = 2) -> dict[str, object]:
@@ -67,3 +68,19 @@ def test_an_orphan_waits_until_another_member_begins_with_one_of_its_blocks() ->
     }
     assert orphan_s(journals, step=2, lost="m1") == pytest.approx(0.5)
     assert orphan_s({}, step=2, lost="m1") is None
+
+
+def test_a_forward_is_drawn_up_to_where_its_backward_begins_inside_of_it() -> None:
+    done = actions(
+        {
+            "m1": [task("backward", 0, (2, 4), (3.0, 5.0)), task("forward", 0, (2, 4), (1.0, 5.0))],
+            "m0": [task("forward", 0, (0, 2), (0.0, 1.0)), task("backward", 0, (0, 2), (5.0, 7.0))],
+        }
+    )
+    spans = {(each.member, each.kind): each.span for each in apart(done)}
+    assert spans == {
+        ("m1", "forward"): (1.0, 3.0),
+        ("m1", "backward"): (3.0, 5.0),
+        ("m0", "forward"): (0.0, 1.0),
+        ("m0", "backward"): (5.0, 7.0),
+    }
