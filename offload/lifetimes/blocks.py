@@ -119,6 +119,12 @@ class PieceView:
         """Whether a tensor has this form."""
         return tensor.dtype == self.dtype and tensor.shape == self.shape and tuple(tensor.stride()) == self.stride
 
+    def is_place_of(self, tensor: torch.Tensor, memory: torch.Tensor) -> bool:
+        """Whether a tensor that `holds` is true of lies here already."""
+        offset = (memory.storage_offset() + self.offset_bytes) // self.dtype.itemsize
+        same = tensor.untyped_storage()._cdata == memory.untyped_storage()._cdata
+        return bool(same) and tensor.storage_offset() == offset
+
 
 def places_of(tensors: Sequence[torch.Tensor]) -> tuple[tuple[PieceView, ...], int]:
     """Tensors one after the other, each at an aligned place; and what they take. Raises OffloadConfigError."""

@@ -198,7 +198,9 @@ class SavedTensors:
 
     def live_bytes(self) -> int:
         """Memory that saved tensors take, that of reads included."""
-        return self._manager.live_bytes + self._manager.idle_bytes + sum(each.held_bytes() for each in self._again)
+        held_bytes = self._manager.live_bytes + self._manager.idle_bytes
+        # Asked many times per point: to go through a set of weak references costs more than all the rest.
+        return held_bytes + sum(each.held_bytes() for each in self._again) if self._again else held_bytes
 
     def moving_bytes(self) -> int:
         """What is on its way out."""

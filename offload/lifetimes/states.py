@@ -169,8 +169,11 @@ class BlockStates:
                 self._make_state_piece(number, {key: state[key].dtype for key in keys})
             for key in keys:
                 place = self._state_places.get((parameter, key))
-                if place is not None and place.holds(state[key]):
-                    view = place.of(self.pieces[Kind.STATE, number].memory.tensor)
+                if place is None or not place.holds(state[key]):
+                    continue
+                memory = self.pieces[Kind.STATE, number].memory.tensor
+                if not place.is_place_of(state[key], memory):
+                    view = place.of(memory)
                     view.copy_(state[key])
                     state[key] = view
 
