@@ -30,6 +30,10 @@ AHEAD = 2
 LOOK_EVERY_S, ASK_EVERY_S = 0.01, 0.2
 STRIKE_S, START_S = 20.0, 90.0
 """So long a fault may take to its place, and a job to its first commits."""
+END_S = 60.0
+"""So long a job that nobody strikes any more may take to its last step; more while it commits."""
+COMMITS_S = 5.0
+"""A job that has committed nothing for so long stands still."""
 IN_A_NEWCOMER = ("join",)
 IN_EVERY_STEP = ("forward", "backward", "reduce", "commit", "apply", "publish")
 AT_THE_END = ("shutdown",)
@@ -96,6 +100,20 @@ class Driver:
     def _is(self, until: Callable[[], bool]) -> bool:
         self.follower.look()
         return until()
+
+    def wait_for_the_end(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Of the job, or until it is so. Raises StandstillError for one that does not go on to its last step."""
+        while self.alive and not self._is(until):
+            try:
+                self.wait("the job ends", until, END_S)
+            except StandstillError:
+                if not self.still_commits:  # else the machine is busy, and the steps that are left are counted
+                    raise
+
+    @property
+    def still_commits(self) -> bool:
+        """Whether it goes on, for example although it should end, or lacks a member."""
+        return self.all_train(time.monotonic() - COMMITS_S * self.patience)
 
     def all_train(self, since_s: float = 0.0) -> bool:
         """As many members as configured are in the newest view, live, and have passed a step in it since then."""
@@ -257,7 +275,10 @@ class Driver:
         def struck() -> list[tuple[str, float]]:
             return [each for each in self._struck_so_far() if each not in before]
 
-        self.wait(f"{cell} strikes", lambda: bool(struck()), STRIKE_S)
+        if cell.phase in AT_THE_END:
+            self.wait_for_the_end(lambda: bool(struck()))
+        else:
+            self.wait(f"{cell} strikes", lambda: bool(struck()), STRIKE_S)
         if not struck():
             raise StrikeError(f"the job ended before {cell} struck: {self.last_words()[-300:]}")
         return Struck(victims=victims, others=others, at_s=max(at_s for _, at_s in struck()))

@@ -37,10 +37,6 @@ from tests.support import warm
 
 STEPS = 240
 START_TRIES = 5
-END_S = 60.0
-"""So long a job that nobody strikes any more may take to its last step."""
-COMMITS_S = 5.0
-"""A job that has committed nothing for so long stands still."""
 SIZES: dict[Ground, tuple[int, int | None]] = {
     Ground.HOST: (4, None),
     Ground.NODES: (3, 3),
@@ -176,15 +172,10 @@ class OneJob:
             except StrikeError as error:
                 outcome.reason = f"not struck: {error}"
             except StandstillError as error:
-                outcome.reason, outcome.hang = str(error), not self._still_commits(driver)
+                outcome.reason, outcome.hang = str(error), not driver.still_commits
             outcome.cut_short = STOPPING.is_set()
             if outcome.reason or not driver.alive:
                 return
-
-    @staticmethod
-    def _still_commits(driver: Driver) -> bool:
-        """A job that goes on although it should end, or that lacks a member, does not stand still."""
-        return driver.all_train(time.monotonic() - COMMITS_S)
 
     def _try(self, driver: Driver, outcome: Outcome, rank: int) -> None:
         cell, way = outcome.cell, outcome.cell.way
@@ -196,8 +187,10 @@ class OneJob:
                 )
         struck = driver.strike(cell, rank)
         outcome.struck_s, outcome.victim = struck.at_s, struck.victims[0]
-        if cell.phase == "shutdown" or way.answer is Answer.ENDS:
-            driver.wait("the job ends", lambda: False, END_S if cell.phase == "shutdown" else way.within_s)
+        if cell.phase == "shutdown":
+            driver.wait_for_the_end()
+        elif way.answer is Answer.ENDS:
+            driver.wait("the job ends", lambda: False, way.within_s)
         else:
             self._wait_until_well(driver, cell, struck)
         outcome.ended_s = time.monotonic()
@@ -249,7 +242,7 @@ class OneJob:
             return
         driver.release()
         try:
-            driver.wait("the job ends", lambda: False, END_S)
+            driver.wait_for_the_end()
         except StrikeError:  # the experiment was ended
             last.cut_short = True
         except StandstillError as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from experiments.faults import driver as driving
 from experiments.faults.cells import Cell, Way
 from experiments.faults.driver import Driver, StandstillError
 
@@ -37,4 +38,28 @@ def test_what_struck_just_before_a_fault_was_asked_for_is_not_taken_for_it(tmp_p
             driver._seen(CELL, ("m1",), before)
         write(journal, event="fault", step=6, phase="apply")
         assert driver._seen(CELL, ("m1",), before).at_s > max(at_s for _, at_s in before)
+        process.kill()
+
+
+def test_a_job_that_still_commits_has_time_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driving, "END_S", 0.05)
+    monkeypatch.setattr(driving, "COMMITS_S", 1.0)
+    view = {"event": "view", "generation": 1, "members": ["m1"], "reason": "", "source": "agent:node0"}
+    write(tmp_path / "events.jsonl", event="worker_start", member="m1", pid=1, slot=0, source="agent:node0")
+    write(tmp_path / "events.jsonl", **view)
+    passed = {"event": "passed", "generation": 1, "loss": 1.0, "samples": 1, "fingerprint": 0}
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        driver = Driver(folder=tmp_path, process=process, size=1, steps=9)
+        looks = 0
+
+        def after_some_commits() -> bool:
+            nonlocal looks
+            looks += 1
+            write(tmp_path / "members" / "m1.jsonl", step=looks, **passed)
+            return looks >= 20
+
+        driver.wait_for_the_end(after_some_commits)  # 0.01 s between two looks: for longer than the end may take
+        assert looks >= 20
+        with pytest.raises(StandstillError, match="the job ends"):
+            driver.wait_for_the_end()
         process.kill()
