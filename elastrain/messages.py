@@ -221,6 +221,15 @@ class HasAll:
     step: int
 
 
+# Said before the first commit only: later plans come with a record, and votes tell what newcomers have traced.
+@dataclass(frozen=True, kw_only=True)
+class HasTraced:
+    """The sender's tracing pass is over: it may be given tasks of the job's first step."""
+
+    graph: str
+    """Digest of its block graph."""
+
+
 Message: TypeAlias = (
     Report
     | Partial
@@ -243,6 +252,7 @@ Message: TypeAlias = (
     | GoesOn
     | Boundary
     | HasAll
+    | HasTraced
 )
 
 # ----------------------------------------------------------------------------------------------- as bytes in a frame

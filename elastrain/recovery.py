@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from elastrain.fold import Node, leaves
+from elastrain.pipeline.plan import PipelinePlan
 from elastrain.placement import Holders, Placement, effective, target
 from elastrain.plan import assign, level
 from elastrain.values import Accusation, OpenWork, Recovery, Report, Shape, Unrecoverable
@@ -65,6 +66,16 @@ def decide(view: View, reports: Mapping[str, Report], shape: Shape) -> Recovery 
         reason=f"step {committed} is the highest committed one; {len(missing)} of {shape.runs} runs handed out",
         wrong=wrong,
     )
+
+
+def open_plan(decision: Recovery, reports: Mapping[str, Report]) -> PipelinePlan | None:
+    """Find who computes which blocks of the open step; None: whole runs, or the first step before all have traced."""
+    if decision.record is not None:
+        return decision.record.plan
+    # All members that know one know the same: it is made in one view, and whoever comes to a later view with it brings
+    # it to the others. Of a step that begins anew nothing is left that it would have to fit.
+    told = () if decision.wrong is not None else (report.work.plan for report in reports.values())
+    return next((plan for plan in told if plan is not None), None)
 
 
 def accused(reports: Mapping[str, Report]) -> tuple[Accusation, ...]:
@@ -184,7 +195,7 @@ def _missing(
 ) -> tuple[int, ...]:
     """Find the runs that some shard still needs and that no member has or is about to compute."""
     # Of a step in pipelines whole runs are not handed out: `rerouting` says what is computed of it.
-    if any(r.record is not None and r.record.plan is not None for r in reports.values() if r.committed == committed):
+    if shape.pipelining is not None:
         return ()
     # By block: a member may have died in the middle of a backward, with the gradients of its last blocks handed over.
     computed = [

@@ -29,7 +29,7 @@ class Rerouting:
 
 
 def reroute(reports: Mapping[str, Report], shape: Shape, decision: Recovery, plan: PipelinePlan) -> Rerouting:
-    """Decide for all members of the view, whichever asks. `reports`: in rank order; `plan`: of the last record."""
+    """Decide for all members of the view, whichever asks. `reports`: in rank order; `plan`: of the open step."""
     # Who has not traced the model yet cannot name a block: it computes nothing of the open step.
     able = {m: report for m, report in reports.items() if report.work.traced is not None}
     traced = next((report.work.traced for report in able.values()), None)

@@ -247,6 +247,8 @@ class OpenWork:
     """Boundary tensors that this member has made or received."""
     adopted: tuple[int, ...] = ()
     """Blocks of the graph of which a recovery of this step has made this member a replica."""
+    plan: PipelinePlan | None = None
+    """Of the job's first step, if it is in force here; later ones are in the record."""
     present: tuple[int, ...] = ()
     """Blocks of the layout whose parameters lie in this member's memory until the next commit."""
 

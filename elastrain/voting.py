@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elastrain.audits import Judgement, judge
@@ -89,7 +89,10 @@ def _of_two_jobs(step: int, view: View, votes: Sequence[Vote]) -> Disagreement |
     # Different settings would part the members in the next update: better no commit than two jobs.
     if len({vote.settings for vote in votes}) > 1:
         return _different_settings(step, view, votes)
-    return _different_graphs(step, view, votes) if len({vote.graph for vote in votes}) > 1 else None
+    if len({vote.graph for vote in votes}) == 1:
+        return None
+    graphs = {member: vote.graph for member, vote in zip(view.ids, votes, strict=True)}
+    return Disagreement(reason=different_graphs(step, graphs))
 
 
 def _accused(view: View, judgement: Judgement) -> tuple[Accusation, ...]:
@@ -117,10 +120,11 @@ def _different_settings(step: int, view: View, votes: Sequence[Vote]) -> Disagre
     )
 
 
-def _different_graphs(step: int, view: View, votes: Sequence[Vote]) -> Disagreement:
-    names = ", ".join(f"{m}: {v.graph[:8] or 'none'}" for m, v in zip(view.ids, votes, strict=True))
-    return Disagreement(
-        reason=f"members have traced different block graphs in step {step} ({names}): the same blocks have to be "
+def different_graphs(step: int, told: Mapping[str, str]) -> str:
+    """What members are told that do not have the same block graph. `told`: member -> digest of its graph."""
+    names = ", ".join(f"{member}: {digest[:8] or 'none'}" for member, digest in told.items())
+    return (
+        f"members have traced different block graphs in step {step} ({names}): the same blocks have to be "
         "entered in the same order, with tensors of the same shapes, on every member"
     )
 

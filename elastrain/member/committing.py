@@ -87,7 +87,7 @@ class Committing:
             before=m.step.audits.told_before(),
             checkpoint=m.checkpointing.wish(m.step.number),
             writing=m.checkpointing.open is not None,
-            graph=m.step.tasks.traced.graph.digest() if m.step.tasks.traced is not None else "",
+            graph=m.step.tracing.traced.graph.digest() if m.step.tracing.traced is not None else "",
             plan=m.step.tasks.propose(),
         )
         m.step.audits.tell(vote.checks)
@@ -198,8 +198,7 @@ class Committing:
         m = self._machine
         runs = plan(m.views.view.ids, m.shape.runs, m.views.view.quotas)
         m.step.runs.hand(runs[m.me])
-        if m.shape.pipelining is None:
-            m.step.check.plan(runs)
+        m.step.check.plan(runs)
         m.step.audits.plan(runs)
 
     # -------------------------------------------------------------------------------------------------------- publish

@@ -81,7 +81,7 @@ class Lifecycle:
             case p.Computed():
                 m.step.tasks.on_computed(event)
             case p.Traced():
-                m.step.tasks.on_traced(event)
+                m.step.tracing.on_traced(event)
             case p.Began():
                 m.loop.on_began(event)
                 m.checkpointing.on_began(event.step, event.state)
@@ -154,10 +154,15 @@ class Lifecycle:
                 self._switch()
         elif isinstance(arrival.message, Report):
             views.reports[arrival.source] = arrival.message
-        elif views.is_recovering or self.machine.commit.is_ahead(arrival.message):
+        elif views.is_recovering or self._is_early(arrival.message):
             views.put_off(arrival)
         else:
             self._on_message(arrival)
+
+    def _is_early(self, message: said.Message) -> bool:
+        # Who has heard of the last tracing pass before this member may have computed for it already.
+        is_unplanned = isinstance(message, said.Boundary) and self.machine.step.tracing.awaits_plan
+        return is_unplanned or self.machine.commit.is_ahead(message)
 
     def _on_message(self, arrival: p.Arrived) -> None:
         """A message of this view, for the parts that keep the step and its end."""
@@ -167,6 +172,8 @@ class Lifecycle:
                 m.step.reduction.on_partial(source, message, arrival.payload)
             case said.Boundary():
                 m.step.tasks.on_boundary(message, arrival.payload)
+            case said.HasTraced():
+                m.step.tracing.on_told(source, message)
             case said.Ack():
                 if message.step == m.step.number:
                     m.step.ballot.acknowledge(source, message.shards)
@@ -244,12 +251,13 @@ class Lifecycle:
             self._replay()
 
     def _recover(self) -> None:
-        if not self.machine.views.may_decide():
-            return
-        decision = self._recovering.decide()
-        if decision is not None:
-            self._recovering.complete(decision)
-            self._recovering.resume(decision)
+        if self.machine.views.may_decide():
+            decision = self._recovering.decide()
+            if decision is not None:
+                self._recovering.complete(decision)
+                self._recovering.resume(decision)
+                self._replay()
+        if self._recovering.plan_first():
             self._replay()
 
     # ---------------------------------------------------------------------------------------------------- progress

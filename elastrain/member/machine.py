@@ -27,7 +27,7 @@ class Machine:
         self.commit = Commit(me, shape)
         self.step = OpenStep(me, shape, self.views, self.commit, self.out)
         self.custody = Custody(me, shape, self.views, self.commit, self.step, self.out)
-        self.replicas = Replicas(me, shape, self.commit, self.step.tasks, self.custody.holdings, self.out)
+        self.replicas = Replicas(me, shape, self.commit, self.step.tracing, self.custody.holdings, self.out)
         self.checkpointing = Checkpointing(
             checkpoints, shape.sizes, self.views, self.commit, self.custody.holdings, self.out
         )

@@ -12,6 +12,7 @@ from elastrain.member.cross_check import CrossCheck
 from elastrain.member.reduction import Reduction
 from elastrain.member.runs import Runs
 from elastrain.member.tasks import Tasks
+from elastrain.member.tracing import Tracing
 from elastrain.member.views import Views
 from elastrain.values import Shape
 
@@ -22,7 +23,8 @@ class OpenStep:
     def __init__(self, me: str, shape: Shape, views: Views, commit: Commit, out: Commands) -> None:
         first = commit.step + 1
         self.runs = Runs(Fold(shape.runs), shape.blocks, first)
-        self.tasks = Tasks(me, shape.pipelining, views, commit, self.runs, out)
+        self.tracing = Tracing(me, shape.pipelining, views, commit, out)
+        self.tasks = Tasks(me, self.tracing, views, commit, self.runs, out)
         self.reduction = Reduction(me, shape, views, commit.roles, self.runs, out)
         self.check = CrossCheck(me, Due(first, shape.cross_check_every), views, commit, self.runs)
         self.audits = Auditing(me, shape, views, commit, self.runs)
@@ -44,6 +46,7 @@ class OpenStep:
     def begin(self, number: int) -> None:
         self.runs.begin(number)
         self.tasks.begin()
+        self.tracing.plan = None
         self.reduction.begin()
         self.check.begin()
         self.audits.begin()

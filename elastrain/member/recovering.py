@@ -6,12 +6,14 @@ out. Joining, losing members and moving shards are this one operation.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from elastrain import protocol as p
 from elastrain.member.committing import Committing
 from elastrain.member.machine import Machine
-from elastrain.recovery import accused, decide
+from elastrain.recovery import accused, decide, open_plan
 from elastrain.rerouting import Rerouting, reroute
-from elastrain.values import Recovery, Report, Wrong
+from elastrain.values import Recovery, Report, TracedGraph, Wrong
 
 
 class Recovering:
@@ -176,7 +178,7 @@ class Recovering:
     def _reroute(self, decision: Recovery) -> Rerouting | None:
         """What all members decide alike of a step in pipelines; None where whole runs are computed."""
         m = self._machine
-        plan = None if decision.record is None else decision.record.plan
+        plan = open_plan(decision, m.views.reports)
         if plan is None:
             return None
         reports = {member: m.views.reports[member] for member in m.views.view.ids}
@@ -184,20 +186,34 @@ class Recovering:
 
     def _hand_out(self, decision: Recovery) -> Rerouting | None:
         m = self._machine
-        rerouting = self._reroute(decision)
-        if rerouting is not None:
-            assert decision.record is not None
-            assert decision.record.plan is not None
-            m.step.tasks.resume(decision.record.plan, rerouting)
+        plan, rerouting = open_plan(decision, m.views.reports), self._reroute(decision)
+        m.step.tracing.resume(m.views.reports, plan)
+        if plan is not None and rerouting is not None:
+            m.step.tasks.resume(plan, rerouting)
+        if m.shape.pipelining is not None:
             return rerouting
         m.step.runs.hand(decision.runs[m.me])
         if decision.redone == m.shape.runs:  # nobody has begun
-            if m.shape.pipelining is None:  # the tracing pass comes first there, and looks at each block alone
-                m.step.check.plan(decision.runs, decision.newcomers)
+            m.step.check.plan(decision.runs, decision.newcomers)
             m.step.audits.plan(decision.runs, is_anew=decision.wrong is not None)
         else:
             m.step.audits.hand(decision.runs)
         return None
+
+    def plan_first(self) -> bool:
+        """Hand out the job's first step by its plan, once all have traced; whether that was done now."""
+        m = self._machine
+        if m.views.is_recovering or not m.step.tracing.awaits_plan:
+            return False
+        plan = m.step.tracing.agree(m.shape.runs)
+        if plan is None:
+            return False
+        # From the reports that all have, again: who knew the plan before may be lost, and have left gradients here.
+        decision = decide(m.views.view, m.views.reports, m.shape)
+        assert isinstance(decision, Recovery)
+        reports = {member: _with_graph(m.views.reports[member], m.step.tracing.traced) for member in m.views.view.ids}
+        m.step.tasks.resume(plan, reroute(reports, m.shape, decision, plan))
+        return True
 
     def _begin_anew(self) -> None:
         """Nothing of the open step counts. All have reported: nobody reads any more what the others had of it."""
@@ -217,3 +233,7 @@ class Recovering:
             own=frozenset(node for partials in m.step.runs.own for node in partials.nodes),
             is_checking=m.step.check.left > 0 or m.step.audits.next_run() is not None,
         )
+
+
+def _with_graph(report: Report, traced: TracedGraph | None) -> Report:
+    return replace(report, work=replace(report.work, traced=traced))

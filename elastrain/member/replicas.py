@@ -12,7 +12,7 @@ from elastrain import protocol as p
 from elastrain.member.commands import Commands
 from elastrain.member.commit import Commit
 from elastrain.member.holdings import Holdings
-from elastrain.member.tasks import Tasks
+from elastrain.member.tracing import Tracing
 from elastrain.pipeline.plan import held
 from elastrain.placement import Placement
 from elastrain.values import Report, Shape, ShardShape, TracedGraph
@@ -21,11 +21,13 @@ from elastrain.values import Report, Shape, ShardShape, TracedGraph
 class Replicas:
     """Owns what was adopted in the open step, who has all blocks, and which blocks this member's memory has."""
 
-    def __init__(self, me: str, shape: Shape, commit: Commit, tasks: Tasks, holdings: Holdings, out: Commands) -> None:
+    def __init__(
+        self, me: str, shape: Shape, commit: Commit, tracing: Tracing, holdings: Holdings, out: Commands
+    ) -> None:
         self._me = me
         self._shape = shape
         self._commit = commit
-        self._tasks = tasks
+        self._tracing = tracing
         self._holdings = holdings
         self._out = out
         self._present: frozenset[int] | None = None
@@ -80,7 +82,7 @@ class Replicas:
 
     def _at(self, places: Collection[int]) -> frozenset[int]:
         """Blocks of the layout that are computed at these places of the graph."""
-        traced = self._tasks.traced or self._told
+        traced = self._tracing.traced or self._told
         assert traced is not None  # a plan is made of what somebody has traced, and all tell it in their reports
         return frozenset(block for block, place in enumerate(traced.places) if place in places)
 
@@ -128,7 +130,7 @@ class Replicas:
         blocks = self._blocks_of(self._me)
         self._commit.parameters.need(self.wanted(self._me, range(len(self._shape.shards))))
         # A newcomer traces with the model that its script has made.
-        if self._tasks.traced is None or blocks == self._present:
+        if self._tracing.traced is None or blocks == self._present:
             return
         self._holdings.unbind(s for s in self._holdings.bound if blocks.isdisjoint(self._shape.shards[s].lanes))
         self._present = blocks

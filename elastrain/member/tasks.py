@@ -10,32 +10,27 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from elastrain import protocol as p
-from elastrain.errors import ConfigError
 from elastrain.member.commands import Commands
 from elastrain.member.commit import Commit
 from elastrain.member.runs import Runs
+from elastrain.member.tracing import Tracing
 from elastrain.member.views import Views
 from elastrain.messages import Boundary
 from elastrain.pipeline.actions import ActionKind, TaskAction
 from elastrain.pipeline.boundary import BoundaryName
-from elastrain.pipeline.graph import check_stages
 from elastrain.pipeline.plan import PipelinePlan, routes
 from elastrain.pipeline.planning import PlanWish, first_plan, next_plan
 from elastrain.pipeline.tasks import StepShape, TaskDesk, TaskProgress, readers
 from elastrain.rerouting import Rerouting
-from elastrain.values import OpenWork, Pipelining, TracedGraph
+from elastrain.values import OpenWork
 
 
 class Tasks:
     """Owns the desk of one step, and what this member knows of the others' tasks."""
 
-    def __init__(
-        self, me: str, pipelining: Pipelining | None, views: Views, commit: Commit, runs: Runs, out: Commands
-    ) -> None:
-        self.traced: TracedGraph | None = None
-        """What this member's tracing pass has found; None before, and without pipelines."""
+    def __init__(self, me: str, tracing: Tracing, views: Views, commit: Commit, runs: Runs, out: Commands) -> None:
         self._me = me
-        self._pipelining = pipelining
+        self._tracing = tracing
         self._views = views
         self._commit = commit
         self._runs = runs
@@ -61,14 +56,15 @@ class Tasks:
 
     def are_done(self) -> bool:
         """Nothing is left to compute here. Without pipelines there is nothing."""
-        return self._desk is None or not self._desk.has_open_tasks()
+        return not self._tracing.awaits_plan and (self._desk is None or not self._desk.has_open_tasks())
 
     def open_work(self, adopted: tuple[int, ...], present: tuple[int, ...]) -> OpenWork:
         """For the report: what this member still has to do, and what it has."""
         work = OpenWork(
             pending=tuple(self._runs.pending),
             fixed=self._runs.under_way,
-            traced=self.traced,
+            traced=self._tracing.traced,
+            plan=self._tracing.plan,
             adopted=adopted,
             present=present,
         )
@@ -106,28 +102,22 @@ class Tasks:
         mine = [progress.task for progress in self._known if progress.task.member == self._me]
         self._desk.hand_out(mine)
         runs_by_block: dict[int, set[int]] = defaultdict(set)
-        for block, place in enumerate(self.traced.places if self.traced is not None else ()):
+        traced = self._tracing.traced
+        for block, place in enumerate(traced.places if traced is not None else ()):
             runs_by_block[block] |= {task.run for task in mine if place in task.blocks}
         self._runs.aim(runs_by_block)
 
     def _shape(self, blocks: int) -> StepShape:
-        assert self._pipelining is not None
+        pipelining = self._tracing.pipelining
+        assert pipelining is not None
         return StepShape(
             number=self._runs.step,
-            micro_batches=self._pipelining.micro_batches,
-            run_length=self._pipelining.run_length,
+            micro_batches=pipelining.micro_batches,
+            run_length=pipelining.run_length,
             blocks=blocks,
         )
 
     # --------------------------------------------------------------------------------------------------------- events
-
-    def on_traced(self, event: p.Traced) -> None:
-        assert self._pipelining is not None
-        self.traced = event.model
-        try:
-            check_stages(event.model.graph, self._pipelining.stages)
-        except ConfigError as error:
-            self._out.fail("ConfigError", str(error))
 
     def on_computed(self, event: p.Computed) -> None:
         # The loop may still be computing for a step that was committed without it, or that has begun anew.
@@ -167,12 +157,13 @@ class Tasks:
 
     def propose(self) -> PipelinePlan | None:
         """The plan of the next step, for the vote of the view's first member."""
-        if self._pipelining is None or self.traced is None or self._views.view.ids[0] != self._me:
+        pipelining, traced = self._tracing.pipelining, self._tracing.traced
+        if pipelining is None or traced is None or self._views.view.ids[0] != self._me:
             return None
         # Of those that vote: all of them have traced. Not of those that a newer view has lost already.
         newest = self._views.newest
         members = [m for m in self._views.view.ids if newest is None or m in newest]
-        wish, present = PlanWish(stages=self._pipelining.stages, runs=self._runs.fold.runs), self._commit.plan
+        wish, present = PlanWish(stages=pipelining.stages, runs=self._runs.fold.runs), self._commit.plan
         if present is None:
-            return first_plan(self.traced.graph, members, wish).plan
-        return next_plan(self.traced.graph, present, members, wish).plan
+            return first_plan(traced.graph, members, wish).plan
+        return next_plan(traced.graph, present, members, wish).plan

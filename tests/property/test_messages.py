@@ -25,6 +25,7 @@ from elastrain.messages import (
     GoesOn,
     Gradient,
     HasAll,
+    HasTraced,
     LoopHandover,
     Message,
     Partial,
@@ -108,6 +109,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
             ),
             kept=tuples(boundary_names),
             adopted=tuples(ints),
+            plan=st.none() | plans,
             present=tuples(ints),
         ),
         own=tuples(tuples(nodes)),
@@ -172,6 +174,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     CheckpointOver: st.builds(CheckpointOver, step=ints, reason=names, told=names),
     EndsBefore: st.builds(EndsBefore, step=ints),
     HasAll: st.builds(HasAll, step=ints),
+    HasTraced: st.builds(HasTraced, graph=names),
     GoesOn: st.builds(GoesOn, step=ints),
 }
 any_values = st.recursive(

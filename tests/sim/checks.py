@@ -199,7 +199,7 @@ class Checks:
                 )
 
     def _each_run_once(self, view: View, recovery: Recovery) -> None:
-        if recovery.record is not None and recovery.record.plan is not None:
+        if self.shape.pipelining is not None:
             return  # nobody is given whole runs
         if len(view.members) == 1 or recovery.wrong is not None:
             return  # it reports to nobody; or nothing of what was reported counts

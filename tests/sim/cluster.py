@@ -532,7 +532,7 @@ class Cluster:
         if step >= self._end_of(name):
             self.loops[name].append(lambda: p.LoopEnded(step=step))
         else:
-            if self.shape.pipelining is not None and member.machine.step.tasks.traced is None:
+            if self.shape.pipelining is not None and member.machine.step.tracing.traced is None:
                 self.loops[name].append(lambda: p.Traced(model=TRACED))
             self.loops[name].append(p.Ready)
 

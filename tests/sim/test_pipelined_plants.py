@@ -18,9 +18,11 @@ from elastrain import rerouting
 from elastrain.books.boundaries import Boundaries
 from elastrain.member.commit import Commit
 from elastrain.member.job_end import JobEnd
+from elastrain.member.lifecycle import Lifecycle
 from elastrain.member.parameters import Parameters
 from elastrain.member.replicas import Replicas
 from elastrain.member.tasks import Tasks
+from elastrain.member.tracing import Tracing
 from elastrain.messages import Boundary
 from elastrain.pipeline import actions, redo
 from elastrain.pipeline.tasks import TaskProgress
@@ -35,7 +37,7 @@ WITHIN = 60
 """Schedules that break a rule at the latest."""
 FIRST = {
     "needs_of_living_tasks_are_forgotten": 20,
-    "early_tensors_are_dropped": 110,
+    "early_tensors_are_dropped": 70,
     "what_is_computed_in_a_recovery_counts_at_once": 90,
 }
 """Where the schedules for a bug begin, if not at the first: they only save time."""
@@ -110,6 +112,17 @@ def needs_of_living_tasks_are_forgotten() -> AbstractContextManager[Any]:
 def early_tensors_are_dropped() -> AbstractContextManager[Any]:
     is_ahead = Commit.is_ahead
     return patch.object(Commit, "is_ahead", lambda commit, m: not isinstance(m, Boundary) and is_ahead(commit, m))
+
+
+@_plant("What comes before this member knows the first step's plan is held until it does.")
+def tensors_before_the_first_plan_are_dropped() -> AbstractContextManager[Any]:
+    return patch.object(Lifecycle, "_is_early", lambda own, message: own.machine.commit.is_ahead(message))
+
+
+@_plant("A member that knows the first step's plan brings it to the next view.")
+def every_view_plans_the_first_step_anew() -> AbstractContextManager[Any]:
+    resume = Tracing.resume
+    return patch.object(Tracing, "resume", lambda own, reports, plan: resume(own, reports, None))
 
 
 @_plant("All members decide alike what is computed again.")

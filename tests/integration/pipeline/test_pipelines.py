@@ -85,8 +85,8 @@ def test_pipelines_train_to_the_bits_of_a_job_of_one(
     everything = set().union(*had(told, 3).values())
     whole_ones = [member for member, names in had(told, 3).items() if len(names) == len(everything)]
     assert len(whole_ones) == (1 if (workers, stages) == (3, 2) else 0), "only a pipeline of one member has everything"
-    # The first step is computed by everybody whole; from then on each pipeline has a part of the runs.
-    assert computed(run).keys() == {1, 2, 3, 4}
+    # From the first step on each pipeline has a part of the runs, and nobody computes a run whole without a plan.
+    assert computed(run).keys() == {0, 1, 2, 3, 4}
     assert all(len(members) == workers for members in computed(run).values())
 
 
@@ -106,6 +106,16 @@ def test_a_loss_in_any_phase_at_any_place_of_a_pipeline_changes_no_bit(tmp_path:
     run = trained(tmp_path, 3, 3, *arguments, faults=(fault,))
     assert_every_step_is_that_of_one(run, *arguments)
     assert [(member, at) for member, _, at in run.phases_struck()] == [(f"m{place}", phase)]
+
+
+@pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.on_demand), 1])
+def test_a_loss_before_the_first_commit_changes_no_bit(tmp_path: Path, place: int) -> None:
+    arguments = ("--steps", "3")
+    fault = f"kill --target member:m{place} --at step=0,phase=backward"
+    run = trained(tmp_path, 3, 3, *arguments, faults=(fault,))
+    assert_every_step_is_that_of_one(run, *arguments)
+    assert [(member, at) for member, _, at in run.phases_struck()] == [(f"m{place}", "backward")]
+    assert computed(run)[0] >= {f"m{other}" for other in range(3) if other != place}
 
 
 def test_a_newcomer_gets_blocks_and_computes_them(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""The plan of the job's first step: in force once all members of the view have traced the same graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastrain import protocol as p
+from elastrain.member.commands import Commands
+from elastrain.member.commit import Commit
+from elastrain.member.lifecycle import Lifecycle
+from elastrain.member.tracing import Tracing
+from elastrain.member.views import Views
+from elastrain.messages import HasTraced
+from elastrain.pipeline.planning import PlanWish, first_plan
+from elastrain.values import OpenWork, Pipelining
+from tests.unit import test_recovery, test_rerouting
+
+TRACED = test_rerouting.TRACED
+DIGEST = TRACED.graph.digest()
+RUNS = 2
+VIEW = test_rerouting.view("a", "b", "c")
+
+
+def tracing() -> tuple[Tracing, Commands, Commit]:
+    """Of the first of the view's three members."""
+    out = Commands()
+    views, commit = Views("a", out), Commit("a", test_rerouting.SHAPE)
+    views.on_view(VIEW)
+    views.switch()
+    out.take()
+    return Tracing("a", Pipelining(stages=2, micro_batches=2, run_length=1), views, commit, out), out, commit
+
+
+def told_by(*members: str) -> Tracing:
+    made, _, _ = tracing()
+    made.on_traced(p.Traced(model=TRACED))
+    for member in members:
+        made.on_told(member, HasTraced(graph=DIGEST))
+    return made
+
+
+def test_the_first_plan_waits_for_all_members_and_is_that_of_the_pure_function() -> None:
+    others = [member for member in VIEW.ids if member != "a"]
+    waiting = told_by(*others[:-1])
+    assert waiting.agree(RUNS) is None
+    assert waiting.awaits_plan
+    made = told_by(*others)
+    wish = PlanWish(stages=2, runs=RUNS)
+    assert made.agree(RUNS) == first_plan(TRACED.graph, VIEW.ids, wish).plan == made.plan
+    assert not made.awaits_plan
+
+
+def test_whoever_has_traced_tells_the_others() -> None:
+    made, out, _ = tracing()
+    made.on_traced(p.Traced(model=TRACED))
+    assert {c.to for c in out.take() if isinstance(c, p.SendMessage)} == set(VIEW.ids) - {"a"}
+
+
+def test_members_with_another_graph_end_with_one_sentence() -> None:
+    made, out, _ = tracing()
+    made.on_traced(p.Traced(model=TRACED))
+    for member in VIEW.ids[1:]:
+        made.on_told(member, HasTraced(graph="0123456789"))
+    assert made.agree(RUNS) is None
+    failed = [c for c in out.take() if isinstance(c, p.Fail)]
+    assert [each.kind for each in failed] == ["DivergedError"]
+    assert "b: 01234567" in failed[0].reason
+
+
+def test_a_recovery_brings_what_reports_tell_and_a_plan_that_is_in_force() -> None:
+    made, _, commit = tracing()
+    report = test_recovery.report(work=OpenWork(traced=TRACED))
+    made.on_traced(p.Traced(model=TRACED))
+    made.resume(dict.fromkeys(VIEW.ids, report), None)
+    assert made.agree(RUNS) is not None
+    plan = made.plan
+    made.resume(dict.fromkeys(VIEW.ids, test_recovery.report()), None)
+    assert made.agree(RUNS) is None, "of the others nothing is known in this view"
+    made.resume({}, plan)
+    assert made.plan == plan
+    commit.advance(0, replace(test_rerouting.RECORD, step=0))
+    made.resume({}, plan)
+    assert made.plan is None, "the record has the plan of every later step"
+
+
+def test_nothing_counts_as_computed_before_the_first_plan_is_known() -> None:
+    core = Lifecycle(me="a", shape=test_rerouting.SHAPE)
+    assert not core.machine.step.are_computed()
+    core.machine.step.tracing.plan = test_rerouting.PLAN
+    assert core.machine.step.are_computed(), "no task is this member's"
