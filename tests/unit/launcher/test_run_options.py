@@ -14,8 +14,9 @@ from elastrain.launcher.commands.options.job_options import MemoryFlags, WaitFla
 from elastrain.launcher.commands.options.node_options import RendezvousFlags, SizeFlags
 from elastrain.launcher.commands.options.output_options import OutputFlags, ScriptFlags
 from elastrain.launcher.commands.run import run
-from elastrain.launcher.run_options import KEY_TTL_S
-from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, WorkerWish
+from elastrain.launcher.faults import grammar
+from elastrain.launcher.run_options import KEY_TTL_S, RunOptions
+from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, Script, WorkerWish
 
 FROZEN = Path(__file__).with_name("run_options.txt")
 """A line per argument and option: its names, type, limits, default. What users type today must go on working."""
@@ -88,3 +89,16 @@ def test_more_stages_than_there_can_be_members_are_refused(flags: SizeFlags, mem
 def test_as_many_stages_as_members_are_taken() -> None:
     flags = SizeFlags(stages=2, nproc_per_node="2")
     assert flags.stages_of(flags.size(RendezvousFlags())) == 2
+
+
+def test_a_node_that_is_started_again_is_not_struck_by_the_phase_that_it_died_in() -> None:
+    lines = [
+        "kill --target node:node1 --at phase=commit",
+        "kill --target node:node1 --at step=9,phase=commit",
+        "kill --target member:m7 --at phase=commit",
+        "stop --target node:node1 --at t=9 --for 1",
+    ]
+    options = RunOptions(
+        job="j", script=Script(command="s.py"), target="s.py", faults=tuple(map(grammar.parse, lines))
+    ).started_again()
+    assert [str(fault) for fault in options.faults] == lines[1:]

@@ -1,4 +1,4 @@
-"""What the ends of simulated nodes come to, and what a node that is started again is struck by."""
+"""What the ends of simulated nodes come to."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from pathlib import Path
 import pytest
 
 from elastrain.launcher import rundir
-from elastrain.launcher.faults import grammar
-from elastrain.launcher.run_options import RunOptions
 from elastrain.launcher.rundir import RunDir
-from elastrain.launcher.simulated import _Ends
-from elastrain.launcher.worker_start import Script
+from elastrain.launcher.simulated_ends import EndsOfNodes
 
 
-def _ends(run: RunDir, *nodes: tuple[int, bool]) -> _Ends:
-    ends = _Ends()
+def _ends(run: RunDir, *nodes: tuple[int, bool]) -> EndsOfNodes:
+    ends = EndsOfNodes()
     for number, (code, job_is_over) in enumerate(nodes):
         folder = rundir.of_node(run, f"node{number}").path
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,16 +37,3 @@ def test_a_node_that_was_told_to_go_does_not_count_where_others_have_ended_the_j
     tmp_path: Path, nodes: list[tuple[int, bool]], code: int
 ) -> None:
     assert _ends(RunDir(path=tmp_path), *nodes).code() == code
-
-
-def test_a_node_that_is_started_again_is_not_struck_by_the_phase_that_it_died_in() -> None:
-    lines = [
-        "kill --target node:node1 --at phase=commit",
-        "kill --target node:node1 --at step=9,phase=commit",
-        "kill --target member:m7 --at phase=commit",
-        "stop --target node:node1 --at t=9 --for 1",
-    ]
-    options = RunOptions(
-        job="j", script=Script(command="s.py"), target="s.py", faults=tuple(map(grammar.parse, lines))
-    ).started_again()
-    assert [str(fault) for fault in options.faults] == lines[1:]
