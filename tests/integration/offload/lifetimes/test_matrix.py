@@ -138,9 +138,10 @@ from pathlib import Path
 import pytest
 from tests.integration.offload.lifetimes import test_matrix as matrix
 from tests.integration.offload.lifetimes.faulting import Drive, Where
+from tests.integration.offload.lifetimes.touching import small_memory
 from elastrain.offload.lifetimes.orders import UpdateOrder
 from elastrain.offload.lifetimes.values import Kind
-matrix.module.memory_for = lambda _model, limit_bytes: (matrix.PagePool(limit_bytes), matrix.NothingBesides())
+matrix.module.memory_for = small_memory
 drive = Drive(Kind[sys.argv[2]], Where[sys.argv[3]], None, act=lambda: os.kill(os.getpid(), signal.SIGKILL))
 for order in UpdateOrder:
     matrix.outcome(drive, Path(sys.argv[1]), order, pytest.MonkeyPatch())

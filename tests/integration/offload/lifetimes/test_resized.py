@@ -23,6 +23,7 @@ from elastrain.offload.lifetimes.resized import ResizedPool
 from elastrain.offload.lifetimes.within import memory_for
 from elastrain.offload.staging import StagingPool
 from tests.integration.offload.lifetimes import test_within as training
+from tests.integration.offload.lifetimes.touching import NothingBesides
 
 MIB = 1 << 20
 
@@ -61,7 +62,7 @@ def test_bits_are_those_of_plain_training(monkeypatch: pytest.MonkeyPatch, tmp_p
     lanes = CountedLanes()
 
     def memory(_model: nn.Module, _limit_bytes: int) -> tuple[MemoryPool, MemoryMeter]:
-        return resized(lanes), training.NothingBesides()
+        return resized(lanes), NothingBesides()
 
     monkeypatch.setattr(room, "memory_for", memory)
     expected = training.plain(training.build("gpt", training.SHAPE)[0])
