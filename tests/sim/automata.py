@@ -354,6 +354,11 @@ class _Walk:
         return sorted(((repr(key), self.flat(part)) for key, part in value.items()), key=lambda item: item[0])
 
     def _object(self, value: Any) -> Any:
+        if isinstance(value, Sent):
+            return (
+                "sent",
+                self.flat(value.name),
+            )  # what is noted of its reads is the play's own, and new in each event
         if id(value) in self._met:
             return ("met", self._met[id(value)])
         self._met[id(value)] = len(self._met)

@@ -67,7 +67,8 @@ class Reduction:
         if job.faults_left:
             return actions
         for member in range(self._count):
-            mine = [action for action in actions if self.member_of(action) == member]
+            # Where all that a member could do were to stay as it is, the others would be forgotten.
+            mine = [action for action in actions if self.member_of(action) == member and not self._is_idle(job, action)]
             if mine and not any(self.is_loud(job, action) for action in mine) and not self._is_reached(job, member):
                 return mine + [action for action in actions if self.member_of(action) is None]
         return actions
@@ -149,6 +150,11 @@ class Reduction:
             effect == READ or isinstance(effect, p.Resumed) for effect in found.effects
         )
 
+    def _is_idle(self, job: Job, action: Action) -> bool:
+        """Whether it leaves the whole job as it was: copying, where there is nothing to copy just now."""
+        member = self.member_of(action)
+        return action[0] == "own" and member is not None and _is_nothing(job.states[member], self._outcome(job, action))
+
     def _outcome(self, job: Job, action: Action) -> Outcome:
         member = self.member_of(action)
         assert member is not None
@@ -160,6 +166,10 @@ class Reduction:
             case (_, _, wish):
                 event = self._rules.events.of(wish)
         return self._rules.automata[member].next(job.states[member], event)
+
+
+def _is_nothing(state: int, found: Outcome) -> bool:
+    return found.state == state and not found.sent and not found.effects
 
 
 def _is_reading(work: object) -> bool:
@@ -179,7 +189,8 @@ def leads_back(rules: Rules) -> bool:
             if found.state != state:
                 after.setdefault((member, state), set()).add((member, found.state))
             elif isinstance(rules.events.values[event], str):
-                return True  # an event of its own that changes nothing can happen again at once
+                if not _is_nothing(state, found):
+                    return True  # an event of its own that leaves its state can happen again at once
             else:  # it stays in its state: no way back, unless its answer brings the same frame again
                 after.setdefault(event, set()).update(frame for _, frame in found.sent)
     try:
