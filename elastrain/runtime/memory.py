@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -27,22 +28,34 @@ class PeakMeter:
     """The most that this process itself held since the last look: its anonymous memory and its own shared memory.
 
     Pages of files, and peers' memory that is only read here, are others' or can be dropped: they are left out. The
-    kernel's high-water mark knows no such difference; what it rose by since the last look is taken as ours.
+    kernel's high-water mark knows no such difference; what it rose by since the last look is taken as ours. So whoever
+    looks between what computes and what reads peers' memory for the first time counts less of theirs as ours.
+    Any thread may look.
     """
 
     def __init__(self, shared_bytes: Callable[[], int]) -> None:
         self._shared_bytes = shared_bytes
+        self._lock = threading.Lock()
         self._own_bytes = self._resident_bytes = 0
-        self.look()
+        self._peak_bytes = 0
+        self.take()
 
-    def look(self) -> int:
-        """The peak in bytes since the last look, from which the next one counts."""
-        status = _status()
-        peak_bytes = self._own_bytes + max(0, status["VmHWM"] - self._resident_bytes)
-        _CLEAR_REFS.write_text(_RESET_PEAK)
-        self._own_bytes = status["RssAnon"] + self._shared_bytes()
-        self._resident_bytes = status["VmRSS"]
-        return max(peak_bytes, self._own_bytes)
+    def look(self) -> None:
+        """Note the most that was held until now: what the high-water mark rises by from here on is another matter."""
+        with self._lock:
+            status = _status()
+            peak_bytes = self._own_bytes + max(0, status["VmHWM"] - self._resident_bytes)
+            _CLEAR_REFS.write_text(_RESET_PEAK)
+            self._own_bytes = status["RssAnon"] + self._shared_bytes()
+            self._resident_bytes = status["VmRSS"]
+            self._peak_bytes = max(self._peak_bytes, peak_bytes, self._own_bytes)
+
+    def take(self) -> int:
+        """The peak in bytes since it was taken last, from which the next one counts."""
+        self.look()
+        with self._lock:
+            peak_bytes, self._peak_bytes = self._peak_bytes, self._own_bytes
+        return peak_bytes
 
     @property
     def now_bytes(self) -> int:
@@ -77,16 +90,20 @@ class StepsTaken:
 
     def begin_view(self) -> None:
         if not self.steps:
-            self._meter.look()  # what starting took for a moment is no step's
+            self._meter.take()  # what starting took for a moment is no step's
         self._in_last_view, self._in_view = self._in_view, 0
 
-    def look(self) -> int:
-        """The peak in bytes since the last look."""
-        return self._meter.look()
+    def computed(self) -> None:
+        """A micro-batch was computed; what follows may read peers' memory."""
+        self._meter.look()
+
+    def pass_over(self) -> None:
+        """A step was committed that is not to be measured."""
+        self._meter.take()
 
     def add_step(self, accounted_bytes: int) -> int:
         """Measure a step; its peak in bytes."""
-        peak_bytes = self._meter.look()
+        peak_bytes = self._meter.take()
         self._in_view += 1
         self.steps += 1
         if self.steps == SETTLED_STEPS:  # the first step warms up, and spills everything to learn

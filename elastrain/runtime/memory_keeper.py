@@ -113,15 +113,18 @@ class MemoryKeeper:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Around one micro-batch. Raises NoRoomError where its activations cannot be held within the limit."""
-        if self._offload is None:
-            yield
-            return
-        with self.named_errors():
-            self._offload.__enter__()
         try:
-            yield
+            if self._offload is None:
+                yield
+                return
+            with self.named_errors():
+                self._offload.__enter__()
+            try:
+                yield
+            finally:
+                self._offload.__exit__(None, None, None)
         finally:
-            self._offload.__exit__(None, None, None)
+            self._taken.computed()
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:
@@ -176,7 +179,7 @@ class MemoryKeeper:
     def passed(self) -> None:
         """A step was committed: measure what it took. Raises NoRoomError if it took too much."""
         if self._needs is None:
-            self._taken.look()
+            self._taken.pass_over()
             return
         last = self._last_pass()
         activations_bytes = last.peak_bytes if last is not None else 0
