@@ -18,7 +18,7 @@ from elastrain.comm.shm.liveness import Watcher
 from elastrain.comm.shm.whereabouts import STACKS_SIGNAL, Lane, read
 from elastrain.launcher.core import events as ev
 
-_LOOK_EVERY_S = 0.25
+_LOOK_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)

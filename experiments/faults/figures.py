@@ -125,6 +125,7 @@ def figures(outcomes: Iterable[Outcome], *, usual_s: float | None, legal: int) -
     """The keys of the README."""
     outcomes = list(outcomes)
     goes_on = [each for each in outcomes if each.cell.way.answer is not Answer.ENDS]
+    in_a_step = [each for each in outcomes if is_in_a_step(each.cell)]
     return {
         "legal_cells": legal,
         "cells": len(outcomes),
@@ -134,12 +135,12 @@ def figures(outcomes: Iterable[Outcome], *, usual_s: float | None, legal: int) -
         "lost_samples": sum(each.lost_samples for each in outcomes),
         "hangs": sum(each.hang for each in outcomes),
         "leftovers": sum(len(each.leftovers) for each in outcomes),
-        "slowest_recovery_s": _most(each.standstill_s for each in goes_on if each.passed and _is_in_a_step(each)),
+        "slowest_recovery_s": _most(each.standstill_s for each in goes_on if each.passed and is_in_a_step(each.cell)),
         "detect_crash_s": _middle(_of(outcomes, CRASHES)),
         "detect_crash_worst_s": _most(_of(outcomes, CRASHES)),
-        "detect_hang_s": _most(_of(filter(_is_in_a_step, outcomes), HANGS)),
-        "detect_hang_steps": _in_steps(_most(_of(filter(_is_in_a_step, outcomes), HANGS)), usual_s),
-        "detect_hang_between_steps_s": _most(_of((each for each in outcomes if not _is_in_a_step(each)), HANGS)),
+        "detect_hang_s": _most(_of(in_a_step, HANGS)),
+        "detect_hang_steps": _in_steps(_most(_of(in_a_step, HANGS)), usual_s),
+        "detect_hang_between_steps_s": _most(_of((each for each in outcomes if not is_in_a_step(each.cell)), HANGS)),
         "detect_blackhole_s": _most(_of(outcomes, ("partition",))),
         "usual_step_s": usual_s,
         "nothing_struck": [f"{each.cell}: {each.nothing_struck}" for each in outcomes if each.nothing_struck],
@@ -147,9 +148,9 @@ def figures(outcomes: Iterable[Outcome], *, usual_s: float | None, legal: int) -
     }
 
 
-def _is_in_a_step(outcome: Outcome) -> bool:
+def is_in_a_step(cell: Cell) -> bool:
     """Behind the last step a script is in code of its own, which has the time that it has between two steps."""
-    return outcome.cell.phase != "shutdown"
+    return cell.phase != "shutdown"
 
 
 def _of(outcomes: Iterable[Outcome], kinds: Sequence[str]) -> list[float]:

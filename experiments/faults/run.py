@@ -14,13 +14,14 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from experiments.faults import healthy, trials
 from experiments.faults.cells import QUICK, Cell, Ground, chosen, legal_cells
 from experiments.faults.driver import STOPPING
-from experiments.faults.figures import Outcome, figures
+from experiments.faults.figures import HANGS, Outcome, figures, is_in_a_step
 from experiments.harness import Reach, add_record_flag, record, report
 from tests.support import warm
 
@@ -38,7 +39,9 @@ ONLY = "these classes, or ways such as 'hang --how lock'; or healthy: no fault a
 
 
 def run_cells(cells: Sequence[Cell], folder: Path, patience: float) -> tuple[list[Outcome], float | None]:
-    """All grounds at once: most of the time is waiting. The outcomes, and the median time between two commits."""
+    """All grounds at once: most of the time is waiting. Hangs are timed, so they come afterwards, with nothing beside
+    them but the jobs of other hangs. The outcomes, and the median time between two commits.
+    """
     warm.run([sys.executable, "-c", ""], timeout=120)  # the fork server, before there are threads
     with ThreadPoolExecutor() as threads:
         references = {
@@ -51,12 +54,21 @@ def run_cells(cells: Sequence[Cell], folder: Path, patience: float) -> tuple[lis
             patience=patience,
             tell=tell,
         )
-        grounds = {ground: [cell for cell in cells if cell.way.ground is ground] for ground in Ground}
-        running = [threads.submit(trials.run_all, mine, ground, setting) for ground, mine in grounds.items() if mine]
-        found = [each.result() for each in running]
+        found = []
+        for timed in (False, True):
+            part = [cell for cell in cells if is_timed(cell) is timed]
+            there = replace(setting, folder=folder / "timed") if timed else setting
+            grounds = {ground: [cell for cell in part if cell.way.ground is ground] for ground in Ground}
+            running = [threads.submit(trials.run_all, mine, at, there) for at, mine in grounds.items() if mine]
+            found += [each.result() for each in running]
     outcomes = [outcome for some, _ in found for outcome in some if not outcome.cut_short]
     walls_s = [wall_s for _, some in found for wall_s in some]
     return outcomes, statistics.median(walls_s) if walls_s else None
+
+
+def is_timed(cell: Cell) -> bool:
+    """Whether its time until it is detected counts, and is long enough for what runs beside it to matter."""
+    return cell.way.kind in HANGS and is_in_a_step(cell)
 
 
 def tell(outcome: Outcome) -> None:

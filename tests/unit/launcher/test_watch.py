@@ -16,7 +16,7 @@ from elastrain.launcher.notices import Hangs, SomebodyWaits
 from elastrain.launcher.values import Command, Kill, TakeStacks, TellNodes
 from tests.unit.launcher.test_core import NOW, Job, logged, of, running
 
-LOOK_S = 0.25
+LOOK_S = 0.1
 IDLE = Station.WAITING
 
 
