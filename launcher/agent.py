@@ -31,6 +31,7 @@ from elastrain.launcher.events import EventLog
 from elastrain.launcher.faults import grammar
 from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.guardian import Guardian
+from elastrain.launcher.guardian_watch import GuardianWatch
 from elastrain.launcher.lookout import Lookout
 from elastrain.launcher.node_end import NodeEnd
 from elastrain.launcher.operator_messages import Answer, AskFault, Request
@@ -133,6 +134,8 @@ class Agent:
         config, settings = self._config, self._config.settings
         address = worker_start.agent_address(config.scope, None if settings.alone else settings.node)
         listener = listen_abstract(address)
+        watch = GuardianWatch(self._loop, self._guardian, lambda say: self._log.write("guardian", reason=say))
+        self._open.callback(watch.close)
         workers = WorkerProcesses(self._loop, self._log, self._worker_spec(address), self._guardian, self._happen)
         door = self._serve_workers(listener, workers)
         server = ControlServer(self._loop, rundir.listen(config.run), self._answer)

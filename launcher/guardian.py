@@ -35,18 +35,10 @@ class Guardian:
 
     def __init__(self, kind: str, environment: Mapping[str, str]) -> None:
         self.mark = {f"ELASTRAIN_{kind}_MARK": secrets.token_hex(16)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            # It must not bear a mark itself, nor hold the owner's folder.
-            env=environment,
-            cwd="/",
-            start_new_session=True,
-        )
-        [[name, value]] = self.mark.items()
-        self._tell("mark", f"{name}={value}")
+        self._environment = environment
+        self._told: list[tuple[str, object]] = []
+        """What another one would have to know."""
+        self._process = self._start()
 
     def __enter__(self) -> Guardian:
         return self
@@ -61,6 +53,19 @@ class Guardian:
         except BrokenPipeError:
             pass  # somebody had killed it before
 
+    @property
+    def pid(self) -> int:
+        """Of the guardian's own process. It is not reaped before `begin_again` or the end."""
+        return self._process.pid
+
+    def begin_again(self) -> None:
+        """The process was killed: another one takes its place, and is told all that this one knew."""
+        self.__exit__()
+        self._process = self._start()
+        told, self._told = self._told, []
+        for what, value in told:
+            self._tell(what, value)
+
     def watch(self, session: int) -> None:
         """Of a process that may overwrite its environment, as some do to set their title."""
         self._tell("watch", session)
@@ -68,6 +73,7 @@ class Guardian:
     def unwatch(self, session: int) -> None:
         """Before its leader is reaped: the number may be used again."""
         self._tell("unwatch", session)
+        self._told = [each for each in self._told if each not in (("watch", session), ("unwatch", session))]
 
     def remove(self, path: Path) -> None:
         """A file that is there now, this one only; or a folder, whether it is there or will be."""
@@ -82,13 +88,28 @@ class Guardian:
         """A control group, whether it is still there then or not."""
         self._tell("group", str(path))
 
+    def _start(self) -> subprocess.Popen[bytes]:
+        [[name, value]] = self.mark.items()
+        return subprocess.Popen(
+            # It knows the mark before anything can happen to its owner.
+            [sys.executable, "-I", "-S", __file__, f"{name}={value}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # It must not bear a mark itself, nor hold the owner's folder.
+            env=self._environment,
+            cwd="/",
+            start_new_session=True,
+        )
+
     def _tell(self, what: str, value: object) -> None:
+        self._told.append((what, value))
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps([what, value]).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # without a guardian, the owner still clears up unless it is killed, too
+            pass  # it was killed, and the next one is told all of it
 
 
 def _identity(path: Path) -> list[int] | None:
@@ -103,15 +124,14 @@ def _identity(path: Path) -> list[int] | None:
 # ---------------------------------------------------------------------------------------------------- in the guardian
 
 
-def _guard() -> None:
+def _guard(mark: bytes) -> None:
     """Listen until the owner has ended without a farewell (it kills the guardian as one), then clear up."""
-    mark, sessions, paths = b"", set[int](), list[tuple[Path, list[int] | None]]()
+    assert b"=" in mark, "without a mark, every process would seem to bear it"
+    sessions, paths = set[int](), list[tuple[Path, list[int] | None]]()
     namespaces, groups = list[str](), list[str]()
     for line in sys.stdin.buffer:
         what, value = json.loads(line)
-        if what == "mark":
-            mark = value.encode()
-        elif what == "watch":
+        if what == "watch":
             sessions.add(value)
         elif what == "unwatch":
             sessions.discard(value)
@@ -174,4 +194,4 @@ def _living(mark: bytes, sessions: Collection[int]) -> Iterator[int]:
 
 
 if __name__ == "__main__":
-    _guard()
+    _guard(os.fsencode(sys.argv[1]))

@@ -32,6 +32,7 @@ from elastrain.launcher.events import EventLog
 from elastrain.launcher.faults import grammar
 from elastrain.launcher.faults.table import CLASSES, NOT_ARMED, Carrier
 from elastrain.launcher.guardian import Guardian
+from elastrain.launcher.guardian_watch import GuardianWatch
 from elastrain.launcher.lives import Following
 from elastrain.launcher.namespaces.programs import enter, lacking
 from elastrain.launcher.namespaces.switch import SWITCH, SWITCH_ADDRESS, Switch
@@ -77,6 +78,7 @@ def run_local_nodes(options: RunOptions, *, netns: bool) -> int:
         stack.callback(etcd.close)
         log = EventLog(run.events, "launcher")
         stack.callback(log.close)
+        stack.callback(nodes.guard(guardian, log).close)
         here, each = count(options.size.nodes_max, "node"), count(options.size.workers, "worker")
         say(f"job {options.job}, {here} here, {each} each; run folder {run.path}")
         signals = StopSignals()
@@ -121,6 +123,9 @@ class _Nodes:
         from multiprocessing import forkserver
 
         forkserver.ensure_running()
+
+    def guard(self, guardian: Guardian, log: EventLog) -> GuardianWatch:
+        return GuardianWatch(self._loop, guardian, lambda say: log.write("guardian", reason=say))
 
     def run(self, around: Surroundings, signals: StopSignals, listener: socket.socket) -> int:
         """`listener`: where the operator's requests come in."""

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +176,47 @@ def test_nodes_whose_fork_server_is_killed_end_with_a_sentence(tmp_path: Path) -
         assert run.process.wait(60) == 1, run.text()
         assert run.text().count("the process that nodes are started from was killed: all nodes end") == 1
         run.assert_nothing_left()
+
+
+def _guardian(run: _Killed) -> int:
+    """The process that clears up after the launcher. It bears no mark itself."""
+    children = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()
+    for pid in children:
+        with suppress(OSError):  # it has just ended
+            if "guardian.py" in Path(f"/proc/{pid}/cmdline").read_text():
+                return int(pid)
+    raise AssertionError("there is no guardian")
+
+
+def _has_replaced(run: _Killed, count: int) -> bool:
+    """Whether so many guardians were replaced."""
+    events = [json.loads(line) for line in run.run.events.read_text().splitlines()]
+    return len([each for each in events if each["event"] == "guardian"]) == count
+
+
+def test_a_guardian_that_is_killed_has_a_successor_that_knows_as_much(tmp_path: Path) -> None:
+    script = tmp_path / "plain.sh"
+    script.write_text(f"#!/bin/sh\nenv -i sleep 600 &\ntouch {tmp_path}/there-$RANK\nsleep 600\n")
+    script.chmod(0o700)
+    with _run("--nproc-per-node", "2", "--no-python", str(script)) as run:
+        run.wait_for_files(tmp_path, "there-*", 2)
+        workers = {pid for pid in run.living() if os.getsid(pid) == pid} - {run.process.pid}
+        for count in (1, 2):
+            os.kill(_guardian(run), signal.SIGKILL)
+            until(partial(_has_replaced, run, count), WITHIN_S, "another guardian that knows everything")
+        run.kill()
+        run.assert_nothing_left()
+        until(lambda: not in_sessions(workers), WITHIN_S, "end of who has cleared its environment")
+
+
+@pytest.mark.slow
+def test_stopped_workers_end_with_their_agent_though_its_guardian_is_killed_beside_it(tmp_path: Path) -> None:
+    with _run("--nproc-per-node", "2", _script(tmp_path), str(tmp_path)) as run:
+        run.wait_for_files(tmp_path, "m[0-9]", 2)
+        guardian = _guardian(run)
+        os.kill(run.process.pid, signal.SIGSTOP)  # it cannot replace what is killed before it
+        for pid in run.living().keys() - {run.process.pid}:
+            os.kill(pid, signal.SIGSTOP)
+        os.kill(guardian, signal.SIGKILL)
+        run.kill()
+        until(lambda: not run.living(), WITHIN_S, f"end of {run.living()}")
