@@ -41,13 +41,13 @@ class GradientSlots:
     # ----------------------------------------------------------------------------------------- the training loop's side
 
     def start_run(self) -> GradientSlot:
-        """A slot for the next run; the training loop zeroes it and accumulates into it."""
+        """A slot for the next run; the training loop begins it and accumulates into it."""
         slot = self._free.pop() if self._free else self._arithmetic.new_slot()
         self._running = UsedSlot(slot)
         return slot
 
     def start_action(self, task: Task) -> GradientSlot:
-        """The slot of a task, for its next action; the training loop zeroes it before the run's first backward."""
+        """The slot of a task, for its next action; the training loop begins it before the run's first backward."""
         if task not in self._tasks:
             self.start_run()
             assert self._running is not None

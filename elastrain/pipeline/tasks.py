@@ -88,6 +88,8 @@ class TaskDesk:
     progress: dict[Task, TaskProgress] = field(default_factory=dict)
     here: set[BoundaryName] = field(default_factory=set)
     """Boundary tensors that this member has, received ones and its own: it keeps them until it holds the record."""
+    _open: Task | None = field(default=None, init=False, repr=False, compare=False)
+    """Of the tasks that are not done, one that was found."""
 
     def hand_out(self, tasks: Iterable[Task]) -> None:
         for task in tasks:
@@ -109,6 +111,8 @@ class TaskDesk:
         """What could begin now: of each task at most one forward and one backward."""
         found = []
         for progress in self.progress.values():
+            if self._is_done(progress):
+                continue
             for kind in ActionKind:
                 action = self._next(progress, kind)
                 if action is not None:
@@ -137,15 +141,21 @@ class TaskDesk:
         return made
 
     def is_done(self, task: Task) -> bool:
-        return self.progress[task].done == len(self.shape.micro_batches_of(task.run))
+        return self._is_done(self.progress[task])
 
     def has_open_tasks(self) -> bool:
-        # From the last one on: it is mostly the last to be done, and this is asked after every event.
-        return any(not self.is_done(task) for task in reversed(self.progress))
+        # This is asked several times after every event: the task that was open then is mostly so still. Looked for from
+        # the last one on, which is mostly the last to be done.
+        if self._open is None or self._open not in self.progress or self.is_done(self._open):
+            self._open = next((task for task in reversed(self.progress) if not self.is_done(task)), None)
+        return self._open is not None
 
     def open_tasks(self) -> tuple[TaskProgress, ...]:
         """Those with something left to compute."""
         return tuple(progress for task, progress in self.progress.items() if not self.is_done(task))
+
+    def _is_done(self, progress: TaskProgress) -> bool:
+        return progress.done == len(self.shape.micro_batches_of(progress.task.run))
 
     def _next(self, progress: TaskProgress, kind: ActionKind) -> TaskAction | None:
         """The next micro-batch of the task in that direction, if all that it needs is here."""

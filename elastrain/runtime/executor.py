@@ -83,7 +83,7 @@ class Executor:
 
     def warm_up(self) -> None:
         """Get the first slot's memory from the kernel before somebody waits for it."""
-        self.books.slots.start_run().zero()
+        self.books.slots.start_run().begin_run()
         self.books.slots.end_run()
 
     def carry_out(self, command: p.Command) -> p.Event | None:

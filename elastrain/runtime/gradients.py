@@ -36,22 +36,14 @@ class GradientPart:
             if leaf.flat in mine and mine[leaf.flat].group == STATISTICS
         }
         self._maps = [flats[i] for i, flat in mine.items() if flat.group == STATISTICS]
-        self._is_zero = False
-
-    def zero(self) -> None:
-        """For the next run, some time before it."""
-        if self._is_zero:
-            return
+        # Once and for all: what lies between two leaves is never written, and is part of digests.
         for buffer in self.buffers.whole.values():
             buffer.zero_()
-        for maps in self._maps:
-            statistics.clear(maps)
-        self._is_zero = True
 
     def begin_run(self) -> None:
-        """Zero it if that is still to be done; from now on a backward writes here."""
-        self.zero()
-        self._is_zero = False
+        """From now on a backward writes here. What it comes to first counts as zero (`GradientSlot.land`)."""
+        for maps in self._maps:
+            statistics.clear(maps)
 
 
 class GradientMemory:
@@ -94,10 +86,7 @@ class GradientMemory:
         return part
 
     def give_back(self, group: int, part: GradientPart) -> None:
-        """For the next run; of a block that has gone, for the kernel. By the thread for which no loop waits."""
-        # Here, where the addition has just read it, and not when the run's backward is due.
-        if not self.apart or group in self._held:
-            part.zero()
+        """For the next run; of a block that has gone, for the kernel."""
         with self._lock:
             if not self.apart or group in self._held:
                 self._free[group].append(part)
@@ -115,9 +104,10 @@ class GradientMemory:
 
 
 class GradientSlot:
-    """A copy of the gradients of some blocks, and which leaves got one since it was zeroed.
+    """A copy of the gradients of some blocks, and which leaves got one since the run began.
 
-    Gradients of half precision are summed in float32: each micro-batch's is converted before it is added.
+    Gradients of half precision are summed in float32: each micro-batch's is converted before it is added. Nothing is
+    zeroed before a run: the first gradient takes its leaf's place, and `settle` zeroes the leaves that got none.
     """
 
     def __init__(self, memory: GradientMemory) -> None:
@@ -133,9 +123,9 @@ class GradientSlot:
         self.statistics: dict[int, Tensor] = {}
         """What the run does to each running statistic, by leaf: see `elastrain.runtime.statistics`."""
         if not memory.apart:
-            self.zero()
+            self.begin_run()
 
-    def zero(self, blocks: Collection[int] | None = None) -> None:
+    def begin_run(self, blocks: Collection[int] | None = None) -> None:
         """Before the first micro-batch of a run. `blocks`: those that it goes through, None: all."""
         wanted = self._memory.groups_of(blocks)
         if wanted != list(self._parts):
@@ -156,6 +146,32 @@ class GradientSlot:
         for group, part in parts.items():
             self._memory.give_back(group, part)
 
+    def take(self, leaf: int, parameter: Tensor) -> bool:
+        """A backward has come to this leaf: its gradient is here afterwards. False: it is somewhere else."""
+        gradient = parameter.grad
+        if leaf not in self.touched and gradient is not None and not gradient.requires_grad:
+            self.land(leaf, gradient)
+            parameter.grad = self.views[leaf]
+        elif gradient is not self.views[leaf]:
+            return False
+        self.touched.add(leaf)
+        self.last = leaf
+        return True
+
+    def land(self, leaf: int, gradient: Tensor) -> None:
+        """The first gradient of the run for this leaf: what it would be after zeroing and adding, in one pass."""
+        view = self.views[leaf]
+        if gradient.layout is torch.strided:
+            torch.add(gradient, 0.0, out=view)  # not a copy: 0 + -0 is 0
+        else:
+            view.zero_().add_(gradient)
+
+    def settle(self, block: int) -> None:
+        """The block's gradients of the run are final: leaves that got none are zero."""
+        for leaf in self._layout.leaves_of(block):
+            if leaf.index in self.views and leaf.index not in self.touched:
+                self.views[leaf.index].zero_()
+
     def lane(self, shard: Shard, lane: int) -> Tensor:
         """1-D `(shard.numel,)`: the shard's range in the gradient of its lane, a view. Twice as long for statistics."""
         flat = self._layout.flats[shard.lanes[lane].flat]
@@ -168,6 +184,8 @@ class GradientSlot:
 
     def digests(self) -> tuple[int, ...]:
         """Per block, over all that a backward has left in it and which leaves it touched. A NaN is a NaN."""
+        for block in range(len(self._layout.blocks)):
+            self.settle(block)
         return tuple(self.digest(block) for block in range(len(self._layout.blocks)))
 
     def digest(self, block: int) -> int:

@@ -190,7 +190,7 @@ class ModelState:
     # -------------------------------------------------------------------------------------------------------- gradients
 
     def new_slot(self) -> GradientSlot:
-        """A zeroed copy of all gradients, one allocation per dtype; an empty one where blocks lie apart."""
+        """A copy of all gradients, one allocation per dtype; an empty one where blocks lie apart."""
         return GradientSlot(self.gradients)
 
     def attach(self, slot: GradientSlot) -> None:
@@ -208,7 +208,8 @@ class ModelState:
                     "(.to(), .half(), load_state_dict(assign=True)): do that before prepare"
                 )
         for leaf, view in views.items():
-            self._leaves[leaf].grad = view
+            # Where there is none yet autograd hands over what it has made, and the hook puts it into the slot.
+            self._leaves[leaf].grad = view if leaf in slot.touched else None
         self._slot = slot
 
     def detach(self) -> None:
@@ -228,7 +229,12 @@ class ModelState:
 
         `blocks`: those that the backward goes through; None: all.
         """
-        self._completion.arm(on_block_done, blocks)
+
+        def done(block: int, touched: frozenset[int]) -> None:
+            self._attached().settle(block)
+            on_block_done(block, touched)
+
+        self._completion.arm(done, blocks)
 
     def finish(self) -> None:
         """After that backward: report the blocks that are left, in block order."""
@@ -252,13 +258,11 @@ class ModelState:
                 return  # a backward of the user's own, outside of a step
             if leaf not in slot.views:
                 self._completion.refuse(leaf)
-            if parameter.grad is not slot.views[leaf]:
+            if not slot.take(leaf, parameter):
                 raise ConfigError(
                     f"the gradient of parameter {self._name(leaf)!r} did not land in its buffer: "
                     "do not assign .grad, call zero_grad() or use create_graph=True during backward"
                 )
-            slot.touched.add(leaf)
-            slot.last = leaf
             self._completion.landed(leaf, slot.touched)
 
         return landed

@@ -280,7 +280,7 @@ class ActionBackward:
         parts, slot, action = self._pipelines.parts, self._slot, self._action
         model, micro_batches = parts.model, self._pipelines.micro_batches_of(action.task.run)
         if action.micro_batch == micro_batches[0]:
-            slot.zero(self._pipelines.blocks_of(action.task))
+            slot.begin_run(self._pipelines.blocks_of(action.task))
         model.statistics.give(waiting.measured, slot.statistics)
         model.attach(slot)
         is_last = action.micro_batch == micro_batches[-1]

@@ -125,7 +125,7 @@ class Run:
 
     def _try(self) -> Iterator[Any]:
         """Its micro-batches one after another, up to one whose activations did not come back."""
-        self._assignment.slot.zero()
+        self._assignment.slot.begin_run()
         self._contribution = Contribution()
         for micro_batch in self._micro_batches():
             self.micro_batch = micro_batch

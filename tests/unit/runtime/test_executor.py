@@ -64,7 +64,7 @@ def _executor(runs: int = 1, *, frozen: bool = False) -> Executor:
 
 def _compute_run(executor: Executor, run: int) -> None:
     slot = executor.books.slots.start_run()
-    slot.zero()
+    slot.begin_run()
     for block in range(len(executor.layout.blocks)):
         for flat in slot.block_flats(block):
             flat.fill_(float(run + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -299,15 +300,66 @@ def test_dtypes_lie_in_flats_of_their_own() -> None:
     assert state.new_slot().nbytes == 128 * 4 + 128 * 8
 
 
-def test_slots_are_separate_and_zeroed() -> None:
+def test_slots_are_separate() -> None:
     model = _tied()
     state = _state(model)
     first, second = state.new_slot(), state.new_slot()
     _run(state, first, lambda: _loss(model))
     assert all(flat.abs().sum() == 0 for block in range(6) for flat in second.block_flats(block))
     assert any(flat.abs().sum() > 0 for flat in first.block_flats(1)) and first.touched
-    first.zero()
-    assert all(flat.abs().sum() == 0 for block in range(6) for flat in first.block_flats(block)) and not first.touched
+
+
+def _bits(slot: GradientSlot, blocks: int) -> list[list[int]]:
+    return [flat.view(torch.int32).tolist() for block in range(blocks) for flat in slot.block_flats(block)]
+
+
+@pytest.mark.parametrize("is_check", [False, True])
+def test_what_an_earlier_run_has_left_in_a_slot_counts_for_nothing_in_the_next(*, is_check: bool) -> None:
+    """Of leaves that get no gradient, too: sums and digests read whole blocks."""
+    model = Shared()
+    state = _state(model)
+    slot, fresh = state.new_slot(), state.new_slot()
+    for view in slot.views.values():
+        view.fill_(torch.nan)
+    x = torch.randn(2, 3)
+    for each in (slot, fresh):
+        each.begin_run()
+        if is_check:  # of no run of this member's: nothing is reported
+            state.attach(each)
+            model(x).sum().backward()
+            state.detach()
+        else:
+            _run(state, each, lambda: model(x).sum())
+    assert slot.digests() == fresh.digests()
+    assert _bits(slot, 3) == _bits(fresh, 3)
+    assert len(slot.touched) < len(slot.views)
+
+
+def test_a_reported_block_has_zeros_where_no_gradient_came() -> None:
+    model = Shared()
+    state = _state(model)
+    slot, at_report = state.new_slot(), dict[int, bool]()
+    for view in slot.views.values():
+        view.fill_(torch.nan)
+    state.attach(slot)
+    state.arm(lambda block, _: at_report.update({block: any(f.isnan().any() for f in slot.block_flats(block))}))
+    model(torch.randn(2, 3)).sum().backward()
+    state.finish()
+    assert at_report == dict.fromkeys(range(3), False)
+
+
+def test_the_first_gradient_of_a_run_has_the_bits_of_one_that_is_added_to_zeros() -> None:
+    state = _state(nn.Linear(7, 77, bias=False))
+    slot = state.new_slot()
+    odd = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 3.4e38, -1.0, 0.1, 1e-38])
+    odd[-1:].view(torch.int32).fill_(-0x3FFFFF)  # a NaN with a sign and a payload
+    gradient = odd.repeat(49).view(77, 7)
+    slot.views[0].fill_(7.0)
+    slot.land(0, gradient)
+    expected = torch.zeros(77, 7).add_(gradient)
+    assert slot.views[0].view(torch.int32).tolist() == expected.view(torch.int32).tolist()
+    slot.land(0, gradient.to_sparse())
+    assert torch.equal(slot.views[0].nan_to_num(), expected.nan_to_num())
 
 
 def test_block_flats_hold_every_gradient_once() -> None:
@@ -460,9 +512,14 @@ def test_zero_grad_between_micro_batches_does_no_harm(set_to_none: bool) -> None
 def test_a_gradient_that_lands_elsewhere_is_refused() -> None:
     model = _tied()
     state = _state(model)
-    state.attach(state.new_slot())
-    loss = _loss(model)
-    model.zero_grad()
+    slot = state.new_slot()
+    for _ in range(2):
+        state.attach(slot)
+        loss = _loss(model)
+        model.zero_grad()
+        if slot.touched:
+            break
+        loss.backward()  # nothing was there that it could have taken away
     with pytest.raises(ConfigError, match="did not land in its buffer"):
         loss.backward()
     state.attach(state.new_slot())
