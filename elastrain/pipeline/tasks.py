@@ -88,13 +88,14 @@ class TaskDesk:
     progress: dict[Task, TaskProgress] = field(default_factory=dict)
     here: set[BoundaryName] = field(default_factory=set)
     """Boundary tensors that this member has, received ones and its own: it keeps them until it holds the record."""
-    _open: Task | None = field(default=None, init=False, repr=False, compare=False)
-    """Of the tasks that are not done, one that was found."""
+    _has_open: bool | None = field(default=None, init=False, repr=False, compare=False)
+    """Whether a task is open; None: to be looked up anew."""
 
     def hand_out(self, tasks: Iterable[Task]) -> None:
         for task in tasks:
             # A task that is handed out twice goes on where it is.
             self.progress.setdefault(task, TaskProgress(task=task))
+        self._has_open = None
 
     def arrive(self, name: BoundaryName) -> bool:
         """Take note of a boundary tensor. False: it is there already, or of another step, and is to be dropped."""
@@ -132,7 +133,7 @@ class TaskDesk:
         else:
             after = TaskProgress(task=before.task, forwarded=before.forwarded, done=before.done + 1)
             cut, direction, nobody = action.task.begin, Direction.GRADIENT, 0
-        self.progress[action.task] = after
+        self.progress[action.task], self._has_open = after, None
         if cut == nobody:
             return None
         made = self.shape.name(action.micro_batch, cut, direction)
@@ -144,11 +145,10 @@ class TaskDesk:
         return self._is_done(self.progress[task])
 
     def has_open_tasks(self) -> bool:
-        # This is asked several times after every event: the task that was open then is mostly so still. Looked for from
-        # the last one on, which is mostly the last to be done.
-        if self._open is None or self._open not in self.progress or self.is_done(self._open):
-            self._open = next((task for task in reversed(self.progress) if not self.is_done(task)), None)
-        return self._open is not None
+        # Remembered, because this is asked several times after every event.
+        if self._has_open is None:
+            self._has_open = not all(map(self._is_done, self.progress.values()))
+        return self._has_open
 
     def open_tasks(self) -> tuple[TaskProgress, ...]:
         """Those with something left to compute."""

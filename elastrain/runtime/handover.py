@@ -108,9 +108,9 @@ class Handover:
 
     # ------------------------------------------------------------------------------------------- for the training loop
 
-    def tell(self, told: Told) -> None:
-        """Hand an event to the engine; waits for nothing."""
-        self._told.append(told)
+    def tell(self, *told: Told) -> None:
+        """Hand events to the engine, which takes them together; waits for nothing."""
+        self._told.extend(told)
         self._wake()
 
     def wait(self) -> Outcome:

@@ -163,8 +163,10 @@ class Pipelines:
         self._sums[action.task] += contribution
         return self._sums[action.task]
 
-    def tell(self, step: int, action: TaskAction, made: tuple[Tensor | None, ...] | None, counts: Contribution) -> None:
-        """An action is done. `made`: what crosses its cut; None where nobody takes it."""
+    def made(
+        self, step: int, action: TaskAction, made: tuple[Tensor | None, ...] | None, counts: Contribution
+    ) -> BoundaryMade:
+        """What is to be told of an action that is done. `made`: what crosses its cut; None where nobody takes it."""
         is_forward = action.kind is ActionKind.FORWARD
         message: Boundary | None = None
         tensors: tuple[Tensor, ...] = ()
@@ -176,7 +178,7 @@ class Pipelines:
             message = Boundary(name=name, tensors=shapes, contribution=None if is_forward else counts)
         is_last = not is_forward and action.micro_batch == self.micro_batches_of(action.task.run)[-1]
         computed = p.Computed(step=step, action=action, made=message, is_last=is_last)
-        self.parts.handover.tell(BoundaryMade(event=computed, tensors=tensors))
+        return BoundaryMade(event=computed, tensors=tensors)
 
     def _shape(self, step: int) -> StepShape:
         micro_batches, length = self.parts.loader.micro_batches, self.parts.run_length
@@ -234,7 +236,7 @@ class ActionForward:
         parts.model.statistics.end()
         if action.task.end < self._pipelines.graph_blocks:
             self._pipelines.wait(action, waiting)
-            self._pipelines.tell(self._step, action, passed.going, _NONE)
+            parts.handover.tell(self._pipelines.made(self._step, action, passed.going, _NONE))
             return
         value = float(loss.detach()) * weight
         counts = counted(parts.loader.order, self._step, action.micro_batch, value, weight)
@@ -270,10 +272,11 @@ class ActionBackward:
         pipelines.stubs_for(action.task)
         so_far = pipelines.count(action, counts)
         self._accumulate(waiting, so_far, compute)
-        if forward is not None:
-            pipelines.tell(self._step, forward, None, _NONE)
         made = waiting.passed.gradients if action.task.begin > 0 else None
-        pipelines.tell(self._step, action, made, counts)
+        done = pipelines.made(self._step, action, made, counts)
+        # Together: each of them wakes the engine, which would have the interpreter before the gradient is on its way.
+        before = [] if forward is None else [pipelines.made(self._step, forward, None, _NONE)]
+        parts.handover.tell(*before, done)
         log_action(parts, self._step, action, started_s)
 
     def _accumulate(self, waiting: _Waiting, so_far: Contribution, compute: Callable[[], Any]) -> None:

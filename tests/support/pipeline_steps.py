@@ -71,7 +71,11 @@ class DeskHandover:
         self._slots: dict[Any, GradientSlot] = {}
         self._slot: GradientSlot | None = None
 
-    def tell(self, told: Any) -> None:
+    def tell(self, *all_told: Any) -> None:
+        for told in all_told:
+            self._take(told)
+
+    def _take(self, told: Any) -> None:
         match told:
             case p.Traced():
                 blocks = len(told.model.graph.blocks)

@@ -30,6 +30,9 @@ def test_what_is_told_wakes_the_engine_and_is_taken_in_order() -> None:
     assert between.has_news
     assert list(between.take()) == [p.Ready(), TryAgain(COMPUTE)]
     assert not between.has_news
+    between.tell(p.Ready(), TryAgain(COMPUTE))
+    assert woken == ["woken"] * 3, "once for what is told together"
+    assert list(between.take()) == [p.Ready(), TryAgain(COMPUTE)]
 
 
 def test_what_is_told_while_the_engine_takes_is_taken_too() -> None:
