@@ -12,7 +12,7 @@ from elastrain.errors import ConfigError
 from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.rundir import RunDir
-from elastrain.launcher.values import HangTimes, JobConfig, JobTimes, LeaveTimes, Life
+from elastrain.launcher.values import HangTimes, JobConfig, JobTimes, Least, LeaveTimes, Life
 from elastrain.launcher.worker_start import Logs, Script, WorkerWish
 
 _FIRST = Life()
@@ -130,8 +130,8 @@ class RunOptions:
         if node is None:
             return alone
         # A job that has begun needs no least number of nodes to go on: neither does one that goes on from a checkpoint.
-        least = size.nodes_min if life.number == 1 else 1
-        return replace(alone, node=node, incarnation=incarnation, nodes_min=least, nodes_max=size.nodes_max)
+        least = Least(nodes=size.nodes_min, members=self.wish.stages or 1) if life.number == 1 else Least()
+        return replace(alone, node=node, incarnation=incarnation, least=least, nodes_max=size.nodes_max)
 
     def faults_from(self, now: float) -> tuple[Fault, ...]:
         """Those whose time has not passed: a node that is started again must not be struck by the old ones at once."""

@@ -100,6 +100,15 @@ class Life:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Least:
+    """With how many a job begins at least; it goes on with fewer."""
+
+    nodes: int = 1
+    members: int = 1
+    """Workers of all these nodes: a pipeline is to have so many members."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobConfig:
     """What the operator asked for, as far as decisions need it."""
 
@@ -109,7 +118,7 @@ class JobConfig:
     node: str = "node0"
     incarnation: int = 0
     """Rises with every start of any node of the job; tells a returning node from what it was."""
-    nodes_min: int = 1
+    least: Least = Least()
     nodes_max: int = 1
     armed: bool = False
     """Faults on request are taken."""

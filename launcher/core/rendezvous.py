@@ -25,7 +25,7 @@ class Rendezvous:
         self._deadlines, self._shutdown = deadlines, shutdown
         self._roster_is_put = False
         self._lacking = ""
-        """What nobody's disk had of the checkpoints that the nodes here offered when they were last looked at."""
+        """Why the nodes that were here when they were last looked at could not begin, though they were enough."""
 
     def begin(self, event: NodeRegistered, now: float) -> None:
         self._cluster.peers.record = event.record
@@ -42,27 +42,39 @@ class Rendezvous:
         # Workers are ready only where a roster stood: the store has lost it, and who knows it will put it again.
         if any(record.ready for record in others) or SettleDue() in self._deadlines:
             return []
-        if self._roster_is_put or len(present) < self._config.nodes_min:
+        if self._roster_is_put or len(present) < self._config.least.nodes:
             # A node went while more were waited for: the call begins again with the next one.
             self._deadlines.drop(LastCallDue())
+            self._lacking = ""
             return []
         if len(present) < self._config.nodes_max and not last_call_is_over:
             self._deadlines.set_first(LastCallDue(), now + self._config.times.last_call_s)
             return []
         # By name, so that the same nodes get the same ranks whoever was quicker.
         chosen = sorted(present[: self._config.nodes_max], key=lambda record: (len(record.name), record.name))
+        is_full = len(present) >= self._config.nodes_max
+        if sum(record.workers for record in chosen) < self._config.least.members:
+            return self._wait(self._too_few_members(chosen), is_full=is_full)
         found = join([(disk_of(record), record.offers) for record in chosen])
         life = self._config.life
         lacking = found.lacking or (f"no node here has {life.named}" if life.named and found.resume is None else "")
         if lacking:
-            return self._wait_for_disks(lacking, is_full=len(present) >= self._config.nodes_max)
+            return self._wait(_no_start(lacking), is_full=is_full)
         self._roster_is_put = True
         return [PutRoster(roster=self._roster_of(chosen, found))]
 
-    def _wait_for_disks(self, lacking: str, *, is_full: bool) -> list[Command]:
-        """Some node has a checkpoint, and other parts of it lie on the disks of nodes that are not here."""
+    def _wait(self, lacking: str, *, is_full: bool) -> list[Command]:
+        """Nodes that may still come may have what is lacking: workers, or the other parts of a checkpoint."""
         self._lacking = lacking
-        return self._shutdown.finish(1, _no_start(lacking)) if is_full else []
+        return self._shutdown.finish(1, lacking) if is_full else []
+
+    def _too_few_members(self, chosen: Sequence[NodeRecord]) -> str:
+        stages, members = self._config.least.members, sum(record.workers for record in chosen)
+        return (
+            f"--stages {stages} asks for pipelines of {stages} members, and the nodes that came "
+            f"({', '.join(record.name for record in chosen)}) have {members}: start more workers (--nproc-per-node) or "
+            "nodes, or ask for fewer stages"
+        )
 
     def _roster_of(self, chosen: Sequence[NodeRecord], found: Joined) -> Roster:
         life, resume = self._config.life, found.resume
@@ -88,10 +100,10 @@ class Rendezvous:
 
     def on_rendezvous_late(self, due: RendezvousDue, now: float) -> list[Command]:
         if self._lacking:
-            return self._shutdown.finish(1, _no_start(self._lacking))
+            return self._shutdown.finish(1, self._lacking)
         there, limit_s = [record.name for record in self._cluster.peers.present()], self._config.times.join_timeout_s
         sentence = (
-            f"{len(there)} of at least {self._config.nodes_min} nodes came within {limit_s:g} s "
+            f"{len(there)} of at least {self._config.least.nodes} nodes came within {limit_s:g} s "
             f"({', '.join(there)}): start the others with the same --rdzv-id and --rdzv-endpoint, or lower MIN in "
             "--nnodes"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from elastrain.launcher.values import HangTimes, JobConfig, JobTimes
+from elastrain.launcher.values import HangTimes, JobConfig, JobTimes, Least
 
 _TIMES = {field.name for field in fields(JobTimes)}
 _HANGS = {field.name for field in fields(HangTimes)}
@@ -15,5 +15,6 @@ def job_config(**settings: Any) -> JobConfig:
     """A job's configuration with its times among the other settings."""
     times = JobTimes(**{name: value for name, value in settings.items() if name in _TIMES})
     hangs = HangTimes(**{name: value for name, value in settings.items() if name in _HANGS})
+    least = Least(nodes=settings.pop("nodes_min", 1), members=settings.pop("members_min", 1))
     others = {name: value for name, value in settings.items() if name not in _TIMES | _HANGS}
-    return JobConfig(**others, times=times, hangs=hangs)
+    return JobConfig(**others, least=least, times=times, hangs=hangs)

@@ -428,6 +428,20 @@ def test_too_few_nodes_a_lacking_secret_and_a_second_job_of_the_same_id(tmp_path
         assert "1 of at least 2 nodes came within 8 s (a): start the others" in first.text()
 
 
+def test_nodes_with_fewer_members_than_stages_all_end_with_the_same_sentence(tmp_path: Path, etcd: str) -> None:
+    def node(name: str) -> NodesJob:
+        options = (*node_options(etcd, tmp_path, name, nodes="2", job="stages"), "--stages", "3")
+        return NodesJob(tmp_path, *options, arguments=ARGUMENTS, name=name)
+
+    with node("a") as a, node("b") as b:
+        for job in (a, b):
+            assert job.process.wait(60) == 1
+            assert "--stages 3 asks for pipelines of 3 members, and the nodes that came (a, b) have 2" in job.text()
+            assert not job.events("worker_start")
+            job.assert_nothing_left()
+    wait_until_no_key_is_left(EtcdStore(EtcdConfig(endpoints=(etcd,))))
+
+
 def test_what_scripts_are_told_about_several_nodes(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -306,6 +306,41 @@ def test_too_few_nodes_end_with_a_sentence_that_says_who_came() -> None:
         assert agent.end.sentence.startswith("2 of at least 3 nodes came within 10 s (node0, node1): start the others")
 
 
+def few_members(**config: Any) -> Cluster:
+    cluster = Cluster()
+    for name in ("node0", "node1"):
+        cluster.add(name, nodes_min=2, join_timeout_s=10.0, last_call_s=1.0, **config)
+    return cluster
+
+
+def test_fewer_members_than_stages_end_on_every_node_once_all_nodes_are_here() -> None:
+    for agent in few_members(nodes_max=2, members_min=3).agents.values():
+        assert agent.end is not None
+        assert agent.end.code == 1
+        assert agent.end.sentence.startswith(
+            "--stages 3 asks for pipelines of 3 members, and the nodes that came (node0, node1) have 2: start more"
+        )
+        assert not any(isinstance(c, Start) for c in agent.done)
+
+
+def test_another_node_with_the_members_that_stages_lack_is_waited_for() -> None:
+    cluster = few_members(nodes_max=3, members_min=3)
+    cluster.tick(5.0)
+    assert [agent.end for agent in cluster.living] == [None, None]
+    cluster.add("node2", nodes_min=2, members_min=3)
+    assert {c.member for agent in cluster.living for c in agent.done if isinstance(c, Start)} == {"m0", "m1", "m2"}
+
+
+def test_members_that_stages_lack_are_waited_for_no_longer_than_nodes() -> None:
+    cluster = few_members(nodes_max=3, members_min=3)
+    cluster.tick(5.0)
+    cluster.tick(5.1)
+    assert {agent.end.sentence.split(",")[0] for agent in cluster.agents.values() if agent.end} == {
+        "--stages 3 asks for pipelines of 3 members"
+    }
+    assert all(agent.end is not None for agent in cluster.agents.values())
+
+
 def test_spec_of_another_node_counts() -> None:
     cluster = Cluster()
     for name in ("node0", "node1", "node2"):
