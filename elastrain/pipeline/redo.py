@@ -60,7 +60,7 @@ class Redo:
     """New ones, by run and block."""
     resends: tuple[Resend, ...]
     adopted: Mapping[str, tuple[int, ...]]
-    """Member -> blocks without a living replica of which it becomes one. Their shards' holders publish to it first."""
+    """Member -> missing blocks without a living replica of which it becomes one. Their holders publish to it first."""
     reason: str
 
     @property
@@ -73,14 +73,14 @@ def redo(situation: LossSituation) -> Redo:
     """Decide what is computed again, by whom, and which kept tensors are sent again."""
     # Living tasks stay where they are, begun or not: moving them would compute something twice and send it again.
     living = tuple(progress for report in situation.reports.values() for progress in report.tasks)
-    adopted = _adopted(situation)
+    runs = range(situation.shape.runs)
+    missing = [_missing(situation, run, [p for p in living if p.task.run == run]) for run in runs]
     # Blocks without a replica are given away before any stretch is: a stretch may need them.
+    adopted = _adopted(situation, frozenset().union(*missing))
     handing = _Handing(situation, adopted, _loads(situation, living))
-    tasks: list[Task] = []
-    for run in range(situation.shape.runs):
-        missing = _missing(situation, run, [p for p in living if p.task.run == run])
-        for begin, end in _stretches(missing):
-            tasks += handing.hand_out(run, begin, end)
+    tasks = [
+        task for run in runs for begin, end in _stretches(missing[run]) for task in handing.hand_out(run, begin, end)
+    ]
     resends = _resends(situation, [*living, *(TaskProgress(task=task) for task in tasks)])
     redone = sum(task.end - task.begin for task in tasks)
     reason = f"{redone} of {situation.shape.blocks * situation.shape.runs} (block, run) pairs are computed again"
@@ -170,14 +170,15 @@ def _loads(situation: LossSituation, living: Iterable[TaskProgress]) -> dict[str
     return loads
 
 
-def _adopted(situation: LossSituation) -> dict[str, tuple[int, ...]]:
-    """Name one member for each block without a living replica: for neighbouring blocks the same, who holds least."""
+def _adopted(situation: LossSituation, missing: Collection[int]) -> dict[str, tuple[int, ...]]:
+    """Name one member for each missing block without a living replica: who holds least, for neighbours the same one."""
     # It is the same on all members, because a task with such a block may be handed to nobody else.
     holds = {
         member: sum(situation.graph.flops[b] for b, of in enumerate(situation.replicas) if member in of)
         for member in situation.reports
     }
-    orphaned = [b for b, of in enumerate(situation.replicas) if not any(m in situation.reports for m in of)]
+    # Of which nothing is left to compute in this step, nobody needs the parameters before the next plan's publish.
+    orphaned = [b for b in missing if not any(m in situation.reports for m in situation.replicas[b])]
     found: dict[str, tuple[int, ...]] = {}
     for begin, end in _stretches(orphaned):
         member = min(holds, key=lambda m: holds[m])

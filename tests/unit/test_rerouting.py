@@ -114,6 +114,19 @@ def test_gradients_that_are_folded_are_not_computed_again() -> None:
     assert {task.run for task in found.new} == {1}
 
 
+def folded(block: int, *runs: int) -> tuple[int, int, tuple[tuple[int, int], ...]]:
+    return (block, 0, tuple((run, run + 1) for run in runs))
+
+
+def test_a_block_is_adopted_only_where_some_run_lacks_it() -> None:
+    open_tasks = tuple(TaskProgress(task=Task(run, 0, 1, "a"), forwarded=1) for run in (0, 1))
+    gradients = tuple(BoundaryName(2, micro_batch, 1, Direction.GRADIENT) for micro_batch in (0, 1))
+    working_on = working(*open_tasks, kept=gradients)
+    # The second block's only replica is lost.
+    assert rerouted(a=report(work=working_on, folded=(folded(1, 0, 1),)), c=report()).adopted["c"] == frozenset()
+    assert rerouted(a=report(work=working_on, folded=(folded(1, 0),)), c=report()).adopted["c"] == {1}
+
+
 def test_more_stages_than_cuts_end_with_one_sentence() -> None:
     shape = replace(SHAPE, pipelining=Pipelining(stages=3, micro_batches=2, run_length=1))
     core = Lifecycle(me="a", shape=shape)

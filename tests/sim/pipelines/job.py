@@ -80,6 +80,8 @@ class PipelineJob:
         self.lost_in = -1
         self.redone_over = 0
         """(block, run) pairs that were computed again beyond the lost member's tasks, after one loss."""
+        self.adopted_idly = 0
+        """Blocks that were adopted by members without a task for them."""
 
     # ------------------------------------------------------------------------------------------------------- a schedule
 
@@ -314,6 +316,8 @@ class PipelineJob:
         if had is not None and decided.redone > had:
             self.redone_over += decided.redone - had
         for member, blocks in decided.adopted.items():
+            used = {block for task in decided.tasks if task.member == member for block in task.blocks}
+            self.adopted_idly += len(set(blocks) - used)
             self.adopted[member] = self.adopted.get(member, frozenset()) | set(blocks)
         for task in decided.tasks:
             self._hand_out(task)

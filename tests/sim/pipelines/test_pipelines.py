@@ -43,12 +43,14 @@ def first_found(plant: str, within: int = 200) -> str:
 
 
 def test_losses_and_joins_at_any_point_show_in_no_weight_and_nobody_waits_for_ever() -> None:
-    over = 0
+    over = idly = 0
     for seed in range(SCHEDULES):
         job = PipelineJob(seed)
         assert job.play() == "ok", f"seed {seed}"
         over += job.redone_over
+        idly += job.adopted_idly
     assert over == 0, "one loss costs that member's tasks at most"
+    assert idly == 0, "a block is adopted where it is computed, and nowhere else"
 
 
 @pytest.mark.on_demand
