@@ -72,6 +72,16 @@ class Window(Tagged, frozen=True, kw_only=True):
     """The step that was open when the first of them became short of holders."""
 
 
+class Redone(Tagged, frozen=True, kw_only=True):
+    """After a loss pipelines compute something of the open step once more; all members of the view tell the same."""
+
+    generation: int
+    """Of the view without the lost members."""
+    step: int
+    pairs: int
+    """How many (block, run) pairs."""
+
+
 class Failed(Tagged, frozen=True, kw_only=True):
     """The user's script has raised; the worker ends after this."""
 
@@ -148,6 +158,7 @@ FromWorker: TypeAlias = (
     | StepAnew
     | Progress
     | Window
+    | Redone
     | Failed
     | LostState
     | Diverged

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from elastrain.fold import leaves
+from elastrain.pipeline.again import computed_before
 from elastrain.pipeline.plan import PipelinePlan, Task, replicas, routes
 from elastrain.pipeline.redo import BlockRun, LossSituation, Resend, TaskReport, redo
 from elastrain.pipeline.tasks import StepShape, TaskProgress
@@ -26,6 +27,8 @@ class Rerouting:
     reason: str
     adopted: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """Member -> blocks of the graph of which it is a replica until the commit, besides those of the plan."""
+    redone: int = 0
+    """How many (block, run) pairs of `new` were computed before, as far as anybody alive can tell."""
 
 
 def reroute(reports: Mapping[str, Report], shape: Shape, decision: Recovery, plan: PipelinePlan) -> Rerouting:
@@ -45,7 +48,8 @@ def reroute(reports: Mapping[str, Report], shape: Shape, decision: Recovery, pla
         return Rerouting(
             tasks=_anew(whole), new=whole, resends=(), reason="the step begins by its plan", adopted=before
         )
-    decided = redo(_situation(shape, traced, decision, _replicas(plan, before), told, folded))
+    situation = _situation(shape, traced, decision, _replicas(plan, before), told, folded)
+    decided = redo(situation)
     # A task goes on where it is: what it has read and made stays with its member.
     living = tuple(progress for report in told.values() for progress in report.tasks)
     return Rerouting(
@@ -54,6 +58,7 @@ def reroute(reports: Mapping[str, Report], shape: Shape, decision: Recovery, pla
         resends=decided.resends,
         reason=decided.reason,
         adopted={m: before.get(m, frozenset()).union(decided.adopted.get(m, ())) for m in able},
+        redone=computed_before(decided.tasks, plan, situation),
     )
 
 

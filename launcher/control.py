@@ -110,7 +110,6 @@ def _merged(whole: dict[str, Any], states: Sequence[dict[str, Any]]) -> dict[str
     ranked = [known.pop(m["id"], m) | {"rank": m["rank"]} for m in whole["members"]]
     waiting = [m for m in known.values() if m["rank"] is None and m["state"] != "gone"]
     steps = [state["step"] for state in states if state["step"] is not None]
-    lost = max(int(state["steps_lost"]) for state in states)
     parked = max(states, key=lambda state: state["parked_s"] or -1.0)
     away = [state["store_away_s"] for state in states if state["store_away_s"] is not None]
     return {
@@ -119,7 +118,7 @@ def _merged(whole: dict[str, Any], states: Sequence[dict[str, Any]]) -> dict[str
         "store_away_s": max(away, default=None),
         "members": ranked + waiting,
         "step": max(steps, default=None),
-        "steps_lost": lost,
+        **{name: max(int(state[name]) for state in states) for name in ("steps_lost", "redone")},
     }
 
 

@@ -164,7 +164,7 @@ class Recovering:
         m.step.reduction.take_over(m.custody.backups.kept(m.commit.roles.mine))
         m.views.is_recovering = False
         m.loop.resume(decision, m.me)
-        m.out.do(self._resumed(decision))
+        m.out.do(self._resumed(decision, rerouting))
         m.step.reduction.resume(decision.folded)
         if rerouting is not None:
             m.step.tasks.send_again(rerouting)
@@ -224,7 +224,7 @@ class Recovering:
             m.step.runs.void_running()
         m.out.do(p.VoidAttempt(step=m.step.number))
 
-    def _resumed(self, decision: Recovery) -> p.Resumed:
+    def _resumed(self, decision: Recovery, rerouting: Rerouting | None) -> p.Resumed:
         m = self._machine
         return p.Resumed(
             view=m.views.view,
@@ -232,6 +232,7 @@ class Recovering:
             target=m.commit.roles.target,
             own=frozenset(node for partials in m.step.runs.own for node in partials.nodes),
             is_checking=m.step.check.left > 0 or m.step.audits.next_run() is not None,
+            rerouting=rerouting,
         )
 
 

@@ -63,11 +63,6 @@ class Redo:
     """Member -> missing blocks without a living replica of which it becomes one. Their holders publish to it first."""
     reason: str
 
-    @property
-    def redone(self) -> int:
-        """How many (block, run) pairs are computed again."""
-        return sum(task.end - task.begin for task in self.tasks)
-
 
 def redo(situation: LossSituation) -> Redo:
     """Decide what is computed again, by whom, and which kept tensors are sent again."""
@@ -82,8 +77,8 @@ def redo(situation: LossSituation) -> Redo:
         task for run in runs for begin, end in _stretches(missing[run]) for task in handing.hand_out(run, begin, end)
     ]
     resends = _resends(situation, [*living, *(TaskProgress(task=task) for task in tasks)])
-    redone = sum(task.end - task.begin for task in tasks)
-    reason = f"{redone} of {situation.shape.blocks * situation.shape.runs} (block, run) pairs are computed again"
+    pairs = sum(task.end - task.begin for task in tasks)
+    reason = f"{pairs} of {situation.shape.blocks * situation.shape.runs} (block, run) pairs handed out again"
     if adopted:
         named = ", ".join(f"{member} takes {len(blocks)}" for member, blocks in adopted.items())
         reason += f"; blocks without a living replica: {named}"

@@ -10,6 +10,7 @@ from elastrain.messages import Message
 from elastrain.pipeline.plan import Task
 from elastrain.placement import Placement
 from elastrain.protocol.work import Work
+from elastrain.rerouting import Rerouting
 from elastrain.values import Record, Recovery
 from elastrain.world import View
 
@@ -171,6 +172,8 @@ class Resumed:
     """This member's partials of the open step, of all blocks."""
     is_checking: bool
     """A neighbour's micro-batch is still to be computed here."""
+    rerouting: Rerouting | None = None
+    """Of a step in pipelines: who computes what of it from now on."""
 
 
 # Before the first state is captured: so it is known when the last one is written.

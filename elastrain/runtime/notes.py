@@ -25,15 +25,18 @@ class Notes:
 
     def resumed(self, command: p.Resumed) -> None:
         """A view is in order."""
-        recovery = command.recovery
+        recovery, rerouting, generation = command.recovery, command.rerouting, command.view.generation
         self._journal.write(
             "resumed",
-            generation=command.view.generation,
+            generation=generation,
             committed=recovery.committed,
-            redone=recovery.redone,
-            reason=recovery.reason,
+            redone=recovery.redone if rerouting is None else rerouting.redone,
+            reason=recovery.reason if rerouting is None else rerouting.reason,
             runs={member: list(runs) for member, runs in recovery.runs.items()},
         )
+        if rerouting is not None and rerouting.redone:
+            step = recovery.committed + 1
+            self._agent.say(am.Redone(generation=generation, step=step, pairs=rerouting.redone))
 
     def passed(self, record: Record, view: View | None) -> None:
         """What a record says besides its step."""

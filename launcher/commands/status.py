@@ -34,6 +34,8 @@ def _show(state: dict[str, Any]) -> None:
         print(f"life        {state['life']}, after the job had lost its state")
     print(f"generation  {state['generation']}")
     print(f"step        {_or_dash(state['step'])}, loss {_number(state['loss'])}, steps lost {state['steps_lost']}")
+    if state["redone"]:
+        print(f"redone      {state['redone']} (block, run) pairs of pipelines, after losses")
     print(f"restarts    {state['restarts_left']} left")
     if state["redundancy"]:
         print(f"redundancy  {state['redundancy']}")

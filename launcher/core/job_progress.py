@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from elastrain.agent_messages import Progress
+from elastrain.agent_messages import Progress, Redone
+from elastrain.launcher.values import Command, Log
 
 _REASONS_MAX = 8
 
@@ -16,6 +17,9 @@ class JobProgress:
         self.step: int | None = None
         self.loss: float | None = None
         self.samples: int | None = None
+        self.redone_pairs = 0
+        """How many (block, run) pairs pipelines have computed once more after losses."""
+        self._redone_in = 0
         self._step_at_new_links: int | None = None
         self.reasons: list[str] = []
         """The newest last."""
@@ -32,6 +36,14 @@ class JobProgress:
     def take(self, message: Progress) -> None:
         if self.step is None or message.step > self.step:
             self.step, self.loss, self.samples = message.step, message.loss, message.samples
+
+    def redo(self, message: Redone) -> list[Command]:
+        """Count it once for the view, whichever of its members tells it first."""
+        if message.generation <= self._redone_in:
+            return []
+        self._redone_in = message.generation
+        self.redone_pairs += message.pairs
+        return [Log(event="redone", fields={"step": message.step, "pairs": message.pairs})]
 
     def explain(self, reason: str) -> None:
         self.reasons = [*self.reasons, reason][-_REASONS_MAX:]

@@ -158,6 +158,8 @@ class Core:
                 return commands + self._failures.stragglers.on_progress(worker, message, now)
             case am.Window():
                 return self.cluster.window.take(worker.id, message, now)
+            case am.Redone():
+                return self.cluster.progress.redo(message)
             case am.Suspect():
                 # Its watcher sees deaths of members elsewhere on this machine; its own node's this agent sees itself.
                 proof = message.dead and message.member not in self.cluster.workers.by_id

@@ -127,6 +127,31 @@ def test_a_block_is_adopted_only_where_some_run_lacks_it() -> None:
     assert rerouted(a=report(work=working_on, folded=(folded(1, 0),)), c=report()).adopted["c"] == {1}
 
 
+def kept(direction: Direction, *micro_batches: int) -> tuple[BoundaryName, ...]:
+    return tuple(BoundaryName(2, micro_batch, 1, direction) for micro_batch in micro_batches)
+
+
+def test_of_a_lost_last_stage_what_has_sent_its_gradient_counts_as_computed_again() -> None:
+    open_tasks = tuple(TaskProgress(task=Task(run, 0, 1, "a"), forwarded=1) for run in (0, 1))
+    here = (*kept(Direction.ACTIVATION, 0, 1), *kept(Direction.GRADIENT, 0))
+    found = rerouted(a=report(work=working(*open_tasks, kept=here)), c=report())
+    assert (len(found.new), found.redone) == (2, 1)
+
+
+def test_of_a_lost_first_stage_what_has_got_its_gradient_counts_as_computed_again() -> None:
+    open_tasks = (TaskProgress(task=Task(1, 1, 2, "b")),)
+    here = (*kept(Direction.ACTIVATION, 0), *kept(Direction.GRADIENT, 0))
+    found = rerouted(b=report(work=working(*open_tasks, kept=here), own=((), ((0, 1),))), c=report())
+    assert (len(found.new), found.redone) == (2, 1)
+
+
+def test_what_is_there_and_lies_on_the_way_counts_as_computed_again() -> None:
+    # The activation of run 0 is gone with both: what is folded of it is made once more.
+    found = rerouted(c=report(folded=(folded(0, 0),)))
+    assert found.redone == 1
+    assert {(block, task.run) for task in found.new for block in task.blocks} == {(0, 0), (1, 0), (0, 1), (1, 1)}
+
+
 def test_more_stages_than_cuts_end_with_one_sentence() -> None:
     shape = replace(SHAPE, pipelining=Pipelining(stages=3, micro_batches=2, run_length=1))
     core = Lifecycle(me="a", shape=shape)

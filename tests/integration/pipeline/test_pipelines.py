@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.pipeline.figures import actions, pairs
 from experiments.pipeline.present import whole
 from tests.support.training import SCRIPT, SCRIPTS, Run, assert_equal_to_undisturbed, run_job, undisturbed
 
@@ -106,6 +107,22 @@ def test_a_loss_in_any_phase_at_any_place_of_a_pipeline_changes_no_bit(tmp_path:
     run = trained(tmp_path, 3, 3, *arguments, faults=(fault,))
     assert_every_step_is_that_of_one(run, *arguments)
     assert [(member, at) for member, _, at in run.phases_struck()] == [(f"m{place}", phase)]
+    assert_what_was_redone_is_told(run, step)
+
+
+def assert_what_was_redone_is_told(run: Run, step: int) -> None:
+    """The journals' (block, run) pairs that went backward twice, but what was in flight at the loss."""
+    done = actions(run.journals)
+    again = sum(count - 1 for count in pairs(done, step).values())
+    (told,) = {
+        sum(event["redone"] for event in events if event["event"] == "resumed" and event["generation"] > 1)
+        for member, events in run.journals.items()
+        if any(event["event"] == "finished" and event["step"] > step for event in events) and int(member[1:]) < 3
+    }
+    # Its maker has told a gradient when it is in memory, and its journal a moment later; one may be on its way.
+    in_flight = max(each.end - each.begin for each in done if each.step == step)
+    assert abs(told - again) <= in_flight, (told, again)
+    assert sum(event["pairs"] for event in run.events if event["event"] == "redone") == told
 
 
 @pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.on_demand), 1])

@@ -227,7 +227,7 @@ class PipelineJob:
         if name.step > member.step:
             member.early[name] = value
         elif member.desk.arrive(name):
-            member.values[name] = value
+            member.values.setdefault(name, value)
 
     # ---------------------------------------------------------------------------------------------------------- commits
 
@@ -313,8 +313,9 @@ class PipelineJob:
         able = [name for name in self.alive if name in self.plan.members]
         situation = self._situation(able)
         decided = redo(situation)
-        if had is not None and decided.redone > had:
-            self.redone_over += decided.redone - had
+        given = sum(task.end - task.begin for task in decided.tasks)
+        if had is not None and given > had:
+            self.redone_over += given - had
         for member, blocks in decided.adopted.items():
             used = {block for task in decided.tasks if task.member == member for block in task.blocks}
             self.adopted_idly += len(set(blocks) - used)

@@ -18,6 +18,7 @@ from elastrain.agent_messages import (
     NoRoom,
     Note,
     Progress,
+    Redone,
     Suspect,
 )
 from elastrain.launcher.core import Core
@@ -806,6 +807,15 @@ def test_steps_committed_again_are_counted() -> None:
     assert job.core.cluster.workers.steps_lost == 0
     job.commit(1, "m0")
     assert job.core.cluster.workers.steps_lost == 2
+
+
+def test_what_pipelines_compute_again_is_counted_once_per_view() -> None:
+    job = running()
+    told = [job.say(member, Redone(generation=2, step=4, pairs=6)) for member in ("m0", "m1")]
+    assert [len(of(Log, each)) for each in told] == [1, 0]
+    assert of(Log, told[0])[0].fields == {"step": 4, "pairs": 6}
+    job.say("m0", Redone(generation=3, step=4, pairs=2))
+    assert describe(job.core, "job", NOW)["redone"] == 8
 
 
 def test_worker_stage_follows_its_life() -> None:
