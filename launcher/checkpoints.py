@@ -6,7 +6,7 @@ No torch is imported for it, and the rooms of the checkpoints only when they are
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,29 +64,51 @@ def newest_step(options: RunOptions) -> int | None:
 def held_place(options: RunOptions) -> Iterator[None]:
     """Write something where checkpoints are to be, and hold it for this job, before any worker starts.
 
-    The kernel lets go of it with this process. Raises ConfigError where it cannot be written, or is a living job's.
+    The kernel lets go of it with this process. A job that has written nothing there leaves nothing there. Raises
+    ConfigError where it cannot be written, is a living job's, or has checkpoints beside which the job may not write.
     """
+    if options.checkpoint_dir is None:
+        yield
+        return
+    from elastrain.snapshot.durable.errors import CheckpointError
+    from elastrain.snapshot.durable.places.opening import place_at
+
+    is_new = not _is_there(options.checkpoint_dir)
     claim = _claimed(options)
     try:
         yield
     finally:
-        if claim is not None:
-            claim.release()
+        # What is written is whole; what cannot be tidied up now is in nobody's way.
+        with suppress(CheckpointError):
+            if claim is not None:
+                claim.withdraw()
+            if is_new and not (place := place_at(options.checkpoint_dir)).names():
+                place.remove("")
+
+
+def _is_there(folder: str) -> bool:
+    from elastrain.snapshot.durable.errors import CheckpointError
+    from elastrain.snapshot.durable.places.opening import place_at
+
+    try:
+        return place_at(folder).exists()
+    except CheckpointError:  # `_claimed` says it
+        return True
 
 
 def _claimed(options: RunOptions) -> Claim | None:
-    if options.checkpoint_dir is None:
-        return None
     from elastrain.snapshot.durable.errors import CheckpointError, TakenError
-    from elastrain.snapshot.durable.owner import hold_for
+    from elastrain.snapshot.durable.owner import claim, hold_for
     from elastrain.snapshot.durable.places.opening import place_at
     from elastrain.snapshot.durable.publishing import try_out
 
+    assert options.checkpoint_dir is not None
     try:
         place = place_at(options.checkpoint_dir)
         try_out(place)
         # Of local disks, each node holds its own.
-        return hold_for(place, options.job)
+        held = hold_for(place, options.job)
+        return claim(place, options.job) if held is None and options.resume.source == NONE else held
     except TakenError as error:
         raise ConfigError(f"--checkpoint-dir: {error}") from None
     except CheckpointError as error:

@@ -46,16 +46,17 @@ def run_alone(options: RunOptions) -> End:
 
     with ExitStack() as stack:
         stack.enter_context(held_place(options))
+        life = Life()
+        started = _with_start(options, life)  # a job that is refused leaves nothing behind
         options = options.with_own_log_dir()
         guardian = stack.enter_context(Guardian("AGENT", environment.without("ELASTRAIN_")))
         run = rundir.create(options.output.run_dir, options.job)
         stack.callback(run.secret.unlink, missing_ok=True)
         guardian.remove(run.secret)
         say(f"job {options.job}, {count(options.size.workers, 'worker')}; run folder {run.path}")
-        life = Life()
         while True:
             faults = options.faults_from(time.monotonic())
-            config = options.config(life=_with_start(options, life))
+            config = options.config(life=started)
             agent = Agent(_agent_config(options, config, run), MemoryStore(), guardian, faults)
             ended = LifeEnd(life=life, end=agent.run(), first_member=agent.first_unused_member)
             following = after_alone(ended, _newest_step(options, ended.end))
@@ -63,6 +64,7 @@ def run_alone(options: RunOptions) -> End:
             if following.life is None:
                 return end
             options, life = options.in_a_later_life(), following.life
+            started = _with_start(options, life)
 
 
 def run_node(options: RunOptions, node: NodeOptions, run: RunDir | None = None) -> End:

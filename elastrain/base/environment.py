@@ -81,7 +81,7 @@ def checkpoint_options() -> CheckpointOptions | None:
     place = os.environ.get(checkpoints.DIR)
     if not place:
         return None
-    every, resumed = os.environ.get(checkpoints.EVERY), resume()
+    every, source = os.environ.get(checkpoints.EVERY), os.environ.get(checkpoints.SOURCE) or None
     steps, seconds = parse_every(every) if every else (0, 0.0)
     return CheckpointOptions(
         place=place,
@@ -90,9 +90,23 @@ def checkpoint_options() -> CheckpointOptions | None:
         keep=int(os.environ.get(checkpoints.KEEP, "3")),
         keep_for_s=float(age) if (age := os.environ.get(checkpoints.KEEP_FOR)) else None,
         layout=os.environ.get(checkpoints.LAYOUT, checkpoints.SHARED),
-        source=os.environ.get(checkpoints.SOURCE) or None,
-        resumes=resumed is not None and (not resumed.disks or any(disk.node == _node() for disk in resumed.disks)),
+        source=source,
+        resumes=_goes_on_from(place, source),
     )
+
+
+def _goes_on_from(place: str, source: str | None) -> bool:
+    """Whether the job starts from what lies in this very place, and not from a copy elsewhere."""
+    resumed = resume()
+    if resumed is None:
+        return False
+    if resumed.disks:
+        return _is_same(source or place, place) and any(disk.node == _node() for disk in resumed.disks)
+    return _is_same(resumed.place, place)
+
+
+def _is_same(one: str, other: str) -> bool:
+    return one == other or ("://" not in one + other and os.path.realpath(one) == os.path.realpath(other))
 
 
 def statement_wish() -> StatementWish | None:

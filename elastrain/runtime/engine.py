@@ -312,6 +312,7 @@ class Engine:
         self._pace.recovery.end()
         self._notes.resumed(command)
         self._notes.tell_window(self._core)
+        self._parts.executor.resumed()
         if self._parts.memory is None:
             return None
         return p.CopyBudgetSet(parameters_bytes=self._parts.memory.resumed(command, self._core.shape))

@@ -113,6 +113,11 @@ class Executor:
         if self.checkpoints is not None:
             self.checkpoints.use_loop(loop_payload)
 
+    def resumed(self) -> None:
+        """A view is in order. Raises ConfigError where the place of its checkpoints is another job's."""
+        if self.checkpoints is not None:
+            self.checkpoints.begin()
+
     def checkpoint_settled(self, message: am.CheckpointSettled) -> None:
         """The agent has answered whether a checkpoint may become visible."""
         if self.checkpoints is not None:

@@ -50,6 +50,25 @@ class Claim:
         """Let it go: when no process of the job holds it, another job may take the place over."""
         self._hold.release()
 
+    def withdraw(self) -> None:
+        """Let it go; where nobody has written anything beside it and nobody else holds it, it was never claimed.
+
+        Raises CheckpointError.
+        """
+        self._hold.release()
+        if owner_of(self._place) != self._owner or self._place.names() != [OWNER]:
+            return
+        try:
+            alone = _alone(self._place, self._owner)
+        except TakenError:
+            return
+        try:
+            # Whoever has opened it before looks again whose it is.
+            if alone.keeps_others_out and owner_of(self._place) == self._owner:
+                self._place.remove(OWNER)
+        finally:
+            alone.release()
+
 
 def claim(place: CheckpointPlace, job: str, *, take_over: bool = False) -> Claim:
     """Claim the place for a job; each of its processes does so. `take_over`: the job resumes from what lies there.
@@ -73,8 +92,8 @@ def claim(place: CheckpointPlace, job: str, *, take_over: bool = False) -> Claim
 def hold_for(place: CheckpointPlace, job: str) -> Claim | None:
     """Refuse a place that a living process of another job holds; else hold it, as far as it holds no checkpoints yet.
 
-    None where others' checkpoints lie there: whether the job may go on in it depends on what it starts from. Raises
-    TakenError, with one sentence; CheckpointError.
+    None where others' checkpoints lie there: a job that goes on from them takes the place over once nothing refuses
+    it any more. Raises TakenError, with one sentence; CheckpointError.
     """
     owner = owner_of(place)
     if owner is not None and owner.job != job:

@@ -122,6 +122,10 @@ class Checkpoints:
         self._disk.open()
         self._thread.start()
 
+    def begin(self) -> None:
+        """A view is in order: the place that the job goes on from becomes its own. Raises ConfigError, as `open`."""
+        self._disk.take_over()
+
     # --------------------------------------------------------------------------------------------- for the books
 
     def has_room(self, size_bytes: int) -> bool:

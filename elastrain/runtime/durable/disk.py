@@ -2,13 +2,14 @@
 
 On local disks a place has the parts of one node. One member of each node, its keeper, writes the loop's state there,
 puts the manifest beside it, and reads back what lies there. An older checkpoint goes once every node has told that
-its part of a newer one was read back whole. All but `open` and `close` is for the writer's thread.
+its part of a newer one was read back whole. All but `open`, `take_over` and `close` is for the writer's thread.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 from torch import Tensor
@@ -27,8 +28,9 @@ from elastrain.snapshot.durable.manifest import (
     name_of,
     place_in_time,
 )
-from elastrain.snapshot.durable.owner import Claim, claim
+from elastrain.snapshot.durable.owner import Claim, claim, hold_for
 from elastrain.snapshot.durable.places.opening import place_at
+from elastrain.snapshot.durable.places.port import CheckpointPlace
 from elastrain.snapshot.durable.plain import pack_named
 from elastrain.snapshot.durable.pruning import removals, remove
 from elastrain.snapshot.durable.publishing import mark_verified, publish, visible
@@ -89,9 +91,20 @@ class CheckpointDisk:
         self._verified: list[str] = []
 
     def open(self) -> None:
-        """Claim the place. Raises ConfigError where it is another job's; other problems are said when it is used."""
+        """Claim the place, if it is not to be taken over from another job: see `take_over`.
+
+        Raises ConfigError where it is another job's; other problems are said when it is used.
+        """
+        self._claim_by(hold_for if self._options.resumes else claim)
+
+    def take_over(self) -> None:
+        """The job goes on from what lies here: nothing refuses it any more. Raises ConfigError, as `open`."""
+        if self._claim is None and self._options.resumes:
+            self._claim_by(partial(claim, take_over=True))
+
+    def _claim_by(self, ask: Callable[[CheckpointPlace, str], Claim | None]) -> None:
         try:
-            self._claim = claim(self.place, self._job, take_over=self._options.resumes)
+            self._claim = ask(self.place, self._job)
         except TakenError as error:
             raise ConfigError(str(error)) from None
         except CheckpointError as error:

@@ -206,6 +206,8 @@ class LocalPlace:
 class LocalHold:
     """An open descriptor with a lock on it."""
 
+    keeps_others_out = True
+
     def __init__(self, files: Files, fd: int) -> None:
         self._files, self._fd = files, fd
 

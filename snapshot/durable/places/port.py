@@ -45,6 +45,10 @@ class Source(Protocol):
 class FileHold(Protocol):
     """A file that this process holds; the kernel lets it go when the process ends."""
 
+    @property
+    def keeps_others_out(self) -> bool:
+        """False on a medium without locks."""
+
     def release(self) -> None:
         """Let it go."""
 

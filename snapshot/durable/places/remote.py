@@ -98,6 +98,8 @@ def _words(error: Exception) -> str:
 
 
 class _NoHold:
+    keeps_others_out = False
+
     def release(self) -> None:
         pass
 

@@ -104,8 +104,10 @@ def test_another_jobs_directory_is_refused_in_one_sentence(tmp_path: Path) -> No
     (tmp_path / "second").mkdir()
     assert run(tmp_path / "first", place).exit_code == 0
     done = run(tmp_path / "second", place, more=("--resume", "none"))
-    assert done.exit_code == 1
+    assert done.exit_code == 2
+    assert done.output.startswith("elastrain: --checkpoint-dir: ") and done.output.count("\n") == 1
     assert "holds checkpoints of job" in done.output
+    assert not (tmp_path / "second" / "run").exists()
     assert steps_of(place)
 
 

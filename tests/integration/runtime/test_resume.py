@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastrain.snapshot.durable.importing import import_files
+from elastrain.snapshot.durable.owner import claim, owner_of
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.places.opening import place_at
 from tests.support.checkpoints import save_on_disks
@@ -98,17 +99,21 @@ def _digests(done: Run) -> set[str]:
 
 
 def test_another_learning_rate_or_seed_is_refused_with_both_values_and_taken_on_purpose(tmp_path: Path) -> None:
-    whole, checkpoints = undisturbed()
-    options = ("--resume", str(checkpoints))
+    (whole, written), checkpoints = undisturbed(), tmp_path / "checkpoints"
+    shutil.copytree(written, checkpoints)
+    claim(place_at(str(checkpoints)), "before", take_over=True).release()
+    before, options = owner_of(place_at(str(checkpoints))), ("--checkpoint-dir", str(checkpoints))
     refused = run(tmp_path / "a", 1, "--lr", "0.006", options=options)
     assert refused.exit_code == 1
     rate = "lr of parameter group 0 is 0.006, the checkpoint's is 0.003"
     assert f"its initial_{rate} (and 1 more differ)" in refused.output
+    assert owner_of(place_at(str(checkpoints))) == before, "who is refused owns nothing"
     taken = run(tmp_path / "b", 1, "--seed", "8", "--lr", "0.006", options=(*options, "--accept-changes"))
     assert taken.exit_code == 0, taken.output
     assert f"its {rate}; its seed is 8, the checkpoint's is 7" in taken.output
-    (before,), (after,) = ({float(told.rpartition(" ")[2]) for told in each} for each in (whole, last_words(taken)))
-    assert after == pytest.approx(2 * before)
+    assert owner_of(place_at(str(checkpoints))) != before
+    (first,), (after,) = ({float(told.rpartition(" ")[2]) for told in each} for each in (whole, last_words(taken)))
+    assert after == pytest.approx(2 * first)
 
 
 @pytest.mark.parametrize(

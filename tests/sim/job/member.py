@@ -231,6 +231,9 @@ class SimExecutor:
     def begin_step(self, step: int, hyper: Any, loop_payload: Any) -> None:
         self.hyper[step] = hyper
 
+    def resumed(self) -> None:
+        """Whose the disk is, nobody asks here."""
+
     def is_checkpoint_due(self, view: Any, now_s: float) -> bool:
         return False
 

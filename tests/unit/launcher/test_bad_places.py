@@ -19,7 +19,7 @@ from elastrain.launcher.cli import app
 from elastrain.launcher.run_options import RunOptions
 from elastrain.launcher.worker_start import Script
 from elastrain.snapshot.durable.errors import CheckpointError
-from elastrain.snapshot.durable.owner import OWNER, Owner, owner_of
+from elastrain.snapshot.durable.owner import OWNER, Owner, claim, owner_of
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.publishing import try_out
 from tests.support.checkpoints import save
@@ -105,6 +105,33 @@ def test_a_place_that_is_good_stays_as_it_was(tmp_path: Path) -> None:
         assert [path.name for path in (tmp_path / "new").iterdir()] == [OWNER]
 
 
+def test_a_job_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+    new, folder = tmp_path / "above" / "new", tmp_path / "run"
+    code, told = run("--checkpoint-dir", str(new), "--run-dir", str(folder), "--resume", "/nowhere")
+    assert (code, told.count("\n")) == (2, 1)
+    assert "there is no such folder" in told
+    assert not new.exists()
+    assert not folder.exists()
+
+
+def test_a_job_that_has_written_nothing_leaves_a_place_as_it_was(tmp_path: Path) -> None:
+    with held_place(options(tmp_path)):
+        with held_place(options(tmp_path)):  # another node of it, which ends first
+            pass
+        assert owner_of(LocalPlace(tmp_path)) is not None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_checkpoints_of_another_job_that_this_one_does_not_go_on_from_are_no_place_for_its_own(tmp_path: Path) -> None:
+    claim(LocalPlace(tmp_path), "other").release()
+    save(LocalPlace(tmp_path), 10)
+    before = owner_of(LocalPlace(tmp_path))
+    code, told = run("--checkpoint-dir", str(tmp_path), "--resume", "none")
+    assert (code, told.count("\n")) == (2, 1)
+    assert "holds checkpoints of job other" in told
+    assert owner_of(LocalPlace(tmp_path)) == before
+
+
 def test_a_place_that_a_living_job_holds_is_refused_with_its_name_and_free_when_that_job_is_gone(
     tmp_path: Path,
 ) -> None:
@@ -116,6 +143,6 @@ def test_a_place_that_a_living_job_holds_is_refused_with_its_name_and_free_when_
             pass
     with held_place(other):
         assert owner_of(LocalPlace(tmp_path)) == Owner(job="other", claim=ANY)
-    save(LocalPlace(tmp_path), 10)
+        save(LocalPlace(tmp_path), 10)
     with held_place(one):  # what it may do here depends on what it starts from
         assert owner_of(LocalPlace(tmp_path)) == Owner(job="other", claim=ANY)

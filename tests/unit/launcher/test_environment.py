@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from elastrain.base import environment as of_a_worker
+from elastrain.base.checkpoints import CheckpointOptions
+from elastrain.base.resume import NodeDisk, Resume, as_text
 from elastrain.launcher import environment as of_the_launcher
 from elastrain.launcher.worker_start import WorkerWish
 from tests.support.sources import ROOT, product
@@ -50,6 +52,31 @@ def test_a_worker_reads_back_what_its_launcher_was_told(monkeypatch: pytest.Monk
     read = of_a_worker.read_environment()
     assert of_a_worker.stages() == 4
     assert (read.memory_limit_bytes, read.offload_dirs) == (5 << 30, (str(tmp_path), str(tmp_path / "other")))
+
+
+def test_a_place_is_gone_on_from_where_the_job_starts_from_what_lies_in_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "one")
+
+    def goes_on(place: str, source: str = "", nodes: tuple[str, ...] = ()) -> bool:
+        disks = tuple(NodeDisk(node=node, door="", endpoint="") for node in nodes)
+        resume = Resume(place=str(tmp_path / "one"), name="life-0001-step-0000000003", step=3, disks=disks)
+        monkeypatch.setenv("ELASTRAIN_RESUME", as_text(resume))
+        for name, value in CheckpointOptions(place=place, source=source).environment().items():
+            monkeypatch.setenv(name, value)
+        options = of_a_worker.checkpoint_options()
+        assert options is not None
+        return options.resumes
+
+    monkeypatch.setenv("ELASTRAIN_NODE", "node1")
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    assert goes_on(one) and goes_on(f"{tmp_path}/link/")
+    assert not goes_on(other)
+    assert not goes_on("memory://one")
+    assert goes_on(other, other, ("node0", "node1")), "each node has its own part of it there"
+    assert not goes_on(other, other, ("node0",))
+    assert not goes_on(other, one, ("node1",))
 
 
 def test_a_variable_for_a_moment_is_what_it_was_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,9 @@ class FakeExecutor:
     def begin_step(self, step: int, hyper: Any, loop_payload: Any) -> None:
         self.hyper[step] = hyper
 
+    def resumed(self) -> None:
+        pass
+
     def is_checkpoint_due(self, view: Any, now_s: float) -> bool:
         return False
 

@@ -1,0 +1,56 @@
+"""A member claims the place of its checkpoints at once, or, from another job, with its first view."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastrain.base.checkpoints import CheckpointOptions
+from elastrain.errors import ConfigError
+from elastrain.runtime.durable.disk import CheckpointDisk
+from elastrain.snapshot.durable.owner import claim, owner_of
+from elastrain.snapshot.durable.places.local import LocalPlace
+from tests.support.checkpoints import save
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> LocalPlace:
+    """With a checkpoint of a job that has ended."""
+    place = LocalPlace(tmp_path)
+    claim(place, "before").release()
+    save(place, 10)
+    return place
+
+
+def disk(place: LocalPlace, job: str = "job") -> CheckpointDisk:
+    return CheckpointDisk(CheckpointOptions(place=place.location, resumes=True), job, lambda *_, **__: None)
+
+
+def owner(place: LocalPlace) -> str:
+    found = owner_of(place)
+    assert found is not None
+    return found.job
+
+
+def test_nothing_changes_hands_before_there_is_a_view(place: LocalPlace) -> None:
+    refused, taken, second = disk(place, "refused"), disk(place), disk(place)
+    for each in (refused, taken, second):
+        each.open()
+    refused.close()
+    assert owner(place) == "before"
+    for each in (taken, second):
+        each.take_over()
+        each.take_over()  # with each later view
+        each.check()
+    assert owner(place) == "job"
+
+
+def test_of_two_jobs_that_go_on_from_one_place_the_second_is_refused(place: LocalPlace) -> None:
+    one, other = disk(place, "one"), disk(place, "other")
+    one.open()
+    other.open()
+    one.take_over()
+    with pytest.raises(ConfigError, match="in use by job one, which is alive"):
+        other.take_over()
+    assert owner(place) == "one"
