@@ -6,7 +6,7 @@ shards, for which the step waits. Nothing else can leave, and splitting a micro-
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from elastrain.fold import Fold, Node, absorb
@@ -203,7 +203,7 @@ class Held:
 
     shard: int
     is_primary: bool
-    parameters_bytes: int
+    gradient_bytes: int
     leaves_bytes: int
 
 
@@ -214,11 +214,13 @@ def held_by(
     *,
     moments: float | Sequence[float],
     masters: bool = False,
+    frozen: Collection[int] = (),
 ) -> tuple[Held, ...]:
     """List what `member` holds in any of these placements: that of now, and those to come.
 
     moments: size of the optimizer's own state, in units of the parameters': of all shards, or of each.
     masters: whether primaries keep masters.
+    frozen: shards that get no gradients.
     """
     more = moments if isinstance(moments, Sequence) else [moments] * len(sizes)
     # A primary's parameters are the model's, unless it keeps masters. A backup has parameters of its own, and a second
@@ -232,7 +234,7 @@ def held_by(
         Held(
             shard=shard,
             is_primary=shard in primary,
-            parameters_bytes=sizes[shard],
+            gradient_bytes=0 if shard in frozen else sizes[shard],
             leaves_bytes=round(sizes[shard] * (2 * (1 + more[shard]) if shard in backup else more[shard] + masters)),
         )
         for shard in sorted(primary | backup)
@@ -245,8 +247,8 @@ def sums_bytes(held: Sequence[Held], members: int, behind_bytes: int) -> int:
     As a primary: sums on the way, scratch of updates. As a backup: kept gradients of two steps, and scratch for the
     `behind_bytes` that are updated in one go.
     """
-    primary_bytes = sum(each.parameters_bytes for each in held if each.is_primary)
-    backup_bytes = sum(each.parameters_bytes for each in held if not each.is_primary)
+    primary_bytes = sum(each.gradient_bytes for each in held if each.is_primary)
+    backup_bytes = sum(each.gradient_bytes for each in held if not each.is_primary)
     return (1 + sums_needed(members)) * primary_bytes + 2 * backup_bytes + behind_bytes
 
 

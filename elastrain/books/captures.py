@@ -5,8 +5,10 @@ What was captured is the checkpoint's own: nothing that the next steps do to a s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from elastrain import protocol as p
-from elastrain.books.ports import CaptureSink, StateStore
+from elastrain.books.ports import CaptureSink, State, StateStore
 
 COPY_BYTES = 4 << 20
 """State that is copied in one go behind the scenes: it keeps the engine from its messages for that long."""
@@ -18,8 +20,8 @@ class Captures:
     def __init__(self, states: StateStore[int], sink: CaptureSink) -> None:
         self._states = states
         self._sink = sink
-        self._due: dict[int, int] = {}
-        """Shard -> step of which its state is now."""
+        self._due: dict[int, tuple[int, int | None]] = {}
+        """Shard -> step of which its state is now, and its digest where that is known."""
 
     @property
     def has_work(self) -> bool:
@@ -27,7 +29,8 @@ class Captures:
         return bool(self._due) and self._sink.has_room(self._states.size_bytes(next(iter(self._due))))
 
     def capture(self, command: p.Capture) -> None:
-        self._due.update(dict.fromkeys(command.shards, command.step))
+        digests = zip(command.shards, command.digests, strict=True)
+        self._due.update({shard: (command.step, digest) for shard, digest in digests})
 
     def work(self) -> None:
         """Copy some."""
@@ -35,21 +38,26 @@ class Captures:
         while size_bytes < COPY_BYTES and self.has_work:
             shard = next(iter(self._due))
             size_bytes += self._states.size_bytes(shard)
-            self._sink.take(self._due.pop(shard), self._states.copy(shard))
+            self._sink.take(*self._due.pop(shard), self._states.copy(shard))
 
     def settle(self, shard: int) -> None:
         """The state is about to change in place, or its memory to be used otherwise: copy it, if it is to be."""
         if shard in self._due:
-            # Here, and only here, a step may wait for the disk: where all the room for copies is taken.
-            self._sink.make_room(self._states.size_bytes(shard))
-            self._sink.take(self._due.pop(shard), self._states.copy(shard))
+            self._pass_on(shard, self._states.copy)
 
     def give_away(self, shard: int) -> None:
         """Another state takes its place: what is to be captured need not be copied."""
-        step = self._due.pop(shard, None)
-        # Moved and not copied: it would be thrown away next.
-        if step is not None:
-            self._sink.take(step, self._states.pop(shard))
+        # Moved and not copied: it would be thrown away next. Its successor has memory already, so both are there.
+        if shard in self._due:
+            self._pass_on(shard, self._states.pop)
+
+    def _pass_on(self, shard: int, captured: Callable[[int], State]) -> None:
+        # Here, and only here, a step may wait for the disk: where all the room for copies is taken, or none would do.
+        of = self._due.pop(shard)
+        if self._sink.make_room(self._states.size_bytes(shard)):
+            self._sink.take(*of, captured(shard))
+        else:
+            self._sink.lend(*of, self._states[shard])
 
     def drop(self, step: int) -> None:
-        self._due = {shard: due for shard, due in self._due.items() if due != step}
+        self._due = {shard: due for shard, due in self._due.items() if due[0] != step}

@@ -129,11 +129,17 @@ class CaptureSink(Protocol):
     def has_room(self, size_bytes: int) -> bool:
         """Whether it takes a state of this size without anybody waiting."""
 
-    def make_room(self, size_bytes: int) -> None:
-        """Wait until it does: somebody waits for the state that is taken next."""
+    def make_room(self, size_bytes: int) -> bool:
+        """Wait until it does: somebody waits for the state that is taken next. False where it never will."""
 
-    def take(self, step: int, state: State) -> None:
-        """The state, as of `step`, is the sink's own from now on: it shares no memory with anything that changes."""
+    def take(self, step: int, digest: int | None, state: State) -> None:
+        """The state, as of `step`, is the sink's own from now on: it shares no memory with anything that changes.
+
+        digest: as `Arithmetic.digest` has it; None where nobody knows it yet.
+        """
+
+    def lend(self, step: int, digest: int | None, state: State) -> None:
+        """The state, as of `step`, is to change next: wait until it is written, since there is no room for a copy."""
 
 
 class NoSink:
@@ -142,6 +148,9 @@ class NoSink:
     def has_room(self, size_bytes: int) -> bool:
         return True
 
-    def make_room(self, size_bytes: int) -> None: ...
+    def make_room(self, size_bytes: int) -> bool:
+        return True
 
-    def take(self, step: int, state: State) -> None: ...
+    def take(self, step: int, digest: int | None, state: State) -> None: ...
+
+    def lend(self, step: int, digest: int | None, state: State) -> None: ...

@@ -120,7 +120,8 @@ class Checkpointing:
         ready = sorted(s for s in self.open.to_capture if self._holdings.has(s, self.open.step))
         if ready:
             self.open.to_capture -= set(ready)
-            self._out.do(p.Capture(step=self.open.step, shards=tuple(ready)))
+            digests = tuple(self._holdings[s].digest for s in ready)
+            self._out.do(p.Capture(step=self.open.step, shards=tuple(ready), digests=digests))
 
     def on_began(self, step: int, state: str) -> None:
         """The loop has entered `step` with this state: that is how it goes on from the step before."""

@@ -264,6 +264,8 @@ class Capture:
 
     step: int
     shards: tuple[int, ...]
+    digests: tuple[int | None, ...]
+    """Of each, as far as it is known: what has changed until it is written is no state of that step."""
 
 
 @dataclass(frozen=True, kw_only=True)

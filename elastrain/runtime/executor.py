@@ -18,6 +18,7 @@ from elastrain.layout import Layout
 from elastrain.offload.device import Device
 from elastrain.runtime.arithmetic import TensorArithmetic
 from elastrain.runtime.durable.checkpoints import Checkpoints
+from elastrain.runtime.durable.parts import Room
 from elastrain.runtime.flats import Allocate, in_private_memory
 from elastrain.runtime.gradients import GradientMemory, GradientSlot
 from elastrain.runtime.model import ModelState
@@ -130,7 +131,7 @@ class Executor:
     def write_checkpoints(self, checkpoints: Checkpoints) -> None:
         """What is captured goes there."""
         self.checkpoints = checkpoints
-        self.books.capture_into(checkpoints)
+        self.books.capture_into(checkpoints.captured)
 
     # ----------------------------------------------------------------------------------------------- memory, in bytes
 
@@ -155,14 +156,13 @@ class Executor:
         return sum(s.memory_bytes() for s in self._stores), sum(s.disk_bytes() for s in self._stores)
 
     def memory_bytes(self) -> int:
-        """All that this class and the model hold in memory, and states that wait for a checkpoint's disk."""
-        captured_bytes = 0 if self.checkpoints is None else self.checkpoints.room.used_bytes
-        return self.model.nbytes + self.gradients_bytes() + self.states_bytes()[0] + captured_bytes
+        """All that this class and the model hold in memory; not the states that wait for a checkpoint's disk."""
+        return self.model.nbytes + self.gradients_bytes() + self.states_bytes()[0]
 
-    def limit_captures(self, limit_bytes: int) -> None:
-        """So much may wait for a checkpoint's disk at a time; one state always may."""
-        if self.checkpoints is not None:
-            self.checkpoints.room.limit_bytes = limit_bytes
+    @property
+    def captures(self) -> Room | None:
+        """For states that wait for a checkpoint's disk; None where no checkpoint is written."""
+        return None if self.checkpoints is None else self.checkpoints.captured.room
 
     def _home(self, shard: int) -> Tensor:
         its = self.layout.shards[shard]

@@ -34,6 +34,11 @@ def has_masters(layout: Layout) -> bool:
     return any(shard.master_dtype != shard.dtype for shard in layout.shards)
 
 
+def frozen_shards(layout: Layout) -> frozenset[int]:
+    """Shards that get no gradients: nobody adds any for them."""
+    return frozenset(shard.index for shard in layout.shards if not shard.lanes)
+
+
 class FlatBuffers:
     """Flats, given as index -> (elements, name of the dtype), as slices of one allocation per dtype."""
 

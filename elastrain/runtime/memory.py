@@ -6,6 +6,7 @@ import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 MEASURED_STEPS = 8
@@ -63,6 +64,17 @@ class PeakMeter:
         return self._own_bytes
 
 
+@dataclass(frozen=True, kw_only=True)
+class CapturedBytes:
+    """Of states that wait for a checkpoint's disk: the most in a step, and what is left at its end."""
+
+    most_bytes: int
+    now_bytes: int
+
+
+NOTHING_CAPTURED = CapturedBytes(most_bytes=0, now_bytes=0)
+
+
 class StepsTaken:
     """What steps have taken besides what is accounted for: interpreter, libraries, data, and computing itself."""
 
@@ -71,7 +83,8 @@ class StepsTaken:
         """Measured so far."""
         self._meter = meter
         self._in_view = self._in_last_view = 0
-        self._besides_bytes: deque[int] = deque(maxlen=MEASURED_STEPS)
+        self._besides: deque[tuple[int, int]] = deque(maxlen=MEASURED_STEPS)
+        """Of each step, at least and at most: captured states come and go, and nobody knows when the peak was."""
 
     @property
     def has_settled(self) -> bool:
@@ -101,19 +114,27 @@ class StepsTaken:
         """A step was committed that is not to be measured."""
         self._meter.take()
 
-    def add_step(self, accounted_bytes: int) -> int:
+    def add_step(self, accounted_bytes: int, captured: CapturedBytes = NOTHING_CAPTURED) -> int:
         """Measure a step; its peak in bytes."""
         peak_bytes = self._meter.take()
         self._in_view += 1
         self.steps += 1
         if self.steps == SETTLED_STEPS:  # the first step warms up, and spills everything to learn
-            self._besides_bytes.clear()
-        self._besides_bytes.append(max(0, peak_bytes - accounted_bytes))
+            self._besides.clear()
+        besides_bytes = peak_bytes - accounted_bytes
+        self._besides.append((max(0, besides_bytes - captured.most_bytes), max(0, besides_bytes - captured.now_bytes)))
         return peak_bytes
 
     def base_bytes(self, accounted_bytes: int) -> int:
         """The most that was taken besides; before a step was measured, what is held now besides."""
-        return max(self._besides_bytes, default=max(0, self._meter.now_bytes - accounted_bytes))
+        return max((at_least for at_least, _ in self._besides), default=max(0, self._meter.now_bytes - accounted_bytes))
+
+    @property
+    def doubtful_bytes(self) -> int:
+        """What may have been taken besides, and may have been captured states that are written by now."""
+        return max((at_most for _, at_most in self._besides), default=0) - max(
+            (low for low, _ in self._besides), default=0
+        )
 
 
 def _status() -> dict[str, int]:

@@ -29,8 +29,8 @@ from elastrain.offload.sharing import shared
 from elastrain.offload.stats import PassProfile
 from elastrain.plan import plan as hand_out
 from elastrain.runtime.executor import Executor
-from elastrain.runtime.flats import has_masters
-from elastrain.runtime.memory import PeakMeter, StepsTaken, give_freed_memory_back
+from elastrain.runtime.flats import frozen_shards, has_masters
+from elastrain.runtime.memory import NOTHING_CAPTURED, CapturedBytes, PeakMeter, StepsTaken, give_freed_memory_back
 from elastrain.values import Shape
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ ASSUMED_MOMENTS = 2.0
 """Optimizer state per parameter until it was measured: Adam's."""
 COPY_SHARE = 16
 """Of the parameters, one such part at least may be on its way to new holders, whatever memory is left."""
+WRITING_BYTES = 16 << 20
+"""What writing a checkpoint takes besides the states: frames that are packed, and those that are read back."""
 WORTH_TELLING = 0.05
 """Memory that becomes free is given to activations from this share of the limit on."""
 
@@ -159,6 +161,7 @@ class MemoryKeeper:
             sizes,
             moments=moments,
             masters=has_masters(self._executor.layout),
+            frozen=frozen_shards(self._executor.layout),
         )
         gradients_bytes = self._expect(
             self._slots(plan, shape) * self._executor.slot_bytes
@@ -183,8 +186,14 @@ class MemoryKeeper:
             return
         last = self._last_pass()
         activations_bytes = last.peak_bytes if last is not None else 0
-        peak_bytes = self._taken.add_step(self._executor.memory_bytes() + activations_bytes)
-        self._journal.write("memory", peak_bytes=peak_bytes, activations_bytes=activations_bytes)
+        captured = self._captured()
+        peak_bytes = self._taken.add_step(self._executor.memory_bytes() + activations_bytes, captured)
+        self._journal.write(
+            "memory",
+            peak_bytes=peak_bytes,
+            activations_bytes=activations_bytes,
+            captured_bytes=captured.most_bytes,
+        )
         gradients_bytes = self._needs.gradients_bytes
         if self._taken.has_settled_in_view:
             gradients_bytes = min(gradients_bytes, self._executor.gradients_bytes())
@@ -233,10 +242,23 @@ class MemoryKeeper:
         if isinstance(decided, budget.Shortfall):
             self._journal.write("no_room", reason=decided.reason, **asdict(needs))
             raise NoRoomError(f"member {self._me}: {decided.reason}")
-        # What nobody else may take: activations have their own share of what is free.
-        self._executor.limit_captures(max(0, limit_bytes - needs.total_bytes))
+        self._limit_captures(limit_bytes - needs.total_bytes)
         if measured is None or self._is_news(decided) or self._share != self._share_of_activations():
             self._carry_out(decided, needs)
+
+    def _captured(self) -> CapturedBytes:
+        """In the step that is over."""
+        room = self._executor.captures
+        if room is None:
+            return NOTHING_CAPTURED
+        return CapturedBytes(most_bytes=room.take_most_bytes(), now_bytes=room.used_bytes)
+
+    def _limit_captures(self, free_bytes: int) -> None:
+        # What nobody else may take: activations have their own share of what is free. A plan is never refused for
+        # what may have been captured states; these have to make do with what is left for certain.
+        room = self._executor.captures
+        if room is not None:
+            room.limit_bytes = max(0, free_bytes - self._taken.doubtful_bytes - WRITING_BYTES)
 
     def _last_pass(self) -> PassProfile | None:
         """The last forward with its backward; None before the first, and without a directory."""

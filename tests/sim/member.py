@@ -78,10 +78,14 @@ class SimDisk:
     def has_room(self, size_bytes: int) -> bool:
         return len(self.states) < self.rooms
 
-    def make_room(self, size_bytes: int) -> None: ...
+    def make_room(self, size_bytes: int) -> bool:
+        return self.rooms > 0
 
-    def take(self, step: int, state: State) -> None:
+    def take(self, step: int, digest: int | None, state: State) -> None:
         self.states[step, state.shard] = state.cell.value
+
+    def lend(self, step: int, digest: int | None, state: State) -> None:
+        self.take(step, digest, state)
 
     # ---- its thread
 

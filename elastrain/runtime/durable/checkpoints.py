@@ -1,7 +1,7 @@
 """A member's durable checkpoints, as its engine drives them: states come in captured, a thread writes, events go out.
 
 The engine's thread calls everything here; it waits for the disk only where states that are about to change have no room
-beside those that are not written yet.
+beside those that are not written yet. Where no room would do for a copy, the state itself is written while it waits.
 """
 
 from __future__ import annotations
@@ -19,19 +19,17 @@ from elastrain.base.checkpoints import CheckpointOptions
 from elastrain.base.resume import Resume, changes_so_far
 from elastrain.checkpoint import LOOP, Checkpointed, CheckpointPlan
 from elastrain.errors import ElastrainError
+from elastrain.runtime.durable.captured import CLOSE_S, Captured
 from elastrain.runtime.durable.disk import CheckpointDisk, kept_text, told_by_keepers
 from elastrain.runtime.durable.manifests import Begin, Described, hyper_of
-from elastrain.runtime.durable.parts import Blocked, PartInWriting, Room, WriterThread
+from elastrain.runtime.durable.parts import WriterThread
 from elastrain.runtime.durable.tidying import tidy
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import Manifest, Part, name_of
 from elastrain.snapshot.durable.publishing import Staged, stage
-from elastrain.snapshot.state import ShardState
 from elastrain.values import Record
 from elastrain.world import View
 
-CLOSE_S = 10.0
-"""How long the end of a member waits for what its writer has begun."""
 GIVE_UP_S = 600.0
 """A disk, or a store, that has not answered by then gives the checkpoint up: the end of the job waits for it."""
 
@@ -95,22 +93,20 @@ class Newest:
 
 
 class Checkpoints:
-    """Owns the parts that are being written, the manifest that waits for the agent, and the writer's thread."""
+    """Owns the loop's state that is kept, the manifest that waits for the agent, and the writer's thread."""
 
     def __init__(self, bearings: Bearings, described: Described) -> None:
         self.spec: dict[str, Any] = {}
         """What all members have in common, as it was told when this one joined."""
-        self.room = Room(None)
         self._with = bearings
         self._described = described
         self._disk = CheckpointDisk(bearings.options, bearings.job, bearings.log)
         self._thread = WriterThread()
-        self._parts: list[PartInWriting] = []
+        self.captured = Captured(self._thread, bearings.tell)
         self._payload: Callable[[], list[Tensor]] = list
         self._loop: KeptLoop | None = None
         self._waiting: Waiting | None = None
         self._newest = Newest()
-        self._blocked = Blocked()
 
     @property
     def plan(self) -> CheckpointPlan:
@@ -125,34 +121,6 @@ class Checkpoints:
     def begin(self) -> None:
         """A view is in order: the place that the job goes on from becomes its own. Raises ConfigError, as `open`."""
         self._disk.take_over()
-
-    # --------------------------------------------------------------------------------------------- for the books
-
-    def has_room(self, size_bytes: int) -> bool:
-        return self.room.fits(size_bytes)
-
-    def make_room(self, size_bytes: int) -> None:
-        """At most as long as a member may be silent: what does not come to the disk by then is given up."""
-        self._blocked.begin()
-        if not self.room.wait(size_bytes, CLOSE_S):
-            for part in self._parts:
-                self._thread.do(lambda part=part: part.fail("the disk is too slow for the memory there is"))  # type: ignore[misc]
-
-    def take(self, step: int, state: ShardState) -> None:
-        self._blocked.end()
-        part = next((each for each in self._parts if each.step == step and state.shard in each.shards), None)
-        if part is None:
-            return
-        size_bytes = state.nbytes
-        self.room.take(size_bytes)
-
-        def write() -> None:
-            try:
-                part.write(state)
-            finally:
-                self.room.free(size_bytes)
-
-        self._thread.do(write)
 
     # -------------------------------------------------------------------------------------------- for the engine
 
@@ -209,8 +177,7 @@ class Checkpoints:
     # --------------------------------------------------------------------------------------------------- inside
 
     def _begin(self, command: p.BeginPart) -> None:
-        name = name_of(self._with.life, command.step)
-        self._parts.append(PartInWriting(command, self._disk.place, name, self._with.me, self._with.tell))
+        self.captured.begin(command, self._disk.place, name_of(self._with.life, command.step), self._with.me)
 
     def _capture_loop(self, command: p.CaptureLoop) -> None:
         loop = self._loop = KeptLoop(step=command.step, text=command.state, payload=self._payload)
@@ -221,13 +188,13 @@ class Checkpoints:
 
     def _copy_loop(self) -> None:
         assert self._loop is not None
-        self._blocked.begin()
+        self.captured.blocked.begin()
         try:
             self._loop.copy()
         except ElastrainError as error:
             step, self._loop = self._loop.step, None
             self._with.tell(p.PartWritten(step=step, shards=(), told=(), problem=str(error)))
-        self._blocked.end()
+        self.captured.blocked.end()
 
     def _write_manifest(self, command: p.WriteManifest) -> None:
         if self._loop is not None and self._loop.step == command.record.step:
@@ -237,17 +204,14 @@ class Checkpoints:
             self._thread.do(lambda: self._stage(command, loop, time_s))
 
     def _end(self, command: p.EndCheckpoint) -> None:
-        for part in [part for part in self._parts if part.step == command.step]:
-            self._parts.remove(part)
-            part.is_over = True
-            self._thread.do(part.give_up)
+        self.captured.end(command.step)
         if self._waiting is not None and command.reason:
             self._thread.do(self._waiting.staged.give_up)
             self._waiting = None
         if self._loop is not None and self._loop.step == command.step:
             self._loop = None
         self._newest = replace(self._newest, open_step=None)
-        self._with.log("checkpoint", step=command.step, reason=command.reason, blocked_s=self._blocked.take())
+        self._with.log("checkpoint", step=command.step, reason=command.reason, blocked_s=self.captured.blocked.take())
         if command.told:
             self._thread.do(lambda: self._disk.keep(self._with.life, command.step, command.told))
         if command.is_told and command.reason:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from elastrain.layout import Layout, Shard, round_up
+from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.manifest import (
     GroupEntry,
     Manifest,
@@ -72,7 +73,7 @@ class Described:
     def manifest(
         self, begin: Begin, record: Record, told: Sequence[str], attachments: Mapping[str, tuple[Part, ...]]
     ) -> Manifest:
-        """`told`: what writers told of all shards."""
+        """`told`: what writers told of all shards. Raises CheckpointError where copies of one differ."""
         copies: dict[int, list[Written]] = {}
         for each in told:
             written = msgspec.json.decode(each, type=Written)
@@ -94,6 +95,9 @@ class Described:
         )
 
     def _shard(self, shard: Shard, copies: Sequence[Written]) -> ShardEntry:
+        if len({copy.digest for copy in copies}) > 1:  # nobody could tell later which one is right
+            files = " and ".join(copy.part.file for copy in copies)
+            raise CheckpointError(f"the copies of shard {shard.index} in {files} differ")
         return ShardEntry(
             index=shard.index,
             block=self._layout.blocks[shard.block],

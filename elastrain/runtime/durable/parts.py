@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 
 import msgspec
@@ -41,6 +42,22 @@ class WriterThread:
         if self._thread.is_alive():
             self._thread.join(wait_s)
 
+    @contextmanager
+    def hurried(self) -> Iterator[None]:
+        """A step waits: the thread has its share of the processors meanwhile, where the system lets it."""
+        found = self._thread.native_id
+        if found is None:
+            yield
+            return
+        nice = os.getpriority(os.PRIO_PROCESS, found)
+        with suppress(PermissionError, ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, found, os.getpriority(os.PRIO_PROCESS, 0))
+        try:
+            yield
+        finally:
+            with suppress(PermissionError, ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, found, nice)
+
     def _run(self) -> None:
         # Of this thread alone, and of those that it starts.
         mine = threading.get_native_id()
@@ -56,11 +73,21 @@ class Room:
         self.used_bytes = 0
         self.limit_bytes = limit_bytes
         """None: as much as the states have, since the next checkpoint waits for this one."""
+        self._most_bytes = 0
         self._freed = threading.Condition()
 
+    def take_most_bytes(self) -> int:
+        """The most that was used since this was last asked."""
+        with self._freed:
+            most_bytes, self._most_bytes = self._most_bytes, self.used_bytes
+            return most_bytes
+
     def fits(self, size_bytes: int) -> bool:
-        # One at least, or a state that is larger than all the room would never be written.
-        return self.limit_bytes is None or not self.used_bytes or self.used_bytes + size_bytes <= self.limit_bytes
+        return self.limit_bytes is None or self.used_bytes + size_bytes <= self.limit_bytes
+
+    def ever_fits(self, size_bytes: int) -> bool:
+        """Whether it does when all is written."""
+        return self.limit_bytes is None or size_bytes <= self.limit_bytes
 
     def wait(self, size_bytes: int, at_most_s: float) -> bool:
         """True when it fits."""
@@ -70,6 +97,7 @@ class Room:
     def take(self, size_bytes: int) -> None:
         with self._freed:
             self.used_bytes += size_bytes
+            self._most_bytes = max(self._most_bytes, self.used_bytes)
 
     def free(self, size_bytes: int) -> None:
         with self._freed:
@@ -108,25 +136,34 @@ class PartInWriting:
         self.step = command.step
         self.shards = frozenset(command.shards)
         self.is_over = False
-        """Nothing more is wanted of it."""
+        """Nothing more is wanted of it. Set by any thread."""
         self._left = set(command.shards)
         self._told: dict[int, str] = {}
         self._writer = PartWriter(place, name, writer=me)
         self._tell = tell
 
-    def write(self, state: ShardState) -> None:
-        """One of its states; the last one ends it."""
-        if self.is_over:
-            self._writer.give_up()
-            return
+    def write(self, state: ShardState, digest: int | None, then: Callable[[], None]) -> None:
+        """One of its states; the last one ends it. `digest`: what it was verified with. `then` follows in any case."""
         try:
-            self._told[state.shard] = msgspec.json.encode(self._writer.write(state)).decode()
-            self._left.discard(state.shard)
-            if not self._left:
-                self._writer.finish()
-                self._end()
+            self._write(state, digest)
         except CheckpointError as error:
             self.fail(str(error))
+        finally:
+            then()
+
+    def _write(self, state: ShardState, digest: int | None) -> None:
+        if not self.is_over:
+            written = self._writer.write(state)
+            # Afterwards, so that whatever changed before it was written shows.
+            if not self.is_over and digest not in (None, state.checksum()):
+                raise CheckpointError(f"the state of shard {state.shard} has changed in memory since it was verified")
+            self._told[state.shard] = msgspec.json.encode(written).decode()
+            self._left.discard(state.shard)
+        if self.is_over:  # perhaps meanwhile: a state that was lent may have changed then
+            self._writer.give_up()
+        elif not self._left:
+            self._writer.finish()
+            self._end()
 
     def give_up(self) -> None:
         self.is_over = True

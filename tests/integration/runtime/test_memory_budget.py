@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from elastrain.runtime.memory_keeper import WRITING_BYTES
 from tests.support.training import SCRIPTS, Run, assert_equal_to_undisturbed, run_job
 
 SCRIPT = SCRIPTS / "squeezed_training.py"
@@ -28,10 +29,10 @@ def events(run: Run, kind: str) -> list[dict[str, Any]]:
     return [event for journal in run.journals.values() for event in journal if event["event"] == kind]
 
 
-def squeezed(folder: Path, disk: Path | None, limit_bytes: int, **how: Any) -> Run:
+def squeezed(folder: Path, disk: Path | None, limit_bytes: int, more: Sequence[str] = (), **how: Any) -> Run:
     folder.mkdir()
     options = ["--memory-limit", str(limit_bytes), "--max-restarts", "0"]
-    options += [] if disk is None else ["--offload-dir", str(disk)]
+    options += [*more] if disk is None else ["--offload-dir", str(disk), *more]
     return run_job(folder, script=SCRIPT, options=options, **how)
 
 
@@ -102,17 +103,24 @@ def test_a_plan_that_does_not_fit_ends_the_job_with_what_is_missing(tmp_path: Pa
 WIDE = ("--width", "2048", "--layers", "3", "--micro-batch-size", "16")
 """Parameters of 35 MB under AdamW, hardly any activations: only shards can make room."""
 
+PARAMETERS_BYTES = 35 * MIB
+
 FAULTS = ["kill --target member:m1 --at step=2,phase=backward"]
 
 
 @pytest.fixture(scope="module")
-def tight_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
-    """A limit at which three members have room for `WIDE`, and two do not."""
+def peak_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """What three members of `WIDE` hold at most."""
     ample = squeezed(
         tmp_path_factory.mktemp("ample") / "job", None, 64 << 30, workers=3, arguments=("--steps", "3", *WIDE)
     )
-    parameters_bytes: int = events(ample, "room")[-1]["need_parameters_bytes"]
-    return parameters_bytes + max(each["peak_bytes"] for each in events(ample, "memory"))
+    return max(each["peak_bytes"] for each in events(ample, "memory"))
+
+
+@pytest.fixture(scope="module")
+def tight_bytes(peak_bytes: int) -> int:
+    """A limit at which three members have room for `WIDE`, and two do not."""
+    return peak_bytes + PARAMETERS_BYTES
 
 
 def test_a_loss_moves_optimizer_shards_to_disk_and_changes_no_bit(tmp_path: Path, disk: Path, tight_bytes: int) -> None:
@@ -135,3 +143,16 @@ def test_a_loss_that_leaves_a_plan_without_room_ends_the_job_with_what_is_missin
     assert "MiB too small for this plan" in run.output
     assert "--offload-dir" in run.output
     assert "Traceback" not in run.output
+
+
+@pytest.mark.parametrize("layout", ["shared", "local"])
+def test_checkpoints_keep_to_the_limit_and_change_no_bit(tmp_path: Path, peak_bytes: int, layout: str) -> None:
+    """The room that is left is less than the states that a member writes, beside what writing itself takes."""
+    limit_bytes = peak_bytes + WRITING_BYTES + 8 * MIB
+    place, arguments = tmp_path / "checkpoints", ("--steps", "6", *WIDE)
+    more = ["--checkpoint-dir", str(place), "--checkpoint-every", "1", "--checkpoint-layout", layout]
+    run = squeezed(tmp_path / "tight", None, limit_bytes, workers=3, arguments=arguments, more=more)
+    assert_equal_to_undisturbed(run, *arguments, script=SCRIPT)
+    assert max(each["peak_bytes"] for each in events(run, "memory")) <= limit_bytes
+    assert max(each["captured_bytes"] for each in events(run, "memory")) > 0
+    assert [each for each in events(run, "checkpoint") if not each["reason"]], run.output
