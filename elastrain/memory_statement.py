@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elastrain import memory_budget as budget
@@ -29,6 +29,8 @@ class ScriptNeeds:
     """Per shard, of its parameters as the optimizer keeps them."""
     moments: tuple[float, ...]
     """Per shard, the optimizer's own state after a step, in units of `sizes`."""
+    frozen: frozenset[int] = frozenset()
+    """Shards that get no gradients."""
     masters: bool
     """Whether primaries keep parameters of more precision than the model's."""
     model_bytes: int
@@ -40,9 +42,9 @@ class ScriptNeeds:
     """Interpreter, libraries and data, as the kernel counts them where the script prepares."""
     behind_bytes: int
     """Of backups, what is updated in one go."""
-    writes_checkpoints: bool
-    all_write: bool = False
-    """Every holder writes its copy of a shard (`--checkpoint-layout local`), instead of one per shard."""
+    all_write: bool | None = None
+    """Whether every holder writes its copy of a shard (`--checkpoint-layout local`) instead of one per shard; None: no
+    checkpoint is written."""
     limit: WorkerLimit | None = None
 
 
@@ -87,15 +89,14 @@ def state_memory(script: ScriptNeeds, nodes: Mapping[str, str]) -> tuple[MemberB
 def _member(
     script: ScriptNeeds, nodes: Mapping[str, str], member: str, slots: int, placement: Placement
 ) -> MemberBytes:
-    held = budget.held_by(member, (placement,), script.sizes, moments=script.moments, masters=script.masters)
+    held = _held(script, member, placement, script.moments)
     gradients_bytes = slots * script.slot_bytes + budget.sums_bytes(held, len(nodes), script.behind_bytes)
     backups_bytes = sum(each.leaves_bytes for each in held if not each.is_primary)
     shards_bytes = sum(each.leaves_bytes for each in held if each.is_primary)
     # At the worst all that it is to write waits at once, while what it holds has gone on: a backup's captured states
     # are no copies, but they are kept beyond the step in which they would have been replaced.
-    written = (
-        writers(placement, script.sizes, all_holders=script.all_write) if script.writes_checkpoints else frozenset()
-    )
+    is_written = script.all_write is not None
+    written = writers(placement, script.sizes, all_holders=bool(script.all_write)) if is_written else frozenset()
     staged = [shard for writer, shard in written if writer == member]
     staging_bytes = sum(round(script.sizes[shard] * (1 + script.moments[shard])) for shard in staged)
     outside, shortfall = _leaving(script, member, placement, gradients_bytes)
@@ -113,6 +114,14 @@ def _member(
     )
 
 
+def _held(
+    script: ScriptNeeds, member: str, placement: Placement, moments: float | Sequence[float]
+) -> tuple[budget.Held, ...]:
+    return budget.held_by(
+        member, (placement,), script.sizes, moments=moments, masters=script.masters, frozen=script.frozen
+    )
+
+
 def _leaving(
     script: ScriptNeeds, member: str, placement: Placement, gradients_bytes: int
 ) -> tuple[frozenset[int], str]:
@@ -120,8 +129,7 @@ def _leaving(
     if script.limit is None:
         return frozenset(), ""
     # It has not seen an update yet: so it is with what it assumes that its limit has room, or has not.
-    moments = script.limit.assumed_moments
-    held = budget.held_by(member, (placement,), script.sizes, moments=moments, masters=script.masters)
+    held = _held(script, member, placement, script.limit.assumed_moments)
     shards_bytes, least_bytes = budget.shards_bytes(held)
     # Captured states are not in its account, and activations are not measured.
     needs = budget.Needs(

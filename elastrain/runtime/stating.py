@@ -13,7 +13,7 @@ from elastrain.books.behind import BEHIND_BYTES
 from elastrain.layout import Layout
 from elastrain.memory_statement import ScriptNeeds, WorkerLimit, state_memory
 from elastrain.runtime.assembly import Chosen, Request
-from elastrain.runtime.flats import has_masters, in_private_memory
+from elastrain.runtime.flats import frozen_shards, has_masters, in_private_memory
 from elastrain.runtime.memory import PeakMeter
 from elastrain.runtime.memory_keeper import ASSUMED_MOMENTS, MemoryLimit
 from elastrain.runtime.model import ModelState
@@ -42,14 +42,14 @@ def script_needs(wish: StatementWish, request: Request, layout: Layout, chosen: 
         sizes=shape.sizes,
         moments=_moments(pieces, layout),
         masters=has_masters(layout),
+        frozen=frozen_shards(layout),
         model_bytes=model.nbytes,
         slot_bytes=model.gradients.copy_bytes,
         runs=shape.runs,
         backups=shape.backups if wish.backups is None else wish.backups,
         base_bytes=max(0, held_bytes - model.nbytes),
         behind_bytes=BEHIND_BYTES,
-        writes_checkpoints=chosen.checkpoints is not None,
-        all_write=chosen.checkpoints is not None and chosen.checkpoints.is_local,
+        all_write=None if chosen.checkpoints is None else chosen.checkpoints.is_local,
         limit=_limit(chosen.limit),
     )
 

@@ -27,7 +27,17 @@ from elastrain.launcher.rundir import is_file
 from elastrain.launcher.say import say
 from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, Script
 
-_PARTS = ("base", "model", "gradients", "shards", "backups", "staging", "spill", "total")
+_PARTS = {
+    "base": "interpreter, libraries and data, where the script prepares",
+    "model": "parameters and running statistics",
+    "gradients": "copies of the gradient, sums on their way, what is kept for backups, scratch of updates",
+    "shards": "optimizer state of the shards that the member is primary of",
+    "backups": "parameters and state of others' shards, with those of the step that is not verified yet",
+    "staging": "states of a durable checkpoint that wait for the disk, at most; 0 under a limit that has no room",
+    "spill": "what of shards and backups lies on disk under the memory limit: taken off the total",
+    "total": "all but saved activations, which only a step shows",
+}
+"""What a member holds, and what each of it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +123,12 @@ def _show(told: Mapping[str, Any]) -> None:
     members = told["members"]
     rows = [(each["member"], each["node"], *(f"{each[part]:,}" for part in _PARTS)) for each in members]
     print_table(("member", "node", *_PARTS), rows)
+    for part, meaning in _PARTS.items():
+        print(f"{part:<{max(map(len, _PARTS))}}  {meaning}")
     worst = max(members, key=lambda each: each["total"])
     limit = f" of {told['limit']:,} allowed" if told["limit"] is not None else ""
     copies = min(told["backups"], len(members) - 1)
     print(
         f"worst: member {worst['member']}, {worst['total']:,} bytes{limit}; backups of each shard: {copies}; saved "
-        "activations come on top, which nobody has measured yet"
+        "activations come on top"
     )

@@ -21,7 +21,6 @@ SCRIPT = ScriptNeeds(
     backups=1,
     base_bytes=200 * MIB,
     behind_bytes=4 * MIB,
-    writes_checkpoints=False,
 )
 ON_TWO_NODES = StatementWish(file="", nodes=2, members_per_node=2).members
 
@@ -56,6 +55,15 @@ def test_optimizer_state_counts_where_its_shard_lies() -> None:
     assert sum(each.shards for each in state_memory(half_frozen, ON_TWO_NODES)) == 32 * MIB
 
 
+def test_a_shard_without_gradients_takes_nothing_for_them() -> None:
+    all_trained, half_frozen = (
+        state_memory(replace(SCRIPT, frozen=frozen), ON_TWO_NODES) for frozen in (frozenset(), frozenset(range(4)))
+    )
+    # Sums, what is kept and scratch: of 32 MiB in all, 24 and 16 MiB for each two of eight shards that a member holds.
+    saved = [before.gradients - after.gradients for before, after in zip(all_trained, half_frozen, strict=True)]
+    assert sum(saved) == 4 * (24 + 16) // 2 * MIB
+
+
 def test_masters_are_the_primarys() -> None:
     for stated in state_memory(replace(SCRIPT, masters=True), ON_TWO_NODES):
         assert (stated.shards, stated.backups) == (24 * MIB, 48 * MIB)
@@ -63,12 +71,12 @@ def test_masters_are_the_primarys() -> None:
 
 @pytest.mark.parametrize("backups", [0, 1, 2])
 def test_each_state_of_a_checkpoint_waits_at_one_member(backups: int) -> None:
-    stated = state_memory(replace(SCRIPT, backups=backups, writes_checkpoints=True), ON_TWO_NODES)
+    stated = state_memory(replace(SCRIPT, backups=backups, all_write=False), ON_TWO_NODES)
     assert sum(each.staging for each in stated) == 8 * 12 * MIB
 
 
 def test_on_local_disks_each_state_waits_at_all_of_its_holders() -> None:
-    script = replace(SCRIPT, backups=1, writes_checkpoints=True, all_write=True)
+    script = replace(SCRIPT, backups=1, all_write=True)
     assert sum(each.staging for each in state_memory(script, ON_TWO_NODES)) == 2 * 8 * 12 * MIB
 
 

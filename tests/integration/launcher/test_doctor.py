@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,8 +48,37 @@ def test_what_is_stated_is_what_the_members_of_a_job_find(tmp_path: Path) -> Non
         assert max(peaks[1:]) <= 1.05 * said["total"], "as the kernel counts it"
 
 
+@pytest.mark.parametrize(
+    ("kind", "workers", "backups"),
+    [
+        ("gpt", 2, 1),
+        ("conv", 2, 1),
+        ("frozen", 2, 1),
+        pytest.param("gpt", 3, 2, marks=pytest.mark.on_demand),
+        pytest.param("frozen", 3, 0, marks=pytest.mark.on_demand),
+    ],
+)
+def test_members_stay_within_what_is_stated_of_each_kind_of_model(
+    kind: str, workers: int, backups: int, tmp_path: Path
+) -> None:
+    """While they write checkpoints onto local disks: every holder its copy."""
+    script, size = SCRIPTS / "measured_training.py", ("--nproc-per-node", str(workers), *LIMIT)
+    writes = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-layout", "local")
+    arguments = ("--kind", kind, "--steps", "4", "--backups", str(backups))
+    asked = doctor(str(script), *size, *writes, "--json", "--", *arguments)
+    assert asked.returncode == 0, asked.stderr
+    stated = {each["member"]: each for each in json.loads(asked.stdout)["members"]}
+    every = ("--checkpoint-every", "1")
+    run = run_job(tmp_path, script=script, workers=workers, arguments=arguments, options=(*LIMIT, *writes, *every))
+    assert run.exit_code == 0, run.output
+    for member, journal in run.journals.items():
+        steps = [each for each in journal if each["event"] == "memory"][1:]
+        assert max(each["peak_bytes"] for each in steps) <= 1.05 * stated[member]["total"], (member, steps, stated)
+        assert max(each["captured_bytes"] for each in steps) <= 1.05 * stated[member]["staging"]
+
+
 def rows(output: str) -> list[dict[str, str]]:
-    head, *lines = (line.split() for line in output.splitlines()[:-1])
+    head, *lines = (line.split() for line in output.splitlines() if re.match(r"member|m\d", line))
     return [dict(zip(head, line, strict=True)) for line in lines]
 
 
@@ -62,6 +92,8 @@ def test_an_example_under_a_limit_that_is_too_small(tmp_path: Path) -> None:
     stated = rows(asked.stdout)
     assert [each["member"] for each in stated] == [f"m{rank}" for rank in range(8)]
     assert any(each["staging"] != "0" for each in stated)
+    explained = [line.split()[0] for line in asked.stdout.splitlines()[9:-1]]
+    assert explained == list(stated[0])[2:], "a line for each column"
     assert asked.stdout.splitlines()[-1].startswith("worst: member m")
     assert list(tmp_path.iterdir()) == [], "no job was started"
 
