@@ -12,6 +12,7 @@ from elastrain.launcher.lives import BARREN_MAX
 from elastrain.snapshot.durable.manifest import name_of
 from elastrain.snapshot.durable.places.opening import place_at
 from elastrain.snapshot.durable.publishing import visible
+from elastrain.snapshot.durable.reading import Checkpoint
 from tests.support.checkpoints import save
 from tests.support.nodes_harness import NodesJob, stub_job
 from tests.support.processes import in_sessions, kill_group
@@ -159,3 +160,18 @@ def test_members_that_differ_end_a_life_and_the_next_one_goes_on_bit_for_bit(tmp
     assert_equal_to_undisturbed(run, *arguments, script=SCRIPTS / "resumed_training.py")
     assert "with different hyperparameters" in run.output
     assert [event["number"] for event in run.events if event["event"] == "life"] == [2]
+
+
+def test_a_state_that_changes_ends_a_life_and_the_next_one_goes_on_from_before_it(tmp_path: Path) -> None:
+    """A bit of a state that nobody else has: no checkpoint of that step is complete, whatever was written of it."""
+    arguments, place = ("--steps", "14", "--backups", "0", "--audit", "4"), tmp_path / "checkpoints"
+    options = ("--checkpoint-dir", str(place), "--checkpoint-every", "1", "--keep", "20")
+    faults = ["flip --target member:m0 --at step=7 --where moments"]
+    run = run_job(tmp_path, workers=2, arguments=arguments, options=options, faults=faults)
+    assert_equal_to_undisturbed(run, *arguments)
+    assert "has changed in its memory since it was told" in run.output
+    [life] = [event for event in run.events if event["event"] == "life"]
+    assert life["number"] == 2 and 0 <= life["step"] < 8
+    ofs = [Checkpoint.open([place_at(str(place))], name) for name in visible(place_at(str(place)))]
+    assert max(each.manifest.step for each in ofs if each.manifest.life == 1) == life["step"]
+    assert [each.verify() for each in ofs] == [[]] * len(ofs)
