@@ -109,6 +109,8 @@ def measure_group(cases: Mapping[str, Case], rounds: int) -> dict[str, dict[str,
         name: {
             "wall_s": [each["wall_s"] for each in turns[name]],
             "thread_s": [each["thread_s"] for each in turns[name]],
+            "predicted_s": [each.get("predicted_s", 0.0) for each in turns[name]],
+            "predicted_written_bytes": [each.get("predicted_written_bytes", 0) for each in turns[name]],
             "peak_bytes": peaks[name],
             "limit_bytes": cases[name].limit_bytes,
             "digest": digests[name],
@@ -153,8 +155,12 @@ def summary(kinds: Mapping[str, Mapping[str, Any]], slow: Mapping[str, Mapping[s
         "bits_equal": float(all(one["digest"] == each["plain"]["digest"] for each in both for one in each.values())),
         "peak_to_limit": max(each["peak_bytes"] / each["limit_bytes"] for each in plans),
         "vs_zero_policy": math.exp(statistics.fmean(map(math.log, ratios))),
-        "model_error": max(_error(each["plan"]["predicted_s"], statistics.median(each["wall_s"])) for each in plans),
-        "written_error": max(_error(each["plan"]["predicted_written_bytes"], each["written_bytes"]) for each in plans),
+        "model_error": max(
+            _error(statistics.median(each["predicted_s"]), statistics.median(each["wall_s"])) for each in plans
+        ),
+        "written_error": max(
+            _error(statistics.fmean(each["predicted_written_bytes"]), each["written_bytes"]) for each in plans
+        ),
     }
     for share, name in ((0.5, "ideal_50"), (0.25, "ideal_25")):
         of = [speed(each, f"ours {share}", "plain") for each in kinds.values() if f"ours {share}" in each]

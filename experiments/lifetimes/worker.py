@@ -93,7 +93,9 @@ class Worker:
         torch.manual_seed(7)
 
     def step(self) -> dict[str, float]:
-        """Seconds of one step, and processor seconds of the training thread."""
+        """Seconds of one step, and processor seconds of the training thread; what its plan predicts, none made after it."""
+        plan = {} if self._training is None else self._training.figures()
+        predicted = {name: plan[name] for name in ("predicted_s", "predicted_written_bytes") if name in plan}
         began_s, thread_s = time.perf_counter(), time.thread_time()
         for _ in range(self._case.accumulated):
             self._loss().backward()
@@ -103,7 +105,7 @@ class Worker:
             nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
             self._optimizer.step()
             self._optimizer.zero_grad()
-        return {"wall_s": time.perf_counter() - began_s, "thread_s": time.thread_time() - thread_s}
+        return {"wall_s": time.perf_counter() - began_s, "thread_s": time.thread_time() - thread_s, **predicted}
 
     def digest(self) -> str:
         """Of all parameters and optimizer states, bit for bit."""

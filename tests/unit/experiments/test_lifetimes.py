@@ -32,3 +32,21 @@ def test_the_newest_curve_is_drawn(tmp_path: Path) -> None:
     found = newest_curve(tmp_path)
     assert found == CURVE
     assert draw(CURVE, tmp_path / "curve.png").stat().st_size > 1000
+
+
+def test_a_step_is_held_to_the_plan_that_it_ran_under_and_not_to_a_later_one() -> None:
+    """A plan that is made anew when the last step ends predicts nothing of those that were measured."""
+    plain = {"wall_s": [1.0, 1.0], "thread_s": [1.0, 1.0], "digest": "a"}
+    ours = {
+        **plain,
+        "wall_s": [2.0, 2.0],
+        "peak_bytes": 1,
+        "limit_bytes": 2,
+        "predicted_s": [2.0, 2.0],
+        "predicted_written_bytes": [100, 100],
+        "plan": {"predicted_s": 1.0, "predicted_written_bytes": 50},
+        "written_bytes": 100.0,
+    }
+    ways = {"plain": plain, "ours 0.5": ours, "ours 0.25": ours, "zero": ours, "demand": ours}
+    found = figures.summary({"gpt": ways}, {})
+    assert (found["model_error"], found["written_error"]) == (0.0, 0.0)

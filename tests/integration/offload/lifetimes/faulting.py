@@ -76,15 +76,20 @@ def drive_cells() -> Iterator[tuple[Kind, Where, DriveFault]]:
 
 
 class Drive:
-    """One drive that strikes once it is armed. `act` is done in the drive's thread instead, where it is given."""
+    """One drive that strikes once it is armed. `act` is done in the drive's thread instead, where it is given.
+
+    A page that is flipped on the drive may be written again, or given back, before anybody reads it: pages are flipped
+    until one is `read_back`.
+    """
 
     def __init__(
         self, kind: Kind, where: Where, fault: DriveFault | None, act: Callable[[], None] | None = None
     ) -> None:
-        self.armed, self.struck = False, threading.Event()
+        self.armed, self.struck, self.read_back = False, threading.Event(), threading.Event()
         self._kind, self._where, self._fault, self._act = kind, where, fault, act
         self._now = threading.local()
         self._lock = threading.Lock()
+        self._flipped: set[int] = set()  # where, as long as it lies there
 
     def engine(self, folder: Path) -> PosixEngine:
         """The drive, as files in a folder."""
@@ -100,10 +105,24 @@ class Drive:
             self._now.what = None
 
     def _write(self, fd: int, views: Sequence[memoryview], offset_bytes: int) -> int:
+        with self._lock:
+            self._flipped -= self._flipped_in(views, offset_bytes)
         return self._call(os.pwritev, fd, views, offset_bytes, is_write=True)
 
     def _read(self, fd: int, views: Sequence[memoryview], offset_bytes: int) -> int:
+        with self._lock:
+            if self._flipped_in(views, offset_bytes):
+                self.read_back.set()
         return self._call(os.preadv, fd, views, offset_bytes, is_write=False)
+
+    def _flipped_in(self, views: Sequence[memoryview], offset_bytes: int) -> set[int]:
+        end_bytes = offset_bytes + sum(view.nbytes for view in views)
+        return {each for each in self._flipped if offset_bytes <= each < end_bytes}
+
+    def _flip(self, fd: int, offset_bytes: int) -> None:
+        with self._lock:
+            flip(fd, offset_bytes)
+            self._flipped.add(offset_bytes)
 
     def _call(
         self, call: Callable[..., int], fd: int, views: Sequence[memoryview], offset_bytes: int, *, is_write: bool
@@ -128,15 +147,17 @@ class Drive:
             return call(fd, [views[0][:PAGE_BYTES]], offset_bytes)
         moved = call(fd, views, offset_bytes)
         if fault is DriveFault.FLIP and is_write:
-            flip(fd, offset_bytes)
+            self._flip(fd, offset_bytes)
         elif fault is DriveFault.FLIP:
             views[0][0] ^= 1
+            self.read_back.set()
         return moved
 
     def _is_struck(self, is_write: bool) -> bool:
         """Whether this call is the one, or one after it of a fault that lasts."""
         with self._lock:
-            if self.struck.is_set():
+            flips_on = self._fault is DriveFault.FLIP and not self.read_back.is_set()
+            if self.struck.is_set() and not flips_on:
                 if self._fault is DriveFault.GONE and self._where in (Where.OUT, Where.HERE):
                     raise OSError(errno.ENODEV, "planned: vanished drive")
                 return self._fault in LASTING and (is_write or self._fault not in WRITES_ONLY)
@@ -151,7 +172,7 @@ class Drive:
         if self._act is not None:
             self._act()
         if self._fault is DriveFault.FLIP:
-            flip(fd, offset_bytes)
+            self._flip(fd, offset_bytes)
 
 
 def flip(fd: int, offset_bytes: int) -> None:
