@@ -93,7 +93,7 @@ class Worker:
         torch.manual_seed(7)
 
     def step(self) -> dict[str, float]:
-        """Seconds of one step, and processor seconds of the training thread; what its plan predicts, none made after it."""
+        """Seconds of one step, processor seconds of its thread, and what the plan predicts that it ran under."""
         plan = {} if self._training is None else self._training.figures()
         predicted = {name: plan[name] for name in ("predicted_s", "predicted_written_bytes") if name in plan}
         began_s, thread_s = time.perf_counter(), time.thread_time()

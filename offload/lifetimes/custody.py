@@ -112,13 +112,16 @@ class PieceCustody:
             untold = self._mover.take_untold()
         _warn_of(untold)
 
-    def drop(self, piece: HeldPiece) -> None:
-        """Nobody needs what is in it any more."""
+    def drop(self, piece: HeldPiece, *, for_good: bool = False) -> None:
+        """Nobody needs what is in it any more; nor the piece, if it is `for_good`."""
         with self._changed:
             self._wait_for(lambda: piece.state not in residency.IN_FLIGHT, f"moving {piece.name}")
             self._pinned.discard(piece)
             if piece.state is not State.DROPPED:
                 self._mover.apply(piece, residency.Release())
+            if for_good:
+                self._kept.discard(piece)
+                self._pieces.remove(piece)
 
     def release(self, *, wholly: bool = False) -> None:
         """Let go of all pins, as another point begins; of those that `hold` has made, too, if `wholly`.

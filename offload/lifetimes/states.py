@@ -123,18 +123,31 @@ class BlockStates:
         fresh = parameter.grad
         assert fresh is not None
         number = self.block_of[parameter]
-        if (Kind.GRADIENT, number) not in self.pieces:
-            wanted = [each for each in self._blocks[number].parameters if each.requires_grad]
-            places, size_bytes = places_of(wanted)
-            self._gradients.update(zip(wanted, places, strict=True))
-            name = f"the gradients of {self._blocks[number].name}"
-            self.pieces[Kind.GRADIENT, number] = self._custody.adopt(name, Kind.GRADIENT, size_bytes)
+        if parameter not in self._gradients:
+            self._make_gradient_piece(number, parameter)
         piece = self.pieces[Kind.GRADIENT, number]
         self._custody.begin(piece)
         self._custody.change([piece])
         view = self.gradient(parameter)
         view.copy_(fresh)
         parameter.grad = view
+
+    def _make_gradient_piece(self, number: int, first: nn.Parameter) -> None:
+        """Room for the gradients of a block; another piece where a parameter was frozen and has a gradient now."""
+        own = self._blocks[number].parameters
+        wanted = [each for each in own if each.requires_grad or each in self._gradients or each is first]
+        places, size_bytes = places_of(wanted)
+        before = self.pieces.get((Kind.GRADIENT, number))
+        made = self._custody.adopt(f"the gradients of {self._blocks[number].name}", Kind.GRADIENT, size_bytes)
+        if before is not None:
+            there = [(each, place) for each, place in zip(wanted, places, strict=True) if self.is_ours(each)]
+            self._custody.acquire([before] if there else [])
+            for each, place in there:
+                assert each.grad is not None
+                each.grad = place.of(made.memory.tensor).copy_(each.grad)
+            self._custody.drop(before, for_good=True)
+        self._gradients.update(zip(wanted, places, strict=True))
+        self.pieces[Kind.GRADIENT, number] = made
 
     def gradient(self, parameter: nn.Parameter) -> torch.Tensor:
         """Where the parameter's gradient lies."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +30,8 @@ class Updates:
         self._conductor = conductor
         self._norms: dict[nn.Parameter, torch.Tensor] = {}
         self._versions: dict[nn.Parameter, int] = {}
+        self._had: dict[nn.Parameter, dict[str, Any] | None] = {}  # states, when the step was closed
+        self._due_in: dict[int, list[list[nn.Parameter]]] = {}  # by block, and then by the optimizer's groups
         self._is_stepping = False
         self._options: list[dict[str, Any]] = []
 
@@ -53,18 +57,28 @@ class Updates:
         scale = None
         if max_grad_norm is not None and total is not None:
             scale = torch.clamp(max_grad_norm / (total + 1e-6), max=1.0)
-        self.due = {self._states.block_of[each]: scale for each in order if each in self._norms}
+        self._close(scale)
         for parameter in order:
             parameter.grad = None
         return total
+
+    def _close(self, scale: torch.Tensor | None) -> None:
+        """Note what is due: who is frozen or thawed from now on is updated as if that was done at once."""
+        self.due = {self._states.block_of[each]: scale for each in self._norms}
+        groups = self._optimizer.param_groups
+        self._due_in = {block: [[] for _ in groups] for block in self.due}
+        for number, group in enumerate(groups):
+            for each in group["params"]:
+                if each in self._norms:
+                    self._due_in[self._states.block_of[each]][number].append(each)
+                    self._had[each] = self._optimizer.state.get(each)
+        self._norms.clear()
 
     def _look_again(self, parameter: nn.Parameter) -> None:
         """Between backward and step a gradient may have been changed, replaced, forgotten or made by somebody else."""
         grad = parameter.grad
         if grad is None:
             self._norms.pop(parameter, None)
-        elif not parameter.requires_grad:
-            return
         elif not self._states.is_ours(parameter):
             self._states.keep_gradient(parameter)
             self.landed(parameter)
@@ -90,35 +104,64 @@ class Updates:
         held = [piece for kind in kinds for piece in self._states.of(kind, [block])]
         self._conductor.arrive(StepStage.UPDATE, block, held)
         self._custody.change(held)
-        parameters = [each for each in self._states.trained(block) if each in self._norms]
+        groups = self._due_in.pop(block)
+        parameters = [each for group in groups for each in group]
         for parameter in parameters:
             parameter.grad = self._states.gradient(parameter)
             if scale is not None:
                 parameter.grad.mul_(scale)
         # New states come one parameter at a time: all of a block's would be in memory twice.
-        for some in [parameters] if self._states.has_states(block) else [[each] for each in parameters]:
-            self._step(some)
-            self._states.adopt_optimizer_states(block, some)
+        with self._with_former_states(parameters):
+            for some in [groups] if self._states.has_states(block) else _one_by_one(groups):
+                self._step(some)
+                self._states.adopt_optimizer_states(block, [each for group in some for each in group])
         for parameter in parameters:
             parameter.grad = None
-            del self._norms[parameter]
         for piece in self._states.of(Kind.GRADIENT, [block]):
             self._custody.drop(piece)
             piece.written = False
 
-    def _step(self, parameters: list[nn.Parameter]) -> None:
-        """Let the optimizer see one block's parameters alone, with the options that its step was closed with."""
-        wanted, groups = set(parameters), self._optimizer.param_groups
+    @contextmanager
+    def _with_former_states(self, parameters: list[nn.Parameter]) -> Iterator[None]:
+        """With the states of when the step was closed: who forgets or replaces them later does so after the update."""
+        states, now = self._optimizer.state, {each: self._optimizer.state.get(each) for each in parameters}
+        former = {each: self._had.pop(each) for each in parameters}
+        _put(states, {each: state for each, state in former.items() if state is not now[each]})
+        yield
+        _put(states, {each: state for each, state in now.items() if state is not former[each]})
+
+    def _step(self, parameters: list[list[nn.Parameter]]) -> None:
+        """Let the optimizer see these alone, by its groups, with the options that its step was closed with."""
+        groups = self._optimizer.param_groups
         now = [dict(group) for group in groups]
         try:
-            for group, options in zip(groups, self._options, strict=True):
-                group.update(options, params=[each for each in group["params"] if each in wanted])
+            for group, options, wanted in zip(groups, self._options, parameters, strict=False):
+                group.update(options, params=wanted)
+            for group in groups[len(parameters) :]:  # added since then
+                group.update(params=[])
             self._is_stepping = True
             self._optimizer.step()
         finally:
             self._is_stepping = False
             for group, before in zip(groups, now, strict=True):
                 group.update(before)
+
+
+def _put(states: dict[torch.Tensor, Any], found: Mapping[nn.Parameter, Any]) -> None:
+    """Let parameters have these states, or none."""
+    for each, state in found.items():
+        if state is None:
+            states.pop(each, None)
+        else:
+            states[each] = state
+
+
+def _one_by_one(groups: list[list[nn.Parameter]]) -> list[list[list[nn.Parameter]]]:
+    return [
+        [[each] if number == own else [] for number in range(len(groups))]
+        for own, group in enumerate(groups)
+        for each in group
+    ]
 
 
 def _norm(gradient: torch.Tensor) -> torch.Tensor:

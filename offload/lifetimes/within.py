@@ -121,6 +121,7 @@ class TrainingWithin:
         self._updates = Updates(optimizer, self._states, self._custody, self._conductor)
         self._planning = Planning(limit_bytes, self._states, self._conductor, devices)
         self._optimizer = optimizer
+        self._unwatched = [each for block in self._blocks for each in block.parameters]
         self._handles = list(self._hook_up())
         touches.SERVER.watch(self._serve)
 
@@ -209,6 +210,7 @@ class TrainingWithin:
         yield self._model.register_forward_hook(OriginalsHook(self._model_ends), always_call=True)
         yield self._model.register_state_dict_pre_hook(OriginalsHook(self._settle))  # type: ignore[no-untyped-call]
         yield self._optimizer.register_state_dict_pre_hook(self._settle)
+        yield self._optimizer.register_load_state_dict_pre_hook(self._settle)
         yield self._optimizer.register_step_pre_hook(self._updates.refuse_foreign_step)
         for number, block in enumerate(self._blocks):
             if block.module is not None:
@@ -216,13 +218,19 @@ class TrainingWithin:
                 ends = OriginalsHook(lambda _m, _i, out, number=number: self._watch(number, out))
                 yield block.module.register_forward_pre_hook(begins)
                 yield block.module.register_forward_hook(ends)
-            for parameter in block.parameters:
-                if parameter.requires_grad:
-                    yield parameter.register_hook(lambda grad, p=parameter: self._lands(p, grad))  # type: ignore[no-untyped-call]
-                    yield parameter.register_post_accumulate_grad_hook(self._landed)  # type: ignore[no-untyped-call]
+        yield from self._hook_up_trained()
+
+    def _hook_up_trained(self) -> Iterator[Any]:
+        """Hooks of parameters that take gradients: of all at first, later of who was frozen until now."""
+        found = [each for each in self._unwatched if each.requires_grad]
+        self._unwatched = [each for each in self._unwatched if not each.requires_grad]
+        for parameter in found:
+            yield parameter.register_hook(lambda grad, p=parameter: self._lands(p, grad))  # type: ignore[no-untyped-call]
+            yield parameter.register_post_accumulate_grad_hook(self._landed)  # type: ignore[no-untyped-call]
 
     def _model_begins(self, _module: nn.Module, _args: Any) -> None:
         self._states.check_parameters(self._model)
+        self._handles += self._hook_up_trained()
         self._updates.update(len(self._blocks) - 1)
         self._custody.acquire(self._rest())
         if torch.is_grad_enabled():
@@ -252,6 +260,10 @@ class TrainingWithin:
             self._custody.hold(self._computes_with(number))
         if self._conductor.is_at(StepStage.BACKWARD, number):
             return
+        for block in self._blocks[number].touches:
+            self._updates.update(
+                block
+            )  # of a forward before the last step: autograd is to see that weights have changed
         self._conductor.arrive(StepStage.BACKWARD, number, self._computes_with(number))
 
     def _lands(self, parameter: nn.Parameter, _grad: torch.Tensor) -> None:
