@@ -7,7 +7,7 @@ shards, for which the step waits. Nothing else can leave, and splitting a micro-
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastrain.fold import Fold, Node, absorb
 from elastrain.placement import Placement
@@ -27,17 +27,20 @@ class Needs:
     shards_least_bytes: int
     """What of it has to be in memory while all of it is kept on disk."""
     activations_bytes: int
-    """Saved for backward by one micro-batch; 0 until a step was measured."""
+    """Saved for backward by the micro-batches in flight, which is one but in pipelines; there it is known from the
+    tracing pass, else 0 until a step was measured."""
     activations_least_bytes: int
     """What of it has to be in memory while as much as possible is kept on disk."""
     is_measured: bool = True
     """Whether a step has shown what activations need."""
+    boundaries_bytes: int = 0
+    """What crosses the cuts of a pipeline, as far as this member makes it or reads it."""
 
     @property
     def fixed_bytes(self) -> int:
         """What cannot leave."""
         # Gradients neither: they are read by other members, from this memory, at any moment of a step.
-        return self.base_bytes + self.parameters_bytes + self.gradients_bytes
+        return self.base_bytes + self.parameters_bytes + self.gradients_bytes + self.boundaries_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -89,6 +92,17 @@ def fit_plan(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_s
     )
 
 
+def at_the_end(needs: Needs, parameters_bytes: int) -> Needs:
+    """Say what a member of a pipeline needs when its loop has ended: all parameters, and nothing is computed."""
+    return replace(
+        needs,
+        parameters_bytes=max(needs.parameters_bytes, parameters_bytes),
+        activations_bytes=0,
+        activations_least_bytes=0,
+        boundaries_bytes=0,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """One step under the present plan: the most that was held, and the part of it that was saved activations."""
@@ -134,7 +148,8 @@ def _missing(limit_bytes: int, needs: Needs, *, has_disk: bool) -> Shortfall:
         else "and there is no directory on an SSD to move anything to (--offload-dir)"
     )
     # An operator who raises the limit by what is missing must not be refused again for what was not known yet.
-    unknown = "" if needs.is_measured else ", and more for saved activations, which nobody has measured yet"
+    is_known = needs.is_measured or (needs.activations_bytes > 0 and not has_disk)
+    unknown = "" if is_known else ", and more for saved activations, which nobody has measured yet"
     return Shortfall(
         missing_bytes=missing_bytes,
         reason=f"a member's memory limit is {_mib(missing_bytes)} too small for this plan: {_mib(wanted_bytes)} are "

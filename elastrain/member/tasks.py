@@ -20,6 +20,7 @@ from elastrain.pipeline.actions import ActionKind, TaskAction
 from elastrain.pipeline.boundary import BoundaryName
 from elastrain.pipeline.plan import PipelinePlan, routes
 from elastrain.pipeline.planning import PlanWish, first_plan, next_plan
+from elastrain.pipeline.room import Load
 from elastrain.pipeline.tasks import StepShape, TaskDesk, TaskProgress, readers
 from elastrain.rerouting import Rerouting
 from elastrain.values import OpenWork
@@ -71,6 +72,12 @@ class Tasks:
         if self._desk is None:
             return work
         return replace(work, tasks=self._desk.open_tasks(), kept=tuple(sorted(self._messages)))
+
+    def load(self) -> Load | None:
+        """What is computed here of the open step, for the planning of memory; None: nothing was handed out."""
+        if self._desk is None:
+            return None
+        return Load(tasks=tuple(self._desk.progress), shape=self._desk.shape, in_flight=self._desk.limit)
 
     # --------------------------------------------------------------------------------------------------- the hand-out
 

@@ -168,7 +168,7 @@ def assemble(
     return Prepared(
         engine=Engine(core, parts),
         parts=step_parts,
-        pipelines=_pipelines(request, settings, step_parts, mesh),
+        pipelines=_pipelines(request, settings, step_parts, parts),
         optimizer=pieces,
         facade=Facade(request.optimizer),
         model=request.model,
@@ -185,10 +185,15 @@ def _shape(request: Request, layout: Layout, chosen: Chosen, state: ModelState) 
     return replace(shape, initial=initial_of(chosen.resume))
 
 
-def _pipelines(request: Request, settings: Settings, parts: StepParts, mesh: Mesh) -> Pipelines | None:
+def _pipelines(request: Request, settings: Settings, parts: StepParts, engine: EngineParts) -> Pipelines | None:
     if settings.stages == 1:
         return None
-    wish = PipelineWish(model=request.model, stages=settings.stages, allocate=mesh.memory.scratch)
+    wish = PipelineWish(
+        model=request.model,
+        stages=settings.stages,
+        allocate=engine.mesh.memory.scratch,
+        traced=None if engine.memory is None else engine.memory.work.trace,
+    )
     return Pipelines(wish, parts)
 
 

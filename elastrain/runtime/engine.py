@@ -75,7 +75,7 @@ class Engine:
             core.copying, parts.handover.whereabouts, clock=parts.clock, idle_cores=parts.idle_cores
         )
         self._notes = Notes(parts.journal, parts.agent)
-        self._handing = HandingOut(parts.executor, parts.handover)
+        self._handing = HandingOut(parts.executor, parts.handover, self._make_room)
         self._unreleased: p.Advance | p.Enter | None = None
         """Waits until it is sure that the loop gets what was committed, and no memory that others use again."""
         self._is_leaving = False
@@ -255,6 +255,8 @@ class Engine:
     def _hold_blocks(self, command: p.HoldBlocks) -> None:
         """What goes is of no use here for long: its memory goes back at once."""
         executor, memory = self._parts.executor, self._parts.mesh.memory
+        if self._parts.memory is not None:
+            self._parts.memory.hold(command.blocks)
         executor.carry_out(command)
         memory.trim()
         held = {"parameters_bytes": executor.model.nbytes, "shared_bytes": memory.resident_bytes()}
@@ -315,7 +317,14 @@ class Engine:
         self._parts.executor.resumed()
         if self._parts.memory is None:
             return None
-        return p.CopyBudgetSet(parameters_bytes=self._parts.memory.resumed(command, self._core.shape))
+        m = self._core.machine
+        return p.CopyBudgetSet(parameters_bytes=self._parts.memory.resumed(command, m.shape, m.step.tasks.load()))
+
+    def _make_room(self) -> None:
+        m, memory = self._core.machine, self._parts.memory
+        if memory is not None:
+            told = memory.begin(m.step.tasks.load(), m.shape, (m.commit.roles.live, m.commit.roles.target))
+            self._events.extend([] if told is None else [p.CopyBudgetSet(parameters_bytes=told)])
 
     def _passed(self, record: Record) -> None:
         self._pace.loop.let_loop_go_first(BETWEEN_STEPS_S)

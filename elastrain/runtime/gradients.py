@@ -64,7 +64,11 @@ class GradientMemory:
     @property
     def copy_bytes(self) -> int:
         """One copy of all gradients."""
-        folded = [flat for flat in self.layout.flats if flat.folded]
+        return sum(self.bytes_of(block) for block in range(len(self.layout.blocks)))
+
+    def bytes_of(self, block: int) -> int:
+        """One copy of a block's gradients."""
+        folded = [flat for flat in self.layout.flats if flat.folded and flat.block == block]
         return sum(flat.folded_numel * getattr(torch, flat.master_dtype).itemsize for flat in folded)
 
     def group_of(self, block: int) -> int:

@@ -5,17 +5,24 @@ In the engine's thread; the books are what the protocol's commands work on, so t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from elastrain import protocol as p
 from elastrain.pipeline.boundary import BoundaryName, Direction
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.handover import Assignment, BoundaryMade, Handover, TaskAssignment, TryAgain
 
 
+def _nothing() -> None:
+    """No memory limit."""
+
+
 class HandingOut:
     """Between the books of a member and its loop."""
 
-    def __init__(self, executor: Executor, handover: Handover) -> None:
-        self._executor, self._handover = executor, handover
+    def __init__(self, executor: Executor, handover: Handover, make_room: Callable[[], None] = _nothing) -> None:
+        """`make_room`: called before each forward of a pipeline."""
+        self._executor, self._handover, self._make_room = executor, handover, make_room
 
     def give(self, command: p.Compute | p.Recompute | p.Forward | p.Backward) -> None:
         """Let the loop compute it."""
@@ -25,6 +32,8 @@ class HandingOut:
             case p.Recompute():
                 self._handover.give(Assignment(command, self._executor.check_slot()))
             case p.Forward() | p.Backward():
+                if isinstance(command, p.Forward):
+                    self._make_room()
                 self._handover.give(self._action(command))
 
     def give_again(self, told: TryAgain) -> None:

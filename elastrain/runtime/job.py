@@ -89,7 +89,6 @@ def init(
         cross_check_every=cross_check_every,
         stages=stages_of(stages, told_stages()),
     )
-    settings.check_limit(is_limited=limit is not None)
     job = Job(
         Chosen(
             environment=environment,

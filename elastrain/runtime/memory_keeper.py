@@ -10,13 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from elastrain import memory_budget as budget
 from elastrain import protocol as p
-from elastrain.books.behind import BEHIND_BYTES
 from elastrain.errors import ConfigError, NoRoomError
-from elastrain.fold import Node, leaves
 from elastrain.member.copies import COPY_BUDGET_BYTES
 from elastrain.offload.device import Device
 from elastrain.offload.engines.port import IoEngine
@@ -27,18 +25,17 @@ from elastrain.offload.policy import IN_FLIGHT_STORAGES
 from elastrain.offload.profile import Occupancy, Profile
 from elastrain.offload.sharing import shared
 from elastrain.offload.stats import PassProfile
-from elastrain.plan import plan as hand_out
+from elastrain.pipeline.room import Load
+from elastrain.placement import Placement
 from elastrain.runtime.executor import Executor
-from elastrain.runtime.flats import frozen_shards, has_masters
 from elastrain.runtime.memory import NOTHING_CAPTURED, CapturedBytes, PeakMeter, StepsTaken, give_freed_memory_back
+from elastrain.runtime.planned_work import PlannedWork, bytes_of
 from elastrain.values import Shape
 
 if TYPE_CHECKING:
     from elastrain.comm.wire.mesh import Mesh
     from elastrain.runtime.journal import Journal
 
-ASSUMED_MOMENTS = 2.0
-"""Optimizer state per parameter until it was measured: Adam's."""
 COPY_SHARE = 16
 """Of the parameters, one such part at least may be on its way to new holders, whatever memory is left."""
 WRITING_BYTES = 16 << 20
@@ -84,7 +81,7 @@ class MemoryKeeper:
         self._journal = journal
         self._taken = StepsTaken(PeakMeter(mesh.memory.resident_bytes))
         self._last: budget.Fit | None = None
-        self._held: tuple[budget.Held, ...] = ()
+        self.work = PlannedWork(me, executor)
         self._needs: budget.Needs | None = None
         self._expected_bytes = 0
         """Of the present plan's gradients, before it was measured."""
@@ -146,54 +143,51 @@ class MemoryKeeper:
 
     # ------------------------------------------------------------------------------------------------- for the engine
 
-    def resumed(self, plan: p.Resumed, shape: Shape) -> int:
+    def resumed(self, plan: p.Resumed, shape: Shape, load: Load | None) -> int:
         """A view is in order: make room for its plan. Returns how many bytes of parameters may be on their
         way to new holders.
 
         Raises NoRoomError if the plan does not fit.
         """
         self._taken.begin_view()
-        sizes, members = shape.sizes, plan.view.ids
-        moments = self._executor.states.moments() or ASSUMED_MOMENTS
-        self._held = budget.held_by(
-            self._me,
-            (plan.recovery.now, plan.target),
-            sizes,
-            moments=moments,
-            masters=has_masters(self._executor.layout),
-            frozen=frozen_shards(self._executor.layout),
-        )
-        gradients_bytes = self._expect(
-            self._slots(plan, shape) * self._executor.slot_bytes
-            + budget.sums_bytes(self._held, len(members), BEHIND_BYTES)
-        )
-        copied_bytes = budget.copy_budget(
-            self._limit.limit_bytes,
-            self._needs_with(gradients_bytes),
-            members=len(members),
-            state_per_parameter=1 + moments,
-            least_bytes=min(max(*sizes, sum(sizes) // COPY_SHARE), COPY_BUDGET_BYTES),
-            most_bytes=COPY_BUDGET_BYTES,
-        )
-        copying_bytes = round(2 * copied_bytes * (1 + moments)) if plan.target != plan.recovery.now else 0
-        self._decide(gradients_bytes + copying_bytes)
-        return copied_bytes
+        work = self.work
+        work.members, work.is_spread = len(plan.view.ids), len(set(plan.view.nodes.values())) > 1
+        work.place(shape, (plan.recovery.now, plan.target))
+        work.take(load)
+        if shape.pipelining is None:
+            gradients_bytes = self._expect(work.slots(plan, shape) * self._executor.slot_bytes + work.sums_bytes)
+        else:
+            gradients_bytes = work.tasks.gradients_bytes + work.sums_bytes
+        return self._plan(gradients_bytes, shape)
+
+    def begin(self, load: Load | None, shape: Shape, placements: tuple[Placement, ...]) -> int | None:
+        """A step of a pipeline begins, or goes on, with these tasks: make room for them, where they are other ones.
+
+        Returns what `resumed` does, None where nothing has changed. Raises NoRoomError if they do not fit.
+        """
+        work = self.work
+        is_placed, is_new = work.place(shape, placements), work.take(load)
+        if self._needs is None or not (is_placed or is_new):
+            return None
+        return self._plan(work.tasks.gradients_bytes + work.sums_bytes, shape)
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """This member is to have these blocks: make room for them, before they come. Nothing is computed meanwhile."""
+        self.work.forget_tasks()
+        if self._needs is not None:
+            self._decide(self._needs.gradients_bytes, parameters_bytes=bytes_of(self._executor.model, blocks))
 
     def passed(self) -> None:
         """A step was committed: measure what it took. Raises NoRoomError if it took too much."""
         if self._needs is None:
             self._taken.pass_over()
             return
-        last = self._last_pass()
-        activations_bytes = last.peak_bytes if last is not None else 0
-        captured = self._captured()
-        peak_bytes = self._taken.add_step(self._executor.memory_bytes() + activations_bytes, captured)
-        self._journal.write(
-            "memory",
-            peak_bytes=peak_bytes,
-            activations_bytes=activations_bytes,
-            captured_bytes=captured.most_bytes,
-        )
+        last, tasks, captured = self._last_pass(), self.work.tasks, self._captured()
+        activations_bytes = last.peak_bytes if last is not None else 0 if self._offload else tasks.activations_bytes
+        accounted_bytes = self._executor.memory_bytes() + activations_bytes + tasks.boundaries_bytes
+        peak_bytes = self._taken.add_step(accounted_bytes, captured)
+        told = {"activations_bytes": activations_bytes, "captured_bytes": captured.most_bytes}
+        self._journal.write("memory", peak_bytes=peak_bytes, **told)
         gradients_bytes = self._needs.gradients_bytes
         if self._taken.has_settled_in_view:
             gradients_bytes = min(gradients_bytes, self._executor.gradients_bytes())
@@ -208,14 +202,19 @@ class MemoryKeeper:
 
     # --------------------------------------------------------------------------------------------------------- inside
 
-    def _slots(self, plan: p.Resumed, shape: Shape) -> int:
-        """Copies of the gradient at the peak of a step: of one that nothing disturbs, and of the one to be resumed."""
-        is_checked = plan.is_checking or shape.cross_check_every > 0 or shape.audit.every > 0
-        undisturbed = hand_out(plan.view.ids, shape.runs, plan.view.quotas)[self._me]
-        return max(
-            budget.slots_needed(shape.runs, (), undisturbed, is_checked=is_checked),
-            budget.slots_needed(shape.runs, plan.own, _left_to_do(plan.recovery.runs[self._me], plan.own)),
+    def _plan(self, gradients_bytes: int, shape: Shape) -> int:
+        """Decide for another plan; how many bytes of parameters may be on their way to new holders under it."""
+        work, sizes = self.work, shape.sizes
+        work.copied_bytes = budget.copy_budget(
+            self._limit.limit_bytes,
+            self._needs_with(gradients_bytes),
+            members=work.members,
+            state_per_parameter=1 + work.moments,
+            least_bytes=min(max(*sizes, sum(sizes) // COPY_SHARE), COPY_BUDGET_BYTES),
+            most_bytes=COPY_BUDGET_BYTES,
         )
+        self._decide(gradients_bytes + work.copying_bytes)
+        return work.copied_bytes
 
     def _expect(self, expected_bytes: int) -> int:
         """Bytes of gradients under the new plan.
@@ -227,24 +226,38 @@ class MemoryKeeper:
             return expected_bytes
         return self._executor.gradients_bytes() + max(0, expected_bytes - before_bytes)
 
-    def _decide(self, gradients_bytes: int, measured: budget.Measured | None = None) -> None:
-        """`measured` is a step under the present plan; None when the plan is a new one."""
-        self._needs = needs = self._needs_with(gradients_bytes)
-        limit_bytes = self._limit.limit_bytes
-        decided = budget.fit_plan(
-            limit_bytes,
+    def _decide(
+        self, gradients_bytes: int, measured: budget.Measured | None = None, parameters_bytes: int | None = None
+    ) -> None:
+        """`measured` is a step under the present plan; None when the plan is a new one. `parameters_bytes`: to come."""
+        needs = self._needs_with(gradients_bytes)
+        if parameters_bytes is not None:
+            needs = replace(needs, parameters_bytes=parameters_bytes)
+        self._needs, limit_bytes, decided = needs, self._limit.limit_bytes, self._fit(needs)
+        if measured is not None and self._last is not None:
+            decided = budget.settle(limit_bytes, self._last, decided, measured)
+        if isinstance(decided, budget.Shortfall):
+            advice = self.work.explain(needs, decided.missing_bytes, activations_leave=bool(self._devices))
+            self._refuse(needs, decided, advice)
+        whole = budget.at_the_end(needs, self.work.whole_bytes())
+        if measured is None and isinstance(ended := self._fit(whole), budget.Shortfall):
+            self._refuse(whole, ended, "; at the end of the loop every member takes the parameters of all blocks")
+        self._limit_captures(limit_bytes - needs.total_bytes)
+        if measured is None or self._is_news(decided) or self._share != self._share_of_activations():
+            self._carry_out(decided, needs)
+
+    def _fit(self, needs: budget.Needs) -> budget.Fit | budget.Shortfall:
+        return budget.fit_plan(
+            self._limit.limit_bytes,
             needs,
             has_disk=bool(self._devices),
             disk_bytes_per_s=sum(device.rate_bytes_per_s() for device in self._devices) or 1.0,
         )
-        if measured is not None and self._last is not None:
-            decided = budget.settle(limit_bytes, self._last, decided, measured)
-        if isinstance(decided, budget.Shortfall):
-            self._journal.write("no_room", reason=decided.reason, **asdict(needs))
-            raise NoRoomError(f"member {self._me}: {decided.reason}")
-        self._limit_captures(limit_bytes - needs.total_bytes)
-        if measured is None or self._is_news(decided) or self._share != self._share_of_activations():
-            self._carry_out(decided, needs)
+
+    def _refuse(self, needs: budget.Needs, lack: budget.Shortfall, besides: str) -> NoReturn:
+        reason = lack.reason + besides
+        self._journal.write("no_room", reason=reason, **asdict(needs))
+        raise NoRoomError(f"member {self._me}: {reason}")
 
     def _captured(self) -> CapturedBytes:
         """In the step that is over."""
@@ -267,11 +280,12 @@ class MemoryKeeper:
     def _needs_with(self, gradients_bytes: int) -> budget.Needs:
         executor = self._executor
         base_bytes = self._taken.base_bytes(executor.memory_bytes())
-        saved_bytes = largest_bytes = 0
+        # In pipelines tasks may be other ones than those of the last pass, and several micro-batches are in flight.
+        saved_bytes, largest_bytes = self.work.tasks.activations_bytes, 0
         if (last := self._last_pass()) is not None:
-            saved_bytes = last.saved_bytes
+            saved_bytes = saved_bytes or last.saved_bytes
             largest_bytes = max((each.size_bytes for each in last.lifetimes), default=0)
-        shards_bytes, shards_least_bytes = budget.shards_bytes(self._held)
+        shards_bytes, shards_least_bytes = budget.shards_bytes(self.work.held)
         return budget.Needs(
             base_bytes=base_bytes,
             parameters_bytes=executor.model.nbytes,
@@ -281,6 +295,7 @@ class MemoryKeeper:
             activations_bytes=saved_bytes,
             activations_least_bytes=min(saved_bytes, (IN_FLIGHT_STORAGES + 1) * largest_bytes),
             is_measured=self._taken.steps > 0,
+            boundaries_bytes=self.work.tasks.boundaries_bytes,
         )
 
     def _is_news(self, decided: budget.Fit) -> bool:
@@ -300,7 +315,7 @@ class MemoryKeeper:
 
     def _carry_out(self, decided: budget.Fit, needs: budget.Needs) -> None:
         self._last = decided
-        outside, which = budget.choose_shards(self._held, decided.shards_on_disk_bytes)
+        outside, which = budget.choose_shards(self.work.held, decided.shards_on_disk_bytes)
         reason = f"{decided.reason}; {which}" if outside else decided.reason
         self._executor.keep_outside(self._devices, outside)
         if self._offload is not None:
@@ -331,8 +346,3 @@ class MemoryKeeper:
             stats=replace(stats, devices=(*stats.devices, *shard_devices)),
             places=(*activations.places, *places),
         )
-
-
-def _left_to_do(runs: Sequence[int], own: frozenset[Node]) -> list[int]:
-    done = leaves(own)
-    return [run for run in runs if run not in done]

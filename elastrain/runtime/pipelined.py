@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from elastrain import protocol as p
 from elastrain.base.places import Station
-from elastrain.errors import ConfigError
+from elastrain.errors import ConfigError, DriveFailedError
 from elastrain.messages import Boundary
+from elastrain.offload.errors import SpillReadError
 from elastrain.pipeline.actions import ActionKind, TaskAction
 from elastrain.pipeline.boundary import Direction
 from elastrain.pipeline.plan import PipelinePlan, Task, routes
@@ -43,6 +44,8 @@ class PipelineWish:
     model: nn.Module
     stages: int
     allocate: Allocate
+    traced: Callable[[TracedModel, tuple[int, ...]], None] | None = None
+    """Told of the traced model and of the place of each block of the layout, where memory is limited."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +85,8 @@ class Pipelines:
         """The graph is known from here on: the protocol hears of it."""
         self._traced = traced
         self._blocks = places_of(self.parts.model.layout.blocks, traced.graph)
+        if self._wish.traced is not None:
+            self._wish.traced(traced, self._blocks)
         self.parts.log("traced", blocks=list(traced.graph.blocks), legal_cuts=list(traced.graph.legal_cuts))
         self.parts.handover.tell(p.Traced(model=TracedGraph(graph=traced.graph, places=self._blocks)))
 
@@ -292,7 +297,7 @@ class ActionBackward:
             if is_last:
                 model.arm(self._block_done(so_far), self._pipelines.blocks_of(action.task))
             with parts.backward():
-                compute()
+                _read_back(compute)
             if is_last:
                 model.finish()
         finally:
@@ -311,6 +316,14 @@ class ActionBackward:
             parts.handover.tell(done)
 
         return report
+
+
+def _read_back(compute: Callable[[], Any]) -> None:
+    """Run a backward. Raises DriveFailedError: a task begins anew on others only, where its member ends."""
+    try:
+        compute()
+    except SpillReadError as fault:
+        raise DriveFailedError(f"a task of a pipeline is not computed twice here: {fault}") from fault
 
 
 def log_action(parts: StepParts, step: int, action: TaskAction, started_s: float) -> None:

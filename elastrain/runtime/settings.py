@@ -61,14 +61,6 @@ class Settings:
                 "job.audit(…) and cross_check_every out, or use one stage"
             )
 
-    def check_limit(self, *, is_limited: bool) -> None:
-        """Raises ConfigError where a memory limit was given that pipelines do not keep yet."""
-        if is_limited and self.stages > 1:
-            raise ConfigError(
-                f"--stages {self.stages} and a memory limit do not go together in this version, because what several "
-                "micro-batches in flight need is not planned yet: leave one of them out"
-            )
-
     def check(self, layout: Layout) -> None:
         """Raises ConfigError when these settings do not suit the model."""
         half = next((spec.name for spec in layout.parameters if spec.dtype == "float16" and spec.trained), None)

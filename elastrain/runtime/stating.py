@@ -15,9 +15,10 @@ from elastrain.memory_statement import ScriptNeeds, WorkerLimit, state_memory
 from elastrain.runtime.assembly import Chosen, Request
 from elastrain.runtime.flats import frozen_shards, has_masters, in_private_memory
 from elastrain.runtime.memory import PeakMeter
-from elastrain.runtime.memory_keeper import ASSUMED_MOMENTS, MemoryLimit
+from elastrain.runtime.memory_keeper import MemoryLimit
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
+from elastrain.runtime.planned_work import ASSUMED_MOMENTS
 
 
 def answer(wish: StatementWish, request: Request, layout: Layout, chosen: Chosen) -> NoReturn:

@@ -29,6 +29,8 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch leaves `_
     def __init__(self) -> None:
         # Parameters, masks and the batch are real in the user's code, and meet fakes there.
         super().__init__(allow_non_fake_inputs=True)
+        self.stands_for_parameter: Callable[[Tensor], None] | None = None
+        """Told of each fake that was made for a parameter, which is anew in each operation."""
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[object] = (), kwargs: Mapping[str, object] = _NO_NAMES
@@ -49,7 +51,10 @@ class Fakes(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch leaves `_
         if real.dim() == 0 or real.layout is not torch.strided or real.is_quantized or real.is_conj() or real.is_neg():
             return real  # type: ignore[no-any-return]  # a tensor: it is asked for everything first
         meta = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
-        return FakeTensor(self, meta, real.device)
+        like = FakeTensor(self, meta, real.device)
+        if self.stands_for_parameter is not None and isinstance(real, nn.Parameter):
+            self.stands_for_parameter(like)
+        return like
 
 
 class _Output(torch.autograd.Function):

@@ -20,11 +20,14 @@ class EnteredBlock:
     taken: dict[int, int]
     """Index of an argument that is an activation -> the tensor's number."""
     flops: int
+    saved_bytes: int
+    """What its forward keeps for its backward."""
 
-    def again(self, taken: Mapping[int, int], flops: int) -> None:
+    def again(self, taken: Mapping[int, int], flops: int, saved_bytes: int) -> None:
         """It was entered once more. No cut lies between the two, so that only its costs matter."""
         self.taken.update(taken)
         self.flops += flops
+        self.saved_bytes += saved_bytes
 
 
 Crossing = tuple[tuple[int, ...], ...]

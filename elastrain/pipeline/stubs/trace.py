@@ -24,6 +24,7 @@ from elastrain.pipeline.stubs.fakes import BlockOutputs, Fakes, device_of, is_fa
 from elastrain.pipeline.stubs.handed import check_handed
 from elastrain.pipeline.stubs.origins import CodeBetween, Origins
 from elastrain.pipeline.stubs.recording import EnteredBlock, graph_of_entries
+from elastrain.pipeline.stubs.saving import Saving
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,8 @@ class TracedModel:
     """By cut: the numbers of what crosses it, in the order in which it is sent."""
     returned_by: Mapping[int, int]
     """Number -> the place of the block that returned this very tensor; what code between blocks made is not in it."""
+    saved: tuple[int, ...]
+    """By place in the graph: bytes that the block's forward keeps for its backward."""
 
 
 class TracingPass:
@@ -49,6 +52,7 @@ class TracingPass:
         self._model = model
         self._blocks = tuple(blocks)
         self._fakes = Fakes()
+        self._saving = Saving(model, self._fakes)
         self._entered: list[EnteredBlock] = []
         self._places: dict[int, int] = {}
         """Place among `blocks` -> place in the graph."""
@@ -79,6 +83,7 @@ class TracingPass:
             taken=tuple(each.taken for each in self._entered),
             crossing=crossing,
             returned_by=dict(self._origins.returned_by),
+            saved=tuple(each.saved_bytes for each in self._entered),
         )
 
     # ----------------------------------------------------------------------------------------------------- at an entry
@@ -98,32 +103,35 @@ class TracingPass:
             leaves, _ = tree_flatten((args, kwargs))
             taken = {i: self._origins.number(leaf) for i, leaf in enumerate(leaves) if is_fake(leaf)}
             with self._between.inside():
-                returned, flops = self._run(name, forward, args, kwargs)
+                returned, costs = self._run(name, forward, args, kwargs)
             check_handed(name, [*leaves, *tree_flatten(returned)[0]])
             outputs = BlockOutputs.of(returned, device_of(self._model.get_submodule(name).parameters))
             if is_again:
-                self._entered[at].again(taken, flops)
+                self._entered[at].again(taken, *costs)
             else:
-                self._entered.append(EnteredBlock(place, outputs, taken, flops))
+                self._entered.append(EnteredBlock(place, outputs, taken, *costs))
             # Fresh ones: what a block returned as it came in would belong to two blocks.
             made = outputs.fakes(self._fakes)
             self._origins.returned(at, [leaf for leaf in tree_flatten(made)[0] if isinstance(leaf, Tensor)])
             return made
 
-    def _run(self, name: str, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[object, int]:
-        """What the block returns, as fakes or, where it has no fake kernel, as zeros; and its FLOPs."""
+    def _run(
+        self, name: str, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[object, tuple[int, int]]:
+        """What the block returns, as fakes or, where it has no fake kernel, as zeros; its FLOPs, and what it saves."""
         with _left_as_it_was(self._model.get_submodule(name)), _not_compiled():
             counter = FlopCounterMode(display=False)
             try:
-                with counter, self._fakes, _without_log_of_fakes():
+                with counter, self._saving as saved, self._fakes, _without_log_of_fakes():
                     returned = forward(*args, **kwargs)
             except Exception:  # noqa: BLE001  a kernel may raise anything where it is given a fake
                 # Some kernels do not know fakes, and blocks may read values of their own: zeros are values.
                 counter = FlopCounterMode(display=False)
-                with counter:
+                with counter, self._saving as saved:
                     zero_args, zero_kwargs = _zeros((args, kwargs))
                     returned = forward(*zero_args, **zero_kwargs)
-        return returned, counter.get_total_flops()
+            saved.ran((args, kwargs), returned)
+        return returned, (counter.get_total_flops(), saved.nbytes)
 
 
 def trace(model: nn.Module, blocks: Sequence[str], forward: Callable[[], object]) -> TracedModel:

@@ -17,6 +17,7 @@ from elastrain.comm.errors import MemberLost
 from elastrain.comm.wire.values import Frame, LossCause, PeerLost
 from elastrain.errors import NoRoomError, RefusedError, StateLostError, StoppedError
 from elastrain.messages import EndsBefore, LoopHandover, encode
+from elastrain.pipeline.room import Load
 from elastrain.placement import Holders
 from elastrain.runtime.agent_link import AgentLink
 from elastrain.runtime.channel import ChannelClosedError
@@ -147,6 +148,10 @@ class ScriptedCore:
     shape: Shape = field(default_factory=lambda: Shape(runs=2, blocks=1, shards=(), backups=1))
     silent: tuple[str, ...] = ()
 
+    @property
+    def machine(self) -> Any:
+        return SimpleNamespace(shape=self.shape, step=SimpleNamespace(tasks=SimpleNamespace(load=lambda: None)))
+
     def handle(self, event: p.Event) -> list[p.Command]:
         self.events.append(event)
         self.done.append(f"core {type(event).__name__}")
@@ -181,7 +186,7 @@ class FakeMemory:
     def __init__(self) -> None:
         self.plans: list[tuple[p.Resumed, Shape]] = []
 
-    def resumed(self, plan: p.Resumed, shape: Shape) -> int:
+    def resumed(self, plan: p.Resumed, shape: Shape, load: Load | None) -> int:
         self.plans.append((plan, shape))
         return 123
 

@@ -125,7 +125,6 @@ def test_what_init_has_fixed_is_frozen() -> None:
     [
         ("0", {}, "whole number from 1 on"),
         ("2", {"cross_check_every": 5}, "another could compare"),
-        ("2", {"memory_limit": 1 << 30}, "do not go together"),
         ("2", {"stages": 3}, r"--stages 2 and init\(stages=3\) ask for different pipelines"),
         ("2", {"stages": 2, "cross_check_every": 5}, "another could compare"),
         ("", {"stages": True}, "whole number from 1 on; got True"),

@@ -1,0 +1,148 @@
+"""What the present plan has this member compute and hold, in bytes, as the keeper of its memory asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import torch
+
+from elastrain import memory_budget as budget
+from elastrain import protocol as p
+from elastrain.books.behind import BEHIND_BYTES
+from elastrain.fold import Node, leaves
+from elastrain.pipeline.room import Lack, Load, ModelBytes, TaskBytes, advice, task_bytes
+from elastrain.pipeline.stubs.trace import TracedModel
+from elastrain.placement import Placement
+from elastrain.plan import plan as hand_out
+from elastrain.runtime.executor import Executor
+from elastrain.runtime.flats import frozen_shards, has_masters
+from elastrain.runtime.model import ModelState
+from elastrain.values import Shape
+
+ASSUMED_MOMENTS = 2.0
+"""Optimizer state per parameter until it was measured: Adam's."""
+
+
+def bytes_of(model: ModelState, blocks: Collection[int]) -> int:
+    """Bytes of the parameters that these blocks of the layout read, here or not."""
+    read = [index for index, readers in model.readers.items() if any(block in blocks for block in readers)]
+    flats = [flat for flat in model.layout.flats if flat.index in read]
+    return sum(flat.numel * getattr(torch, flat.dtype).itemsize for flat in flats)
+
+
+def _left_to_do(runs: Sequence[int], own: frozenset[Node]) -> list[int]:
+    done = leaves(own)
+    return [run for run in runs if run not in done]
+
+
+class PlannedWork:
+    """Owns what is expected of a plan: shards, copies of gradients and, in pipelines, what its tasks take."""
+
+    def __init__(self, me: str, executor: Executor) -> None:
+        self.held: tuple[budget.Held, ...] = ()
+        """Shards of this member, by the holders of now and by those to come."""
+        self.tasks = TaskBytes()
+        """Of the open step; nothing without pipelines, and before tasks were handed out."""
+        self.copied_bytes = 0
+        """So many bytes of parameters may be on their way to new holders."""
+        self._me, self._executor = me, executor
+        self._model: ModelBytes | None = None
+        self._load: Load | None = None
+        self._placements: tuple[Placement, ...] = ()
+        self.members = 1
+        """Of the view."""
+        self.is_spread = False
+        """They are on several nodes."""
+
+    @property
+    def moments(self) -> float:
+        """Size of the optimizer's own state, in units of the parameters'."""
+        return self._executor.states.moments() or ASSUMED_MOMENTS
+
+    @property
+    def sums_bytes(self) -> int:
+        """What gradients take besides slots."""
+        return budget.sums_bytes(self.held, self.members, BEHIND_BYTES)
+
+    @property
+    def copying_bytes(self) -> int:
+        """What copies take that are on their way."""
+        is_moving = len(set(self._placements)) > 1
+        return round(2 * self.copied_bytes * (1 + self.moments)) if is_moving else 0
+
+    # -------------------------------------------------------------------------------------------------------- shards
+
+    def place(self, shape: Shape, placements: tuple[Placement, ...]) -> bool:
+        """Take up who holds the shards now, and who is to; whether this member is to hold others than before."""
+        before, self._placements = self.held, placements
+        self.held = budget.held_by(
+            self._me,
+            placements,
+            shape.sizes,
+            moments=self.moments,
+            masters=has_masters(self._executor.layout),
+            frozen=frozen_shards(self._executor.layout),
+        )
+        return self.held != before
+
+    def slots(self, plan: p.Resumed, shape: Shape) -> int:
+        """Copies of the gradient at the peak of a step: of one that nothing disturbs, and of the one to be resumed."""
+        is_checked = plan.is_checking or shape.cross_check_every > 0 or shape.audit.every > 0
+        undisturbed = hand_out(plan.view.ids, shape.runs, plan.view.quotas)[self._me]
+        return max(
+            budget.slots_needed(shape.runs, (), undisturbed, is_checked=is_checked),
+            budget.slots_needed(shape.runs, plan.own, _left_to_do(plan.recovery.runs[self._me], plan.own)),
+        )
+
+    # ----------------------------------------------------------------------------------------------------- pipelines
+
+    def trace(self, traced: TracedModel, places: Sequence[int]) -> None:
+        """The model was traced. By the main thread, before anybody is told of it."""
+        model = self._executor.model
+        blocks = range(len(places))
+        self._model = ModelBytes(
+            graph=traced.graph,
+            places=tuple(places),
+            parameters=tuple(bytes_of(model, (block,)) for block in blocks),
+            gradients=tuple(model.gradients.bytes_of(block) for block in blocks),
+            saved=traced.saved,
+        )
+
+    def take(self, load: Load | None) -> bool:
+        """Take up the tasks that are left to compute; whether they are other ones."""
+        if load is None or self._model is None:
+            return False
+        load = replace(load, copies_received=self.is_spread)
+        if load == self._load:
+            return False
+        self._load, before = load, self.tasks
+        self.tasks = task_bytes(self._model, load)
+        return self.tasks != before
+
+    def forget_tasks(self) -> None:
+        """None of them is under way."""
+        self._load, self.tasks = None, TaskBytes()
+
+    def whole_bytes(self) -> int:
+        """Of the parameters of all blocks, which every member takes at the end of the loop; 0 without pipelines."""
+        if self._model is None:
+            return 0
+        return bytes_of(self._executor.model, range(len(self._model.places)))
+
+    def explain(self, needs: budget.Needs, missing_bytes: int, *, activations_leave: bool) -> str:
+        """What else would fit, where the tasks of a pipeline do not; empty where there are none."""
+        if self._model is None or self._load is None or not self._load.tasks:
+            return ""
+        leaving_bytes = self.tasks.activations_bytes if activations_leave else 0
+        taken_bytes = needs.parameters_bytes + self.tasks.total_bytes - leaving_bytes
+        whole_bytes = self.whole_bytes()
+        lack = Lack(
+            members=self.members,
+            left_bytes=taken_bytes - missing_bytes,
+            missing_bytes=missing_bytes,
+            activations_leave=activations_leave,
+            # Until the first commit each member has the whole model, as its script has made it.
+            parameters_bytes=whole_bytes if needs.parameters_bytes >= whole_bytes else None,
+        )
+        return f"; {advice(self._model, self._load, lack)}"

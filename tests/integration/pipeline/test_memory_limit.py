@@ -1,0 +1,82 @@
+"""Members of pipelines with too little memory: each keeps its limit with its own blocks, and the bits stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.training import SCRIPTS, Run, assert_equal_to_undisturbed, run_job
+
+SCRIPT = SCRIPTS / "piped_training.py"
+MIB = 1 << 20
+# An odd size: nothing is a multiple of anything.
+SIZES = ("--micro-batch-size", "3073")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    yield folder
+    assert list(folder.iterdir()) == [], "something was left behind"
+
+
+def events(run: Run, kind: str) -> list[dict[str, Any]]:
+    return [event for journal in run.journals.values() for event in journal if event["event"] == kind]
+
+
+def limited(folder: Path, disk: Path | None, limit_bytes: int, workers: int, stages: int, **how: Any) -> Run:
+    folder.mkdir(parents=True)
+    options = ["--memory-limit", str(limit_bytes), "--stages", str(stages), "--max-restarts", "0"]
+    options += [] if disk is None else ["--offload-dir", str(disk)]
+    return run_job(folder, script=SCRIPT, options=options, workers=workers, **how)
+
+
+@pytest.fixture(scope="module")
+def ample(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("ample")
+    disk = folder / "disk"
+    disk.mkdir()
+    return limited(folder / "job", disk, 64 << 30, 3, 3, arguments=("--steps", "3", *SIZES))
+
+
+def test_what_is_expected_of_activations_is_what_is_saved(ample: Run) -> None:
+    for member, in_flight in (("m0", 3), ("m1", 2), ("m2", 1)):
+        told = [e["need_activations_bytes"] for e in events(ample, "room") if e["member"] == member]
+        # Between two steps, when blocks go, what was measured of one micro-batch is all that is known.
+        measured_bytes = min(each for each in told if each)
+        assert 0.9 < max(told) / (in_flight * measured_bytes) < 1.1
+
+
+# In one pipeline two are left with all blocks between them; of two pipelines each member has fewer from the start.
+@pytest.mark.parametrize(("workers", "stages", "more"), [(3, 3, 0.5), (4, 2, -0.4)])
+def test_a_loss_within_the_limit_moves_activations_to_disk_and_changes_no_bit(
+    tmp_path: Path, disk: Path, ample: Run, workers: int, stages: int, more: float
+) -> None:
+    activations_bytes = max(e["activations_bytes"] for e in events(ample, "memory"))
+    limit_bytes = max(e["peak_bytes"] for e in events(ample, "memory")) + round(more * activations_bytes)
+    arguments = ("--steps", "7", *SIZES)
+    faults = ["kill --target member:m1 --at step=3,phase=backward"]
+    run = limited(tmp_path / "tight", disk, limit_bytes, workers, stages, arguments=arguments, faults=faults)
+    assert_equal_to_undisturbed(run, *arguments, script=SCRIPT)
+    assert set(run.digests) == {f"m{rank}" for rank in range(workers)} - {"m1"}
+    assert any("of activations go to disk" in each["reason"] for each in events(run, "room"))
+    assert max(each["peak_bytes"] for each in events(run, "memory")) <= limit_bytes
+    # From the first commit on members have their own blocks, but at the end everything again.
+    assert min(each["need_parameters_bytes"] for each in events(run, "room")) < MIB
+
+
+def test_a_limit_under_which_no_task_fits_ends_the_job_with_what_would_fit(tmp_path: Path, ample: Run) -> None:
+    fixed_bytes = max(e["need_base_bytes"] for e in events(ample, "room"))
+    run = limited(tmp_path / "tiny", None, fixed_bytes + 20 * MIB, 3, 3, arguments=("--steps", "3", *SIZES))
+    assert run.exit_code == 1
+    assert "MiB too small for this plan" in run.output
+    assert "of its blocks 'layers." in run.output
+    assert "legal cuts: before 'layers.0', before 'layers.1'" in run.output
+    assert "--stages" in run.output
+    assert "Traceback" not in run.output
