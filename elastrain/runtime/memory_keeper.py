@@ -81,7 +81,7 @@ class MemoryKeeper:
         self._journal = journal
         self._taken = StepsTaken(PeakMeter(mesh.memory.resident_bytes))
         self._last: budget.Fit | None = None
-        self.work = PlannedWork(me, executor)
+        self.work = PlannedWork(me, executor, mesh.memory.trim)
         self._needs: budget.Needs | None = None
         self._expected_bytes = 0
         """Of the present plan's gradients, before it was measured."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import torch
@@ -39,14 +39,15 @@ def _left_to_do(runs: Sequence[int], own: frozenset[Node]) -> list[int]:
 class PlannedWork:
     """Owns what is expected of a plan: shards, copies of gradients and, in pipelines, what its tasks take."""
 
-    def __init__(self, me: str, executor: Executor) -> None:
+    def __init__(self, me: str, executor: Executor, trim: Callable[[], None]) -> None:
+        """`trim`: gives memory that others read, and that holds nothing now, back to the kernel."""
         self.held: tuple[budget.Held, ...] = ()
         """Shards of this member, by the holders of now and by those to come."""
         self.tasks = TaskBytes()
         """Of the open step; nothing without pipelines, and before tasks were handed out."""
         self.copied_bytes = 0
         """So many bytes of parameters may be on their way to new holders."""
-        self._me, self._executor = me, executor
+        self._me, self._executor, self._trim = me, executor, trim
         self._model: ModelBytes | None = None
         self._load: Load | None = None
         self._placements: tuple[Placement, ...] = ()
@@ -118,6 +119,9 @@ class PlannedWork:
             return False
         self._load, before = load, self.tasks
         self.tasks = task_bytes(self._model, load)
+        if self.tasks != before:
+            # What was sent for other tasks is of other sizes: it would stay beside what is sent for these.
+            self._trim()
         return self.tasks != before
 
     def forget_tasks(self) -> None:
