@@ -9,6 +9,7 @@ import pytest
 
 from elastrain.launcher import guardian
 from elastrain.launcher.guardian import Guardian
+from tests.support.waiting import until
 
 
 def test_it_knows_the_mark_from_its_command_line_also_when_it_begins_again() -> None:
@@ -30,4 +31,6 @@ def test_without_a_mark_it_touches_nobody(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def _command_line(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    """A process that has just become its program shows it a moment later."""
+    path = Path(f"/proc/{pid}/cmdline")
+    return until(path.read_text, 10, "its command line").split("\0")
