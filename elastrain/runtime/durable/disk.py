@@ -120,8 +120,10 @@ class CheckpointDisk:
             self._claim.check()
 
     def find(self, name: str) -> Manifest | None:
-        """The manifest of a checkpoint that is visible here. Raises CheckpointError."""
-        return Checkpoint.open([self.place], name).manifest if name in visible(self.place) else None
+        """The manifest of a checkpoint of this job that is visible here. Raises CheckpointError."""
+        # A job that goes on from an older one comes past the same steps as the job that wrote the newer ones.
+        found = Checkpoint.open([self.place], name).manifest if name in visible(self.place) else None
+        return found if found is not None and found.job == self._job else None
 
     def attach(
         self, checkpoint: str, me: str, loop: tuple[str, Sequence[Tensor]], buffers: Mapping[str, Tensor]

@@ -9,6 +9,7 @@ import pytest
 from elastrain.base.checkpoints import CheckpointOptions
 from elastrain.errors import ConfigError
 from elastrain.runtime.durable.disk import CheckpointDisk
+from elastrain.snapshot.durable.manifest import name_of
 from elastrain.snapshot.durable.owner import claim, owner_of
 from elastrain.snapshot.durable.places.local import LocalPlace
 from tests.support.checkpoints import save
@@ -54,3 +55,9 @@ def test_of_two_jobs_that_go_on_from_one_place_the_second_is_refused(place: Loca
     with pytest.raises(ConfigError, match="in use by job one, which is alive"):
         other.take_over()
     assert owner(place) == "one"
+
+
+def test_a_checkpoint_of_the_same_step_that_another_job_has_written_is_not_taken_for_its_own(place: LocalPlace) -> None:
+    found = disk(place, "job").find(name_of(0, 10))
+    assert found is not None and found.step == 10
+    assert disk(place, "other").find(name_of(0, 10)) is None
