@@ -24,8 +24,10 @@ class Committing:
     def may_vote(self) -> bool:
         """Whether nothing is left to do that the commit of this step would make impossible."""
         m, custody = self._machine, self._machine.custody
+        # First what is false until all is computed: this is asked after every event.
         return (
-            not m.views.is_recovering  # the votes of a view are void in the next
+            custody.comparison.is_settled()  # what was computed with wrong parameters is never committed
+            and not m.views.is_recovering  # the votes of a view are void in the next
             and not custody.repair.is_due  # what is known to be wrong is never committed
             and m.loop.has_asked_in(m.step.number)  # a script may still read what the commit overwrites
             and not m.checkpointing.is_last  # what is committed after it would be lost when the job is stopped
@@ -37,7 +39,6 @@ class Committing:
             and m.step.tasks.are_done()  # what others have made for them is let go of with the record
             and m.step.audits.is_done()
             and m.step.check.is_done()  # it reads the parameters of this step
-            and custody.comparison.is_settled()  # what was computed with wrong parameters is never committed
             and custody.lone.may_vote()
             and not custody.comparison.is_looking()  # nor from a state that has changed in memory
             and not custody.holdings.in_doubt()  # until it is known who is wrong, all states stay as they are

@@ -314,9 +314,7 @@ class Lifecycle:
 
     def _has_computed(self) -> bool:
         m = self.machine
-        # Its check of another member included: parameters that were wrong in that only would accuse the other one.
-        is_done = m.step.are_computed() and m.step.check.is_done() and m.step.audits.is_done()
-        return m.loop.step == m.step.number and (m.end.step is not None or is_done)
+        return m.loop.step == m.step.number and (m.end.step is not None or m.step.is_done())
 
     def _commit(self) -> None:
         record = self._committing.decide()

@@ -40,7 +40,12 @@ class OpenStep:
 
     def are_computed(self) -> bool:
         """Whether all that is to be done here of runs and tasks has its gradients."""
-        return self.runs.are_computed() and self.tasks.are_done()
+        return self.tasks.are_done() and self.runs.are_computed()
+
+    def is_done(self) -> bool:
+        """Whether this member has computed its part, its checks of other members included."""
+        # Else parameters that were wrong in a check only would accuse the other member.
+        return self.are_computed() and self.check.is_done() and self.audits.is_done()
 
     # All at once: nothing of the last step may be taken for something of this one.
     def begin(self, number: int) -> None:

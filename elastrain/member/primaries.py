@@ -100,6 +100,8 @@ class Primaries:
 
     def looked(self) -> dict[str, list[int]]:
         """What is to be published now, by member: this primary has looked at it since, and it is right."""
+        if not self._unlooked:
+            return {}
         found: dict[str, list[int]] = defaultdict(list)
         for shard in sorted(self._unlooked):
             if self._comparison.is_looking_at(shard):
