@@ -81,7 +81,7 @@ class WorkBehind:
         size_bytes = 0
         # The engine's thread does this: messages must not wait until a whole model has been digested.
         for shard in task.needed[len(self._digested) :]:
-            self._digested[shard] = self._arithmetic.digest_parameters(shard)
+            self._digested[shard] = self._arithmetic.digest_published(shard, None)
             size_bytes += self._arithmetic.parameters_bytes(shard)
             if size_bytes >= BEHIND_BYTES:
                 break

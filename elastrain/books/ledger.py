@@ -117,7 +117,7 @@ class Ledger:
         if isinstance(command, p.HoldBlocks):
             self._arithmetic.hold(command.blocks)
         else:
-            self._arithmetic.copy(command.payload[command.index], self._arithmetic.parameters(command.shard))
+            self._arithmetic.take_parameters(command.shard, command.payload[command.index])
 
     def _change_states(self, command: p.Command) -> p.Event | None:
         """Commands after which updates that were left behind may be out of date."""
@@ -181,7 +181,7 @@ class Ledger:
         shard = command.shard
         # Of what lies there now, and not of what was told: memory that has changed since then shows by that alone.
         if command.parameters:
-            found = self._arithmetic.digest_parameters(shard)
+            found = self._arithmetic.digest_published(shard, None)
         else:
             found = self._arithmetic.digest(self._states.states[shard])
         return p.DigestedAgain(

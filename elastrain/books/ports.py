@@ -72,13 +72,14 @@ class Arithmetic(Protocol):
         """Whether a shard's state is more precise than what the model computes with."""
 
     def digest_published(self, shard: int, state: State | None) -> int:
-        """Of a shard's parameters as its primary publishes them: told from its state, where that has masters."""
+        """Of a shard's parameters as its primary publishes them; with no state, of what the model computes with."""
         # From the state and not from the model: a bit that flipped between update and publish shows only that way.
 
     def parameters(self, shard: int) -> Tensor:
         """What the model computes with, as it lies there."""
 
-    def digest_parameters(self, shard: int) -> int: ...
+    def take_parameters(self, shard: int, published: Tensor) -> None:
+        """From now on the model computes with these."""
 
     def hold(self, blocks: Collection[int]) -> None:
         """Have the parameters that these blocks read in the model's memory, and no others."""

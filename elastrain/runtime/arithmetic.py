@@ -120,7 +120,7 @@ class TensorArithmetic:
         """Rounded where the model has less precision; else they share memory."""
         view = self.parameters(state.shard)
         if state.parameters.data_ptr() != view.data_ptr():
-            view.copy_(state.parameters)
+            self._model.take_parameters(state.shard, state.parameters)
             if view.dtype == state.parameters.dtype:
                 state.parameters = view
 
@@ -144,15 +144,15 @@ class TensorArithmetic:
         view = self.parameters(shard)
         return checksum(view if state is None else state.parameters.to(view.dtype))
 
-    def digest_parameters(self, shard: int) -> int:
-        return checksum(self.parameters(shard))
-
     def parameters_bytes(self, shard: int) -> int:
         its = self._layout.shards[shard]
         return its.numel * getattr(torch, its.dtype).itemsize  # type: ignore[no-any-return]
 
     def parameters(self, shard: int) -> Tensor:
         return self._model.parameters_of(self._layout.shards[shard])
+
+    def take_parameters(self, shard: int, published: Tensor) -> None:
+        self._model.take_parameters(shard, published)
 
     def hold(self, blocks: Collection[int]) -> None:
         self._model.hold(blocks)

@@ -33,6 +33,17 @@ class _Placed:
     parameter: nn.Parameter
 
 
+def _split(places: list[Registration], block: str) -> nn.Parameter:
+    """A second parameter over the same memory for the places in `block`."""
+    original = parameter_at(places[0])
+    alias = nn.Parameter(original.data)
+    alias.__dict__.update(original.__dict__)
+    for place in places:
+        if place.block == block:
+            setattr(place.module, place.attribute, alias)
+    return alias
+
+
 class ModelState:
     """Parameters of a model in flat buffers, with the hooks that tell when a block's gradients are final.
 
@@ -46,6 +57,8 @@ class ModelState:
         self.readers = readers_of(model, layout)
         self.gradients = GradientMemory(layout, allocate, apart=apart)
         self._memory = ParameterMemory(layout, allocate, apart=apart)
+        self._awaited: set[int] = set()
+        """Shards of blocks that came, and have no values yet."""
         self._leaves: dict[int, nn.Parameter] = {}
         self._placed: list[_Placed] = []
         self._adopt(model)
@@ -73,7 +86,7 @@ class ModelState:
             parameter = parameter_at(places[leaf.parameter][0])
             own = flat.index if flat.alias_of is None else flat.alias_of
             if flat.alias_of is not None:
-                parameter = self._split(places[leaf.parameter], block)
+                parameter = _split(places[leaf.parameter], block)
             else:
                 view = view_of(self._memory.flats[own], leaf.start, tuple(parameter.shape))
                 view.copy_(parameter)
@@ -82,17 +95,6 @@ class ModelState:
             if flat.trained:
                 parameter.grad_dtype = getattr(torch, flat.master_dtype)
                 self._leaves[leaf.index] = parameter
-
-    @staticmethod
-    def _split(places: list[Registration], block: str) -> nn.Parameter:
-        """A second parameter over the same memory for the places in `block`."""
-        original = parameter_at(places[0])
-        alias = nn.Parameter(original.data)
-        alias.__dict__.update(original.__dict__)
-        for place in places:
-            if place.block == block:
-                setattr(place.module, place.attribute, alias)
-        return alias
 
     # -------------------------------------------------------------------------------------------- what it has of blocks
 
@@ -108,6 +110,10 @@ class ModelState:
         for placed in self._placed:
             if placed.flat in before - here:
                 placed.parameter.data = absent(placed.parameter)
+        # First: the main thread may ask at any moment what is here.
+        self._awaited = {s.index for s in self.layout.shards if s.flat in here - before and s.numel} | {
+            shard for shard in self._awaited if self.layout.shards[shard].flat in here
+        }
         self._memory.hold(here)
         for placed in self._placed:
             if placed.flat in here - before:
@@ -117,16 +123,23 @@ class ModelState:
         self._moved = self._addresses()
 
     def has(self, shard: Shard) -> bool:
-        """Whether the shard's parameters are in memory here."""
+        """Whether there is memory for the shard's parameters here."""
         return shard.flat in self._memory.flats
 
+    def take_parameters(self, shard: int, parameters: Tensor) -> None:
+        """Write what the model computes with."""
+        self.parameters_of(self.layout.shards[shard]).copy_(parameters)
+        self._awaited.discard(shard)
+
     def has_block(self, block: int) -> bool:
-        """Whether all that the block reads is in memory here."""
-        return all(flat in self._memory.flats for flat, readers in self.readers.items() if block in readers)
+        """Whether all that the block reads is here: its memory, and its values."""
+        coming = {self.layout.shards[shard].flat for shard in tuple(self._awaited)}
+        here = self._memory.flats.keys() - coming
+        return all(flat in here for flat, readers in self.readers.items() if block in readers)
 
     def check_is_whole(self, what: str) -> None:
-        """Raises ConfigError, naming `what`, where a block is absent."""
-        if len(self._memory.flats) == len(self.readers):
+        """Raises ConfigError, naming `what`, where a block is absent, or has no values yet."""
+        if len(self._memory.flats) == len(self.readers) and not self._awaited:
             return
         missing = next(block for number, block in enumerate(self.layout.blocks) if not self.has_block(number))
         raise ConfigError(

@@ -260,9 +260,6 @@ class Symbols:
         return False
 
     def digest_published(self, shard: int, state: State | None) -> int:
-        return self.digest_parameters(shard)
-
-    def digest_parameters(self, shard: int) -> int:
         return symbol("parameters", self.model[shard].value)
 
     def parameters_bytes(self, shard: int) -> int:
@@ -270,6 +267,9 @@ class Symbols:
 
     def parameters(self, shard: int) -> Cell:
         return self.model[shard]
+
+    def take_parameters(self, shard: int, published: Place) -> None:
+        self.model[shard].value = published.value
 
     def hold(self, blocks: Collection[int]) -> None:
         for shard, lanes in enumerate(self._blocks):

@@ -94,9 +94,34 @@ def test_what_comes_back_is_nan_until_it_is_written_and_the_digest_is_that_of_th
     state.hold(ALL)
     assert "layers.1.weight" in _absent(model) and "head.weight" not in _absent(model)
     for shard in gone:
-        state.parameters_of(shard).copy_(kept[shard.index])
+        state.take_parameters(shard.index, kept[shard.index])
     assert state.parameters_digest() == whole.parameters_digest()
     assert not _absent(model)
+
+
+def test_a_block_that_comes_is_not_here_before_all_of_its_values_are() -> None:
+    _, state = _made()
+    kept = {shard.index: state.parameters_of(shard).clone() for shard in state.layout.shards}
+    state.hold([HEAD])
+    gone = [shard.index for shard in state.layout.shards if not state.has(shard)]
+    state.hold(ALL)
+    blocks_of = {shard: state.lanes()[shard] for shard in gone}
+    for shard in gone:
+        assert not any(state.has_block(block) for block in blocks_of[shard])
+        with pytest.raises(ConfigError, match="does not have block"):
+            state.check_is_whole("state_dict()")
+        state.take_parameters(shard, kept[shard])
+    assert all(state.has_block(block) for block in ALL)
+    state.check_is_whole("state_dict()")
+
+
+def test_a_block_that_goes_before_its_values_came_is_awaited_no_more() -> None:
+    _, state = _made()
+    state.hold([HEAD])
+    state.hold([HEAD, FIRST])
+    state.hold([HEAD])
+    assert state.has_block(HEAD) and not state.has_block(FIRST)
+    assert state._awaited == set()
 
 
 @pytest.mark.parametrize("frozen", [False, True])
