@@ -143,9 +143,9 @@ class Tasks:
                 self._out.send(member, event.made)
 
     def on_boundary(self, message: Boundary, payload: object) -> None:
-        # A second copy has the same bits, and the first may be being read.
+        # A second copy has the same bits: the books drop it.
         if self._desk is not None and self._desk.arrive(message.name):
-            self._messages[message.name] = message
+            self._messages.setdefault(message.name, message)
             self._out.do(p.TakeBoundary(message=message, payload=payload))
 
     # -------------------------------------------------------------------------------------------------- what comes next

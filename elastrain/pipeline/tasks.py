@@ -98,9 +98,8 @@ class TaskDesk:
         self._has_open = None
 
     def arrive(self, name: BoundaryName) -> bool:
-        """Take note of a boundary tensor. False: it is there already, or of another step, and is to be dropped."""
-        # The first copy counts. Another has the same bits, and taking it would only overwrite what may be being read.
-        if name.step != self.shape.number or name in self.here:
+        """Take note of a boundary tensor. False: it is of another step, and is to be dropped."""
+        if name.step != self.shape.number:
             return False
         self.here.add(name)
         return True

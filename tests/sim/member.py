@@ -402,9 +402,10 @@ class SimMember:
             case p.Leave():
                 out.left, out.evicted = True, command.evicted
             case _:
+                result = self.ledger.carry_out(command)
                 if self.pipelined is not None:
                     self.pipelined.forget(command)
-                return self.ledger.carry_out(command)
+                return result
         return None
 
     def _payload(self, message: Message) -> list[Ref]:

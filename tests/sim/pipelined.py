@@ -7,7 +7,7 @@ digest. Whole runs are computed along the same chain, so that the job of one, wi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elastrain import protocol as p
 from elastrain.messages import Boundary
@@ -63,8 +63,10 @@ class PipelinedLoop:
         self._length = length
         self._micro_batches = micro_batches
         self._saved: dict[tuple[Task, int], list[int]] = {}
-        self._told: dict[Task, Contribution] = {}
         self._made: dict[BoundaryName, Cell] = {}
+        self._told: dict[Task, Contribution] = {}
+        self._kept: list[Cell] = []
+        """Memory of what was put into the books."""
 
     def micro_batches_of(self, run: int) -> range:
         return range(run * self._length, min((run + 1) * self._length, self._micro_batches))
@@ -193,15 +195,28 @@ class PipelinedLoop:
         """Before the core hears of it: the tensors lie in the books."""
         books = self._member.ledger
         if event.made is not None and event.made.name in self._made:
-            books.boundaries.put(event.made, [self._made[event.made.name]])
+            cell = self._made.pop(event.made.name)
+            books.boundaries.put(event.made, [cell])
+            self._kept.append(cell)
+            self._release()
         books.slots.computed(event)
 
-    def forget(self, command: Any) -> None:
-        """What belongs to the attempt is let go of: its memory may get any other content at once."""
-        if isinstance(command, p.EndAttempt | p.VoidAttempt):
-            over = [name for name in self._made if name.step <= command.step]
-            for name in over:
-                self._made.pop(name).value = RELEASED
+    def forget(self, command: p.Command) -> None:
+        """Behind it: what belongs to an attempt that is over was let go of, and what another copy has replaced."""
+        match command:
+            case p.EndAttempt() | p.VoidAttempt():
+                self._made = {name: cell for name, cell in self._made.items() if name.step > command.step}
+                self._release()
+            case p.TakeBoundary():
+                self._release()
+
+    def _release(self) -> None:
+        """The memory of what the books have let go of may get any other content at once."""
+        there = {id(tensor) for kept in self._member.ledger.boundaries._kept.values() for tensor in kept.tensors}
+        for cell in self._kept:
+            if id(cell) not in there:
+                cell.value = RELEASED
+        self._kept = [cell for cell in self._kept if id(cell) in there]
 
 
 def pipelining_of(stages: int, runs: int, length: int) -> Pipelining | None:

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 
 from elastrain import rerouting
-from elastrain.books.boundaries import Boundaries
+from elastrain.books.boundaries import Boundaries, KeptBoundary
 from elastrain.member.commit import Commit
 from elastrain.member.job_end import JobEnd
 from elastrain.member.lifecycle import Lifecycle
@@ -39,6 +39,7 @@ FIRST = {
     "needs_of_living_tasks_are_forgotten": 20,
     "early_tensors_are_dropped": 70,
     "what_is_computed_in_a_recovery_counts_at_once": 90,
+    "the_last_copy_stays": 370,
 }
 """Where the schedules for a bug begin, if not at the first: they only save time."""
 
@@ -61,6 +62,14 @@ def makers_let_go_when_they_have_sent() -> AbstractContextManager[Any]:
         return kept
 
     return patch.object(Boundaries, "__getitem__", taken)
+
+
+@_plant("A second copy of a boundary tensor is dropped: the first may be being read.")
+def the_last_copy_stays() -> AbstractContextManager[Any]:
+    def replaces(books: Boundaries, message: Boundary, tensors: Any) -> None:
+        books._kept[message.name] = KeptBoundary(message, tensors)
+
+    return patch.object(Boundaries, "put", replaces)
 
 
 @_plant("Who makes a boundary tensor reports it, and sends it again to whoever needs it now.")
