@@ -61,6 +61,9 @@ class FaultRequests:
         if fault.place.t_s is not None:
             self._set_timer(fault, asked=True)
             return f"{fault} is due", True, []
+        step, committed = fault.place.step, self._cluster.progress.step
+        if step is not None and committed is not None and step <= committed:
+            return f"step {step} has passed: step {committed} is committed", False, []
         named = self._targets.named(fault)
         if isinstance(named, Unknown):
             return named.sentence, False, []

@@ -649,6 +649,14 @@ def test_fault_at_once_kills_and_one_at_a_step_is_handed_over() -> None:
     assert tell.message == am.ArmFault(kind="kill", step=4, phase="commit")
 
 
+def test_fault_at_a_step_that_has_passed_is_refused() -> None:
+    job = running(armed=True)
+    job.say("m1", Progress(step=4, loss=1.0, samples=4, holders=None))
+    sentence, taken, commands = job.core.inject(grammar.parse("kill --target member:m1 --at step=4"))
+    assert (sentence, taken, commands) == ("step 4 has passed: step 4 is committed", False, [])
+    assert job.core.inject(grammar.parse("kill --target member:m1 --at step=5"))[1]
+
+
 def test_fault_for_a_worker_that_is_not_ready_waits_for_its_hello() -> None:
     job = running(armed=True)
     job.die("m1")
