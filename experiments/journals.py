@@ -142,12 +142,17 @@ class Run:
     exit_code: int | None = None
     reason: str = ""
     _places: dict[tuple[str, int], str] = field(default_factory=dict)
+    _lives: dict[str, int] = field(default_factory=dict)
+    """Node -> the life of the job that its agent is in: generations begin anew in each."""
+    _newest_view: tuple[int, int] = (0, 0)
+    """Life and generation."""
 
     def take(self, line: Line) -> None:
         """Add one line of an agent's log."""
         match line["event"]:
             case "start":
                 self.agents[_node_of(line)] = line["pid"]
+                self._lives[_node_of(line)] = line.get("life", 1)
             case "worker_start":
                 self._started(line)
             case "view":
@@ -175,8 +180,9 @@ class Run:
 
     def _viewed(self, line: Line) -> None:
         """Every agent tells each view; the first word counts."""
-        known = self.views[-1].generation if self.views else 0
-        if line["generation"] > known:
+        found = self._lives.get(_node_of(line), 1), line["generation"]
+        if found > self._newest_view:
+            self._newest_view = found
             self.views.append(
                 View(
                     generation=line["generation"],

@@ -28,6 +28,8 @@ class Ground(StrEnum):
     """Three workers on one node; parameters in bfloat16, with float32 masters."""
     DRIVES = "drives"
     """Three workers on one node that keep their shards on a drive."""
+    CHECKPOINTS = "checkpoints"
+    """Three workers on one node that write durable checkpoints."""
 
 
 class Answer(StrEnum):
@@ -40,6 +42,8 @@ class Answer(StrEnum):
     ENDS = "ends"
     """It ends by itself with a sentence and a code other than 0."""
     EITHER = "goes on or ends"
+    GOES_BACK = "goes back"
+    """All its members are killed after the strike: it goes on from a checkpoint before the newest one, saying so."""
 
 
 class Aim(StrEnum):
@@ -68,7 +72,7 @@ class Way:
     loses: bool | None = True
     """Whether the one struck has to be replaced, may not be, or (None) either."""
     says: str = ""
-    """What the last sentences of a job that ends must hold: a regular expression."""
+    """What must be on the screen of a job that does not just go on: a regular expression."""
     phases: tuple[str, ...] = ()
     """Empty: all that the class can strike in."""
 
@@ -142,6 +146,16 @@ WAYS: tuple[Way, ...] = (
     Way(kind="drive", words="--how full --for 1", ground=Ground.DRIVES, loses=None, phases=_STEP_PHASES),
     Way(kind="drive", words="--how slow --rate 5 --for 1", ground=Ground.DRIVES, loses=None, phases=_STEP_PHASES),
     Way(kind="drive", words="--how failing --for 1", ground=Ground.DRIVES, loses=None, phases=_STEP_PHASES),
+    # ---- a durable checkpoint changes after it was read back, and is needed
+    Way(
+        kind="flip",
+        words="--where file",
+        ground=Ground.CHECKPOINTS,
+        answer=Answer.GOES_BACK,
+        says="is passed over: .* is damaged",
+        within_s=30,
+        phases=_STEP_PHASES,
+    ),
     # ---- whole nodes
     Way(kind="kill", aim=Aim.NODE, ground=Ground.NODES),
     Way(kind="kill", aim=Aim.NODE, ground=Ground.NODES, phases=(START,)),
@@ -188,6 +202,7 @@ QUICK: tuple[tuple[str, str], ...] = (
     ("hang", "forward"),
     ("flip --where taken", "forward"),
     ("flip --where masters", "forward"),
+    ("flip --where file", "commit"),
     ("drive --how full --for 1", "backward"),
     ("kill all members", "backward"),
     ("kill node", "publish"),

@@ -190,6 +190,13 @@ class Driver:
         """Ask for a fault at the next such phase, or at once, and wait for nothing. Its line. Raises StrikeError."""
         return self._inject(way, self._victims(way, rank), f"phase={phase}" if phase else "")
 
+    def kill_all(self) -> tuple[str, ...]:
+        """Every member of the newest view, as fast as one can."""
+        members = self.members
+        for member in members:
+            self._kill(member)
+        return members
+
     def release(self) -> None:
         """Micro-batches take their own time from now on."""
         (self.folder / "brake").unlink(missing_ok=True)

@@ -124,7 +124,7 @@ def blamed(cells: Sequence[Outcome], step_at_s: float | None) -> int | None:
 def figures(outcomes: Iterable[Outcome], *, usual_s: float | None, legal: int) -> dict[str, Any]:
     """The keys of the README."""
     outcomes = list(outcomes)
-    goes_on = [each for each in outcomes if each.cell.way.answer is not Answer.ENDS]
+    goes_on = [each for each in outcomes if each.cell.way.answer not in (Answer.ENDS, Answer.GOES_BACK)]
     in_a_step = [each for each in outcomes if is_in_a_step(each.cell)]
     return {
         "legal_cells": legal,

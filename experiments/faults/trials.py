@@ -15,9 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from elastrain.batch import DataOrder
+from elastrain.snapshot.durable.places.opening import place_at
+from elastrain.snapshot.durable.publishing import visible
+from elastrain.snapshot.durable.reading import Checkpoint
 from experiments.faults import train
 from experiments.faults.cells import START, Answer, Cell, Ground, next_job, ordered
-from experiments.faults.driver import STOPPING, Driver, StandstillError, StrikeError, Struck, first_line, lasts_s
+from experiments.faults.driver import (
+    START_S,
+    STOPPING,
+    STRIKE_S,
+    Driver,
+    StandstillError,
+    StrikeError,
+    Struck,
+    first_line,
+    lasts_s,
+)
 from experiments.faults.figures import (
     Outcome,
     blamed,
@@ -43,14 +56,17 @@ SIZES: dict[Ground, tuple[int, int | None]] = {
     Ground.NETNS: (3, 3),
     Ground.HALF: (3, None),
     Ground.DRIVES: (3, None),
+    Ground.CHECKPOINTS: (3, None),
 }
 """Members, and simulated nodes."""
+CHECKPOINTS = "{folder}/checkpoints"
 OPTIONS: dict[Ground, tuple[str, ...]] = {
     Ground.HOST: ("--standalone",),
     Ground.NODES: (),
     Ground.NETNS: ("--netns",),
     Ground.HALF: ("--standalone",),
     Ground.DRIVES: ("--standalone", "--memory-limit", "64G", "--offload-dir", "{folder}/disk"),
+    Ground.CHECKPOINTS: ("--standalone", "--checkpoint-dir", CHECKPOINTS, "--checkpoint-every", "15", "--keep", "20"),
 }
 """`{folder}`: that of the job."""
 ORDER = DataOrder(
@@ -185,12 +201,16 @@ class OneJob:
                 raise StrikeError(
                     f"the job had ended with code {driver.process.returncode}: {driver.last_words()[-500:]}"
                 )
+        if way.answer is Answer.GOES_BACK:
+            self._wait_for_checkpoints(driver)
         struck = driver.strike(cell, rank)
         outcome.struck_s, outcome.victim = struck.at_s, struck.victims[0]
         if cell.phase == "shutdown":
             driver.wait_for_the_end()
         elif way.answer is Answer.ENDS:
             driver.wait("the job ends", lambda: False, way.within_s)
+        elif way.answer is Answer.GOES_BACK:
+            self._lose_everything(driver, cell, struck)
         else:
             self._wait_until_well(driver, cell, struck)
         outcome.ended_s = time.monotonic()
@@ -214,6 +234,29 @@ class OneJob:
             lambda: time.monotonic() > over_s and driver.all_train(over_s),
             way.within_s + lasts_s(way),
         )
+
+    def _wait_for_checkpoints(self, driver: Driver) -> None:
+        """Until one is complete that has an older one, and the next one is a while away."""
+        place = place_at(CHECKPOINTS.format(folder=self._folder))
+        known = len(visible(place))
+        driver.wait("a second checkpoint is complete", lambda: len(visible(place)) > max(known, 1), START_S)
+
+    def _lose_everything(self, driver: Driver, cell: Cell, struck: Struck) -> None:
+        """Kill all members, and wait until others go on: from an older checkpoint, where a newer one was struck."""
+        place = place_at(CHECKPOINTS.format(folder=self._folder))
+
+        def refused() -> bool:
+            return bool(refusal(driver.run, struck.victims, struck.at_s))
+
+        def is_damaged() -> bool:
+            return bool(Checkpoint.open([place], visible(place)[-1]).verify())
+
+        driver.wait("the newest checkpoint is damaged", lambda: refused() or is_damaged(), STRIKE_S)
+        gone = driver.kill_all()
+        if not refused():
+            driver.wait(f"somebody says {cell.way.says!r}", lambda: driver.has_said(cell.way.says), cell.way.within_s)
+        lost_s = time.monotonic()
+        driver.wait(f"others than {', '.join(gone)} train", lambda: driver.all_train(lost_s), cell.way.within_s)
 
     def _broken_promise(self, driver: Driver, outcome: Outcome, struck: Struck) -> str:
         """Empty if the job has answered as it should, as far as can be seen by now."""

@@ -79,6 +79,15 @@ def test_a_job_that_is_to_end_must_say_why() -> None:
         re.compile(way.says)
 
 
+def test_views_of_a_later_life_of_the_job_count_though_their_numbers_begin_anew() -> None:
+    def view(generation: int, *members: str) -> dict[str, object]:
+        return {"event": "view", "generation": generation, "members": members, "reason": "", "t": 0.0}
+
+    start = {"event": "start", "pid": 1}
+    lines = [start, view(1, "m0"), view(2, "m0", "m1"), {**start, "life": 2}, view(1, "m2"), view(1, "m2")]
+    assert [each.members for each in run_of(lines, {}).views] == [("m0",), ("m0", "m1"), ("m2",)]
+
+
 def test_the_quick_set_has_a_cell_of_every_kind_and_at_least_twenty() -> None:
     found = chosen(legal_cells(), QUICK)
     assert len(found) == len(set(map(str, found))) >= 20
