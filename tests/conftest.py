@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections import defaultdict
 from pathlib import Path
 
@@ -20,6 +21,10 @@ settings.load_profile("house")
 
 # Unbuffered, Python writes a line of standard error in pieces, and what other processes write comes between.
 os.environ.pop("PYTHONUNBUFFERED", None)
+
+# Behind `nohup make test &` it is ignored, in all that is started from here too, and tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BUDGETS_S = {"unit": 50, "property": 30, "sim": 60, "contract": 80, "integration": 380}
 """Seconds that each folder may take on two quiet cores, ten minutes together."""
