@@ -139,9 +139,10 @@ class ModelState:
 
     def check_is_whole(self, what: str) -> None:
         """Raises ConfigError, naming `what`, where a block is absent, or has no values yet."""
-        if len(self._memory.flats) == len(self.readers) and not self._awaited:
+        # Asked once per block: meanwhile values may come from another thread.
+        missing = next((block for number, block in enumerate(self.layout.blocks) if not self.has_block(number)), None)
+        if missing is None:
             return
-        missing = next(block for number, block in enumerate(self.layout.blocks) if not self.has_block(number))
         raise ConfigError(
             f"{what} needs all parameters, and this member of a pipeline does not have block {missing!r} now: use it "
             "behind the loop over job.steps(…), where every member has all blocks again; in the loop there are "

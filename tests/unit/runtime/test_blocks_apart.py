@@ -115,6 +115,23 @@ def test_a_block_that_comes_is_not_here_before_all_of_its_values_are() -> None:
     state.check_is_whole("state_dict()")
 
 
+def test_values_that_come_while_somebody_asks_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, state = _made()
+    kept = {shard.index: state.parameters_of(shard).clone() for shard in state.layout.shards}
+    state.hold([HEAD])
+    gone = [shard.index for shard in state.layout.shards if not state.has(shard)]
+    state.hold(ALL)
+    has_block = state.has_block
+
+    def asked_by_the_main_thread(block: int) -> bool:
+        for shard in gone:
+            state.take_parameters(shard, kept[shard])
+        return has_block(block)
+
+    monkeypatch.setattr(state, "has_block", asked_by_the_main_thread)
+    state.check_is_whole("state_dict()")
+
+
 def test_a_block_that_goes_before_its_values_came_is_awaited_no_more() -> None:
     _, state = _made()
     state.hold([HEAD])
