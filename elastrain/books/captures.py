@@ -25,20 +25,20 @@ class Captures:
 
     @property
     def has_work(self) -> bool:
-        """Whether a state is to be copied, and there is room for it."""
-        return bool(self._due) and self._sink.has_room(self._states.size_bytes(next(iter(self._due))))
+        """Whether a state is to be captured, and can be now."""
+        return bool(self._due) and self._sink.is_ready_for(self._states.size_bytes(next(iter(self._due))))
 
     def capture(self, command: p.Capture) -> None:
         digests = zip(command.shards, command.digests, strict=True)
         self._due.update({shard: (command.step, digest) for shard, digest in digests})
 
     def work(self) -> None:
-        """Copy some."""
+        """Copy some, or have one written where no copy would ever have room."""
         size_bytes = 0
         while size_bytes < COPY_BYTES and self.has_work:
             shard = next(iter(self._due))
             size_bytes += self._states.size_bytes(shard)
-            self._sink.take(*self._due.pop(shard), self._states.copy(shard))
+            self._pass_on(shard, self._states.copy)
 
     def settle(self, shard: int) -> None:
         """The state is about to change in place, or its memory to be used otherwise: copy it, if it is to be."""
@@ -53,6 +53,7 @@ class Captures:
 
     def _pass_on(self, shard: int, captured: Callable[[int], State]) -> None:
         # Here, and only here, a step may wait for the disk: where all the room for copies is taken, or none would do.
+        # What no room would do for may wait here while nobody asks for it: its engine would wait as long later.
         of = self._due.pop(shard)
         if self._sink.make_room(self._states.size_bytes(shard)):
             self._sink.take(*of, captured(shard))

@@ -127,8 +127,12 @@ class StateStore(Protocol[Key]):
 class CaptureSink(Protocol):
     """Takes the captured states of a checkpoint, to write them when there is time."""
 
-    def has_room(self, size_bytes: int) -> bool:
-        """Whether it takes a state of this size without anybody waiting."""
+    def is_ready_for(self, size_bytes: int) -> bool:
+        """Whether it takes a state of this size before others are written: there is room for a copy, or never will be.
+
+        Where there never will be, it has to be lent, and nothing is gained by waiting for the change that asks for it:
+        where no step follows, none ever asks.
+        """
 
     def make_room(self, size_bytes: int) -> bool:
         """Wait until it does: somebody waits for the state that is taken next. False where it never will."""
@@ -146,7 +150,7 @@ class CaptureSink(Protocol):
 class NoSink:
     """Where no checkpoint is ever written."""
 
-    def has_room(self, size_bytes: int) -> bool:
+    def is_ready_for(self, size_bytes: int) -> bool:
         return True
 
     def make_room(self, size_bytes: int) -> bool:

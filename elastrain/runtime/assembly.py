@@ -234,6 +234,7 @@ def _checkpoints(
         life=environment.life,
         resume=chosen.resume,
         tell=handover.tell,
+        wake=handover.wake,
         say=agent.say,
         has_agent=agent.is_there,
         log=connections.journal.write,

@@ -98,7 +98,7 @@ class Handover:
     """
 
     def __init__(self, wake: Callable[[], None], whereabouts: LoopWhereabouts | None = None) -> None:
-        self._wake = wake
+        self.wake = wake
         self.whereabouts = whereabouts or LoopWhereabouts()
         self._told: deque[Told] = deque()
         self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
@@ -111,7 +111,7 @@ class Handover:
     def tell(self, *told: Told) -> None:
         """Hand events to the engine, which takes them together; waits for nothing."""
         self._told.extend(told)
-        self._wake()
+        self.wake()
 
     def wait(self) -> Outcome:
         """Wait for the next outcome. Raises what ended the engine; StoppedError if it was closed."""

@@ -68,18 +68,18 @@ class SimDisk:
         self.parts: list[p.BeginPart] = []
         self.states: dict[tuple[int, int], int] = {}
         """(step, shard) -> what was captured."""
-        self.rooms = 1 << 30
-        """So many states may be held before they are written."""
+        self.has_room = True
+        """For copies of states; else each is written where it lies."""
         self.is_full = False
         """It takes nothing any more."""
 
     # ---- the port of the books
 
-    def has_room(self, size_bytes: int) -> bool:
-        return len(self.states) < self.rooms
+    def is_ready_for(self, size_bytes: int) -> bool:
+        return True
 
     def make_room(self, size_bytes: int) -> bool:
-        return self.rooms > 0
+        return self.has_room
 
     def take(self, step: int, digest: int | None, state: State) -> None:
         self.states[step, state.shard] = state.cell.value

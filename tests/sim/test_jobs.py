@@ -120,6 +120,11 @@ MISTAKEN = {
         '{"seed":12648,"nodes":2,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
         '{"type":"KillAll","at_s":1.0,"spread_s":0.0,"again_s":2.0},{"type":"Wipe","at_s":3.0,"for_s":1.0}]}'
     ),
+    "a number is used again that the store has lost, and all who knew it": (
+        '{"seed":70951,"nodes":2,"backups":0,"steps":1,"runs":1,"one_host":true,"slow_store":1,"resumes":-1,"faults":['
+        '{"type":"Compact","at_s":2.0},{"type":"Wipe","at_s":5.0,"for_s":1.0},'
+        '{"type":"KillNode","at_s":5.0,"node":0,"again_s":null,"is_silent":false,"agent_only":true}]}'
+    ),
     "a node that comes after the job's end begins another job": (
         '{"seed":0,"nodes":2,"backups":1,"steps":2,"runs":1,"faults":['
         '{"type":"Join","at_s":9.0},{"type":"Join","at_s":12.0}]}'

@@ -18,11 +18,12 @@ CLOSE_S = 10.0
 class Captured:
     """Owns the parts that are being written, and the room for copies of states. For the engine's thread."""
 
-    def __init__(self, thread: WriterThread, tell: Callable[[p.Event], None]) -> None:
+    def __init__(self, thread: WriterThread, tell: Callable[[p.Event], None], wake: Callable[[], None]) -> None:
+        """`wake`: called by the writer's thread when there is room again, since nothing else may happen by then."""
         self.room = Room(None)
         self.blocked = Blocked()
         self._thread = thread
-        self._tell = tell
+        self._tell, self._wake = tell, wake
         self._parts: list[PartInWriting] = []
         self._patience_s = CLOSE_S
         """For the disk, until the next part: states change together, and nobody hears this member meanwhile."""
@@ -39,8 +40,8 @@ class Captured:
 
     # --------------------------------------------------------------------------------------------- for the books
 
-    def has_room(self, size_bytes: int) -> bool:
-        return self.room.fits(size_bytes)
+    def is_ready_for(self, size_bytes: int) -> bool:
+        return self.room.fits(size_bytes) or not self.room.ever_fits(size_bytes)
 
     def make_room(self, size_bytes: int) -> bool:
         """At most as long as a member may be silent: what does not come to the disk by then is given up."""
@@ -57,7 +58,7 @@ class Captured:
             return
         size_bytes = state.nbytes
         self.room.take(size_bytes)
-        self._thread.do(lambda: part.write(state, digest, lambda: self.room.free(size_bytes)))
+        self._thread.do(lambda: part.write(state, digest, lambda: self._free(size_bytes)))
 
     def lend(self, step: int, digest: int | None, state: ShardState) -> None:
         """Likewise."""
@@ -72,6 +73,10 @@ class Captured:
     def _part(self, step: int, shard: int) -> PartInWriting | None:
         here = (part for part in self._parts if part.step == step and shard in part.shards and not part.is_over)
         return next(here, None)
+
+    def _free(self, size_bytes: int) -> None:
+        self.room.free(size_bytes)
+        self._wake()
 
     def _wait(self, until: Callable[[float], bool]) -> None:
         began_s = time.monotonic()

@@ -36,7 +36,9 @@ GIVE_UP_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Bearings:
-    """Who writes, where, and how it tells. `say` speaks to the agent, if `has_agent`, else to nobody."""
+    """Who writes, where, and how it tells. `say` speaks to the agent, if `has_agent`, else to nobody. `wake`: the
+    engine, to look for what it may do; any thread.
+    """
 
     options: CheckpointOptions
     me: str
@@ -45,6 +47,7 @@ class Bearings:
     resume: Resume | None
     """The checkpoint that this life started from."""
     tell: Callable[[p.Event], None]
+    wake: Callable[[], None]
     say: Callable[[am.FromWorker], None]
     has_agent: bool
     log: Callable[..., None]
@@ -102,7 +105,7 @@ class Checkpoints:
         self._described = described
         self._disk = CheckpointDisk(bearings.options, bearings.job, bearings.log)
         self._thread = WriterThread()
-        self.captured = Captured(self._thread, bearings.tell)
+        self.captured = Captured(self._thread, bearings.tell, bearings.wake)
         self._payload: Callable[[], list[Tensor]] = list
         self._loop: KeptLoop | None = None
         self._waiting: Waiting | None = None

@@ -103,13 +103,23 @@ class JobChecks:
     def _stands(self, view: View, where: str) -> None:
         """Each generation has one list of members, and a view that leaves somebody out has a reason to."""
         there = self.views.setdefault(view.generation, view)
-        if there != view:
+        if there != view and not self._is_forgotten(there):
             raise Violation(f"{where} has {view.ids} as generation {view.generation}, others have {there.ids}")
-        if self.newest is None or view.generation > self.newest.generation:
+        self.views[view.generation] = view
+        if self.newest is None or view.generation > self.newest.generation or there != view:
             before, self.newest = self.newest, view
             self._world.say(f"view {view.generation}: {' '.join(view.ids)} ({view.reason})")
             if not view.members:
                 self._end_is_agreed(view.reason, before)
+
+    def _is_forgotten(self, view: View) -> bool:
+        """Whether nobody can know of it any more: the store has lost its data, and all who had taken it over are dead.
+
+        Its number may be used again then: what is stopped or cut off counts as living, since it may come back.
+        """
+        agents, members = self._world.living_agents(), self._world.living()
+        known = [*(a.core.cluster.view for a in agents), *(p.sim.view for p in members)]
+        return self._world.etcd.was_wiped and view not in known
 
     def agent(self, agent: AgentProcess) -> None:
         """After each event of an agent."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from elastrain.books.captures import Captures
 from elastrain.launcher import life_changes
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.life_changes import LifeEnd
@@ -35,6 +36,10 @@ def _several(schedule: sc.Schedule) -> bool:
 
 def _damaged(schedule: sc.Schedule) -> bool:
     return any(isinstance(fault, sc.Damage) for fault in schedule.faults)
+
+
+def _crammed(schedule: sc.Schedule) -> bool:
+    return schedule.no_room
 
 
 def _plant(part: Any, name: str, only: Callable[[sc.Schedule], bool] = _any) -> Callable[[Rule], Rule]:
@@ -79,6 +84,11 @@ def removes_before_a_newer_one_is_verified(rule: Rule, place: Any, *, keep: int)
 def keeps_the_samples_of_a_committed_step(rule: Rule, part: Checkpointing, step: int, state: str) -> None:
     """The loop goes on after the samples of the checkpoint's step: none counts twice after a resume."""
     rule(part, step, str(int(state) - 1))
+
+
+@_plant(Captures, "work", _crammed)
+def writes_only_what_is_about_to_change(rule: Rule, part: Captures) -> None:
+    """A state that no copy has room for is written, too, where no step follows: the job's end waits for it."""
 
 
 @_plant(Shutdown, "on_over", _several)

@@ -294,6 +294,7 @@ class MemberProcess(Process):
         budget_bytes = world.clock.rng.choice((1, 20, 1 << 20))
         self.sim = SimMember(member, self.life.shape, budget_bytes, frozen=FROZEN, checkpoints=plan)
         self.sim.symbols.stored = self.life.stored
+        self.sim.disk.has_room = not world.schedule.no_room
         self.mesh, self.points = SimMesh(self), SimPoints()
         self.loop = TrainingLoop(self)
         self._channel = SimChannel(self, workers)

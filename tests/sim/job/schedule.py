@@ -194,6 +194,8 @@ class Schedule(Struct, frozen=True, kw_only=True):
     """The step after which the checkpoint stands that the job starts from; None: it starts anew."""
     checkpoint_every: int = 0
     """Every so many steps become durable checkpoints, and the job has a next life; 0: none."""
+    no_room: bool = False
+    """Members have no memory for copies of states: each is written where it lies, before it changes."""
     faults: tuple[AnyFault, ...] = ()
 
     @property
@@ -276,7 +278,8 @@ def draw_lives(seed: int) -> Schedule:
     for _ in range(rng.choice((1, 1, 2, 3))):
         at_s += rng.uniform(0.8, 2.5)
         faults += _losses(rng, round(at_s, 3), sizes)
-    return replace(sizes, faults=tuple(sorted(faults, key=lambda fault: fault.at_s)))
+    in_order = tuple(sorted(faults, key=lambda fault: fault.at_s))
+    return replace(sizes, faults=in_order, no_room=rng.random() < 0.25)
 
 
 def _losses(rng: random.Random, at_s: float, sizes: Schedule) -> list[AnyFault]:

@@ -19,11 +19,11 @@ class Sink:
         self.asked: list[int] = []
         """How many states were there when a step had to wait for one more."""
 
-    def has_room(self, size_bytes: int) -> bool:
-        return self.room > len(self.taken)
+    def is_ready_for(self, size_bytes: int) -> bool:
+        return self.room > len(self.taken) or self.room == 0
 
     def make_room(self, size_bytes: int) -> bool:
-        self.waited += not self.has_room(size_bytes)
+        self.waited += self.room <= len(self.taken)
         self.asked.append(len(self.taken))
         return self.room > 0
 
@@ -52,7 +52,7 @@ def test_what_is_copied_later_is_the_state_of_its_step() -> None:
         captures.work()
     assert sink.taken == {(4, 0): "zero", (4, 1): "one"}
     assert sink.digests == {0: 7, 1: None}
-    assert sink.asked == [0]  # nobody waited for what was copied behind the scenes
+    assert sink.asked == [0, 1] and not sink.waited
 
 
 def test_a_state_whose_place_another_takes_is_given_away_without_a_copy() -> None:
@@ -87,13 +87,22 @@ def test_where_no_copy_has_room_the_state_itself_is_written_before_it_changes() 
     shelf, sink = shelf_with("zero", "one"), Sink(room=0)
     captures, cells = Captures(shelf, sink), [shelf[0].cell, shelf[1].cell]
     captures.capture(p.Capture(step=4, shards=(0, 1), digests=(7, None)))
-    assert not captures.has_work
     captures.settle(0)
     captures.give_away(1)
     assert sink.lent == {(4, 0): cells[0], (4, 1): cells[1]} and not sink.taken
     assert {0, 1} <= set(shelf)  # they stay where they are
     captures.settle(0)
     assert len(sink.asked) == 2  # once is enough
+
+
+def test_where_no_copy_has_room_and_no_step_follows_all_states_are_written() -> None:
+    """After the last step nothing changes any more, and the end of the job waits for its checkpoint."""
+    shelf, sink = shelf_with("zero", "one"), Sink(room=0)
+    captures = Captures(shelf, sink)
+    captures.capture(p.Capture(step=4, shards=(0, 1), digests=(7, None)))
+    while captures.has_work:
+        captures.work()
+    assert set(sink.lent) == {(4, 0), (4, 1)} and not sink.taken
 
 
 def test_captures_of_a_checkpoint_that_is_over_are_let_go() -> None:

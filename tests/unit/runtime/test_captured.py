@@ -41,11 +41,15 @@ class Job:
         self.disk = Disk()
         self.thread = WriterThread()
         self.thread.start()
-        self.captured = Captured(self.thread, self.told.append)
+        self.woken = 0
+        self.captured = Captured(self.thread, self.told.append, self._wake)
         place = LocalPlace(folder, self.disk)
         command = p.BeginPart(step=STEP, shards=tuple(range(shards)))
         self.captured.begin(command, place, f"life-0001-step-{STEP:010d}", "m0")
         self.folder = folder
+
+    def _wake(self) -> None:
+        self.woken += 1
 
     @property
     def files(self) -> list[str]:
@@ -70,13 +74,14 @@ def test_no_more_waits_for_the_disk_than_there_is_room_for(job: Job) -> None:
     job.captured.room.limit_bytes = SIZE_BYTES
     assert job.captured.make_room(SIZE_BYTES)
     job.captured.take(STEP, None, state(0, STEP))
-    assert not job.captured.has_room(SIZE_BYTES)
+    assert not job.captured.is_ready_for(SIZE_BYTES)
     threading.Timer(0.1, job.disk.ready.set).start()
     assert job.captured.make_room(SIZE_BYTES)
     assert job.captured.room.used_bytes == 0
     job.captured.take(STEP, None, state(1, STEP))
     assert (job.has_told().shards, job.has_told().problem) == ((0, 1), "")
     assert job.captured.room.take_most_bytes() == SIZE_BYTES
+    assert job.woken == 2  # the engine, which waits for nothing else
     assert job.captured.blocked.take() > 0.05
 
 
@@ -84,7 +89,7 @@ def test_a_state_without_room_for_a_copy_is_written_before_it_may_change(job: Jo
     job.captured.room.limit_bytes = SIZE_BYTES - 1
     job.disk.ready.set()
     for shard in (0, 1):
-        assert not job.captured.has_room(SIZE_BYTES)
+        assert job.captured.is_ready_for(SIZE_BYTES)
         assert not job.captured.make_room(SIZE_BYTES)
         lent = state(shard, STEP)
         digest = lent.digest()
