@@ -73,8 +73,8 @@ class Claim:
 def claim(place: CheckpointPlace, job: str, *, take_over: bool = False) -> Claim:
     """Claim the place for a job; each of its processes does so. `take_over`: the job resumes from what lies there.
 
-    A place in which its owner, which is gone, has no checkpoint is as good as new. Raises TakenError, with one
-    sentence, where it is another job's, or holds checkpoints of nobody; CheckpointError.
+    A place without a whole checkpoint is as good as new, once its owner is gone. Raises TakenError, with one sentence,
+    where it is another job's, or holds checkpoints of nobody; CheckpointError.
     """
     for _ in range(_TRIES):
         owner = owner_of(place)
@@ -130,22 +130,19 @@ def _joined(place: CheckpointPlace, owner: Owner) -> Claim | None:
 
 
 def _may_become(place: CheckpointPlace, owner: Owner | None, job: str, *, take_over: bool) -> bool:
-    if take_over:
-        return True
-    # Nothing is lost where the owner has made nothing visible: `_become` refuses while a process of it lives.
-    if owner is not None and not visible(place):
+    # Nothing is lost where nothing is visible: `_become` refuses while a process of the owner lives. Nor has the place
+    # an owner while another process of this job takes it over, and none ever where that one was killed meanwhile.
+    if take_over or not visible(place):
         return True
     if owner is not None:
         raise TakenError(
             f"{place.location} holds checkpoints of job {owner.job}, and this is job {job}: "
             "name another --checkpoint-dir, or resume from it with --resume auto"
         )
-    if any(place_in_time(name) for name in place.names()):
-        raise TakenError(
-            f"{place.location} holds checkpoints already: name another --checkpoint-dir, or resume from it with "
-            "--resume auto"
-        )
-    return True
+    raise TakenError(
+        f"{place.location} holds checkpoints already: name another --checkpoint-dir, or resume from it with "
+        "--resume auto"
+    )
 
 
 def _become(place: CheckpointPlace, owner: Owner | None, job: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from elastrain.snapshot.durable.errors import DamagedError, TakenError
 from elastrain.snapshot.durable.owner import OWNER, claim, owner_of
 from elastrain.snapshot.durable.places.local import LocalPlace
+from elastrain.snapshot.durable.publishing import put
 from tests.support.checkpoints import save
 
 
@@ -37,6 +38,12 @@ def test_a_dead_job_without_a_checkpoint_leaves_the_place_to_the_next(place: Loc
     with pytest.raises(TakenError, match="in use by job a, which is alive"):
         claim(place, "b")
     held.release()
+    claim(place, "b").check()
+
+
+def test_a_part_of_a_checkpoint_without_an_owner_leaves_the_place_to_the_next(place: LocalPlace) -> None:
+    """So it stands while one process of a job takes over what a job left that was killed in its first checkpoint."""
+    put(place, "life-0001-step-0000000000/part-m0", b"all that there is of it")
     claim(place, "b").check()
 
 
