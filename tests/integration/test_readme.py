@@ -70,8 +70,9 @@ def test_the_loop_runs_beside_the_plain_one(tmp_path: Path) -> None:
     assert done.stdout.startswith("2 ")
 
 
-def test_the_mean_teacher_moves(tmp_path: Path) -> None:
-    before = "import elastrain\njob = elastrain.init(seed=0)\nmodel, optimizer = Model(), None\n"
+@pytest.mark.parametrize("tied", ["", "model[2].weight = model[0].weight\n"])
+def test_the_mean_teacher_moves(tmp_path: Path, tied: str) -> None:
+    before = f"import elastrain\njob = elastrain.init(seed=0)\nmodel, optimizer = Model(), None\n{tied}"
     loader = "loader = elastrain.DataLoader(dataset, global_batch_size=64, micro_batch_size=4)\n"
     after = "\nassert not torch.equal(teacher[0].weight, start) and not torch.equal(teacher[0].weight, model[0].weight)"
     snippet = _snippet("job.register").replace("job.register", "start = teacher[0].weight.clone()\njob.register", 1)
