@@ -17,8 +17,10 @@ from elastrain.snapshot.durable.publishing import get, put, visible
 
 OWNER = "owner.json"
 _BYTES_MAX = 4096
-_TRIES, _APART_S = 40, 0.05
-"""While another process of the same job is taking the place over, this one looks again."""
+_TRIES, _APART_S = 100, 0.05
+"""While another process of the same job is taking the place over, this one looks again: a slow disk takes its time."""
+_SEEN_LIVING = 4
+"""So often a process of the owner is seen before it counts as alive: once may be one that was taking the place over."""
 _ENDS_S = 5.0
 """What is left of a job whose launcher was killed has ended by then, and holds the place no longer."""
 
@@ -82,8 +84,7 @@ def claim(place: CheckpointPlace, job: str, *, take_over: bool = False) -> Claim
             held = _joined(place, owner)
             if held is not None:
                 return held
-        elif _may_become(place, owner, job, take_over=take_over):
-            _become(place, owner, job)
+        elif _may_become(place, owner, job, take_over=take_over) and _become(place, owner, job):
             continue
         time.sleep(_APART_S)
     raise TakenError(f"{place.location} is being claimed by another process: start again, or name another directory")
@@ -145,9 +146,14 @@ def _may_become(place: CheckpointPlace, owner: Owner | None, job: str, *, take_o
     )
 
 
-def _become(place: CheckpointPlace, owner: Owner | None, job: str) -> None:
-    """Make the place this job's, unless a process of its owner is alive or somebody else is faster."""
-    hold = _alone(place, owner) if owner is not None else None
+def _become(place: CheckpointPlace, owner: Owner | None, job: str) -> bool:
+    """Make the place this job's, unless somebody else is faster; False while another process has its hands on it.
+
+    Raises TakenError where a process of the owner is alive.
+    """
+    hold = _alone_if_nobody_lives(place, owner) if owner is not None else None
+    if owner is not None and hold is None:
+        return False
     try:
         if owner_of(place) == owner:
             place.remove(OWNER)
@@ -157,6 +163,28 @@ def _become(place: CheckpointPlace, owner: Owner | None, job: str) -> None:
     finally:
         if hold is not None:
             hold.release()
+    return True
+
+
+def _alone_if_nobody_lives(place: CheckpointPlace, owner: Owner) -> FileHold | None:
+    """None where another process takes the place over, or was about to. Raises TakenError where the owner is alive."""
+    # Whoever owns the place shares it with the other processes of its job; whoever takes it over keeps all others out.
+    for _ in range(_SEEN_LIVING):
+        try:
+            return _alone(place, owner)
+        except TakenError:
+            if not _is_shared(place):
+                return None
+        time.sleep(_APART_S)
+    return _alone(place, owner)
+
+
+def _is_shared(place: CheckpointPlace) -> bool:
+    try:
+        place.hold(OWNER, alone=False).release()
+    except CheckpointError:  # somebody keeps others out, or has just removed the file
+        return False
+    return True
 
 
 def _await_end(place: CheckpointPlace, owner: Owner) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from elastrain.snapshot.durable.errors import DamagedError, TakenError
-from elastrain.snapshot.durable.owner import OWNER, claim, owner_of
-from elastrain.snapshot.durable.places.local import LocalPlace
+from elastrain.snapshot.durable.owner import OWNER, Owner, claim, owner_of
+from elastrain.snapshot.durable.places.local import LocalHold, LocalPlace
 from elastrain.snapshot.durable.publishing import put
 from tests.support.checkpoints import save
 
@@ -69,6 +71,46 @@ def test_a_living_job_keeps_its_place_and_a_dead_one_loses_it(place: LocalPlace)
             claim(place, "b", take_over=True)
         process.kill()
     claim(place, "b", take_over=True).check()
+
+
+class BeingTakenOver(LocalPlace):
+    """Another process of the same job has its hands on the place until this one was kept out `times` times."""
+
+    def __init__(self, place: LocalPlace, times: int, then: Callable[[], None]) -> None:
+        super().__init__(place.location)
+        self._left, self._then = times, then
+
+    def hold(self, name: str, *, alone: bool) -> LocalHold:
+        try:
+            return super().hold(name, alone=alone)
+        except TakenError:
+            self._left -= 1
+            if not self._left:
+                self._then()
+            raise
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 4])
+def test_who_takes_the_place_over_for_the_same_job_is_waited_for(place: LocalPlace, times: int) -> None:
+    claim(place, "a").release()
+    save(place, 10)
+    taking = place.hold(OWNER, alone=True)
+
+    def take() -> None:
+        place.remove(OWNER)
+        put(place, OWNER, msgspec.json.encode(Owner(job="b", claim="by another")))
+        taking.release()
+
+    claim(BeingTakenOver(place, times, take), "b", take_over=True).check()
+    assert owner_of(place) == Owner(job="b", claim="by another")
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 4])
+def test_who_only_looks_whether_the_owner_lives_does_not_pass_for_it(place: LocalPlace, times: int) -> None:
+    claim(place, "a").release()
+    save(place, 10)
+    looking = place.hold(OWNER, alone=True)
+    claim(BeingTakenOver(place, times, looking.release), "b", take_over=True).check()
 
 
 def test_who_has_lost_the_place_makes_nothing_visible(place: LocalPlace) -> None:
