@@ -40,6 +40,8 @@ class Step:
         self.number = number
         self.is_overruled = False
         """Most members have left their loops before this step: nothing of it counts, and the job has ended."""
+        self.undo: list[Tensor] = []
+        """The bytes of the loop's state before an overruled step, whose body still has to run to its end."""
         self._parts = parts
         self._taken = taken
         self._entering = entering
@@ -163,6 +165,7 @@ class Step:
         if not over.overruled:
             raise StoppedError("the job has ended")
         self.is_overruled = True
+        self.undo = self._taken.payload()
         self._last_record = over.last
         self._parts.model.statistics.refresh()
         self._parts.untouched.settle()

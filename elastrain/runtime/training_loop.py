@@ -62,10 +62,10 @@ class TrainingLoop:
             try:
                 yield step
             except GeneratorExit:
-                self._left_early(step)
+                self._left_early(step, taken)
                 raise
             if step.is_overruled:
-                self._end(number)
+                self._end_before(step, taken)
                 return
             if not step.is_committed:
                 raise ConfigError(
@@ -125,10 +125,15 @@ class TrainingLoop:
         began = p.Began(step=number, settings=settings, state=taken.text)
         self._parts.handover.tell(StepBegun(event=began, hyper=hyper, payload=taken.payload))
 
-    def _left_early(self, step: Step) -> None:
+    def _end_before(self, step: Step, taken: LoopSnapshot) -> None:
+        """Nothing of this step counts: schedulers and what is registered go back to where they are on other members."""
+        self._carried.load(taken.text, step.undo)
+        self._end(step.number)
+
+    def _left_early(self, step: Step, taken: LoopSnapshot) -> None:
         """The loop was left by `break`: fine when most members do so after the same step."""
         if step.is_overruled:
-            self._end(step.number)
+            self._end_before(step, taken)
             return
         if self._last_words.has_left or not step.is_committed:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,8 @@ def test_early_stopping_by_a_local_counter_ends_the_job_though_a_newcomer_counts
     assert set(run.digests) == {"m0", "m2", "m3"}
     ended = {m: max(e["step"] for e in events if e["event"] == "passed") for m, events in run.journals.items()}
     assert [ended[m] for m in ("m0", "m2", "m3")] == [39, 39, 39]
+    # What the body of the newcomer's loop did for a step that does not count is undone.
+    assert len(set(re.findall("digest .* lr .*", run.output))) == 1, run.output
     assert len([e for e in run.events if e["event"] == "restart"]) == 1
 
 
