@@ -8,7 +8,7 @@ from typing import Any
 from elastrain.agent_messages import Hello, Progress, Refused
 from elastrain.base.resume import changes, refusal
 from elastrain.launcher.core.cluster import Cluster
-from elastrain.launcher.core.deadlines import Deadlines, HelloDue, JoinDue, LeaveDue, RestartDue, WarmUpDue
+from elastrain.launcher.core.deadlines import Deadlines, HelloDue, LeaveDue, RestartDue, WarmUpDue
 from elastrain.launcher.core.events import (
     NumberTaken,
     RosterStands,
@@ -222,8 +222,7 @@ class Joins:
         commands: list[Command] = [Log(event="ready", fields={"member": worker.id, "address": hello.address})]
         commands += self._faults.hand_over(worker)
         if self._cluster.view is None and worker.initial:
-            # Counted from the first hello: a plain script never says hello and may run as long as it likes.
-            self._deadlines.set_first(JoinDue(), now + self._config.times.join_timeout_s)
+            self._rendezvous.expect_the_others(now)
         return commands + self._view_changes.settle(now)
 
     def _refuse(self, worker: Worker, difference: str, now: float) -> list[Command]:

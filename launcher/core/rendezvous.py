@@ -12,7 +12,7 @@ from elastrain.launcher.core.events import NodeRegistered
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.stages import Stage
 from elastrain.launcher.offers import Joined, join
-from elastrain.launcher.values import Command, NodeRecord, PutRecord, PutRoster, Roster
+from elastrain.launcher.values import Command, Kill, NodeRecord, PutRecord, PutRoster, Roster
 from elastrain.membership import first_view
 from elastrain.world import Member, View
 
@@ -26,6 +26,8 @@ class Rendezvous:
         self._roster_is_put = False
         self._lacking = ""
         """Why the nodes that were here when they were last looked at could not begin, though they were enough."""
+        self._is_second_try = False
+        """Workers that had not come were ended, here or on another node, and others are started in their places."""
 
     def begin(self, event: NodeRegistered, now: float) -> None:
         self._cluster.peers.record = event.record
@@ -111,11 +113,13 @@ class Rendezvous:
 
     # ---- the first view
 
-    def first_view(self) -> tuple[list[Command], View | None]:
+    def first_view(self, now: float) -> tuple[list[Command], View | None]:
         """The view, once all nodes that begin the job are ready and their agents answer; what to say until then."""
         cluster, commands = self._cluster, list[Command]()
         first = self._first_nodes()
         others = [cluster.peers.nodes[record.name] for record in first if record.name != self._config.node]
+        if any(peer.record.ready for peer in others):  # a worker that hangs in its imports may be this node's only one
+            self.expect_the_others(now)
         # A view with a node whose agent cannot be reached would be parked as soon as one of its workers is lost.
         if not cluster.workers.all_are_ready or not all(peer.linked for peer in others):
             return commands, None
@@ -143,21 +147,47 @@ class Rendezvous:
         ready = [own.ready if record.name == own.name else record.ready for record in first]
         return [member for members in ready for member in members] if all(ready) else []
 
+    def expect_the_others(self, now: float) -> None:
+        """Bound the time from the first worker that is ready to the last."""
+        # Counted from the first hello: a plain script never says hello and may run as long as it likes.
+        self._deadlines.set_first(JoinDue(), now + self._config.times.join_timeout_s)
+
     def on_join_late(self, due: JoinDue, now: float) -> list[Command]:
-        living, peers = self._cluster.workers.living, self._cluster.peers.nodes
-        waiting = [worker.id for worker in living if worker.stage is not Stage.READY]
-        others = [record for record in self._first_nodes() if record.name != self._config.node]
-        unready = [record.name for record in others if not record.ready]
-        unlinked = [record.name for record in others if not peers[record.name].linked]
-        missing = [*waiting, *(f"node {name}" for name in unready)]
+        """End workers that have not come, so that others take their places; the second time, end the job."""
+        workers, limit_s = self._cluster.workers, self._config.times.join_timeout_s
+        late = [worker for worker in workers.living if worker.stage is Stage.STARTING]
+        restarts_left = self._config.max_restarts - workers.restarts_used
+        # Where a worker of another node is missing, that node does the same.
+        missing = self._missing()
+        unlinked = [name for name in self._other_names() if not self._cluster.peers.nodes[name].linked]
         if not missing and unlinked:
             return self._shutdown.finish(1, f"the agent of {', '.join(unlinked)} cannot be reached: see --local-addr")
-        ready, workers, limit_s = len(living) - len(waiting), self._config.workers, self._config.times.join_timeout_s
+        if missing and (self._is_second_try or restarts_left < max(1, len(late))):
+            return self._end_without(missing, limit_s)
+        self.expect_the_others(now)
+        if not missing:  # the first view is on its way, and the store's answer has bounds of its own
+            return []
+        self._is_second_try = True
+        why = f"was not ready within {limit_s:g} s of the first worker: it is ended"
+        return [Kill(member=worker.id, reason=f"{worker.id} {why}") for worker in late]
+
+    def _end_without(self, missing: Sequence[str], limit_s: float) -> list[Command]:
+        ready = sum(worker.stage is Stage.READY for worker in self._cluster.workers.living)
+        more = f", or within {limit_s:g} s more" if self._is_second_try else ""
         return self._shutdown.finish(
             1,
-            f"{ready} of {workers} workers were ready within {limit_s:g} s of the "
-            f"first; missing: {', '.join(missing)}. See their output, or raise --join-timeout",
+            f"{ready} of {self._config.workers} workers were ready within {limit_s:g} s of the first{more}; "
+            f"missing: {', '.join(missing)}. See their output, or raise --join-timeout",
         )
+
+    def _missing(self) -> list[str]:
+        """Workers of this node, and other nodes, that are not ready."""
+        here = [worker.id for worker in self._cluster.workers.living if worker.stage is not Stage.READY]
+        others = [record for record in self._first_nodes() if record.name in self._other_names()]
+        return [*here, *(f"node {record.name}" for record in others if not record.ready)]
+
+    def _other_names(self) -> list[str]:
+        return [record.name for record in self._first_nodes() if record.name != self._config.node]
 
 
 def disk_of(record: NodeRecord) -> NodeDisk:

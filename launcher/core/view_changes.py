@@ -55,7 +55,7 @@ class ViewChanges:
         ended = self._shutdown.look_at_digests_again()
         if ended:
             return ended
-        return self._try_first_view() if self._cluster.view is None else self._edit(self._cluster.view, now)
+        return self._try_first_view(now) if self._cluster.view is None else self._edit(self._cluster.view, now)
 
     # ---- what the store says
 
@@ -152,10 +152,10 @@ class ViewChanges:
         self.proposing = True
         return [Propose(view=view)]
 
-    def _try_first_view(self) -> list[Command]:
+    def _try_first_view(self, now: float) -> list[Command]:
         if self.proposing:
             return []
-        commands, view = self._rendezvous.first_view()
+        commands, view = self._rendezvous.first_view(now)
         return commands + (self.propose(view) if view is not None else [])
 
     def _edit(self, view: View, now: float) -> list[Command]:

@@ -124,9 +124,18 @@ def test_worker_that_sends_garbage_is_ended_before_it_can_harm_and_another_takes
 
 
 def test_too_few_ready_workers_end_the_job_at_the_join_deadline(tmp_path: Path) -> None:
-    with launched(tmp_path, "--nproc-per-node", "2", "--join-timeout", "0.3", args=("--never-ready", "m1")) as job:
+    options = ("--nproc-per-node", "2", "--join-timeout", "0.3", "--max-restarts", "0")
+    with launched(tmp_path, *options, args=("--never-ready", "m1")) as job:
         assert job.end().exit_code == 1
         assert "1 of 2 workers were ready within 0.3 s of the first; missing: m1" in job.text()
+
+
+def test_a_worker_that_hangs_in_its_start_is_replaced(tmp_path: Path) -> None:
+    with launched(tmp_path, "--nproc-per-node", "2", "--join-timeout", "3", args=("--never-ready", "m1")) as job:
+        assert job.wait("replace")["member"] == "m1"
+        job.wait_step(1)
+        assert job.finish().exit_code == 0
+        assert "m1 was not ready within 3 s of the first worker: it is ended" in job.text()
 
 
 def test_sigterm_leaves_nothing_even_if_workers_ignore_it(tmp_path: Path) -> None:

@@ -347,8 +347,34 @@ def test_join_deadline_runs_from_the_first_hello_and_names_the_missing() -> None
     job.hello("m0", now=NOW + 3)
     assert job.core.deadlines.next_s() == NOW + 5
     assert job.do(job.core.on_tick(NOW + 4.9)) == []
-    end = of(End, job.do(job.core.on_tick(NOW + 5)))[0]
-    assert end.sentence.startswith("2 of 3 workers were ready within 5 s of the first; missing: m2.")
+    (kill,) = of(Kill, job.do(job.core.on_tick(NOW + 5)))
+    assert (kill.member, kill.reason) == ("m2", "m2 was not ready within 5 s of the first worker: it is ended")
+
+
+def test_a_worker_that_hangs_before_the_first_view_is_replaced_and_the_job_begins() -> None:
+    job = Job(2, join_timeout_s=5.0)
+    job.hello("m0", now=NOW)
+    assert of(Kill, job.do(job.core.on_tick(NOW + 5)))
+    job.die("m1")
+    job.hello("m2", now=NOW + 8)
+    view = job.core.cluster.view
+    assert view is not None and view.ids == ("m0", "m2")
+    assert job.core.deadlines.next_s() is None
+
+
+def test_who_is_late_twice_ends_the_job_and_so_does_who_may_not_be_replaced() -> None:
+    job = Job(2, join_timeout_s=5.0)
+    job.hello("m0", now=NOW)
+    job.do(job.core.on_tick(NOW + 5))
+    job.die("m1")
+    end = of(End, job.do(job.core.on_tick(NOW + 10)))[0]
+    assert end.sentence.startswith(
+        "1 of 2 workers were ready within 5 s of the first, or within 5 s more; missing: m2."
+    )
+    alone = Job(3, join_timeout_s=5.0, max_restarts=1)
+    alone.hello("m0", now=NOW)
+    end = of(End, alone.do(alone.core.on_tick(NOW + 5)))[0]
+    assert end.sentence.startswith("1 of 3 workers were ready within 5 s of the first; missing: m1, m2.")
 
 
 def test_join_deadline_ends_with_the_first_view() -> None:

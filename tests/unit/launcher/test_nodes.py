@@ -306,6 +306,21 @@ def test_too_few_nodes_end_with_a_sentence_that_says_who_came() -> None:
         assert agent.end.sentence.startswith("2 of at least 3 nodes came within 10 s (node0, node1): start the others")
 
 
+def test_a_nodes_only_worker_that_hangs_in_its_start_is_replaced_too() -> None:
+    """It never says hello: its agent learns from the others' keys that it is late."""
+    cluster = Cluster()
+    for name in ("node0", "node1"):
+        cluster.add(name, nodes_min=2, nodes_max=2, join_timeout_s=10.0)
+    cluster.hello("m1")
+    cluster.tick(10.1)
+    ended = {agent.name: [c.member for c in agent.done if isinstance(c, Kill)] for agent in cluster.living}
+    assert ended == {"node0": ["m0"], "node1": []}
+    cluster.die("m0")
+    cluster.hello("m2")
+    assert views_of(cluster) == {("m2", "m1")}
+    assert [agent.end for agent in cluster.living] == [None, None]
+
+
 def few_members(**config: Any) -> Cluster:
     cluster = Cluster()
     for name in ("node0", "node1"):
