@@ -12,6 +12,12 @@ from dataclasses import dataclass, replace
 from elastrain.fold import Fold, Node, absorb
 from elastrain.placement import Placement
 
+COPY_SHARE = 16
+"""Of the parameters, one such part at least may be on its way to new holders, whatever memory is left."""
+
+AT_THE_END = "; at the end of the loop every member takes the parameters of all blocks"
+"""Why a member of a pipeline may need more than for its own blocks."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
@@ -204,6 +210,11 @@ def copy_budget(
     # It may be negative where things are on disk already: then as little as possible is copied.
     free_bytes = limit_bytes - needs.total_bytes
     return max(least_bytes, min(most_bytes, round(free_bytes / (members * state_per_parameter))))
+
+
+def least_copied(sizes: Sequence[int], most_bytes: int) -> int:
+    """Say how many bytes of parameters may be on their way at least, where shards are of these sizes."""
+    return min(max(*sizes, sum(sizes) // COPY_SHARE), most_bytes)
 
 
 def sums_needed(members: int) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from elastrain import memory_budget as budget
 from elastrain.checkpoint import writers
+from elastrain.pipeline.plan import PipelinePlan
+from elastrain.pipeline.room import Lack, Load, TaskBytes
+from elastrain.pipeline.statement import StagedScript
 from elastrain.placement import Placement, target
 from elastrain.plan import plan as hand_out
 
@@ -50,14 +53,19 @@ class ScriptNeeds:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberBytes:
-    """What one member holds at the peak of a step, without the activations, which nobody has measured yet."""
+    """What one member holds at the peak of a step; without stages nobody has measured the activations yet."""
 
     member: str
     node: str
     base: int
+    moment: str
+    """When it is at its most: with stages in its first step, while holders move after it, or at the end of the loop."""
     model: int
+    """With stages of the whole model up to the first commit and at the end, else of its blocks and its shards'."""
     gradients: int
     """Copies of the gradient, partials on their way, gradients kept for backups, scratch of updates."""
+    activations: int
+    """With stages: saved for backward by all micro-batches in flight, and what crosses the cuts in a step."""
     shards: int
     """As a primary: what the optimizer keeps besides the model's parameters."""
     backups: int
@@ -65,84 +73,201 @@ class MemberBytes:
     staging: int
     """States of a durable checkpoint that wait for the disk, at most."""
     spill: int
-    """Of shards and backups, what lies on disk to stay within the memory limit."""
+    """What lies on disk to stay within the memory limit: of activations, of shards and of backups."""
     shortfall: str = ""
     """Why the memory limit is too small, if it is."""
 
     @property
     def total(self) -> int:
-        return self.base + self.model + self.gradients + self.shards + self.backups + self.staging - self.spill
+        held = self.base + self.model + self.gradients + self.activations + self.shards + self.backups + self.staging
+        return held - self.spill
 
 
-def state_memory(script: ScriptNeeds, nodes: Mapping[str, str]) -> tuple[MemberBytes, ...]:
-    """State the bytes of every member of a job that begins with all of `nodes` (member -> node, in rank order)."""
+def state_memory(
+    script: ScriptNeeds, nodes: Mapping[str, str], staged: StagedScript | None = None
+) -> tuple[MemberBytes, ...]:
+    """State the bytes of every member of a job that begins with all of `nodes` (member -> node, in rank order).
+
+    staged: what it computes in pipelines; None without stages.
+    """
+    if staged is None:
+        return tuple(_member(script, nodes, work) for work in _whole_runs(script, nodes))
+    plan = staged.plan(list(nodes))
+    works = [_moments(script, nodes, staged, plan, member) for member in nodes]
+    return tuple(_worst([_member(script, nodes, work) for work in each]) for each in works)
+
+
+def _worst(moments: Sequence[MemberBytes]) -> MemberBytes:
+    """The moment at which the member holds most; one at which its limit is too small goes before."""
+    refused = next((each for each in moments if each.shortfall), None)
+    return refused or max(moments, key=lambda each: each.total)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """What a member has and computes at one moment, and where shards are held then: now and soon."""
+
+    member: str
+    moment: str
+    parameters_bytes: int
+    slots_bytes: int
+    placements: tuple[Placement, ...]
+    tasks: TaskBytes = field(default_factory=TaskBytes)
+    pipeline: tuple[StagedScript, Load] | None = None
+
+
+def _begun(script: ScriptNeeds, nodes: Mapping[str, str]) -> Placement:
     # Nobody holds anything yet: the first view makes its placement in the same way.
-    placement = target([None] * len(script.sizes), script.sizes, nodes, script.backups)
-    runs = hand_out(nodes, script.runs)
+    return target([None] * len(script.sizes), script.sizes, nodes, script.backups)
+
+
+def _whole_runs(script: ScriptNeeds, nodes: Mapping[str, str]) -> Iterator[_Work]:
     # In its first step every member also computes a micro-batch of a neighbour's, if it has one.
-    is_checked = len(nodes) > 1
-    # Slots are used again in every step, so that the most that any step needs is what a member holds.
-    slots = {m: budget.slots_needed(script.runs, (), todo, is_checked=is_checked) for m, todo in runs.items()}
-    return tuple(_member(script, nodes, member, slots[member], placement) for member in nodes)
+    is_checked, runs, placement = len(nodes) > 1, hand_out(nodes, script.runs), _begun(script, nodes)
+    for member in nodes:
+        # Slots are used again in every step, so that the most that any step needs is what a member holds.
+        slots = budget.slots_needed(script.runs, (), runs[member], is_checked=is_checked)
+        yield _Work(
+            member=member,
+            moment="in any step",
+            parameters_bytes=script.model_bytes,
+            slots_bytes=slots * script.slot_bytes,
+            placements=(placement,),
+        )
 
 
-def _member(
-    script: ScriptNeeds, nodes: Mapping[str, str], member: str, slots: int, placement: Placement
-) -> MemberBytes:
-    held = _held(script, member, placement, script.moments)
-    gradients_bytes = slots * script.slot_bytes + budget.sums_bytes(held, len(nodes), script.behind_bytes)
+def _moments(
+    script: ScriptNeeds, nodes: Mapping[str, str], staged: StagedScript, plan: PipelinePlan, member: str
+) -> tuple[_Work, ...]:
+    """Of one member of a pipeline, in the order in which they come."""
+    placement = _begun(script, nodes)
+    # With the first commit holders begin to move to where their blocks are computed.
+    goal = target(placement, script.sizes, nodes, script.backups, staged.homes(plan))
+    load = staged.load(plan, member, is_spread=len(set(nodes.values())) > 1)
+    tasks = staged.tasks(load)
+    first = _Work(
+        member=member,
+        moment="in the first step",
+        parameters_bytes=script.model_bytes,
+        slots_bytes=tasks.gradients_bytes,
+        placements=(placement,),
+        tasks=tasks,
+        pipeline=(staged, load),
+    )
+    kept = {shard for each in (placement, goal) for shard, holders in enumerate(each) if holders.primary == member}
+    moving = replace(
+        first,
+        moment="while holders move",
+        parameters_bytes=min(script.model_bytes, staged.parameters_bytes(plan, member, kept)),
+        placements=(placement, goal),
+    )
+    # A short job may end before they have moved.
+    end = replace(moving, moment="at the end", parameters_bytes=script.model_bytes, tasks=TaskBytes())
+    return first, moving, end
+
+
+def _member(script: ScriptNeeds, nodes: Mapping[str, str], work: _Work) -> MemberBytes:
+    held = _held(script, work, script.moments)
+    needs = _needs(script, nodes, work, held)
     backups_bytes = sum(each.leaves_bytes for each in held if not each.is_primary)
-    shards_bytes = sum(each.leaves_bytes for each in held if each.is_primary)
     # At the worst all that it is to write waits at once, while what it holds has gone on: a backup's captured states
     # are no copies, but they are kept beyond the step in which they would have been replaced.
-    is_written = script.all_write is not None
-    written = writers(placement, script.sizes, all_holders=bool(script.all_write)) if is_written else frozenset()
-    staged = [shard for writer, shard in written if writer == member]
-    staging_bytes = sum(round(script.sizes[shard] * (1 + script.moments[shard])) for shard in staged)
-    outside, shortfall = _leaving(script, member, placement, gradients_bytes)
+    is_written, last = script.all_write is not None, work.placements[-1]
+    written = writers(last, script.sizes, all_holders=bool(script.all_write)) if is_written else frozenset()
+    staged = [shard for writer, shard in written if writer == work.member]
+    spill_bytes, shortfall = _leaving(script, nodes, work, held)
     return MemberBytes(
-        member=member,
-        node=nodes[member],
+        member=work.member,
+        node=nodes[work.member],
         base=script.base_bytes,
-        model=script.model_bytes,
-        gradients=gradients_bytes,
-        shards=shards_bytes,
+        moment=work.moment,
+        model=work.parameters_bytes,
+        gradients=needs.gradients_bytes,
+        activations=needs.activations_bytes + needs.boundaries_bytes,
+        shards=needs.shards_bytes - backups_bytes,
         backups=backups_bytes,
-        staging=staging_bytes,
-        spill=sum(each.leaves_bytes for each in held if each.shard in outside),
+        staging=sum(round(script.sizes[shard] * (1 + script.moments[shard])) for shard in staged),
+        spill=spill_bytes,
         shortfall=shortfall,
     )
 
 
-def _held(
-    script: ScriptNeeds, member: str, placement: Placement, moments: float | Sequence[float]
-) -> tuple[budget.Held, ...]:
+def _held(script: ScriptNeeds, work: _Work, moments: float | Sequence[float]) -> tuple[budget.Held, ...]:
     return budget.held_by(
-        member, (placement,), script.sizes, moments=moments, masters=script.masters, frozen=script.frozen
+        work.member, work.placements, script.sizes, moments=moments, masters=script.masters, frozen=script.frozen
     )
+
+
+def _needs(script: ScriptNeeds, nodes: Mapping[str, str], work: _Work, held: tuple[budget.Held, ...]) -> budget.Needs:
+    """As a worker counts them."""
+    shards_bytes, least_bytes = budget.shards_bytes(held)
+    needs = budget.Needs(
+        base_bytes=script.base_bytes,
+        parameters_bytes=work.parameters_bytes,
+        gradients_bytes=work.slots_bytes + budget.sums_bytes(held, len(nodes), script.behind_bytes),
+        shards_bytes=shards_bytes,
+        shards_least_bytes=least_bytes,
+        # Captured states are not in its account, and without stages activations are not measured.
+        activations_bytes=work.tasks.activations_bytes,
+        activations_least_bytes=0,
+        is_measured=False,
+        boundaries_bytes=work.tasks.boundaries_bytes,
+    )
+    if work.pipeline is None or len(set(work.placements)) == 1:
+        return needs
+    copying_bytes = _copying_bytes(script, needs, work.pipeline[0], len(nodes))
+    return replace(needs, gradients_bytes=needs.gradients_bytes + copying_bytes)
+
+
+def _copying_bytes(script: ScriptNeeds, needs: budget.Needs, staged: StagedScript, members: int) -> int:
+    """What copies take that are on their way to new holders."""
+    most_bytes, moments = staged.copied_bytes, max(script.moments)
+    copied_bytes = min(most_bytes, sum(script.sizes))
+    if script.limit is not None:
+        moments = script.limit.assumed_moments
+        copied_bytes = budget.copy_budget(
+            script.limit.limit_bytes,
+            needs,
+            members=members,
+            state_per_parameter=1 + moments,
+            least_bytes=budget.least_copied(script.sizes, most_bytes),
+            most_bytes=most_bytes,
+        )
+    return round(2 * copied_bytes * (1 + moments))
 
 
 def _leaving(
-    script: ScriptNeeds, member: str, placement: Placement, gradients_bytes: int
-) -> tuple[frozenset[int], str]:
-    """Name the shards whose states lie on disk, as a worker decides before its first step, or say why none helps."""
-    if script.limit is None:
-        return frozenset(), ""
+    script: ScriptNeeds, nodes: Mapping[str, str], work: _Work, held: tuple[budget.Held, ...]
+) -> tuple[int, str]:
+    """Count what lies on disk, as a worker decides before its first step, or say why nothing helps."""
+    limit = script.limit
+    if limit is None:
+        return 0, ""
     # It has not seen an update yet: so it is with what it assumes that its limit has room, or has not.
-    held = _held(script, member, placement, script.limit.assumed_moments)
-    shards_bytes, least_bytes = budget.shards_bytes(held)
-    # Captured states are not in its account, and activations are not measured.
-    needs = budget.Needs(
-        base_bytes=script.base_bytes,
-        parameters_bytes=script.model_bytes,
-        gradients_bytes=gradients_bytes,
-        shards_bytes=shards_bytes,
-        shards_least_bytes=least_bytes,
-        activations_bytes=0,
-        activations_least_bytes=0,
-        is_measured=False,
-    )
-    fit = budget.fit_plan(script.limit.limit_bytes, needs, has_disk=script.limit.has_disk, disk_bytes_per_s=1.0)
+    assumed = _held(script, work, limit.assumed_moments)
+    needs = _needs(script, nodes, work, assumed)
+    fit = budget.fit_plan(limit.limit_bytes, needs, has_disk=limit.has_disk, disk_bytes_per_s=1.0)
     if isinstance(fit, budget.Shortfall):
-        return frozenset(), fit.reason
-    return budget.choose_shards(held, fit.shards_on_disk_bytes)[0], ""
+        return 0, fit.reason + _advice(script, len(nodes), work, needs, fit)
+    outside, _ = budget.choose_shards(assumed, fit.shards_on_disk_bytes)
+    activations_bytes = max(0, needs.activations_bytes - fit.activations_bytes)
+    return activations_bytes + sum(each.leaves_bytes for each in held if each.shard in outside), ""
+
+
+def _advice(script: ScriptNeeds, members: int, work: _Work, needs: budget.Needs, short: budget.Shortfall) -> str:
+    """Which stages would fit, where these do not."""
+    if work.pipeline is None or script.limit is None:
+        return ""
+    if not work.tasks.total_bytes:
+        return budget.AT_THE_END
+    (staged, load), has_disk = work.pipeline, script.limit.has_disk
+    leaving_bytes = work.tasks.activations_bytes if has_disk else 0
+    taken_bytes = needs.parameters_bytes + work.tasks.total_bytes - leaving_bytes
+    lack = Lack(
+        members=members,
+        left_bytes=taken_bytes - short.missing_bytes,
+        missing_bytes=short.missing_bytes,
+        activations_leave=has_disk,
+        parameters_bytes=script.model_bytes if needs.parameters_bytes == script.model_bytes else None,
+    )
+    return f"; {staged.advice(load, lack)}"

@@ -32,7 +32,7 @@ from elastrain.runtime.loader import DataLoader
 from elastrain.runtime.memory_keeper import MemoryLimit
 from elastrain.runtime.registered import stateful
 from elastrain.runtime.settings import Settings, stages_of
-from elastrain.runtime.stating import answer
+from elastrain.runtime.stating import Statement
 from elastrain.runtime.step import Step
 from elastrain.runtime.training_loop import TrainingLoop
 from elastrain.runtime.whereabouts import PHASE_TIMEOUT_S
@@ -110,6 +110,8 @@ class Job:
         self._registered: dict[str, Any] = {}
         self._open: tuple[Connections, LastWords] | None = None
         self._prepared: Prepared | None = None
+        self._statement: Statement | None = None
+        """Made in place of a job, where only its memory is asked for."""
 
     def open(self) -> None:
         """Connect to the launcher, seed the generators, and hear of exceptions that nobody catches.
@@ -156,7 +158,8 @@ class Job:
             model=model, optimizer=optimizer, loader=loader, max_grad_norm=max_grad_norm, elementwise=elementwise
         )
         if (wish := statement_wish()) is not None:
-            answer(wish, request, layout, self._chosen)
+            self._state(Statement(wish, request, layout, self._chosen))
+            return model, optimizer, loader
         connections, last_words = self._opened()
         self._prepared = assemble(request, layout, self._chosen, connections, last_words.report)
         return model, optimizer, loader
@@ -212,6 +215,9 @@ class Job:
 
     def steps(self, loader: DataLoader, *, until: int) -> Iterator[Step]:
         """The steps of the job, up to `until` (exclusive). A member that joined late begins where the others are."""
+        if self._statement is not None:
+            yield from self._statement.steps(until)
+            return
         prepared, (connections, last_words) = self._ready(), self._opened()
         if loader is not prepared.parts.loader:
             raise ConfigError("steps() takes the loader that prepare() returned")
@@ -240,7 +246,18 @@ class Job:
             raise ConfigError("this job was never opened: elastrain.init() makes one that is")
         return self._open
 
+    def _state(self, statement: Statement) -> None:
+        """Answer, as soon as everything is known. Raises SystemExit."""
+        if not statement.needs_steps:
+            statement.answer()
+        self._statement = statement
+
     def _ready(self) -> Prepared:
+        if self._statement is not None:
+            raise ConfigError(
+                "elastrain doctor runs a script with stages up to its first micro-batch, as no job: leave out what "
+                "asks for the job before its loop"
+            )
         if self._prepared is None:
             raise ConfigError("call job.prepare(model, optimizer, loader) first")
         return self._prepared

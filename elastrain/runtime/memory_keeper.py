@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from elastrain.comm.wire.mesh import Mesh
     from elastrain.runtime.journal import Journal
 
-COPY_SHARE = 16
-"""Of the parameters, one such part at least may be on its way to new holders, whatever memory is left."""
 WRITING_BYTES = 16 << 20
 """What writing a checkpoint takes besides the states: frames that are packed, and those that are read back."""
 WORTH_TELLING = 0.05
@@ -210,7 +208,7 @@ class MemoryKeeper:
             self._needs_with(gradients_bytes),
             members=work.members,
             state_per_parameter=1 + work.moments,
-            least_bytes=min(max(*sizes, sum(sizes) // COPY_SHARE), COPY_BUDGET_BYTES),
+            least_bytes=budget.least_copied(sizes, COPY_BUDGET_BYTES),
             most_bytes=COPY_BUDGET_BYTES,
         )
         self._decide(gradients_bytes + work.copying_bytes)
@@ -241,7 +239,7 @@ class MemoryKeeper:
             self._refuse(needs, decided, advice)
         whole = budget.at_the_end(needs, self.work.whole_bytes())
         if measured is None and isinstance(ended := self._fit(whole), budget.Shortfall):
-            self._refuse(whole, ended, "; at the end of the loop every member takes the parameters of all blocks")
+            self._refuse(whole, ended, budget.AT_THE_END)
         self._limit_captures(limit_bytes - needs.total_bytes)
         if measured is None or self._is_news(decided) or self._share != self._share_of_activations():
             self._carry_out(decided, needs)

@@ -31,6 +31,18 @@ def bytes_of(model: ModelState, blocks: Collection[int]) -> int:
     return sum(flat.numel * getattr(torch, flat.dtype).itemsize for flat in flats)
 
 
+def model_bytes(model: ModelState, traced: TracedModel, places: Sequence[int]) -> ModelBytes:
+    """Sizes of a traced model; `places`: per block of the layout, its place in the graph."""
+    blocks = range(len(places))
+    return ModelBytes(
+        graph=traced.graph,
+        places=tuple(places),
+        parameters=tuple(bytes_of(model, (block,)) for block in blocks),
+        gradients=tuple(model.gradients.bytes_of(block) for block in blocks),
+        saved=traced.saved,
+    )
+
+
 def _left_to_do(runs: Sequence[int], own: frozenset[Node]) -> list[int]:
     done = leaves(own)
     return [run for run in runs if run not in done]
@@ -100,15 +112,7 @@ class PlannedWork:
 
     def trace(self, traced: TracedModel, places: Sequence[int]) -> None:
         """The model was traced. By the main thread, before anybody is told of it."""
-        model = self._executor.model
-        blocks = range(len(places))
-        self._model = ModelBytes(
-            graph=traced.graph,
-            places=tuple(places),
-            parameters=tuple(bytes_of(model, (block,)) for block in blocks),
-            gradients=tuple(model.gradients.bytes_of(block) for block in blocks),
-            saved=traced.saved,
-        )
+        self._model = model_bytes(self._executor.model, traced, places)
 
     def take(self, load: Load | None) -> bool:
         """Take up the tasks that are left to compute; whether they are other ones."""

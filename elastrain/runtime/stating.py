@@ -1,8 +1,12 @@
-"""What `prepare` does where nobody wants a job, but to know what a job will hold in memory (`elastrain doctor`)."""
+"""What `prepare` does where nobody wants a job, but to know what a job will hold in memory (`elastrain doctor`).
+
+Without stages it answers at once. With stages the loop goes on to its tracing pass, which tells what tasks take.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import NoReturn
 
@@ -10,49 +14,126 @@ import torch
 
 from elastrain.base.stating import StatementWish
 from elastrain.books.behind import BEHIND_BYTES
+from elastrain.errors import ConfigError
 from elastrain.layout import Layout
+from elastrain.member.copies import COPY_BUDGET_BYTES
 from elastrain.memory_statement import ScriptNeeds, WorkerLimit, state_memory
+from elastrain.pipeline.statement import StagedScript
+from elastrain.pipeline.stubs.trace import TracedModel
+from elastrain.pipeline.tasks import StepShape
 from elastrain.runtime.assembly import Chosen, Request
 from elastrain.runtime.flats import frozen_shards, has_masters, in_private_memory
+from elastrain.runtime.handover import Handover
+from elastrain.runtime.layers import Layers
+from elastrain.runtime.loopstate import LoopSnapshot
 from elastrain.runtime.memory import PeakMeter
 from elastrain.runtime.memory_keeper import MemoryLimit
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
-from elastrain.runtime.planned_work import ASSUMED_MOMENTS
+from elastrain.runtime.pipelined import Pipelines, PipelineWish
+from elastrain.runtime.planned_work import ASSUMED_MOMENTS, model_bytes
+from elastrain.runtime.randomness import BlockRandomness
+from elastrain.runtime.run import StepParts
+from elastrain.runtime.step import Step
+from elastrain.runtime.untouched import Untouched
+from elastrain.runtime.warm_up import compute_device
 
 
-def answer(wish: StatementWish, request: Request, layout: Layout, chosen: Chosen) -> NoReturn:
-    """Write what each member will hold, and end the process. Raises SystemExit; ConfigError as `prepare` does."""
-    script = script_needs(wish, request, layout, chosen)
-    members = [{**asdict(each), "total": each.total} for each in state_memory(script, wish.members)]
-    wish.answer(
-        json.dumps(
-            {"backups": script.backups, "limit": chosen.limit.limit_bytes if chosen.limit else None, "members": members}
+class Statement:
+    """One script's answer. `prepare` makes it, and the model and its optimizer are taken over, as for a job."""
+
+    def __init__(self, wish: StatementWish, request: Request, layout: Layout, chosen: Chosen) -> None:
+        """Measures what the script prepares. Raises ConfigError as `prepare` does."""
+        self._wish, self._request, self._chosen = wish, request, chosen
+        held_bytes = PeakMeter(lambda: 0).now_bytes
+        pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
+        self._model = model = ModelState(request.model, layout, in_private_memory)
+        self._shape = shape = chosen.settings.shape(layout, model.lanes(), request.loader.micro_batches)
+        self._needs = ScriptNeeds(
+            sizes=shape.sizes,
+            moments=_moments(pieces, layout),
+            masters=has_masters(layout),
+            frozen=frozen_shards(layout),
+            model_bytes=model.nbytes,
+            slot_bytes=model.gradients.copy_bytes,
+            runs=shape.runs,
+            backups=shape.backups if wish.backups is None else wish.backups,
+            base_bytes=max(0, held_bytes - model.nbytes),
+            behind_bytes=BEHIND_BYTES,
+            all_write=None if chosen.checkpoints is None else chosen.checkpoints.is_local,
+            limit=_limit(chosen.limit),
         )
-    )
-    raise SystemExit(0)
 
+    @property
+    def needs_steps(self) -> bool:
+        """Whether the training loop has to be seen, too."""
+        return self._shape.pipelining is not None
 
-def script_needs(wish: StatementWish, request: Request, layout: Layout, chosen: Chosen) -> ScriptNeeds:
-    """Measure what the script prepares. The model and its optimizer are taken over, as for a job."""
-    held_bytes = PeakMeter(lambda: 0).now_bytes
-    pieces = PieceOptimizer(request.optimizer, layout, elementwise=request.elementwise)
-    model = ModelState(request.model, layout, in_private_memory)
-    shape = chosen.settings.shape(layout, model.lanes(), request.loader.micro_batches)
-    return ScriptNeeds(
-        sizes=shape.sizes,
-        moments=_moments(pieces, layout),
-        masters=has_masters(layout),
-        frozen=frozen_shards(layout),
-        model_bytes=model.nbytes,
-        slot_bytes=model.gradients.copy_bytes,
-        runs=shape.runs,
-        backups=shape.backups if wish.backups is None else wish.backups,
-        base_bytes=max(0, held_bytes - model.nbytes),
-        behind_bytes=BEHIND_BYTES,
-        all_write=None if chosen.checkpoints is None else chosen.checkpoints.is_local,
-        limit=_limit(chosen.limit),
-    )
+    def answer(self, staged: StagedScript | None = None) -> NoReturn:
+        """Write what each member will hold, and end the process. Raises SystemExit."""
+        stated = state_memory(self._needs, self._wish.members, staged)
+        members = [{**asdict(each), "total": each.total} for each in stated]
+        told = {
+            "backups": self._needs.backups,
+            "limit": self._chosen.limit.limit_bytes if self._chosen.limit else None,
+            "stages": 1 if staged is None else staged.stages,
+            "members": members,
+        }
+        self._wish.answer(json.dumps(told))
+        raise SystemExit(0)
+
+    def steps(self, until: int) -> Iterator[Step]:
+        """One step of the script's loop, whose first micro-batch is the tracing pass: then comes the answer."""
+        if until < 1:
+            return
+        request, stages = self._request, self._chosen.settings.stages
+        wish = PipelineWish(
+            model=request.model, stages=stages, allocate=in_private_memory, traced=self._answer_for_stages
+        )
+        parts = self._step_parts()
+        request.loader.start(0, lambda step: ())
+        try:
+            yield Step(0, parts, LoopSnapshot("", {}, {}), lambda: None, Pipelines(wish, parts))
+        finally:
+            request.loader.close()
+        raise ConfigError("step 0 was left without a micro-batch: iterate over it, `for batch in step`")
+
+    # --------------------------------------------------------------------------------------------------------- inside
+
+    def _answer_for_stages(self, traced: TracedModel, places: tuple[int, ...]) -> NoReturn:
+        pipelining = self._shape.pipelining
+        assert pipelining is not None
+        shape = StepShape(
+            number=0,
+            micro_batches=pipelining.micro_batches,
+            run_length=pipelining.run_length,
+            blocks=len(traced.graph.blocks),
+        )
+        self.answer(
+            StagedScript(
+                model=model_bytes(self._model, traced, places),
+                stages=pipelining.stages,
+                shape=shape,
+                lanes=tuple(shard.lanes for shard in self._shape.shards),
+                copied_bytes=COPY_BUDGET_BYTES,
+            )
+        )
+
+    def _step_parts(self) -> StepParts:
+        """What a tracing pass works with: nobody hears of it."""
+        model, state, settings = self._request.model, self._model, self._chosen.settings
+        layout = state.layout
+        return StepParts(
+            handover=Handover(lambda: None),
+            model=state,
+            loader=self._request.loader,
+            randomness=BlockRandomness(model, layout.blocks, settings.seed, compute_device(model)),
+            untouched=Untouched(model, lambda: state.memory, [s.name for s in layout.parameters if not s.trained]),
+            layers=Layers(model),
+            run_length=settings.run_length,
+            reach=lambda step, phase: None,
+            log=lambda event, **values: None,
+        )
 
 
 def _limit(limit: MemoryLimit | None) -> WorkerLimit | None:

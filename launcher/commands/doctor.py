@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,13 +29,14 @@ from elastrain.launcher.worker_start import MEMORY_LIMIT, OFFLOAD_DIRS, Script
 
 _PARTS = {
     "base": "interpreter, libraries and data, where the script prepares",
-    "model": "parameters and running statistics",
+    "model": "parameters and running statistics; with stages of its blocks from the first commit on",
     "gradients": "copies of the gradient, sums on their way, what is kept for backups, scratch of updates",
+    "activations": "saved for backward by all micro-batches in flight, and what crosses the cuts in a step",
     "shards": "optimizer state of the shards that the member is primary of",
     "backups": "parameters and state of others' shards, with those of the step that is not verified yet",
     "staging": "states of a durable checkpoint that wait for the disk, at most; 0 under a limit that has no room",
-    "spill": "what of shards and backups lies on disk under the memory limit: taken off the total",
-    "total": "all but saved activations, which only a step shows",
+    "spill": "what of all this lies on disk under the memory limit: taken off the total",
+    "total": "at its most",
 }
 """What a member holds, and what each of it is."""
 
@@ -53,6 +54,18 @@ class QuestionFlags:
     backups: Annotated[
         int | None, typer.Option("--backups", min=0, help="Copies of each shard; default: what the script says.")
     ] = None
+    stages: Annotated[
+        int | None, typer.Option("--stages", min=1, help="Members of a pipeline; default: what the script says.")
+    ] = None
+
+    def check(self) -> None:
+        """Raises ConfigError for more stages than there are members."""
+        members = self.nnodes * self.nproc_per_node
+        if self.stages is not None and self.stages > members:
+            raise ConfigError(
+                f"--stages {self.stages} asks for pipelines of {self.stages} members, and this job has {members}: ask "
+                "for more workers (--nproc-per-node), or for fewer stages"
+            )
 
     def wish(self, file: Path) -> StatementWish:
         return StatementWish(
@@ -69,17 +82,18 @@ def doctor(
     args: Annotated[list[str] | None, typer.Argument(help="Its arguments, after --.", metavar="[-- ARGS...]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> int:
-    """Run SCRIPT up to `job.prepare`, alone, and say what each member of a job of it will hold. Exit code 1 if that is
-    more than --memory-limit.
+    """Run SCRIPT up to `job.prepare`, alone, and say what each member of a job of it will hold; with stages up to its
+    first micro-batch, with blocks that compute nothing. Exit code 1 if it is more than --memory-limit.
     """
     if not question.memory:
         raise ConfigError("doctor: say what to look at: --memory")
+    question.check()
     if not is_file(Path(script)):
         raise ConfigError(f"there is no script {script!r}: check the path")
     written = checkpoints.checkpoints()
     # A script is run as under plain `python`, as a job of one: whatever a launcher has set for another job is left out.
     around = {name: value for name in (MEMORY_LIMIT, OFFLOAD_DIRS) if (value := inherited(name))}
-    environment = {**without("ELASTRAIN_"), **around, **limits.limit().environment()}
+    environment = {**without("ELASTRAIN_"), **around, **replace(limits.limit(), stages=question.stages).environment()}
     environment |= {"OMP_NUM_THREADS": inherited("OMP_NUM_THREADS", "1")}
     environment |= written.environment() if written is not None else {}
     told = _asked(script, Script.of(script, args or []), question, environment)
@@ -112,23 +126,28 @@ def _asked(named: str, script: Script, question: QuestionFlags, environment: Map
     if done.returncode:
         how = f"code {done.returncode}" if done.returncode > 0 else f"signal {-done.returncode}"
         raise ElastrainError(
-            f"{named} ended with {how} before job.prepare: put right what it says above, and ask again"
+            f"{named} ended with {how} before job.prepare, or with stages before step.backward: put right what it says "
+            "above, and ask again"
         )
     raise ConfigError(
-        f"{named} ended without calling job.prepare, so nothing is known of its model: name the script that trains"
+        f"{named} ended without calling job.prepare, so nothing is known of its model, or with stages without calling "
+        "step.backward: name the script that trains"
     )
 
 
 def _show(told: Mapping[str, Any]) -> None:
     members = told["members"]
-    rows = [(each["member"], each["node"], *(f"{each[part]:,}" for part in _PARTS)) for each in members]
-    print_table(("member", "node", *_PARTS), rows)
-    for part, meaning in _PARTS.items():
-        print(f"{part:<{max(map(len, _PARTS))}}  {meaning}")
+    has_stages = told["stages"] > 1
+    parts = {part: meaning for part, meaning in _PARTS.items() if has_stages or part != "activations"}
+    rows = [(each["member"], each["node"], *(f"{each[part]:,}" for part in parts)) for each in members]
+    print_table(("member", "node", *parts), rows)
+    for part, meaning in parts.items():
+        print(f"{part:<{max(map(len, parts))}}  {meaning}")
     worst = max(members, key=lambda each: each["total"])
     limit = f" of {told['limit']:,} allowed" if told["limit"] is not None else ""
+    when = f", {worst['moment']}" if has_stages else ""
     copies = min(told["backups"], len(members) - 1)
     print(
-        f"worst: member {worst['member']}, {worst['total']:,} bytes{limit}; backups of each shard: {copies}; saved "
-        "activations come on top"
+        f"worst: member {worst['member']}, {worst['total']:,} bytes{limit}{when}; backups of each shard: "
+        f"{copies}" + ("" if has_stages else "; saved activations come on top, which only a step shows")
     )

@@ -48,6 +48,37 @@ def test_what_is_stated_is_what_the_members_of_a_job_find(tmp_path: Path) -> Non
         assert max(peaks[1:]) <= 1.05 * said["total"], "as the kernel counts it"
 
 
+def test_what_is_stated_with_stages_is_what_the_members_of_pipelines_find(tmp_path: Path) -> None:
+    script, arguments = SCRIPTS / "piped_training.py", ("--steps", "3", "--micro-batch-size", "257")
+    stages = ("--stages", "3")
+    asked = doctor(str(script), "--nproc-per-node", "3", *stages, *LIMIT, "--json", "--", *arguments)
+    assert asked.returncode == 0, asked.stderr
+    stated = {each["member"]: each for each in json.loads(asked.stdout)["members"]}
+    run = run_job(tmp_path, script=script, workers=3, arguments=arguments, options=(*stages, *LIMIT))
+    assert run.exit_code == 0, run.output
+    assert set(run.journals) == set(stated) == {"m0", "m1", "m2"}
+    for member, journal in run.journals.items():
+        said = stated[member]
+        rooms = [each for each in journal if each["event"] == "room"]
+        tasks_bytes = {each["need_activations_bytes"] + each["need_boundaries_bytes"] for each in rooms} - {0}
+        assert tasks_bytes == {said["activations"]}
+        assert said["model"] == max(each["need_parameters_bytes"] for each in rooms)
+        # Holders move by and by.
+        assert said["moment"] == "while holders move"
+        assert 0.85 < max(each["need_gradients_bytes"] for each in rooms) / said["gradients"] <= 1
+        assert max(each["need_shards_bytes"] for each in rooms) <= 1.05 * (said["shards"] + said["backups"])
+        assert said["base"] == pytest.approx(rooms[0]["need_base_bytes"], rel=0.05)
+
+
+def test_a_limit_that_is_too_small_for_stages_is_refused_as_by_the_members() -> None:
+    script, size = SCRIPTS / "piped_training.py", ("--nproc-per-node", "3", "--stages", "3")
+    asked = doctor(str(script), *size, "--memory-limit", "100M", "--json", "--", "--steps", "3")
+    assert asked.returncode == 1
+    assert "MiB too small for this plan" in asked.stderr
+    assert "of its blocks 'layers." in asked.stderr
+    assert "legal cuts: before 'layers.0', before 'layers.1'" in asked.stderr
+
+
 @pytest.mark.parametrize(
     ("kind", "workers", "backups"),
     [
