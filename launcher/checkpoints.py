@@ -5,6 +5,7 @@ No torch is imported for it, and the rooms of the checkpoints only when they are
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from elastrain.snapshot.durable.places.port import CheckpointPlace
 
 _OFFERS_MAX = 8
+_SIMULATED = re.compile(r"node\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,24 +54,28 @@ def newest_step(options: RunOptions) -> int | None:
     place = options.checkpoints.place
     try:
         if options.checkpoints.is_local:
-            newest = [place_in_time(name) for name in visible(place_at(place))][-1:]
+            left = _left_behind(options, place_at(place))
+            newest = [place_in_time(name) for name in visible(place_at(place)) if name not in left][-1:]
             return newest[0][1] if newest and newest[0] else None
-        found = _choose(place, is_thorough=False).checkpoint
+        found = _choose(options, place, is_thorough=False).checkpoint
     except CheckpointError:
         return None
     return None if found is None else found.manifest.step
 
 
 @contextmanager
-def held_place(options: RunOptions) -> Iterator[None]:
+def held_place(options: RunOptions, *, is_of_simulated: bool = False) -> Iterator[None]:
     """Write something where checkpoints are to be, and hold it for this job, before any worker starts.
 
     The kernel lets go of it with this process. A job that has written nothing there leaves nothing there. Raises
-    ConfigError where it cannot be written, is a living job's, or has checkpoints beside which the job may not write.
+    ConfigError where it cannot be written, is a living job's, has checkpoints beside which the job may not write, or
+    has them where the job would not see them. `is_of_simulated`: all simulated nodes of the job are here.
     """
     if options.checkpoint_dir is None:
         yield
         return
+    if overlooked := _overlooked(options, options.checkpoint_dir, is_of_simulated=is_of_simulated):
+        raise ConfigError(f"--checkpoint-dir {options.checkpoint_dir}: {overlooked}, or begin anew with --resume none")
     from elastrain.snapshot.durable.errors import CheckpointError
     from elastrain.snapshot.durable.places.opening import place_at
 
@@ -96,6 +102,36 @@ def _is_there(folder: str) -> bool:
         return True
 
 
+def _overlooked(options: RunOptions, folder: str, *, is_of_simulated: bool) -> str:
+    """Where the newest is to be taken, and there is none, but for the folders that simulated nodes have: in words."""
+    from elastrain.snapshot.durable.errors import CheckpointError
+    from elastrain.snapshot.durable.places.opening import place_at
+    from elastrain.snapshot.durable.publishing import visible
+
+    assert options.checkpoints is not None
+    if options.resume.source != AUTO:
+        return ""
+    try:
+        place = place_at(folder)
+        simulated = [
+            name for name in place.names() if _SIMULATED.fullmatch(name) and visible(place_at(f"{folder}/{name}"))
+        ]
+        is_here = bool(visible(place))
+    except CheckpointError:  # whoever uses it says it
+        return ""
+    if is_here and not simulated and is_of_simulated and options.checkpoints.is_local:
+        return (
+            "simulated nodes have a folder each there (node0, …), and the checkpoints lie beside these: move them into "
+            "one of these folders, leave out --checkpoint-layout local"
+        )
+    if simulated and not is_here and not (is_of_simulated and options.checkpoints.is_local):
+        return (
+            f"the checkpoints there are those of simulated nodes ({', '.join(simulated)}): go on with --local-nodes "
+            "and --checkpoint-layout local, put the contents of these folders into one directory"
+        )
+    return ""
+
+
 def _claimed(options: RunOptions) -> Claim | None:
     from elastrain.snapshot.durable.errors import CheckpointError, TakenError
     from elastrain.snapshot.durable.owner import claim, hold_for
@@ -115,8 +151,11 @@ def _claimed(options: RunOptions) -> Claim | None:
         raise ConfigError(f"--checkpoint-dir {options.checkpoint_dir}: no checkpoint can be written: {error}") from None
 
 
-def find_start(options: RunOptions) -> Beginning:
-    """The checkpoint that the options ask for. Raises ConfigError where one that was named is not good."""
+def find_start(options: RunOptions, life: int = 1) -> Beginning:
+    """The checkpoint that the options ask for. Raises ConfigError where one that was named is not good.
+
+    life: the number of the job's life that starts from it.
+    """
     from elastrain.snapshot.durable.errors import CheckpointError
 
     wish, folder = options.resume, options.checkpoint_dir
@@ -124,23 +163,23 @@ def find_start(options: RunOptions) -> Beginning:
         return Beginning(resume=None)
     try:
         if options.checkpoints is not None and options.checkpoints.source is not None:
-            return _offered(options, options.checkpoints.source)
-        return _newest(options, str(folder)) if wish.source == AUTO else _named(options, wish.source)
+            return _offered(options, options.checkpoints.source, life)
+        return _newest(options, str(folder), life) if wish.source == AUTO else _named(options, wish.source, life)
     except CheckpointError as error:
         raise ConfigError(f"--resume {wish.source}: {error}") from None
 
 
-def _newest(options: RunOptions, place: str) -> Beginning:
-    choice = _choose(place, is_thorough=options.resume.is_thorough)
+def _newest(options: RunOptions, place: str, life: int) -> Beginning:
+    choice = _choose(options, place, is_thorough=options.resume.is_thorough)
     passed_over = "".join(f"; {reason}" for reason in choice.reasons)
     if choice.checkpoint is None:
         none = "there is no checkpoint" if not choice.reasons else "no checkpoint is good"
         return Beginning(resume=None, sentence=f"{none} in {place}: the job starts anew{passed_over}")
-    resume = _resume(choice.checkpoint.manifest, place, options)
+    resume = _resume(choice.checkpoint.manifest, place, options, life)
     return Beginning(resume=resume, sentence=_sentence(resume) + passed_over)
 
 
-def _named(options: RunOptions, source: str) -> Beginning:
+def _named(options: RunOptions, source: str, life: int) -> Beginning:
     """A checkpoint's own folder, or a directory of them, of which the newest counts: it must be good."""
     from elastrain.snapshot.durable.choosing import candidates, thorough
     from elastrain.snapshot.durable.places.opening import checkpoint_at
@@ -157,24 +196,25 @@ def _named(options: RunOptions, source: str) -> Beginning:
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise ConfigError(f"--resume {source}: {problems[0]}{more}: name an older one, or say --resume auto")
-    resume = _resume(checkpoint.manifest, at.location, options)
-    return Beginning(resume=resume, sentence=_sentence(resume))
+    resume = _resume(checkpoint.manifest, at.location, options, life)
+    return Beginning(resume=resume, sentence=_sentence(resume) + _what_is_left(options, resume))
 
 
-def _offered(options: RunOptions, source: str) -> Beginning:
+def _offered(options: RunOptions, source: str, life: int) -> Beginning:
     """What lies in this node's part of the source; a checkpoint's name may be given, too."""
     from elastrain.snapshot.durable.manifest import place_in_time
     from elastrain.snapshot.durable.places.opening import place_at
 
     place, asked = place_at(source), options.resume.source
-    named = Path(asked).name if place_in_time(Path(asked).name) else None
-    names = [name for name in place.names() if place_in_time(name) and named in (None, name)]
-    offers = [_offer(options, place, name) for name in names[-_OFFERS_MAX:]]
+    named = options.resume.named if asked != AUTO and place_in_time(options.resume.named) else ""
+    left = _left_behind(options, place)
+    names = [name for name in place.names() if place_in_time(name) and named in ("", name) and name not in left]
+    offers = [_offer(options, place, name, life) for name in names[-_OFFERS_MAX:]]
     sentence = "there is no checkpoint on the disks of this job's nodes yet: the job starts anew"
     return Beginning(resume=None, sentence=sentence, offers=tuple(offers), named="" if asked == AUTO else asked)
 
 
-def _offer(options: RunOptions, place: CheckpointPlace, name: str) -> DiskOffer:
+def _offer(options: RunOptions, place: CheckpointPlace, name: str, life: int) -> DiskOffer:
     """Of one checkpoint: its parts that lie here and are good."""
     from elastrain.snapshot.durable.errors import CheckpointError
     from elastrain.snapshot.durable.reading import Checkpoint
@@ -190,18 +230,61 @@ def _offer(options: RunOptions, place: CheckpointPlace, name: str) -> DiskOffer:
         files=tuple(file for file in files if file not in damaged),
         content=checkpoint.manifest.content,
         needs=checkpoint.manifest.needs,
-        resume=_resume(checkpoint.manifest, place.location, options),
+        resume=_resume(checkpoint.manifest, place.location, options, life),
     )
 
 
-def _choose(place: str, *, is_thorough: bool) -> Choice:
+def _choose(options: RunOptions, place: str, *, is_thorough: bool) -> Choice:
     from elastrain.snapshot.durable.choosing import choose, quick, thorough
     from elastrain.snapshot.durable.places.opening import place_at
 
-    return choose([place_at(place)], thorough if is_thorough else quick)
+    at = place_at(place)
+    return choose([at], thorough if is_thorough else quick, _left_behind(options, at))
 
 
-def _resume(manifest: Manifest, place: str, options: RunOptions) -> Resume:
+def _left_behind(options: RunOptions, place: CheckpointPlace) -> list[str]:
+    """What others have written after the checkpoint that this job was told to go back to."""
+    from elastrain.snapshot.durable.errors import CheckpointError
+    from elastrain.snapshot.durable.manifest import place_in_time
+    from elastrain.snapshot.durable.publishing import visible
+    from elastrain.snapshot.durable.reading import Checkpoint
+
+    def is_ours(name: str) -> bool:
+        try:
+            return Checkpoint.open([place], name).manifest.job == options.job
+        except CheckpointError:
+            return False
+
+    since = place_in_time(options.resume.named)
+    newer = [name for name in visible(place) if (place_in_time(name) or (-1, -1)) > since] if since else []
+    return [name for name in newer if not is_ours(name)]
+
+
+def _lives_before(options: RunOptions, name: str, life: int) -> int:
+    """What lifts the job's lives above those in the directory that it writes to.
+
+    A command that goes on from the newest there goes on in that one's life.
+    """
+    from elastrain.snapshot.durable.manifest import place_in_time
+    from elastrain.snapshot.durable.places.opening import place_at
+    from elastrain.snapshot.durable.publishing import visible
+
+    newest = visible(place_at(options.checkpoint_dir))[-1:] if options.checkpoint_dir is not None else []
+    if not newest:
+        return 0
+    its_life, _ = place_in_time(newest[0]) or (0, -1)
+    return max(0, its_life - life + (0 if newest[0] == name and life == 1 else 1))
+
+
+def _what_is_left(options: RunOptions, resume: Resume) -> str:
+    """Newer ones in the directory that the job writes to stay there, until they are old."""
+    from elastrain.snapshot.durable.places.opening import place_at
+
+    left = _left_behind(options, place_at(options.checkpoint_dir)) if options.checkpoint_dir is not None else []
+    return f"; {left[-1]} is left behind: what this job writes counts as newer" if left else ""
+
+
+def _resume(manifest: Manifest, place: str, options: RunOptions, life: int) -> Resume:
     scaler = manifest.counters.get("scaler") or {}
     return Resume(
         place=place if "://" in place else str(Path(place).absolute()),
@@ -212,6 +295,7 @@ def _resume(manifest: Manifest, place: str, options: RunOptions) -> Resume:
         spec=manifest.spec,
         changes=manifest.changes,
         accepts_changes=options.resume.accepts_changes,
+        lives_before=_lives_before(options, manifest.name, life),
     )
 
 

@@ -53,7 +53,10 @@ def join(offered: Sequence[tuple[NodeDisk, Sequence[DiskOffer]]]) -> Joined:
         whole = [each for _, each in having if each.resume is not None]
         missing = min(([need for need in each.needs if files.isdisjoint(need)] for each in whole), key=len)
         if not missing:
-            return Joined(resume=_resume(whole[0], [disk for disk, _ in having]), reasons=tuple(reasons))
+            # Where newer ones are passed over, their lives count on every disk.
+            counted = [each for _, offers in offered for each in offers] if reasons else [each for _, each in having]
+            resume = _resume(whole[0], [disk for disk, _ in having], counted)
+            return Joined(resume=resume, reasons=tuple(reasons))
         names = ", ".join(" or ".join(need) for need in missing[:_SOME]) + (" …" if len(missing) > _SOME else "")
         reasons.append(f"{name} is passed over: no disk that is here has {names}")
     return Joined(resume=None, reasons=tuple(reasons))
@@ -64,7 +67,8 @@ def _is_of(offer: DiskOffer, name: str, content: str) -> bool:
     return offer.name == name and offer.content in ("", content)
 
 
-def _resume(offer: DiskOffer, disks: Sequence[NodeDisk]) -> Resume:
+def _resume(offer: DiskOffer, disks: Sequence[NodeDisk], counted: Sequence[DiskOffer]) -> Resume:
     assert offer.resume is not None
     place = f"the disks of {', '.join(disk.node for disk in disks)}"
-    return replace(offer.resume, place=place, disks=tuple(disks))
+    before = max(each.resume.lives_before for each in counted if each.resume is not None)
+    return replace(offer.resume, place=place, disks=tuple(disks), lives_before=before)

@@ -55,6 +55,14 @@ class StartWish:
     """Also where the job is another than the one that wrote it."""
     is_thorough: bool = False
     """Every byte is looked at before it is chosen: the last choice turned out to be damaged, perhaps."""
+    since: str = ""
+    """The checkpoint that the job's first life was told to go back to: what others wrote after it is left behind."""
+
+    @property
+    def named(self) -> str:
+        """The name of the checkpoint, where one was named rather than the newest of a folder; in a later life, too."""
+        name = self.source.rstrip("/").rpartition("/")[2]
+        return self.since or (name if name.startswith("life-") else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,9 +152,10 @@ class RunOptions:
     def in_a_later_life(self) -> RunOptions:
         """Steps are done again: what has struck in one of them must not strike in each life.
 
-        Whatever the first life was to start from, a later one goes on from the newest checkpoint that is whole.
+        Whatever the first life was to start from, a later one goes on from the newest checkpoint that is whole: of its
+        own job's, where the first one was told to go back to an older one.
         """
-        later = replace(self.resume, source=AUTO, is_thorough=True)
+        later = replace(self.resume, source=AUTO, is_thorough=True, since=self.resume.named)
         checkpoints = self.checkpoints.started_from() if self.checkpoints is not None else None
         faults = tuple(f for f in self.faults if f.place.t_s is not None)
         return replace(self, faults=faults, resume=later, checkpoints=checkpoints)

@@ -58,7 +58,7 @@ def run_local_nodes(options: RunOptions, *, netns: bool) -> int:
     if netns and (reason := lacking()) is not None:
         raise ConfigError(f"--netns: {reason}")
     with ExitStack() as stack:
-        stack.enter_context(held_place(options))
+        stack.enter_context(held_place(options, is_of_simulated=True))
         # A fork server imports torch once for all nodes, while etcd starts.
         forks = multiprocessing.get_context("forkserver")
         forks.set_forkserver_preload(["torch.distributed.elastic.multiprocessing", "elastrain.launcher.agent"])

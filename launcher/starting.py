@@ -107,6 +107,8 @@ def _run_life(options: RunOptions, node: NodeOptions, run: RunDir | None) -> tup
             run = rundir.create(options.output.run_dir, options.job, secret_file=node.secret_file)
             say(f"job {options.job}, node {node.name}, {count(options.size.workers, 'worker')}; run folder {run.path}")
         has_begun = place.store.get(place.keys.prefix + "roster") is not None
+        # A node that comes in a later life has the same command as all others.
+        options = options if place.life.number == 1 else options.in_a_later_life()
         life = place.life if has_begun else _with_start(options, place.life)
         config = options.config(node=node.name, incarnation=place.incarnation, life=life)
     except BaseException:
@@ -123,7 +125,7 @@ def _run_life(options: RunOptions, node: NodeOptions, run: RunDir | None) -> tup
 
 def _with_start(options: RunOptions, life: Life) -> Life:
     """With what this node would start the life from; not asked where the life has begun. Raises ConfigError."""
-    found = find_start(options)
+    found = find_start(options, life.number)
     return replace(life, resume=found.resume, start=found.sentence, offers=found.offers, named=found.named)
 
 

@@ -45,6 +45,9 @@ class Resume:
     """What was changed on purpose before it was written, a sentence each."""
     accepts_changes: bool = False
     """A changed spec is taken on purpose."""
+    lives_before: int = 0
+    """Added to the numbers of this job's lives where its checkpoints are named: they are newer than all that lie there,
+    also than those that it has left behind."""
     disks: tuple[NodeDisk, ...] = ()
     """Where its parts lie on the disks of several nodes; `place` names these for people then."""
 

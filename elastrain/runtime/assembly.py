@@ -231,7 +231,7 @@ def _checkpoints(
         options=chosen.checkpoints,
         me=environment.member,
         job=environment.job,
-        life=environment.life,
+        life=environment.life + (chosen.resume.lives_before if chosen.resume is not None else 0),
         resume=chosen.resume,
         tell=handover.tell,
         wake=handover.wake,

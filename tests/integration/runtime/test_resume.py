@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from elastrain.snapshot.durable.choosing import candidates
 from elastrain.snapshot.durable.importing import import_files
 from elastrain.snapshot.durable.owner import claim, owner_of
 from elastrain.snapshot.durable.places.local import LocalPlace
@@ -108,10 +109,14 @@ def test_another_learning_rate_or_seed_is_refused_with_both_values_and_taken_on_
     rate = "lr of parameter group 0 is 0.006, the checkpoint's is 0.003"
     assert f"its initial_{rate} (and 1 more differ)" in refused.output
     assert owner_of(place_at(str(checkpoints))) == before, "who is refused owns nothing"
-    taken = run(tmp_path / "b", 1, "--seed", "8", "--lr", "0.006", options=(*options, "--accept-changes"))
+    older = ("--resume", str(checkpoints / "life-0001-step-0000000001"), "--checkpoint-every", "1")
+    taken = run(tmp_path / "b", 1, "--seed", "8", "--lr", "0.006", options=(*options, *older, "--accept-changes"))
     assert taken.exit_code == 0, taken.output
     assert f"its {rate}; its seed is 8, the checkpoint's is 7" in taken.output
     assert owner_of(place_at(str(checkpoints))) != before
+    assert "life-0001-step-0000000003 is left behind" in taken.output
+    newest = candidates([place_at(str(checkpoints))])[0]
+    assert newest.startswith("life-0002-"), "the next one goes on from what was written, not from what was left behind"
     (first,), (after,) = ({float(told.rpartition(" ")[2]) for told in each} for each in (whole, last_words(taken)))
     assert after == pytest.approx(2 * first)
 

@@ -16,7 +16,7 @@ from elastrain.base.checkpoints import CheckpointOptions
 from elastrain.errors import ConfigError
 from elastrain.launcher.checkpoints import held_place
 from elastrain.launcher.cli import app
-from elastrain.launcher.run_options import RunOptions
+from elastrain.launcher.run_options import RunOptions, StartWish
 from elastrain.launcher.worker_start import Script
 from elastrain.snapshot.durable.errors import CheckpointError
 from elastrain.snapshot.durable.owner import OWNER, Owner, claim, owner_of
@@ -146,3 +146,27 @@ def test_a_place_that_a_living_job_holds_is_refused_with_its_name_and_free_when_
         save(LocalPlace(tmp_path), 10)
     with held_place(one):  # what it may do here depends on what it starts from
         assert owner_of(LocalPlace(tmp_path)) == Owner(job="other", claim=ANY)
+
+
+def test_checkpoints_that_the_job_would_not_see_do_not_make_it_begin_anew(tmp_path: Path) -> None:
+    """Simulated nodes have folders of their own on local disks; a job that looks elsewhere has to say so."""
+
+    def held(folder: Path, layout: str, *, is_of_simulated: bool, resume: str = "auto") -> None:
+        told = CheckpointOptions(place=str(folder), layout=layout)
+        wish = StartWish(source=resume)
+        with held_place(replace(options(folder), checkpoints=told, resume=wish), is_of_simulated=is_of_simulated):
+            pass
+
+    plain, simulated = tmp_path / "plain", tmp_path / "simulated"
+    save(LocalPlace(plain), 3)
+    for node in ("node0", "node1"):
+        save(LocalPlace(simulated / node), 3)
+    of_nodes = r"those of simulated nodes \(node0, node1\): go on with --local-nodes"
+    for layout, is_of_simulated in (("local", False), ("shared", False), ("shared", True)):
+        with pytest.raises(ConfigError, match=of_nodes):
+            held(simulated, layout, is_of_simulated=is_of_simulated)
+        held(plain, layout, is_of_simulated=is_of_simulated)
+    with pytest.raises(ConfigError, match="the checkpoints lie beside these: move them into one of these folders"):
+        held(plain, "local", is_of_simulated=True)
+    held(simulated, "local", is_of_simulated=True)
+    held(simulated, "local", is_of_simulated=False, resume="none")

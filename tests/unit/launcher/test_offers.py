@@ -47,6 +47,20 @@ def test_a_newer_one_that_lacks_a_part_is_passed_over_with_the_reason() -> None:
     assert found.lacking == ""
 
 
+def test_lives_are_counted_on_from_the_highest_that_any_disk_has() -> None:
+    def having(step: int, *files: str, lives: int) -> DiskOffer:
+        made = offer(step, *files)
+        assert made.resume is not None
+        return replace(made, resume=replace(made.resume, lives_before=lives))
+
+    second = (disk("n1"), [having(3, "b", lives=2)])
+    found = join([(disk("n0"), [having(3, "a", lives=1)]), second])
+    assert found.resume is not None and found.resume.lives_before == 2
+    found = join([(disk("n0"), [having(5, "a", lives=4)]), second])
+    assert found.resume is not None and found.resume.step == 3
+    assert found.resume.lives_before == 4, "that of a newer one, which is passed over"
+
+
 def test_where_nothing_is_complete_the_job_may_not_begin_anew() -> None:
     assert "no disk that is here has b or c" in join([(disk("n0"), [offer(5, "a")])]).lacking
     assert join([(disk("n0"), [])]).lacking == ""

@@ -12,7 +12,7 @@ from elastrain.agent_messages import Failed
 from elastrain.base.checkpoints import CheckpointOptions
 from elastrain.base.resume import Resume, as_text, changes, changes_so_far, from_text, refusal
 from elastrain.errors import ConfigError
-from elastrain.launcher.checkpoints import find_start
+from elastrain.launcher.checkpoints import find_start, newest_step
 from elastrain.launcher.run_options import RunOptions, StartWish
 from elastrain.launcher.values import End, Life, Log, PutRoster, Start
 from elastrain.launcher.worker_start import Script
@@ -101,11 +101,13 @@ def test_it_travels_as_text() -> None:
         from_text("{")
 
 
-def options(folder: Path | None, source: str = "auto", *, thorough: bool = False) -> RunOptions:
+def options(
+    folder: Path | None, source: str = "auto", *, thorough: bool = False, job: str = "job", layout: str = "shared"
+) -> RunOptions:
     wish = StartWish(source=source, is_thorough=thorough)
     script = Script.of("train.py", ())
-    checkpoints = CheckpointOptions(place=str(folder)) if folder is not None else None
-    return RunOptions(job="job", script=script, target="train.py", checkpoints=checkpoints, resume=wish)
+    checkpoints = CheckpointOptions(place=str(folder), layout=layout) if folder is not None else None
+    return RunOptions(job=job, script=script, target="train.py", checkpoints=checkpoints, resume=wish)
 
 
 def damage(folder: Path) -> None:
@@ -153,6 +155,63 @@ def test_a_path_names_one_checkpoint_or_the_newest_of_a_directory(tmp_path: Path
     newest = find_start(options(None, str(tmp_path))).resume
     assert one is not None and one.step == 3
     assert newest is not None and newest.step == 7
+
+
+def test_checkpoints_of_a_job_are_newer_than_all_that_lie_in_its_directory(tmp_path: Path) -> None:
+    """Else none of them could become visible, and the next command would go on from what this one went back past."""
+
+    def lives_before(source: str = "auto", life: int = 1) -> int:
+        resume = find_start(options(tmp_path, source), life).resume
+        assert resume is not None
+        return resume.lives_before
+
+    place = place_at(str(tmp_path))
+    checkpoints.save(place, 3, life=1)
+    assert lives_before() == 0, "it goes on in the same life"
+    checkpoints.save(place, 7, life=1)
+    assert lives_before(str(tmp_path / "life-0001-step-0000000003")) == 1
+    assert lives_before(life=2) == 0, "a later life of the same command counts on by itself"
+    checkpoints.save(place, 5, life=3)
+    assert lives_before() == 2
+    assert lives_before(life=2) == 2
+    assert lives_before(str(tmp_path / "life-0001-step-0000000007")) == 3
+    damage(tmp_path / "life-0003-step-0000000005")
+    assert (
+        find_start(options(tmp_path, thorough=True)).resume
+        == find_start(options(tmp_path, str(tmp_path / "life-0001-step-0000000007"))).resume
+    )
+
+
+@pytest.mark.parametrize("layout", ["shared", "local"])
+def test_who_went_back_on_purpose_does_not_come_to_what_it_has_left_behind(tmp_path: Path, layout: str) -> None:
+    """Also where everything is lost before its own first checkpoint."""
+
+    def newest(wish: RunOptions) -> tuple[str, int | None]:
+        assert wish.checkpoints is not None
+        found = find_start(replace(wish, checkpoints=wish.checkpoints.started_from()), 2)
+        name = found.resume.name if found.resume is not None else found.offers[-1].name
+        return name, newest_step(wish)
+
+    place = place_at(str(tmp_path))
+    for step in (3, 7):
+        checkpoints.save(place, step, life=1)
+    older = str(tmp_path / "life-0001-step-0000000003")
+    back = options(tmp_path, older, job="another", layout=layout)
+    assert newest(back) == ("life-0001-step-0000000003", 3)
+    assert newest(back.in_a_later_life()) == newest(back.in_a_later_life().in_a_later_life()) == newest(back)
+    assert newest(options(tmp_path, job="another", layout=layout)) == ("life-0001-step-0000000007", 7)
+    mine = options(tmp_path, older, job="job", layout=layout).in_a_later_life()
+    assert newest(mine) == ("life-0001-step-0000000007", 7), "its own are never left behind"
+
+
+def test_what_is_left_behind_is_said(tmp_path: Path) -> None:
+    for step in (3, 7):
+        checkpoints.save(place_at(str(tmp_path)), step, life=1)
+    older = str(tmp_path / "life-0001-step-0000000003")
+    said = "; life-0001-step-0000000007 is left behind: what this job writes counts as newer"
+    assert find_start(options(tmp_path, older, job="another")).sentence.endswith(said)
+    assert said not in find_start(options(None, older)).sentence
+    assert said not in find_start(options(tmp_path, str(tmp_path), job="another")).sentence
 
 
 def test_a_named_one_that_is_damaged_or_not_there_is_refused(tmp_path: Path) -> None:
