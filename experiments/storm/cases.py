@@ -12,6 +12,8 @@ import random
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from experiments.storm.surroundings import PLAIN, Surroundings, draw_surroundings
+
 SHAPES = ("vector", "image", "token")
 DTYPES = ("float32", "float64", "bfloat16")
 NORMS = ("none", "batch", "layer")
@@ -93,8 +95,8 @@ class Training:
 class Fault:
     """One strike, due `commits` commits and then `delay_ms` after the one before (after the start for the first).
 
-    kind: kill or stop. target: member, newcomer, loader, agent (with one node: the launcher), node, etcd. A newcomer is
-    a worker that is still starting: `delay_ms` counts from its start.
+    kind: kill or stop. target: member, newcomer, loader, agent (with one node: the launcher), node, etcd, all (members,
+    at once). A newcomer is a worker that is still starting: `delay_ms` counts from its start.
     """
 
     kind: str
@@ -124,12 +126,13 @@ class Case:
     model: Model
     training: Training
     faults: tuple[Fault, ...]
+    started: Surroundings = PLAIN
 
     def __str__(self) -> str:
         parts = (f"{name}={value}" for part in (self.model, self.training) for name, value in asdict(part).items())
         faults = "".join(f"\n    {number}. {fault}" for number, fault in enumerate(self.faults, 1))
         where = f"{self.workers} workers on {self.nodes} node" + ("s" if self.nodes > 1 else "")
-        return f"case {self.seed}: {where}\n    {' '.join(parts)}{faults}"
+        return f"case {self.seed}: {where}, {self.started}\n    {' '.join(parts)}{faults}"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -139,7 +142,8 @@ class Case:
         fields: dict[str, Any] = json.loads(text)
         faults = tuple(Fault(**fault) for fault in fields.pop("faults"))
         model, training = Model(**fields.pop("model")), Training(**fields.pop("training"))
-        return Case(model=model, training=training, faults=faults, **fields)
+        started = Surroundings(**fields.pop("started"))
+        return Case(model=model, training=training, faults=faults, started=started, **fields)
 
 
 def draw(seed: int) -> Case:
@@ -155,7 +159,13 @@ def draw(seed: int) -> Case:
     training = _training(chance, model, backups=backups, workers=workers, faults=len(faults))
     if any(fault.when in ("idle", "recovering") for fault in faults) and chance.random() < 0.8:
         training = _late(chance, training, workers=workers, steps=ROOM_FOR_COMMITS * (len(faults) + 1))
-    return Case(seed=seed, workers=workers, nodes=nodes, model=model, training=training, faults=faults)
+    # A generator of its own, so that a seed of older results draws the same model, and faults but for the last one.
+    chance = random.Random(f"storm, surroundings {seed}")
+    has_stages = not (model.sometimes or training.draws != "none")
+    started = draw_surroundings(chance, may_have_stages=has_stages)
+    if started.checkpoints != "none" and chance.random() < 0.4:
+        faults = (*faults[:-1], replace(faults[-1], kind="kill", target="all", when="random", stopped_s=0.0))
+    return Case(seed=seed, workers=workers, nodes=nodes, model=model, training=training, faults=faults, started=started)
 
 
 def _idle_case(seed: int) -> Case:

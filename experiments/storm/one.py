@@ -6,15 +6,18 @@ import json
 import subprocess
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
+from elastrain.runtime.memory_keeper import WRITING_BYTES
 from experiments.jobs import Script, Start, alone, elastic, finish
-from experiments.journals import Follower
+from experiments.journals import Follower, Tail
 from experiments.storm.cases import Case
 from experiments.storm.oracle import Outcome, difference, read_steps, unfinished
 from experiments.storm.permission import commits
 from experiments.storm.processes import MARK, Processes, leftovers
 from experiments.storm.strikes import Striker
+from experiments.storm.surroundings import AMPLE_BYTES, FIRST_RUN_STEPS, NO_ROOM, limit_of, peaks_of
 
 TRAIN = Path(__file__).with_name("train.py")
 NOTE_EVERY_S = 0.5
@@ -39,15 +42,35 @@ def run_case(case: Case, folder: Path, *, start: Start = subprocess.Popen) -> Ou
     temporary.mkdir()
     script = Script(path=TRAIN, args=(str(folder / "case.json"),))
     with alone(folder / "alone", script, start=start) as reference:
-        _storm(case, folder / "run", temporary, script, processes, mark, outcome, start)
+        options = case.started.options(folder, _limit_bytes(case, folder, start))
+        _storm(case, folder / "run", temporary, script, options, processes, mark, outcome, start)
         finish(reference, folder / "alone", timeout_s=GIVEN_UP_S)
     _judge(folder, outcome)
     if not (outcome.hang or outcome.too_slow):  # else it was ended from here
         outcome.leftovers = leftovers(processes, folder / "run", temporary, _job(folder / "run"))
+        outcome.leftovers += tuple(f"file {path}" for path in (folder / "spilled").glob("*"))
     processes.end()
     outcome.seconds = time.monotonic() - begun_s
     (folder / "outcome.txt").write_text("\n".join([*outcome.struck, *outcome.sentences()]) + "\n")
     return outcome
+
+
+def _limit_bytes(case: Case, folder: Path, start: Start) -> int | None:
+    """Of each member's memory; a tight one is found by a short run of the same job without faults."""
+    started = case.started
+    if started.memory != "tight":
+        return AMPLE_BYTES if started.memory == "ample" else None
+    first = folder / "first"
+    first.mkdir()
+    training = replace(case.training, steps=FIRST_RUN_STEPS)
+    (first / "case.json").write_text(replace(case, training=training).to_json())
+    options = replace(started, checkpoints="none", spills=False).options(first, AMPLE_BYTES)
+    script = Script(path=TRAIN, args=(str(first / "case.json"),))
+    nodes = case.nodes if case.nodes > 1 else None
+    with elastic(first / "run", script, members=case.workers, nodes=nodes, options=options, start=start) as process:
+        finish(process, first / "run", timeout_s=GIVEN_UP_S)
+    journals = (Tail(path).read() for path in (first / "run" / "members").glob("*.jsonl"))
+    return limit_of(started, peaks_of(journals), WRITING_BYTES)
 
 
 def _storm(
@@ -55,6 +78,7 @@ def _storm(
     run: Path,
     temporary: Path,
     script: Script,
+    options: tuple[str, ...],
     processes: Processes,
     mark: str,
     outcome: Outcome,
@@ -70,7 +94,7 @@ def _storm(
         script,
         members=case.workers,
         nodes=case.nodes if case.nodes > 1 else None,
-        options=("--max-restarts", str(RESTARTS)),
+        options=("--max-restarts", str(RESTARTS), *options),
         temporary=temporary,
         environment=extra,
         start=start,
@@ -85,9 +109,10 @@ def _storm(
     outcome.kills, outcome.stops, outcome.struck = striker.kills, striker.stops, striker.struck
     outcome.commits = commits(striker.run)
     if process.returncode and not (outcome.hang or outcome.too_slow):
-        outcome.false_end = (
-            f"exit code {process.returncode} although every shard had a living holder: {_last_words(run)}"
-        )
+        told = f"exit code {process.returncode}: {_last_words(run)}"
+        # Fewer members hold more each, and a limit that sufficed for all may not for them.
+        outcome.no_room = told if case.started.memory == "tight" and NO_ROOM in told else ""
+        outcome.false_end = "" if outcome.no_room else f"{told}, although every shard had a living holder"
 
 
 def _follow(process: subprocess.Popen[bytes], striker: Striker, outcome: Outcome) -> None:
@@ -132,7 +157,7 @@ def _judge(folder: Path, outcome: Outcome) -> None:
     members = read_steps(folder / "run")
     reference = read_steps(folder / "alone")["alone"]
     outcome.mismatch = difference(members, reference)
-    if not (outcome.mismatch or outcome.hang or outcome.too_slow or outcome.false_end):
+    if not (outcome.mismatch or outcome.hang or outcome.too_slow or outcome.no_room or outcome.false_end):
         outcome.false_end = unfinished(members, reference)
 
 

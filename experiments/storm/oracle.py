@@ -27,6 +27,8 @@ class Outcome:
     false_end: str = ""
     too_slow: str = ""
     """Given up although it still went on; no verdict."""
+    no_room: str = ""
+    """Ended with one sentence, because fewer members need more memory than their limit."""
     leftovers: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -42,6 +44,7 @@ class Outcome:
                 ("HANG", self.hang),
                 ("FALSE END", self.false_end),
                 ("too slow", self.too_slow),
+                ("no room", self.no_room),
             )
             if text
         ]

@@ -30,6 +30,7 @@ def figures(outcomes: Sequence[Outcome], cases: Sequence[Case], seconds: float) 
     """The keys of the README."""
     kinds = Counter(f"{fault.kind} {fault.target}" for case in cases for fault in case.faults)
     shapes = Counter(f"{case.nodes} nodes, backups={case.training.backups}" for case in cases)
+    started = Counter(str(case.started) for case in cases)
     return {
         "runs": len(outcomes),
         "kills": sum(outcome.kills for outcome in outcomes),
@@ -40,10 +41,12 @@ def figures(outcomes: Sequence[Outcome], cases: Sequence[Case], seconds: float) 
         "false_ends": sum(bool(outcome.false_end) for outcome in outcomes),
         "leftovers": sum(len(outcome.leftovers) for outcome in outcomes),
         "too_slow": sum(bool(outcome.too_slow) for outcome in outcomes),
+        "no_room": sum(bool(outcome.no_room) for outcome in outcomes),
         "seconds": round(seconds, 1),
         "failed_cases": [outcome.seed for outcome in outcomes if outcome.failed],
         "faults_drawn": dict(sorted(kinds.items())),
         "jobs_drawn": dict(sorted(shapes.items())),
+        "started_with": dict(sorted(started.items())),
     }
 
 
@@ -67,10 +70,12 @@ def storm(seeds: Sequence[int], folder: Path, *, minutes: float, faithful: bool)
 
 
 def _tell(case: Case, outcome: Outcome, folder: Path, *, fully: bool) -> None:
-    verdict = "FAILED" if outcome.failed else "equal" if not outcome.too_slow else "too slow"
+    verdict = (
+        "FAILED" if outcome.failed else "too slow" if outcome.too_slow else "no room" if outcome.no_room else "equal"
+    )
     print(
         f"case {case.seed}: {verdict}; {case.workers} workers, {case.nodes} nodes, backups={case.training.backups}, "
-        f"{case.model.shape}; {outcome.kills} kills, {outcome.stops} stops, {outcome.commits} commits, "
+        f"{case.started}, {case.model.shape}; {outcome.kills} kills, {outcome.stops} stops, {outcome.commits} commits, "
         f"{outcome.seconds:.0f} s",
         flush=True,
     )

@@ -207,6 +207,9 @@ class Striker:
         silent = fault.target in ("agent", "node", "etcd") and fault.stopped_s >= LONG_S and self.case.nodes > 1
         if fault.kind == "stop" and not silent:
             return Permission(yes=True, reason="it goes on")
+        if fault.target == "all":
+            there = any(state.get("checkpoint") is not None for state in self.states())
+            return Permission(yes=there, reason=f"there is {'a' if there else 'no'} checkpoint to go back to")
         if fault.target in ("loader", "newcomer") and not victim.members:
             return Permission(yes=True, reason="it holds no state")
         return may_lose(
@@ -247,6 +250,8 @@ class Striker:
             return Victim(name=f"newcomer {chosen}", pids=(run.pids[chosen],))
         if not members:
             return None
+        if fault.target == "all":
+            return Victim(name="all members", pids=tuple(run.pids[m] for m in members), members=tuple(members))
         return self._victim_at(fault, self._picked(fault, members))
 
     def _victim_at(self, fault: Fault, chosen: str) -> Victim | None:
@@ -292,7 +297,7 @@ class Striker:
         now_s = self.last_event_s = time.monotonic()
         if fault.kind == "kill":
             self.kills += bool(hit)
-            self._doubts.strike(victim.members if fault.target in LOSSES else (), math.inf)
+            self._doubts.strike(victim.members if fault.target in (*LOSSES, "all") else (), math.inf)
         else:
             self.stops += bool(hit)
             self._stopped.update(dict.fromkeys(hit, now_s + fault.stopped_s))

@@ -2,9 +2,9 @@
 
     python experiments/storm/train.py CASE.json
 
-Lines go to `steps/<member>.txt` in the run's folder: step, digest, loss, gradient norm, skipped, learning rate. While a
-file `hold` lies in the run's folder, steps take longer, so that the faults that are still due find some. SIGUSR1 writes
-the stacks of all threads to `stacks/`.
+Lines go to `steps/<member>.txt` in the run's folder: step, digest, loss, gradient norm, skipped, learning rate; the
+last one has how many steps there were, and the digest at the end. While a file `hold` lies in the run's folder, steps
+take longer, so that the faults that are still due find some. SIGUSR1 writes the stacks of all threads to `stacks/`.
 """
 
 from __future__ import annotations
@@ -59,11 +59,14 @@ def main() -> None:
             else:
                 step.backward(loss, weight=weight)
         rate = optimizer.param_groups[0]["lr"]
-        lines.write(f"{step.number} {job.digest()} {step.loss!r} {step.grad_norm!r} {step.skipped} {rate!r}\n")
+        # A member of a pipeline has the parameters of its own blocks only: there the last digest counts for all.
+        digest = job.digest() if case.started.stages == 1 else "-"
+        lines.write(f"{step.number} {digest} {step.loss!r} {step.grad_norm!r} {step.skipped} {rate!r}\n")
         if scheduler is not None:
             scheduler.step()
         if models.MEMBER and (folder / "hold").exists():
             time.sleep(HOLD_S)
+    lines.write(f"{training.steps} {job.digest()}\n")
 
 
 def _register(folder: Path):  # type: ignore[no-untyped-def]  # a text file, unbuffered by lines
@@ -73,7 +76,8 @@ def _register(folder: Path):  # type: ignore[no-untyped-def]  # a text file, unb
         (folder / part).mkdir(exist_ok=True)
     stacks = (folder / "stacks" / f"{name}.txt").open("w")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    return (folder / "steps" / f"{name}.txt").open("w", buffering=1)
+    # A member of a later life may have the name of an earlier one.
+    return (folder / "steps" / f"{name}.txt").open("a", buffering=1)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from experiments.journals import Run, run_of
-from experiments.storm import cases, models, processes
+from experiments.storm import cases, models, processes, surroundings
 from experiments.storm.cases import LOSSES, Case, draw
 from experiments.storm.oracle import difference, read_steps, unfinished
 from experiments.storm.permission import Doubts, may_lose, spare
+from experiments.storm.surroundings import Surroundings
 
 MANY = [draw(seed) for seed in range(800)]
 
@@ -59,9 +60,42 @@ def test_every_kind_of_fault_is_drawn_on_every_size_of_job() -> None:
     assert {(case.nodes, case.workers) for case in MANY} == {(1, 2), (1, 3), (1, 4), (1, 5), (3, 3)}
     struck = {(fault.kind, fault.target) for case in MANY for fault in case.faults}
     stopped = {("stop", target) for target in ("member", "newcomer", "loader", "agent", "node", "etcd")}
-    assert struck == stopped | {("kill", target) for target in ("member", "newcomer", "loader", "agent", "node")}
+    assert struck == stopped | {("kill", target) for target in ("member", "newcomer", "loader", "agent", "node", "all")}
     assert {fault.stopped_s for case in MANY for fault in case.faults if fault.kind == "stop"} == {1.0, 6.0}
     assert any(later.commits == 0 for case in MANY for _, later in itertools.pairwise(case.faults))
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("stages", {1, 2}),
+        ("memory", set(surroundings.MEMORY)),
+        ("spills", {False, True}),
+        ("checkpoints", set(surroundings.CHECKPOINTS)),
+        ("every", {"", *surroundings.EVERY}),
+    ],
+)
+def test_every_kind_of_start_is_drawn(field: str, values: set[object]) -> None:
+    assert {getattr(case.started, field) for case in MANY} == values
+
+
+def test_all_are_killed_only_where_there_is_something_to_go_back_to() -> None:
+    struck = [case for case in MANY if any(fault.target == "all" for fault in case.faults)]
+    assert struck
+    assert all(case.started.checkpoints != "none" for case in struck)
+
+
+def test_a_tight_limit_is_what_was_held_and_a_little_more(tmp_path: Path) -> None:
+    started = Surroundings(memory="tight", slack_bytes=8, spills=True, checkpoints="local", every="1", stages=2)
+    peaks = surroundings.peaks_of([[{"event": "memory", "peak_bytes": n}, {"event": "room"}] for n in (100, 130)])
+    assert surroundings.limit_of(started, peaks, writing_bytes=1000) == 1138
+    assert surroundings.limit_of(replace(started, checkpoints="none"), peaks, writing_bytes=1000) == 138
+    told = " ".join(started.options(tmp_path, 1138)).replace(str(tmp_path), "")
+    assert told == (
+        "--stages 2 --memory-limit 1138 --offload-dir /spilled --checkpoint-dir /checkpoints --checkpoint-layout local"
+        " --checkpoint-every 1"
+    )
+    assert surroundings.PLAIN.options(tmp_path, None) == ()
 
 
 def test_without_backups_nobody_is_killed_who_holds_state() -> None:
