@@ -40,6 +40,7 @@ from elastrain.offload.identity import (
     stays_because,
     view_of,
 )
+from elastrain.offload.inputs import directories, whole_bytes
 from elastrain.offload.manager import SpillManager
 from elastrain.offload.modules import ModuleTrail, untraced
 from elastrain.offload.planner import Planner, SpillPlan
@@ -79,7 +80,7 @@ class OffloadConfig:
             raise OffloadConfigError("dirs is empty: name at least one directory on an SSD")
         for name in ("memory_limit", "quota"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and whole_bytes(name, value) <= 0:
                 raise OffloadConfigError(f"{name} must be a positive number of bytes, got {value}")
         if self.threads_per_device < 1:
             raise OffloadConfigError(f"threads_per_device must be at least 1, got {self.threads_per_device}")
@@ -104,9 +105,8 @@ def save_on_disk(
     Make one and enter it around every forward: what it learned of the last passes decides how much the next one
     spills. Backward may run inside or outside. Raises `OffloadConfigError` if a directory or a size is unfit.
     """
-    several = [dirs] if isinstance(dirs, str | os.PathLike) else dirs
     config = OffloadConfig(
-        dirs=tuple(os.fspath(each) for each in several),
+        dirs=directories(dirs),
         memory_limit=memory_limit,
         quota=quota,
         deterministic=deterministic,

@@ -12,13 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from elastrain.offload.errors import LimitTooSmallError, OffloadConfigError
-from elastrain.offload.identity import DEVICES
+from elastrain.offload.errors import OffloadConfigError
 
-ELEMENTWISE = frozenset(
-    {"Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"}
-)
-"""Optimizers of torch that update each element from its own values alone: they can update block by block."""
 ALIGNED_BYTES = 64
 """Where torch itself begins tensors: kernels that treat edges differently compute the same bits."""
 
@@ -76,29 +71,6 @@ def _is_list(module: nn.Module) -> bool:
     return isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
 
 
-def check_limit(blocks: Sequence[ModelBlock], limit_bytes: int) -> None:
-    """Raises LimitTooSmallError where a block does not fit with its gradients: more is known after a step."""
-    needs = {each.name: sum(p.nbytes * (1 + p.requires_grad) for p in each.parameters) for each in blocks}
-    largest = max(needs, key=lambda name: needs[name])
-    if needs[largest] > limit_bytes:
-        raise LimitTooSmallError(limit_bytes, needs[largest], f"{largest} with its gradients", before_a_plan=True)
-
-
-def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raises OffloadConfigError where it needs whole tensors, or has parameters of another model."""
-    name = type(optimizer).__name__
-    if name not in ELEMENTWISE or type(optimizer).__module__.split(".")[0] != "torch":
-        raise OffloadConfigError(
-            f"{name} is not known to update each element by itself: use one of {sorted(ELEMENTWISE)}"
-        )
-    own = set(model.parameters())
-    for group in optimizer.param_groups:
-        if any(each not in own for each in group["params"]):
-            raise OffloadConfigError(
-                "the optimizer has parameters that are not the model's: make it of model.parameters()"
-            )
-
-
 @dataclass(frozen=True, kw_only=True)
 class PieceView:
     """Where one tensor lies in a piece's bytes, and how."""
@@ -127,11 +99,9 @@ class PieceView:
 
 
 def places_of(tensors: Sequence[torch.Tensor]) -> tuple[tuple[PieceView, ...], int]:
-    """Tensors one after the other, each at an aligned place; and what they take. Raises OffloadConfigError."""
+    """Tensors one after the other, each at an aligned place; and what they take."""
     end_bytes, found = 0, []
     for tensor in tensors:
-        if tensor.device.type not in (*DEVICES, "meta") or not torch._debug_has_internal_overlap(tensor) == 0:
-            raise OffloadConfigError("parameters must be dense tensors in the memory of the CPU or of a CUDA device")
         found.append(
             PieceView(offset_bytes=end_bytes, dtype=tensor.dtype, shape=tensor.shape, stride=tuple(tensor.stride()))
         )

@@ -7,6 +7,7 @@ Autograd makes gradients, which move into their block's piece as they land, so t
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,9 +23,10 @@ from elastrain.offload.engines.port import IoEngine
 from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.hooks import ActivationOffload, OffloadConfig
-from elastrain.offload.lifetimes import heap, step_profile, touches
+from elastrain.offload.inputs import directories, whole_bytes
+from elastrain.offload.lifetimes import heap, inputs, step_profile, touches
 from elastrain.offload.lifetimes.again import BlockForward, can_be_computed_again
-from elastrain.offload.lifetimes.blocks import blocks_of, check_limit, check_optimizer
+from elastrain.offload.lifetimes.blocks import blocks_of
 from elastrain.offload.lifetimes.choice import Policy
 from elastrain.offload.lifetimes.conductor import Conductor
 from elastrain.offload.lifetimes.cuda import cuda_memory
@@ -46,13 +48,14 @@ from elastrain.offload.lifetimes.values import Kind
 from elastrain.offload.residency import State
 
 UNLIMITED_BYTES = 1 << 62
+_TRAININGS = weakref.WeakSet["TrainingWithin"]()
 
 
 def within(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    dirs: Sequence[str],
+    dirs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     memory_limit: int,
     engines: Sequence[IoEngine | Device] | None = None,
     policy: Policy | None = None,
@@ -64,20 +67,24 @@ def within(
     `engines` replaces the files in `dirs` (`cuda.host_tier` makes one of host memory), `policy` the way plans are made.
     Where that costs less than a drive, a block's forward is computed again in its backward: what it changes outside of
     the model, a global or a file, it then changes twice, unless `policy.recompute` is false.
-    Raises OffloadConfigError where the model cannot be cut into blocks, the optimizer needs whole tensors, or there is
-    no drive; LimitTooSmallError, with the block that needs more, here or after the second step.
+    Raises OffloadConfigError where the model cannot be cut into blocks or is within a limit already, the optimizer
+    needs whole tensors, or there is no drive; LimitTooSmallError, with the block that needs more, here or after the
+    second step.
     """
-    check_optimizer(model, optimizer)
-    check_limit(blocks_of(model), memory_limit)
-    config = OffloadConfig(dirs=tuple(dirs), min_bytes=SAVED_BYTES)
+    inputs.check_model(model)
+    inputs.check_optimizer(model, optimizer)
+    limit_bytes = whole_bytes("memory_limit", memory_limit)
+    inputs.check_limit(blocks_of(model), limit_bytes)
+    for each in _TRAININGS:
+        each.refuse_another(model)
+    config = OffloadConfig(dirs=directories(dirs), min_bytes=SAVED_BYTES)
+    found = [PosixEngine(each) for each in config.dirs] if engines is None else engines
+    inputs.check_drives(found, policy)
     heap.give_back_what_is_freed()
-    found = [PosixEngine(each) for each in dirs] if engines is None else engines
-    if not found:
-        raise OffloadConfigError("there is no drive: name at least one directory or engine")
     devices = [each if isinstance(each, Device) else Device(each) for each in found]
     told = LeavesWhenTold()
     offload = ActivationOffload(config, engines=devices, plan=told)
-    training = TrainingWithin(model, optimizer, memory_limit, SavedTensors(offload, told), devices)
+    training = TrainingWithin(model, optimizer, limit_bytes, SavedTensors(offload, told), devices)
     training._planning.policy = policy or Policy()
     if training._planning.policy.recompute:
         training._let_blocks_be_computed_again()
@@ -85,11 +92,8 @@ def within(
 
 
 def memory_for(model: nn.Module, limit_bytes: int) -> tuple[MemoryPool, MemoryMeter]:
-    """The memory that a model's pieces lie in, and who tells how much of it is held. Raises OffloadConfigError."""
-    devices = {each.device for each in model.parameters()}
-    if len(devices) > 1:
-        raise OffloadConfigError(f"all parameters must be on one device: these are on {sorted(map(str, devices))}")
-    device = next(iter(devices), torch.device("cpu"))
+    """The memory that a model's pieces lie in, and who tells how much of it is held."""
+    device = next(model.parameters()).device
     return cuda_memory(device) if device.type == "cuda" else (PagePool(limit_bytes), KernelMeter())
 
 
@@ -124,6 +128,7 @@ class TrainingWithin:
         self._unwatched = [each for block in self._blocks for each in block.parameters]
         self._handles = list(self._hook_up())
         touches.SERVER.watch(self._serve)
+        _TRAININGS.add(self)
 
     @property
     def reason(self) -> str:
@@ -155,14 +160,18 @@ class TrainingWithin:
         step_profile.write(Path(file), kept)
 
     def step(self, max_grad_norm: float | None = None) -> torch.Tensor | None:
-        """Clip, update, and forget the gradients. Returns the norm of all gradients before clipping.
+        """Clip all gradients, update, and forget those of the optimizer's parameters. Returns the norm before clipping.
 
-        Where the plan says so, blocks are updated before they are used next.
+        Where the plan says so, blocks are updated before they are used next. Raises OffloadConfigError for a norm that
+        is none, and after the end.
         """
+        bound = inputs.norm_bound(max_grad_norm)
+        if not self._handles:
+            raise OffloadConfigError("the training has ended by close() or abandon(): call within again to go on")
         for piece in self._states.of(Kind.GRADIENT, range(len(self._blocks))):
             piece.written |= piece.memory.access is Access.WRITE  # the last ones of a backward: nobody would tell
         self._custody.release(wholly=True)
-        total = self._updates.close_step(list(self._model.parameters()), max_grad_norm)
+        total = self._updates.close_step(list(self._model.parameters()), bound)
         if self._planning.order is UpdateOrder.AFTER_BACKWARD:
             self._settle()
         # Until its update nobody may see what a block holds: it is out of date.
@@ -196,6 +205,13 @@ class TrainingWithin:
         self._saved.close()
         for device in self._devices:
             device.close()
+
+    def refuse_another(self, model: nn.Module) -> None:
+        """Raises OffloadConfigError where a model has parameters of this one, which has not ended."""
+        if self._handles and any(each in self._states.block_of for each in model.parameters()):
+            raise OffloadConfigError(
+                f"{type(model).__name__} trains within a limit already: close() what `within` returned before"
+            )
 
     # Hooks.
 

@@ -1,0 +1,28 @@
+"""What users give as sizes and directories, taken or refused with one sentence. No torch here."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Sequence
+
+from elastrain.offload.errors import OffloadConfigError
+
+
+def whole_bytes(name: str, value: object) -> int:
+    """A number of bytes, of any whole type. Raises OffloadConfigError; whether it is large enough is not asked."""
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise OffloadConfigError(f"{name} must be a whole number of bytes, 8 << 30 say, got {value!r}")
+
+
+def directories(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """One directory, or several, as paths in words. Raises OffloadConfigError."""
+    several = [given] if isinstance(given, str | os.PathLike) else given
+    try:
+        return tuple(os.fsdecode(each) for each in several)
+    except TypeError:
+        raise OffloadConfigError(f"dirs must be one directory or several, each a path, got {given!r}") from None
