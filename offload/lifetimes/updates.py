@@ -32,6 +32,7 @@ class Updates:
         self._versions: dict[nn.Parameter, int] = {}
         self._had: dict[nn.Parameter, dict[str, Any] | None] = {}  # states, when the step was closed
         self._due_in: dict[int, list[list[nn.Parameter]]] = {}  # by block, and then by the optimizer's groups
+        self._others: dict[int, list[nn.Parameter]] = {}  # by block: who has gradients and no update
         self._is_stepping = False
         self._options: list[dict[str, Any]] = []
 
@@ -44,7 +45,8 @@ class Updates:
     def close_step(self, order: list[nn.Parameter], max_grad_norm: float | None) -> torch.Tensor | None:
         """Let all blocks with gradients be due, clipped by the norm of all; returns that norm.
 
-        It is computed as `torch.nn.utils.clip_grad_norm_` does.
+        It is computed as `torch.nn.utils.clip_grad_norm_` does. As with `optimizer.zero_grad()`, parameters that the
+        optimizer does not have keep their gradients, and the next backward adds to them.
         """
         for block in list(self.due):  # what no forward has used since the last step
             self.update(block)
@@ -57,22 +59,31 @@ class Updates:
         scale = None
         if max_grad_norm is not None and total is not None:
             scale = torch.clamp(max_grad_norm / (total + 1e-6), max=1.0)
-        self._close(scale)
-        for parameter in order:
+        for parameter in self._close(scale):
             parameter.grad = None
         return total
 
-    def _close(self, scale: torch.Tensor | None) -> None:
-        """Note what is due: who is frozen or thawed from now on is updated as if that was done at once."""
-        self.due = {self._states.block_of[each]: scale for each in self._norms}
+    def _close(self, scale: torch.Tensor | None) -> set[nn.Parameter]:
+        """Note what is due, and return the optimizer's parameters, as they are now.
+
+        Who is frozen, thawed or given to the optimizer from now on is updated as if that was done at once.
+        """
         groups = self._optimizer.param_groups
+        own = {each for group in groups for each in group["params"]}
+        self.due = {self._states.block_of[each]: scale for each in self._norms if each in own or scale is not None}
         self._due_in = {block: [[] for _ in groups] for block in self.due}
         for number, group in enumerate(groups):
             for each in group["params"]:
                 if each in self._norms:
                     self._due_in[self._states.block_of[each]][number].append(each)
                     self._had[each] = self._optimizer.state.get(each)
+        self._others = {block: [] for block in self.due}
+        for each in self._norms:
+            if each not in own:
+                self._versions.pop(each)  # its norm counts in the next step, too
+                self._others.get(self._states.block_of[each], []).append(each)
         self._norms.clear()
+        return own
 
     def _look_again(self, parameter: nn.Parameter) -> None:
         """Between backward and step a gradient may have been changed, replaced, forgotten or made by somebody else."""
@@ -108,7 +119,9 @@ class Updates:
         parameters = [each for group in groups for each in group]
         for parameter in parameters:
             parameter.grad = self._states.gradient(parameter)
-            if scale is not None:
+        others = [each for each in self._others.pop(block) if self._states.is_ours(each)]
+        for parameter in (*parameters, *others):
+            if scale is not None and parameter.grad is not None:
                 parameter.grad.mul_(scale)
         # New states come one parameter at a time: all of a block's would be in memory twice.
         with self._with_former_states(parameters):
@@ -118,7 +131,8 @@ class Updates:
         for parameter in parameters:
             parameter.grad = None
         for piece in self._states.of(Kind.GRADIENT, [block]):
-            self._custody.drop(piece)
+            if not others:
+                self._custody.drop(piece)
             piece.written = False
 
     @contextmanager

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from elastrain.offload.errors import ModifiedInPlaceError
 from elastrain.offload.lifetimes import within as module
 from elastrain.offload.lifetimes.orders import UpdateOrder
-from tests.integration.offload.lifetimes.touching import made, tokens
+from tests.integration.offload.lifetimes.touching import NORM, made, tokens
 
 pytestmark = pytest.mark.usefixtures("small_limits", "one_thread")
 STEPS = 6
@@ -85,6 +85,44 @@ def regroup(model: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[
         optimizer.add_param_group({"params": kept[1::2], "lr": 1e-4})
 
 
+def let_the_optimizer_have(optimizer: torch.optim.Optimizer, kept: Callable[[Tensor], bool], model: nn.Module) -> None:
+    optimizer.param_groups[0]["params"] = [each for each in model.parameters() if kept(each)]
+
+
+def add_up_what_the_optimizer_does_not_have(
+    model: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[], Any], n: int
+) -> None:
+    let_the_optimizer_have(optimizer, lambda each: each is not some(model), model)
+    model(tokens(n)).backward()
+    step()
+
+
+def take_a_block_from_the_optimizer_for_a_while(
+    model: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[], Any], n: int
+) -> None:
+    own = set(model.decoder[1].parameters()) if n in CHANGED else set()  # type: ignore[index, union-attr]
+    let_the_optimizer_have(optimizer, lambda each: each not in own, model)
+    model(tokens(n)).backward()
+    step()
+
+
+def forget_what_the_optimizer_does_not_have(
+    model: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[], Any], n: int
+) -> None:
+    add_up_what_the_optimizer_does_not_have(model, optimizer, step, n)
+    if n in CHANGED:
+        some(model).grad = None
+
+
+def train_with_two_optimizers(
+    model: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[], Any], n: int
+) -> None:
+    other = torch.optim.SGD([some(model)], lr=0.1)
+    add_up_what_the_optimizer_does_not_have(model, optimizer, step, n)
+    other.step()
+    other.zero_grad(set_to_none=n not in CHANGED)
+
+
 PROGRAMS = [
     freeze_before_a_forward,
     freeze_after_a_backward,
@@ -94,34 +132,45 @@ PROGRAMS = [
     forget_states,
     replace_states,
     regroup,
+    add_up_what_the_optimizer_does_not_have,
+    take_a_block_from_the_optimizer_for_a_while,
+    forget_what_the_optimizer_does_not_have,
+    train_with_two_optimizers,
 ]
 
 
-def in_memory(program: Program) -> list[Tensor]:
+def left(model: nn.Module) -> list[Tensor]:
+    """All parameters, and the gradients that are there."""
+    own = list(model.parameters())
+    return [*own, *(each.grad for each in own if each.grad is not None)]
+
+
+def in_memory(program: Program, norm: float | None = NORM) -> list[Tensor]:
     model, optimizer, _ = made()
 
     def step() -> None:
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        if norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), norm)
         optimizer.step()
         optimizer.zero_grad()
 
     for n in range(STEPS):
         program(model, optimizer, step, n)
-    return list(model.parameters())
+    return left(model)
 
 
-def limited(program: Program, order: UpdateOrder, folder: Path) -> list[Tensor]:
+def limited(program: Program, order: UpdateOrder, folder: Path, norm: float | None = NORM) -> list[Tensor]:
     model, optimizer, limit_bytes = made()
     training = module.within(model, optimizer, dirs=[str(folder)], memory_limit=limit_bytes)
 
     def step() -> None:
         training._planning.order = order
-        training.step(max_grad_norm=0.1)
+        training.step(max_grad_norm=norm)
 
     for n in range(STEPS):
         program(model, optimizer, step, n)
     training.close()
-    return list(model.parameters())
+    return left(model)
 
 
 @pytest.mark.parametrize("order", UpdateOrder)
@@ -131,6 +180,14 @@ def test_what_a_program_changes_comes_out_as_in_plain_training(
 ) -> None:
     pairs = zip(limited(program, order, tmp_path), in_memory(program), strict=True)
     assert all(torch.equal(mine, other) for mine, other in pairs)
+
+
+@pytest.mark.parametrize("order", UpdateOrder)
+def test_gradients_that_the_optimizer_does_not_have_add_up_unclipped(order: UpdateOrder, tmp_path: Path) -> None:
+    program = add_up_what_the_optimizer_does_not_have
+    ours, theirs = limited(program, order, tmp_path, None), in_memory(program, None)
+    assert len(ours) == 1 + len(list(made()[0].parameters()))
+    assert all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("order", UpdateOrder)
