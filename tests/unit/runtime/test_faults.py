@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -243,23 +244,28 @@ def test_a_slow_worker_takes_a_multiple_of_the_last_micro_batchs_time_and_recove
     assert took == [2.0, 6.0, 6.0, 6.0, 2.0]
 
 
-def test_a_busy_straggler_computes_meanwhile() -> None:
-    slowness = Slowness()
-    around = slowness.around(lambda: _sleeping(0.02))
-    with around():
-        pass
-    slowness.begin(4.0, "busy", None)
-    began_s, used_s = time.monotonic(), time.process_time()
-    with around():
-        pass
-    assert time.monotonic() - began_s >= 0.08
-    assert time.process_time() - used_s >= 0.01
+def test_a_busy_straggler_computes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks at the clock until its time is over, and sleeps neither as it was told to nor otherwise."""
+    looks, slept = itertools.count(), list[float]()
+    monkeypatch.setattr(time, "sleep", slept.append)
+    slowness = Slowness(lambda: float(next(looks)), slept.append)
 
+    @contextmanager
+    def computing() -> Iterator[None]:
+        for _ in range(20):
+            next(looks)
+        yield
 
-@contextmanager
-def _sleeping(seconds: float) -> Iterator[None]:
-    time.sleep(seconds)
-    yield
+    around, took = slowness.around(computing), []
+    for factor in (1.0, 4.0):
+        slowness.begin(factor, "busy", None)
+        began = next(looks)
+        with around():
+            pass
+        took.append(next(looks) - began)
+    assert 20 <= took[0] < 30
+    assert 4 * 20 <= took[1] < 4 * 30
+    assert not slept
 
 
 def test_a_flip_changes_one_bit_and_torch_does_not_know() -> None:
