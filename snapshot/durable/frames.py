@@ -14,6 +14,7 @@ import msgspec
 import xxhash
 import zstandard
 
+from elastrain.base.unpacking import unpacked
 from elastrain.snapshot.durable.errors import DamagedError
 from elastrain.snapshot.durable.manifest import Part
 from elastrain.snapshot.durable.places.port import Sink, Source
@@ -216,9 +217,6 @@ def _read(source: Source, frame: FrameEntry, offset: int, view: memoryview, what
     if not frame.packed:
         return
     try:
-        plain = zstandard.ZstdDecompressor().decompress(raw, max_output_size=frame.plain_bytes)
+        view[:] = unpacked(raw, frame.plain_bytes)
     except zstandard.ZstdError as error:
         raise DamagedError(f"{what} is damaged: it cannot be unpacked ({error})") from None
-    if len(plain) != frame.plain_bytes:
-        raise DamagedError(f"{what} is damaged: {len(plain):,} of {frame.plain_bytes:,} bytes were unpacked")
-    view[:] = plain

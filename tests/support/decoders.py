@@ -441,7 +441,7 @@ def _files(folder: Path) -> list[Decoder]:
 # --------------------------------------------------------------------------------------------------- what tensors carry
 
 
-class _Bytes:
+class BytesFile:
     """A file in memory, as `places.port.Source` and, while it is made, as `Sink`."""
 
     def __init__(self, data: bytes = b"") -> None:
@@ -470,7 +470,7 @@ def _checkpoints() -> list[Decoder]:
     """Checksums are made right again: what lies behind them is reached."""
     written = Written(shard=0, version=1, digest=2, part=Part(file="f", **dict.fromkeys(_PART, 1)))
     text = manifest.encode(checkpoints.manifest(1, [[written]]))
-    section = _Bytes()
+    section = BytesFile()
     arrays = [("float32", memoryview(bytes(70_000))), ("uint8", memoryview(b"x" * 9))]
     part = durable_frames.write(section, "f", b"{}", arrays)
 
@@ -484,7 +484,7 @@ def _checkpoints() -> list[Decoder]:
         damaged = replace(
             part, size_bytes=len(data), tail_bytes=len(tail), tail_checksum=xxhash.xxh3_64_intdigest(tail)
         )
-        return durable_frames.check(_Bytes(data), damaged, "it")
+        return durable_frames.check(BytesFile(data), damaged, "it")
 
     errors = (CheckpointError,)
     return [
