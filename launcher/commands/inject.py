@@ -16,7 +16,7 @@ from elastrain.launcher.commands.options.run_choice import RunOption
 from elastrain.launcher.faults import grammar
 from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.faults.listing import as_data, as_text
-from elastrain.launcher.faults.table import CLASSES, Carrier
+from elastrain.launcher.faults.table import CLASSES, NOT_ARMED, Carrier
 from elastrain.launcher.operator_messages import Answer, AskFault
 from elastrain.launcher.rundir import RunDir
 
@@ -81,13 +81,15 @@ def inject(
 
 
 def ask(run: RunDir, fault: Fault, careful_of: tuple[str, ...] | None = None) -> Answer:
-    """Of whoever carries it out. `careful_of`: see `AskFault`. Raises ConfigError if the run has ended or nobody there
-    can do so, NoAnswerError if its agent is stuck.
+    """Of whoever carries it out. `careful_of`: see `AskFault`. Raises ConfigError if the run has ended, takes no faults
+    or has nobody who can do so, NoAnswerError if its agent is stuck.
     """
     request, row = AskFault(line=str(fault), careful_of=careful_of), CLASSES[fault.kind]
     # At a step or a phase, a member tells its agent, and the agent the launcher. Agents know who holds the state.
     by_way_of_an_agent = fault.place.step is not None or fault.place.phase is not None
     by_way_of_an_agent |= careful_of is not None and row.loses
-    if row.by is Carrier.LAUNCHER and not by_way_of_an_agent:
-        return control.ask_launcher(run, request)
-    return control.ask(run, request)
+    asked = control.ask_launcher if row.by is Carrier.LAUNCHER and not by_way_of_an_agent else control.ask
+    answer = asked(run, request)
+    if answer.sentence == NOT_ARMED:  # as `elastrain chaos` says it: the input has to change
+        raise ConfigError(NOT_ARMED)
+    return answer

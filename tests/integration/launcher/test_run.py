@@ -14,6 +14,7 @@ import pytest
 from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.wire.handshake import dial
 from elastrain.launcher import control
+from elastrain.launcher.faults.table import NOT_ARMED
 from elastrain.launcher.operator_messages import AskFault
 from elastrain.launcher.priority import WARM_UP_NICE
 from tests.support import warm
@@ -221,7 +222,7 @@ def test_inject_needs_an_armed_run(tmp_path: Path) -> None:
     with launched(tmp_path, "--nproc-per-node", "2") as job:
         job.wait_step(1)
         answer = control.ask(job.run, AskFault(line="kill --target member:m1"))
-        assert (answer.ok, "not armed" in answer.sentence) == (False, True)
+        assert (answer.ok, answer.sentence) == (False, NOT_ARMED)
         assert job.finish().exit_code == 0
 
 

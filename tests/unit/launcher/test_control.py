@@ -16,6 +16,7 @@ from elastrain.launcher.commands.chaos import chaos
 from elastrain.launcher.commands.inject import ask
 from elastrain.launcher.core import Core
 from elastrain.launcher.faults import grammar
+from elastrain.launcher.faults.table import NOT_ARMED
 from elastrain.launcher.operator_messages import ANSWER, REQUEST, Answer, AskFault, AskState
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.state import describe
@@ -27,8 +28,9 @@ KILL = AskFault(line="kill --target member:m1")
 class PlayedAgent:
     """Answers on a node's socket until that is closed; `asked` has what came. A stopped one reads nothing."""
 
-    def __init__(self, run: RunDir, *, redundancy: str = "", stopped: bool = False) -> None:
+    def __init__(self, run: RunDir, *, redundancy: str = "", stopped: bool = False, armed: bool = True) -> None:
         self.asked: list[object] = []
+        self._armed = armed
         self._state = describe(Core(JobConfig(workers=1), (), choose=lambda members: members[0]), "job", 0.0)
         self._state["redundancy"] = redundancy
         self._name = run.path.name
@@ -46,8 +48,12 @@ class PlayedAgent:
             with sock, sock.makefile("rb") as lines:
                 request = REQUEST.decode(lines.readline())
                 self.asked.append(request)
-                told = self._state if isinstance(request, AskState) else {}
-                sock.sendall(ANSWER.encode(Answer(ok=True, sentence=self._name, state=told)))
+                sock.sendall(ANSWER.encode(self._answer(request)))
+
+    def _answer(self, request: object) -> Answer:
+        if isinstance(request, AskState):
+            return Answer(ok=True, state=self._state)
+        return Answer(ok=self._armed, sentence=self._name if self._armed else NOT_ARMED)
 
     def close(self) -> None:
         self.listener.shutdown(socket.SHUT_RDWR)
@@ -124,6 +130,14 @@ def test_faults_at_random_for_a_run_that_takes_none_are_refused_at_once(whole: R
             named=None,
             as_json=False,
         )
+
+
+def test_one_fault_for_a_run_that_takes_none_is_refused_as_many_are(whole: RunDir, agents: ExitStack) -> None:
+    """It was exit code 1 for the one command and 2 for the other, with the same sentence."""
+    played = PlayedAgent(whole, armed=False)
+    agents.callback(played.close)
+    with pytest.raises(ConfigError, match="this run is not armed: start it with --inject"):
+        ask(whole, grammar.parse("kill --target member:m1"))
 
 
 def test_where_nobody_answers_that_is_said(whole: RunDir, agents: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
