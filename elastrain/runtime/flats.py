@@ -96,4 +96,9 @@ class ParameterMemory:
 
 
 def _named(flats: Mapping[int, Tensor]) -> dict[str, Tensor]:
-    return {f"flat {index}": flat for index, flat in flats.items()}
+    return {flat_name(index): flat for index, flat in flats.items()}
+
+
+def flat_name(index: int) -> str:
+    """Where flats lie apart."""
+    return f"flat {index}"

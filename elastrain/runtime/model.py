@@ -19,7 +19,7 @@ from elastrain.pipeline.stubs.absent import absent
 from elastrain.runtime import statistics
 from elastrain.runtime.completion import Completion, OnBlockDone
 from elastrain.runtime.describe import Registration, parameter_at, readers_of, registrations_of
-from elastrain.runtime.flats import Allocate, ParameterMemory, view_of
+from elastrain.runtime.flats import Allocate, ParameterMemory, flat_name, view_of
 from elastrain.runtime.gradients import GradientMemory, GradientSlot
 from elastrain.snapshot.digest import digest
 
@@ -171,8 +171,14 @@ class ModelState:
 
     @property
     def memory(self) -> dict[str, Tensor]:
-        """The tensors of which parameters are slices, by name: as long as it is the same one, nothing came or went."""
-        return self._memory.whole
+        """The tensors of which parameters are slices, by name: as long as it is the same one, nothing came or went.
+
+        Without those whose values are still to come.
+        """
+        # In this order: the engine's thread says that values are awaited, then makes room for them, then writes them.
+        there = self._memory.whole
+        coming = {flat_name(self.layout.shards[shard].flat) for shard in tuple(self._awaited)}
+        return {name: whole for name, whole in there.items() if name not in coming}
 
     def lanes(self) -> tuple[tuple[int, ...], ...]:
         """Per shard, the block of each of its lanes.

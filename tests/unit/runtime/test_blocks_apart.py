@@ -262,6 +262,24 @@ def test_what_comes_and_goes_is_no_change_of_the_scripts_and_what_the_script_cha
         untouched.check_settled()
 
 
+def test_values_that_come_after_a_step_has_ended_are_no_change_of_the_scripts() -> None:
+    model, state = _made()
+    kept = {shard.index: state.parameters_of(shard).clone() for shard in state.layout.shards}
+    untouched = Untouched(model, lambda: state.memory, [])
+    untouched.begin()
+    state.hold([SECOND])
+    gone = [shard.index for shard in state.layout.shards if not state.has(shard)]
+    state.hold(ALL)
+    untouched.settle()
+    for shard in gone:
+        state.take_parameters(shard, kept[shard])
+        untouched.check_settled()
+    untouched.settle()
+    model.layers[0].linear.weight.data[0, 0] += 1
+    with pytest.raises(ConfigError, match=r"'layers\.0\.linear\.weight' was changed outside of"):
+        untouched.check_settled()
+
+
 def test_running_statistics_of_a_block_that_came_back_are_what_was_written() -> None:
     model, state = _made()
     norm = model.layers[0].norm
