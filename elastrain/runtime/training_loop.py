@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -151,8 +152,10 @@ class TrainingLoop:
     def _wait_for_all(self, number: int) -> None:
         """Until every member is at the end. Raises StoppedError if most members go on."""
         self._connections.faults.reach(number, "shutdown")
-        self._parts.handover.tell(p.LoopEnded(step=number))
-        self._parts.handover.wait()
+        checkpoints = self._prepared.checkpoints
+        with nullcontext() if checkpoints is None else checkpoints.hurried():
+            self._parts.handover.tell(p.LoopEnded(step=number))
+            self._parts.handover.wait()
 
     def _end(self, step: int) -> None:
         """The loop is over: say so, let the engine go; the rest of the script is the user's."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -150,6 +151,8 @@ class Checkpoints:
             self._copy_loop()
         if record.checkpoint in (Checkpointed.TAKEN, Checkpointed.LAST):
             last = record.step if record.checkpoint is Checkpointed.LAST else None
+            if last is not None:
+                self._thread.hurry()
             self._newest = Newest(began_s=time.monotonic(), open_step=record.step, last_step=last)
 
     def is_due(self, view: View | None, now_s: float) -> bool:
@@ -171,6 +174,10 @@ class Checkpoints:
         if waiting is not None and waiting.manifest.step == message.step:
             self._waiting = None
             self._thread.do(lambda: self._publish(waiting, message.problem))
+
+    def hurried(self) -> AbstractContextManager[None]:
+        """The loop has ended, and waits for what is being written: nobody computes meanwhile."""
+        return self._thread.hurried()
 
     def close(self) -> None:
         """After a while at the most."""

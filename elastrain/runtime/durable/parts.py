@@ -28,6 +28,9 @@ class WriterThread:
     def __init__(self) -> None:
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="elastrain-checkpoints", daemon=True)
+        self._lock = threading.Lock()
+        self._waiting = 0
+        """How many wait for it: a step for room, the loop for its end."""
 
     def start(self) -> None:
         if not self._thread.is_alive():
@@ -40,28 +43,37 @@ class WriterThread:
         """What was asked for before is done, if that does not take longer."""
         self._tasks.put(None)
         if self._thread.is_alive():
+            self.hurry()
             self._thread.join(wait_s)
+
+    def hurry(self) -> None:
+        """The job ends: nobody computes any more, so the thread has its share of the processors.
+
+        Where the system lets it: an ordinary user may lower a priority, and not put it back.
+        """
+        self._count(1)
 
     @contextmanager
     def hurried(self) -> Iterator[None]:
-        """A step waits: the thread has its share of the processors meanwhile, where the system lets it."""
-        found = self._thread.native_id
-        if found is None:
-            yield
-            return
-        nice = os.getpriority(os.PRIO_PROCESS, found)
-        with suppress(PermissionError, ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, found, os.getpriority(os.PRIO_PROCESS, 0))
+        """Likewise while a step waits, or a loop that has ended; the two may overlap."""
+        self._count(1)
         try:
             yield
         finally:
-            with suppress(PermissionError, ProcessLookupError):
-                os.setpriority(os.PRIO_PROCESS, found, nice)
+            self._count(-1)
+
+    def _count(self, more: int) -> None:
+        """This thread's niceness alone, and that of those that it starts, follows from whether anybody waits."""
+        with self._lock:
+            self._waiting += more
+            if self._thread.is_alive() and self._thread.native_id is not None:
+                usual = os.getpriority(os.PRIO_PROCESS, os.getpid())
+                with suppress(PermissionError, ProcessLookupError):
+                    nice = usual if self._waiting else min(19, usual + NICE)
+                    os.setpriority(os.PRIO_PROCESS, self._thread.native_id, nice)
 
     def _run(self) -> None:
-        # Of this thread alone, and of those that it starts.
-        mine = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, mine, min(19, os.getpriority(os.PRIO_PROCESS, mine) + NICE))
+        self._count(0)
         while (task := self._tasks.get()) is not None:
             task()
 
