@@ -162,3 +162,19 @@ def test_a_script_with_loaders_groups_and_a_schedule_trains_in_pipelines_as_it_i
     arguments = ("--steps", "4")
     run = run_job(tmp_path, workers=2, arguments=arguments, options=("--stages", "2"))
     assert_equal_to_undisturbed(run, *arguments, script=SCRIPT)
+
+
+def test_a_block_that_comes_is_refused_until_its_values_are_here(tmp_path: Path) -> None:
+    script = SCRIPTS / "adopting_training.py"
+    run = run_job(tmp_path, workers=3, arguments=(), options=("--stages", "3", "--max-restarts", "0"), script=script)
+    assert_equal_to_undisturbed(run, script=script)
+    assert set(run.digests) == {"m0", "m2"}
+    came = 0
+    for its in lines(run, "tried").values():
+        told = [line.split(maxsplit=2) for line in its]
+        before, after = ({layer: what for at, layer, what in told if at == when} for when in ("coming", "here"))
+        assert "NaN" not in {*before.values(), *after.values()}
+        now_here = [layer for layer, what in after.items() if what == "values" and before[layer] != "values"]
+        assert all("is not on this member" in before[layer] for layer in now_here)
+        came += len(now_here)
+    assert came, "somebody was given blocks while their script was looking"
