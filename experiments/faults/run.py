@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import signal
 import statistics
@@ -42,7 +43,9 @@ def run_cells(cells: Sequence[Cell], folder: Path, patience: float) -> tuple[lis
     """All grounds at once: most of the time is waiting. Hangs are timed, so they come afterwards, with nothing beside
     them but the jobs of other hangs. The outcomes, and the median time between two commits.
     """
-    warm.run([sys.executable, "-c", ""], timeout=120)  # the fork server, before there are threads
+    warm.run(
+        [sys.executable, "-c", ""], timeout=120, env={**os.environ, **warm.THERE}
+    )  # not within a job's first seconds
     with ThreadPoolExecutor() as threads:
         references = {
             script: threads.submit(trials.reference, folder / f"alone-{ground}", ground)

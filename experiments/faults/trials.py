@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from elastrain.batch import DataOrder
 from elastrain.snapshot.durable.places.opening import place_at
@@ -45,11 +41,10 @@ from experiments.faults.figures import (
 from experiments.jobs import Script, alone, elastic, finish
 from experiments.recovery.figures import samples_amiss
 from experiments.storm.oracle import difference, read_steps, unfinished
-from experiments.storm.processes import MARK, Processes, leftovers, parent
+from experiments.storm.processes import MARK, Processes, leftovers
 from tests.support import warm
 
 STEPS = 240
-START_TRIES = 5
 SIZES: dict[Ground, tuple[int, int | None]] = {
     Ground.HOST: (4, None),
     Ground.NODES: (3, 3),
@@ -84,22 +79,9 @@ def script(ground: Ground) -> Script:
 
 def reference(folder: Path, ground: Ground) -> list[str]:
     """The lines of the undisturbed job of one."""
-    with alone(folder, script(ground), start=start) as process:
+    with alone(folder, script(ground), start=warm.Popen) as process:
         finish(process, folder, timeout_s=600)
     return read_steps(folder)["alone"]
-
-
-def start(*args: Any, **how: Any) -> subprocess.Popen[bytes]:
-    """As `warm.Popen`, and surely a child of this process.
-
-    Where several threads start jobs at once, a forked process now and then stays a child of init, and waits for ever.
-    """
-    for _ in range(START_TRIES):
-        process = warm.Popen(*args, **how)
-        if parent(process.pid) == os.getpid():
-            return process
-        os.kill(process.pid, signal.SIGKILL)
-    raise RuntimeError(f"no process came to be a child of this one in {START_TRIES} tries")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +137,7 @@ class OneJob:
             options=options,
             temporary=temporary,
             environment={MARK: mark},
-            start=start,
+            start=warm.Popen,
         ) as process:
             driver = Driver(folder=run, process=process, size=size, steps=STEPS, patience=self._setting.patience)
             try:

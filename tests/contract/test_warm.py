@@ -7,8 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +201,33 @@ def test_what_is_asked_for_with_other_settings_at_the_start_starts_cold(argument
     assert not warm._can_be_warm([sys.executable, "-I", *arguments], ENVIRONMENT)
     assert not warm._can_be_warm(["sh", "-c", "true"], ENVIRONMENT)
     assert not warm._can_be_warm(whole, {**ENVIRONMENT, "PYTHONPATH": "/elsewhere"})
+
+
+def test_what_somebody_else_took_in_says_so_and_ends() -> None:
+    """It waited for ever for a parent that it could not get any more, and whoever had asked for it did so, too."""
+    warm.run([sys.executable, "-c", ""], timeout=TIMEOUT_S, env=ENVIRONMENT)  # there is a server now
+    order = warm._order((sys.executable, "-c", ""), ENVIRONMENT, os.getcwd(), (), session=False)
+    with pytest.raises(OSError, match=f"is now a child of {os.getpid()}, not of {os.getppid()}$") as told:
+        warm._started().fork(replace(order, parent=os.getppid()), [0, 1, 2])
+    pid = int(str(told.value).split()[1])
+    assert os.waitpid(pid, 0) == (pid, 1 << 8)
+    assert _done(warm.Popen, "-c", "print(1)") == (0, "1\n", ""), "the server serves on"
+
+
+def test_threads_that_come_first_together_get_one_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two, the one ended the adoption of what the other had just forked."""
+    both, made = threading.Barrier(2), list[object]()
+
+    def start_cold() -> object:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.3)
+        made.append(object())
+        return made[-1]
+
+    monkeypatch.setattr(warm, "_server", None)
+    monkeypatch.setattr(warm, "_start_cold", start_cold)
+    monkeypatch.setattr(warm.atexit, "register", lambda _: None)
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda _: warm._started(), range(2)))
+    assert len(made) == 1
+    assert found == [made[0]] * 2

@@ -59,6 +59,7 @@ _forked = False
 _PADDING = "ELASTRAIN_TESTS_PADDING"
 _PADDING_BYTES = 1 << 16
 _MESSAGE_BYTES_MAX = 1 << 17
+_ANSWER_BYTES_MAX = 1 << 10
 _SUBREAPER, _GET_SUBREAPER = 36, 37
 
 
@@ -88,18 +89,20 @@ class _Server:
         self._lock = threading.Lock()
 
     def fork(self, order: Order, fds: Sequence[int]) -> int:
-        """The process id. Raises OSError if the server is gone."""
+        """The process id. Raises OSError if the server is gone, or the process came to be somebody else's child."""
         with self._lock:
             before = ctypes.c_int()
             _prctl(_GET_SUBREAPER, ctypes.byref(before))
             _prctl(_SUBREAPER, 1)
             try:
                 socket.send_fds(self._socket, [json.dumps(vars(order)).encode()], list(fds))
-                answer = self._socket.recv(64)
+                answer = self._socket.recv(_ANSWER_BYTES_MAX)
             finally:
                 _prctl(_SUBREAPER, before.value)
         if not answer:
             raise OSError("the fork server is gone")
+        if not answer.isdigit():
+            raise OSError(answer.decode())
         return int(answer)
 
     def close(self) -> None:
@@ -109,6 +112,8 @@ class _Server:
 
 
 _server: _Server | None = None
+_starting = threading.Lock()
+"""Two servers would be two locks around the one mark by which this process takes in who has lost his parent."""
 _more: tuple[str, ...] = ()
 
 
@@ -127,24 +132,29 @@ def stop() -> None:
 
 
 def _started() -> _Server:
-    """This process's fork server, a cold Python the first time."""
+    """This process's fork server, a cold Python the first time, whichever thread asks first."""
     global _server
-    if _server is None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        kept = {name: value for name, value in _AT_IMPORT.items() if not name.startswith("ELASTRAIN_")}
-        code = f"from tests.support.warm import serve_cold; serve_cold({theirs.fileno()}, {_more!r})"
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, "x" * _PADDING_BYTES],
-            env={**kept, **THERE, **_found_by(kept), _PADDING: "x" * _PADDING_BYTES},
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            process_group=0,
-        )
-        theirs.close()
-        _server = _Server(ours, process)
-        atexit.register(stop)
+    with _starting:
+        if _server is None:
+            _server = _start_cold()
+            atexit.register(stop)
     return _server
+
+
+def _start_cold() -> _Server:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    kept = {name: value for name, value in _AT_IMPORT.items() if not name.startswith("ELASTRAIN_")}
+    code = f"from tests.support.warm import serve_cold; serve_cold({theirs.fileno()}, {_more!r})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "x" * _PADDING_BYTES],
+        env={**kept, **THERE, **_found_by(kept), _PADDING: "x" * _PADDING_BYTES},
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        pass_fds=[theirs.fileno()],
+        process_group=0,
+    )
+    theirs.close()
+    return _Server(ours, process)
 
 
 def _found_by(environment: Mapping[str, str]) -> Mapping[str, str]:
@@ -270,14 +280,16 @@ def _serve(sock: socket.socket) -> NoReturn:
         answer, told = os.pipe()
         between = os.fork()
         if between == 0:
+            me = os.getpid()
             if os.fork() == 0:
                 sock.detach()
+                _wait_for_parent(order.parent, me, told)
                 _become(order, fds, told)
             os._exit(0)
         for fd in (told, *fds):
             os.close(fd)
         os.waitpid(between, 0)  # only now has the owner taken in what it has forked
-        sock.send(os.read(answer, 64))
+        sock.send(os.read(answer, _ANSWER_BYTES_MAX) or b"the forked process ended before it told its id")
         os.close(answer)
 
 
@@ -288,12 +300,19 @@ def _frozen(value: Any) -> Any:
 # ------------------------------------------------------------------------------------------- in a forked process
 
 
+def _wait_for_parent(wanted: int, between: int, told: int) -> None:
+    """Until this process is its owner's child; end, saying so, if somebody else has taken it in: that is for ever."""
+    while (parent := os.getppid()) == between:
+        time.sleep(0.0005)
+    if parent != wanted:
+        os.write(told, f"process {os.getpid()} is now a child of {parent}, not of {wanted}".encode())
+        os._exit(1)
+
+
 def _become(order: Order, fds: Sequence[int], told: int) -> NoReturn:
     """Look like a process that was started with this command, tell its id, run the command, and end as it does."""
     global _forked
     _forked = True
-    while os.getppid() != order.parent:
-        time.sleep(0.0005)
     if order.session:
         os.setsid()
     else:
