@@ -27,6 +27,8 @@ LEARNED_STEPS = 6
 """So many steps a job must have committed before anything is struck in it: its agents judge hangs by its own pace."""
 AHEAD = 2
 """How many steps after the present one a fault is aimed at."""
+STEPS_TO_THE_END = 30
+"""So many more a job makes when nothing is struck in it any more."""
 LOOK_EVERY_S, ASK_EVERY_S = 0.01, 0.2
 STRIKE_S, START_S = 20.0, 90.0
 """So long a fault may take to its place, and a job to its first commits."""
@@ -196,6 +198,16 @@ class Driver:
         for member in members:
             self._kill(member)
         return members
+
+    def end_soon(self) -> int:
+        """Name the last step, so far ahead that every member reads of it in time; it. No step waits any more."""
+        enough = min(self.step + STEPS_TO_THE_END, self.steps)
+        if enough < self.steps:
+            draft = self.folder / "enough.new"
+            draft.write_text(str(enough))
+            draft.replace(self.folder / "enough")
+        self.release()
+        return enough
 
     def release(self) -> None:
         """Micro-batches take their own time from now on."""

@@ -63,6 +63,13 @@ def without_flipped(
     return found
 
 
+def ended_after(steps: int, lines: Sequence[str]) -> list[str]:
+    """A job's lines as they would be if it had had so many steps; the last one has the digest that it ends with."""
+    if steps >= len(lines) - 1:
+        return list(lines)
+    return [*lines[:steps], f"{steps} {lines[steps - 1].split()[1]}"]
+
+
 def put_right(run: Run) -> frozenset[int]:
     """Steps after which the job itself has found that all had got wrong parameters, and begun the next step anew."""
     found = [PUT_RIGHT.match(view.reason) for view in run.views]

@@ -32,6 +32,7 @@ from experiments.faults.figures import (
     blamed,
     commits_s,
     detected_after_s,
+    ended_after,
     refusal,
     standstill_s,
     struck_s,
@@ -115,6 +116,7 @@ class OneJob:
         self._ground, self._setting, self._folder = ground, setting, folder
         self._outcomes: list[Outcome] = []
         self._known_to_end = self._has_ended = False
+        self._steps = STEPS
         self.walls_s: list[float] = []
 
     def run(self, cells: Sequence[Cell]) -> list[Outcome]:
@@ -261,11 +263,11 @@ class OneJob:
     # -------------------------------------------------------------------------------------------------- the whole job
 
     def _let_end(self, driver: Driver) -> None:
-        """Where nothing failed: on to the last step."""
+        """Where nothing failed: some more steps, in which what is wrong would show, and to the end."""
         last = self._outcomes[-1]
         if last.reason or not driver.alive:
             return
-        driver.release()
+        self._steps = driver.end_soon()
         try:
             driver.wait_for_the_end()
         except StrikeError:  # the experiment was ended
@@ -275,7 +277,10 @@ class OneJob:
 
     def _judge(self, driver: Driver, processes: Processes, temporary: Path) -> None:
         """Every committed step of every member against the undisturbed job, and what is left of the job."""
-        members, alone_lines = read_steps(driver.folder), self._setting.reference(self._ground)
+        members, alone_lines = (
+            read_steps(driver.folder),
+            ended_after(self._steps, self._setting.reference(self._ground)),
+        )
         flipped = {each.victim: each.struck_s for each in self._outcomes if each.cell.way.kind == "flip"}
         members = without_put_right(without_flipped(members, driver.run, flipped), driver.run)
         commits = commits_s(driver.run)
@@ -298,7 +303,7 @@ class OneJob:
 
     def _lost_samples(self, driver: Driver, *, whole: bool) -> int:
         members = list(driver.run.members.values())
-        steps = STEPS if whole else 1 + max((p.step for m in members for p in m.passed), default=-1)
+        steps = self._steps if whole else 1 + max((p.step for m in members for p in m.passed), default=-1)
         lost, repeated = samples_amiss(members, ORDER, steps)
         return lost + repeated
 

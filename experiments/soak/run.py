@@ -32,8 +32,6 @@ from experiments.storm.processes import MARK, Processes, leftovers
 NODES = 3
 STEPS = 1_000_000
 """More than any soak has; a file says which step is the last."""
-AHEAD = 30
-"""So many steps ahead of the present one is the last, when time is over."""
 LOOK_EVERY_S, SAMPLE_EVERY_S = 0.1, 10.0
 STILL_S, START_S, END_S = 120.0, 180.0, 60.0
 REACHES = {
@@ -110,7 +108,7 @@ def _follow(found: Soak, driver: Driver, processes: Processes, command: ChaosCom
         now_s, commits = time.monotonic(), commits_s(driver.follower.look())
         command.look()
         if not enough and now_s - begun_s > for_s:
-            _say_enough(driver)
+            driver.end_soon()
             enough = True
         if now_s - sampled_s > SAMPLE_EVERY_S:
             found.samples.append(_sample(driver, processes, now_s - begun_s))
@@ -120,14 +118,6 @@ def _follow(found: Soak, driver: Driver, processes: Processes, command: ChaosCom
             return
         time.sleep(LOOK_EVERY_S)
     command.finish(END_S)
-
-
-def _say_enough(driver: Driver) -> None:
-    """The last step, well ahead, so that every member reads of it in time; from now on steps take their own time."""
-    draft = driver.folder / "enough.new"
-    draft.write_text(str(driver.step + AHEAD))
-    draft.replace(driver.folder / "enough")
-    driver.release()
 
 
 def _sample(driver: Driver, processes: Processes, at_s: float) -> Sample:

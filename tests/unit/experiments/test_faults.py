@@ -31,6 +31,7 @@ from experiments.faults.figures import (
     Outcome,
     blamed,
     detected_after_s,
+    ended_after,
     figures,
     refusal,
     standstill_s,
@@ -216,3 +217,9 @@ def test_where_the_last_step_was_taken_back_the_line_of_the_end_shows_that_it_wa
     assert (difference(told("2 b"), alone), unfinished(told("2 b"), alone)) == ("", "")
     assert "digest of m0 is x, alone b" in difference(told("2 x"), alone)
     assert "no member has come to step 2" in unfinished(told(), alone)
+
+
+def test_a_job_that_is_ended_earlier_is_held_to_as_many_steps_of_the_undisturbed_one() -> None:
+    lines = ["0 a 1.0", "1 b 0.9", "2 c 0.8", "3 c"]
+    assert ended_after(2, lines) == ["0 a 1.0", "1 b 0.9", "2 b"]
+    assert ended_after(3, lines) == ended_after(240, lines) == lines

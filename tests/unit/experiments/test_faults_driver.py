@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from experiments.faults import driver as driving
+from experiments.faults import train
 from experiments.faults.cells import Cell, Way
 from experiments.faults.driver import Driver, StandstillError
 
@@ -63,3 +64,23 @@ def test_a_job_that_still_commits_has_time_to_its_end(tmp_path: Path, monkeypatc
         with pytest.raises(StandstillError, match="the job ends"):
             driver.wait_for_the_end()
         process.kill()
+
+
+def test_a_job_in_which_nothing_is_struck_any_more_is_told_a_last_step(tmp_path: Path) -> None:
+    """All 240 steps were made, though nothing is to be seen any more in most of them."""
+    start = {"event": "worker_start", "member": "m1", "pid": 1, "slot": 0, "source": "agent:node0"}
+    write(tmp_path / "events.jsonl", **start)
+    write(
+        tmp_path / "members" / "m1.jsonl", event="passed", step=50, generation=1, loss=1.0, samples=[], fingerprint=""
+    )
+    (tmp_path / "brake").touch()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        driver = Driver(folder=tmp_path, process=process, size=1, steps=240)
+        driver.follower.look()
+        assert driver.step == 50
+        assert driver.end_soon() == 80 == train.enough_steps(tmp_path, 240)
+        assert not (tmp_path / "brake").exists()
+        driver.steps = 60
+        (tmp_path / "enough").unlink()
+        assert driver.end_soon() == 60 == train.enough_steps(tmp_path, 60)
+        assert not (tmp_path / "enough").exists(), "it ends there anyhow"
