@@ -41,9 +41,10 @@ class WriterThread:
 
     def close(self, wait_s: float) -> None:
         """What was asked for before is done, if that does not take longer."""
+        if self._thread.is_alive():
+            self.hurry()  # first: with nothing to do, it ends at once
         self._tasks.put(None)
         if self._thread.is_alive():
-            self.hurry()
             self._thread.join(wait_s)
 
     def hurry(self) -> None:
