@@ -290,6 +290,7 @@ def _resume(manifest: Manifest, place: str, options: RunOptions, life: int) -> R
         place=place if "://" in place else str(Path(place).absolute()),
         name=manifest.name,
         step=manifest.step,
+        job=manifest.job,
         scale=scaler.get("scale"),
         clean_steps=scaler.get("clean_steps", 0),
         spec=manifest.spec,

@@ -28,6 +28,8 @@ class CheckpointOptions:
     """Where disks are local, what this node has of the checkpoint to start from; None: they are not."""
     resumes: bool = False
     """The job goes on from what lies there, whoever wrote it."""
+    resumed_job: str = ""
+    """The job whose checkpoint, on other nodes' disks, it goes on from: what that job has left there is its own."""
 
     @property
     def is_local(self) -> bool:

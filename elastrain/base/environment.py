@@ -92,6 +92,7 @@ def checkpoint_options() -> CheckpointOptions | None:
         layout=os.environ.get(checkpoints.LAYOUT, checkpoints.SHARED),
         source=source,
         resumes=_goes_on_from(place, source),
+        resumed_job=_resumed_job(place, source),
     )
 
 
@@ -103,6 +104,12 @@ def _goes_on_from(place: str, source: str | None) -> bool:
     if resumed.disks:
         return _is_same(source or place, place) and any(disk.node == _node() for disk in resumed.disks)
     return _is_same(resumed.place, place)
+
+
+def _resumed_job(place: str, source: str | None) -> str:
+    """Whose checkpoint the job starts from, where all nodes look for it on the disks that they write to."""
+    resumed = resume()
+    return resumed.job if resumed is not None and resumed.disks and _is_same(source or place, place) else ""
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -36,6 +36,8 @@ class Resume:
     """Its folder there."""
     step: int
     """The committed step after which it stands; -1: parameters alone, of a model that was trained elsewhere."""
+    job: str = ""
+    """That has written it; empty where nobody has said so."""
     scale: float | None = None
     """The loss scale of the next step, and how many steps it has been clean; None: as the rule begins."""
     clean_steps: int = 0

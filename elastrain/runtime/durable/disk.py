@@ -28,7 +28,7 @@ from elastrain.snapshot.durable.manifest import (
     name_of,
     place_in_time,
 )
-from elastrain.snapshot.durable.owner import Claim, claim, hold_for
+from elastrain.snapshot.durable.owner import Claim, claim, hold_for, owner_of
 from elastrain.snapshot.durable.places.opening import place_at
 from elastrain.snapshot.durable.places.port import CheckpointPlace
 from elastrain.snapshot.durable.plain import pack_named
@@ -95,12 +95,22 @@ class CheckpointDisk:
 
         Raises ConfigError where it is another job's; other problems are said when it is used.
         """
-        self._claim_by(hold_for if self._options.resumes else claim)
+        self._claim_by(hold_for if self._resumes() else claim)
 
     def take_over(self) -> None:
         """The job goes on from what lies here: nothing refuses it any more. Raises ConfigError, as `open`."""
-        if self._claim is None and self._options.resumes:
+        if self._claim is None and self._resumes():
             self._claim_by(partial(claim, take_over=True))
+
+    def _resumes(self) -> bool:
+        """A node may have older checkpoints of a job whose newest ones were written by the others alone."""
+        if self._options.resumes or not self._options.resumed_job:
+            return self._options.resumes
+        try:
+            before = owner_of(self.place)
+        except CheckpointError:  # said by whoever claims the place
+            return False
+        return before is not None and before.job in (self._options.resumed_job, self._job)
 
     def _claim_by(self, ask: Callable[[CheckpointPlace, str], Claim | None]) -> None:
         try:

@@ -79,6 +79,24 @@ def test_a_place_is_gone_on_from_where_the_job_starts_from_what_lies_in_it(
     assert not goes_on(other, one, ("node1",))
 
 
+def test_whose_checkpoint_it_is_counts_where_all_nodes_have_disks_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def resumed_job(source: str, nodes: tuple[str, ...]) -> str:
+        disks = tuple(NodeDisk(node=node, door="", endpoint="") for node in nodes)
+        resume = Resume(place="the disks", name="life-0001-step-0000000003", step=3, job="before", disks=disks)
+        monkeypatch.setenv("ELASTRAIN_RESUME", as_text(resume))
+        for name, value in CheckpointOptions(place=str(tmp_path), source=source).environment().items():
+            monkeypatch.setenv(name, value)
+        options = of_a_worker.checkpoint_options()
+        assert options is not None
+        return options.resumed_job
+
+    assert resumed_job(str(tmp_path), ("node0",)) == "before"
+    assert resumed_job(str(tmp_path / "copies"), ("node0",)) == ""
+    assert resumed_job(str(tmp_path), ()) == ""
+
+
 def test_a_variable_for_a_moment_is_what_it_was_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ELASTRAIN_A_NAME", raising=False)
     with of_the_launcher.set_for_a_moment("ELASTRAIN_A_NAME", "x") as before:

@@ -61,3 +61,28 @@ def test_a_checkpoint_of_the_same_step_that_another_job_has_written_is_not_taken
     found = disk(place, "job").find(name_of(0, 10))
     assert found is not None and found.step == 10
     assert disk(place, "other").find(name_of(0, 10)) is None
+
+
+def of_another_disk(place: LocalPlace, resumed_job: str) -> CheckpointDisk:
+    """Of a node whose disk has no part of the checkpoint that the job goes on from."""
+    options = CheckpointOptions(place=place.location, layout="local", resumed_job=resumed_job)
+    return CheckpointDisk(options, "job", lambda *_, **__: None)
+
+
+def test_older_checkpoints_of_the_resumed_job_on_a_disk_without_the_newest_are_taken_over(place: LocalPlace) -> None:
+    """Others had written the newest alone, while this node's worker was being replaced."""
+    taken, second = of_another_disk(place, "before"), of_another_disk(place, "before")
+    for each in (taken, second):
+        each.open()
+    assert owner(place) == "before"
+    for each in (taken, second):
+        each.take_over()
+        each.check()
+    assert owner(place) == "job"
+
+
+@pytest.mark.parametrize("resumed_job", ["", "yet another"])
+def test_checkpoints_of_a_job_that_is_not_resumed_are_not_written_beside(place: LocalPlace, resumed_job: str) -> None:
+    with pytest.raises(ConfigError, match="holds checkpoints of job before, and this is job job"):
+        of_another_disk(place, resumed_job).open()
+    assert owner(place) == "before"
