@@ -75,7 +75,7 @@ class Books:
         self._in_memory = in_memory
         self._seconds = PointRing(seconds)
         self._needs = PointRing([float(need) for need in facts.needs(program)])
-        self._above: PointRing | None = None  # the seconds of the points that are above the limit
+        self._above = PointRing(self._seconds.values * (self._needs.values > self._limit_bytes))
         self._tiers = Tiers(budget.tiers, seconds)
         self._copies: dict[Version, _Copy] = {}
         self._taken: dict[Gap, _Taken] = {}
@@ -286,7 +286,8 @@ class Books:
     def _early(self, taken: Sequence[Offer]) -> dict[Gap, int]:
         """From where on each is read: first all a little earlier, then as early as memory allows.
 
-        A read that begins when the plan needs it to makes computing wait for any jitter of the drive.
+        A read that begins when the plan needs it to makes computing wait for any jitter of the drive. Nothing is
+        offered after this.
         """
         found = {offer.gap: offer.out_end for offer in taken}
         in_order = sorted(taken, key=lambda each: each.gap.end)
@@ -297,22 +298,25 @@ class Books:
                 window = self._needs.window(begin, end) + offer.size_bytes > self._limit_bytes
                 above = np.flatnonzero(window)
                 early = begin if not len(above) else begin + int(above[-1]) + 1
-                self._need(early, end, offer.size_bytes)
+                self._needs.add(early, end, offer.size_bytes)
                 found[offer.gap] = early
         return found
 
     # Small things.
 
     def _need(self, begin: int, end: int, more_bytes: int) -> None:
+        before = self._needs.window(begin, end) > self._limit_bytes
         self._needs.add(begin, end, more_bytes)
-        self._above = None
+        after = self._needs.window(begin, end) > self._limit_bytes
+        # Most of what is booked takes no point below the limit or above it: then all sums stay as they are.
+        if before.tobytes() != after.tobytes():
+            self._above.put(begin, self._seconds.window(begin, end) * after)
 
     def _size(self, gap: Gap) -> int:
         return self.program.pieces[gap.piece].size_bytes
 
     def _gain_s(self, begin: int, end: int) -> float:
-        if self._above is None:
-            self._above = PointRing(self._seconds.values * (self._needs.values > self._limit_bytes))
+        """The seconds of the points of a window that are above the limit."""
         return self._above.total(begin, end)
 
     def _destinations(self, gap: Gap) -> tuple[Ways, ...]:

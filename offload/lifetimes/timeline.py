@@ -20,13 +20,14 @@ EPSILON_S = 1e-12
 class PointRing:
     """An array over the points, read and written in windows that may go over the end of the step.
 
-    Sums over windows come from one running sum, which is made anew when somebody asks after a change.
+    Sums over windows come from one running sum; of what was changed, the part behind is made anew when somebody asks.
     """
 
     def __init__(self, values: Sequence[float] | Seconds) -> None:
         self.values: Seconds = np.array(values, dtype=np.float64)
         self._length = len(self.values)
-        self._running: list[float] | None = None  # plain numbers: looked up far more often than made anew
+        self._running = [0.0] * (self._length + 1)  # plain numbers: looked up far more often than made anew
+        self._summed = 0  # of so many values the sums are right
 
     def window(self, begin: int, end: int) -> Seconds:
         """The values at places `begin` to `end` (without it), as a copy or a view: not to be changed."""
@@ -38,15 +39,20 @@ class PointRing:
 
     def put(self, begin: int, values: Seconds) -> None:
         """Set the values from `begin` on."""
-        first = begin % self._length
-        head = min(len(values), self._length - first)
-        self.values[first : first + head] = values[:head]
-        self.values[: len(values) - head] = values[head:]
-        self._running = None
+        first, size = begin % self._length, len(values)
+        if first + size <= self._length:
+            self.values[first : first + size] = values
+            self._summed = min(self._summed, first)
+            return
+        head = self._length - first
+        self.values[first:] = values[:head]
+        self.values[: size - head] = values[head:]
+        self._summed = 0
 
     def add(self, begin: int, end: int, more: float) -> None:
         """Add the same to each place of a window."""
-        self.put(begin, self.window(begin, end) + more)
+        if end > begin:
+            self.put(begin, self.window(begin, end) + more)
 
     def total(self, begin: int, end: int) -> float:
         """The sum over a window."""
@@ -65,15 +71,19 @@ class PointRing:
         return int(rounds) * self._length + bisect_right(sums, rest) - 1
 
     def _sums(self) -> list[float]:
-        if self._running is None:
-            self._running = [0.0, *np.cumsum(self.values).tolist()]
+        """The sums before each place, and of all."""
+        begin = self._summed
+        if begin < self._length:
+            rest = np.concatenate((self._running[begin : begin + 1], self.values[begin:]))
+            self._running[begin:] = rest.cumsum().tolist()
+            self._summed = self._length
         return self._running
 
     def _before(self, place: int) -> float:
-        sums, length = self._running or self._sums(), self._length
-        if 0 <= place <= length:
-            return sums[place]
-        rounds, rest = divmod(place, length)
+        if 0 <= place <= self._summed:
+            return self._running[place]
+        sums = self._sums()
+        rounds, rest = divmod(place, self._length)
         return rounds * sums[-1] + sums[rest]
 
 
