@@ -15,12 +15,11 @@ from elastrain.offload.buffers import pages
 from elastrain.offload.device import Copy, Device, EndedEarlyError
 from elastrain.offload.engines.host import HostEngine
 from elastrain.offload.engines.posix import PosixEngine
-from elastrain.offload.errors import CorruptSpillError, OffloadConfigError
+from elastrain.offload.errors import CorruptSpillError
 from elastrain.offload.lifetimes import moving
 from elastrain.offload.lifetimes import within as room
 from elastrain.offload.lifetimes.memory import MemoryMeter, MemoryPool, Span
 from elastrain.offload.lifetimes.resized import ResizedPool
-from elastrain.offload.lifetimes.within import memory_for
 from elastrain.offload.staging import StagingPool
 from tests.integration.offload.lifetimes import test_within as training
 from tests.integration.offload.lifetimes.touching import NothingBesides
@@ -125,9 +124,3 @@ def test_parts_of_a_large_piece_move_side_by_side(monkeypatch: pytest.MonkeyPatc
     found = training.limited(training.build("gpt", training.SHAPE)[0], tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert parts.count(128 << 10) > 10
-
-
-def test_parameters_on_two_devices_are_refused() -> None:
-    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2, device="meta")])
-    with pytest.raises(OffloadConfigError, match=r"on one device: these are on \['cpu', 'meta'\]"):
-        memory_for(model, 1)
