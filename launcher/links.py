@@ -33,6 +33,7 @@ _UNACKED_S = 5.0
 """A connection on which nothing arrives for so long is made anew: the kernel itself would try less and less often."""
 _DIAL_S = 2.0
 _DIAL_AGAIN_S = 0.2
+_EARLY_MAX = 64
 
 
 @dataclass(kw_only=True, eq=False)
@@ -86,7 +87,9 @@ class Links:
     ) -> None:
         self._loop, self._inbox, self._passport, self._events = loop, inbox, passport, events
         self._links: dict[str, _Link] = {}
-        self._early: dict[str, Connection] = {}
+        self._early: dict[str, LineSocket] = {}
+        """Agents that dialled before the store's news of them: they hear beats, since this one lives."""
+        self._early_lock = threading.Lock()
         self._closed = threading.Event()
         handshake = lambda: Handshake(  # noqa: E731
             Role.ACCEPT, secret=passport.secret, job=passport.job, me=passport.signature
@@ -107,8 +110,10 @@ class Links:
             if known is not None:
                 self._hang_up(known)
             link = self._links[name] = _Link(record=record, heard_s=time.monotonic())
-            if link.name in self._early:
-                self._connect(link, self._early.pop(link.name))
+            with self._early_lock:
+                early = self._early.pop(link.name, None)
+            if early is not None:
+                self._connect(link, early)
             elif record.incarnation < self._passport.record.incarnation:
                 self._dial(link)
 
@@ -156,8 +161,8 @@ class Links:
         self._beats.join()
         for link in self._links.values():
             self._hang_up(link)
-        for sock in self._early.values():
-            sock.close()
+        for channel in self._early.values():
+            channel.close()
         self._door.close()
 
     # ---- connections
@@ -167,19 +172,23 @@ class Links:
             return self._events.on_reader(name, sock)
         link = next((link for link in self._links.values() if link.name == name), None)
         if link is not None:
-            self._connect(link, sock)
-        elif len(self._early) < 64:  # it is quicker than the store's news of it
-            self._early.setdefault(name, sock)
+            self._connect(link, _channel(sock))
+        elif name in self._early or len(self._early) < _EARLY_MAX:  # it is quicker than the store's news of it
+            self._keep_early(name, _channel(sock))
         else:
             return f"{name} is no node that this agent knows of"
         return None
 
-    def _connect(self, link: _Link, sock: Connection) -> None:
+    def _keep_early(self, name: str, channel: LineSocket) -> None:
+        with self._early_lock:
+            older, self._early[name] = self._early.get(name), channel
+        if older is not None:
+            older.close()
+
+    def _connect(self, link: _Link, channel: LineSocket) -> None:
         self._hang_up(link)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_UNACKED_S * 1000))
-        link.channel, link.heard_s = LineSocket(sock), time.monotonic()
-        self._loop.register(sock, lambda _events: self._on_bytes(link))
+        link.channel, link.heard_s = channel, time.monotonic()
+        self._loop.register(channel.sock, lambda _events: self._on_bytes(link))
         if not link.up:
             link.up = True
             self._events.on_up(link.record.name, "its agent answers")
@@ -221,7 +230,7 @@ class Links:
         if self._closed.is_set() or self._links.get(link.record.name) is not link:
             sock.close()
         else:
-            self._connect(link, sock)
+            self._connect(link, _channel(sock))
 
     def _on_dial_failed(self, link: _Link, error: Exception) -> None:
         if link.up and isinstance(error, ConnectionRefusedError) and link.channel is None:
@@ -282,6 +291,19 @@ class Links:
         while not self._closed.wait(BEAT_S):
             for link in list(self._links.values()):
                 self._send(link, Beat())
+            self._beat_early()
+
+    def _beat_early(self) -> None:
+        with self._early_lock:
+            gone = [name for name, channel in self._early.items() if not channel.send(NOTICE.encode(Beat()))]
+            for name in gone:
+                self._early.pop(name).close()
+
+
+def _channel(sock: Connection) -> LineSocket:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_UNACKED_S * 1000))
+    return LineSocket(sock)
 
 
 def listen(host: str) -> socket.socket:

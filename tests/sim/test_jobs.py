@@ -97,6 +97,11 @@ FOUND = {
         '{"type":"Pause","at_s":4.855,"who":0,"for_s":5.0,"is_node":true},{"type":"Compact","at_s":7.0},'
         '{"type":"Wipe","at_s":9.0,"for_s":1.0}]}'
     ),
+    "a node that comes back takes a last holder for dead that has not heard of it yet, and ends a whole job": (
+        '{"seed":84501,"nodes":2,"workers":1,"backups":1,"steps":3,"runs":3,"one_host":true,"check_every":0,"faults":['
+        '{"type":"KillNode","at_s":4.93,"node":1,"again_s":4.0,"is_silent":true},'
+        '{"type":"Cut","at_s":6.811,"node":0,"other":-1,"for_s":2.0,"both":true}]}'
+    ),
     "fresh nodes put another roster into a store that has lost its data": (
         '{"seed":15449,"nodes":2,"workers":1,"backups":0,"steps":3,"runs":2,"one_host":true,"check_every":1,"faults":['
         '{"type":"Wipe","at_s":2.586,"for_s":4.0},'

@@ -36,6 +36,8 @@ class SimLinks:
     def __init__(self, agent: AgentProcess, events: Any) -> None:
         self._agent, self._events, self._world = agent, events, agent.world
         self.links: dict[str, SimLink] = {}
+        self._early: dict[tuple[str, int], list[Notice]] = {}
+        """Name and incarnation of an agent that has dialled before the store's news of it -> what it has said."""
         agent.links = self
 
     # ---- the port
@@ -88,27 +90,37 @@ class SimLinks:
     # ---- connections
 
     def dial(self, name: str) -> None:
-        """The two ends meet once each knows of the other."""
+        """The later of two agents dials, and hears the earlier one even before that one has news of it."""
         link, other = self.links.get(name), self._world.agents.get(name)
         if link is None or link.to is not None:
             return
-        back = other.links.links.get(self._agent.node) if other is not None and other.links is not None else None
-        known = (
-            other is not None
-            and other.runs
-            and other.incarnation == link.record.incarnation
-            and back is not None
-            and back.record.incarnation == self._agent.incarnation
-            and self._world.network.reach_each_other(self._agent.node, name)
-        )
-        if not known:
-            if other is not None and other.incarnation == link.record.incarnation and self._is_refused(other):
+        there = other is not None and other.incarnation == link.record.incarnation
+        if (
+            other is None
+            or not there
+            or not other.runs
+            or other.links is None
+            or not self._world.network.reach_each_other(self._agent.node, name)
+        ):
+            if other is not None and there and self._is_refused(other):
                 self._down(link, "its agent's port is closed", closed=True)
             self._agent.later(_DIAL_AGAIN_S, lambda: self.dial(name))
             return
-        assert other is not None and back is not None
-        self._connect(link, other)
-        other.links._connect(back, self._agent)
+        back = other.links.links.get(self._agent.node)
+        if back is not None and back.record.incarnation == self._agent.incarnation:
+            self._connect(link, other)
+            if back.to is not self._agent:
+                other.links._connect(back, self._agent)
+            self._hear_early(other)
+        elif link.record.incarnation < self._agent.incarnation:
+            self._connect(link, other)
+        else:
+            self._agent.later(_DIAL_AGAIN_S, lambda: self.dial(name))
+
+    def _hear_early(self, other: AgentProcess) -> None:
+        """Hear what it said before this agent knew of it."""
+        for notice in self._early.pop((other.node, other.incarnation), []):
+            self.hear(other, notice)
 
     def _is_refused(self, other: AgentProcess) -> bool:
         """Its machine says that nobody listens there any more."""
@@ -125,7 +137,9 @@ class SimLinks:
 
     def hear(self, source: AgentProcess, notice: Notice) -> None:
         link = self.links.get(source.node)
-        if link is not None and link.to is source and self._agent.alive:
+        if link is None or link.record.incarnation < source.incarnation:
+            self._early.setdefault((source.node, source.incarnation), []).append(notice)
+        elif link.to is source and self._agent.alive:
             self._up(link, "its agent answers again")
             self._agent.in_loop(lambda: self._events.on_notice(source.node, notice))
 
