@@ -199,7 +199,9 @@ class ArmFault(Tagged, frozen=True, kw_only=True):
 
 
 class HandOver(Tagged, frozen=True, kw_only=True):
-    """This node is to leave while others go on: the worker ends as soon as the step that it is in is committed."""
+    """This node is to leave while others go on: the worker ends with the first commit after which another node has all
+    that it holds.
+    """
 
 
 class CheckpointSettled(Tagged, frozen=True, kw_only=True):

@@ -33,3 +33,8 @@ class Machine:
         )
         self.loop = LoopFeed(self.views, self.commit, self.step, self.out)
         self.end = JobEnd(me, self.views, self.out)
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether no state is lost with this member's node."""
+        return self.commit.roles.are_elsewhere_too(self.views.view.nodes)

@@ -79,7 +79,7 @@ class Engine:
         self._unreleased: p.Advance | p.Enter | None = None
         """Waits until it is sure that the loop gets what was committed, and no memory that others use again."""
         self._is_leaving = False
-        """Its node goes at the end of the step."""
+        """Its node goes at the end of a step, as soon as another node has what is held here."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="elastrain-engine", daemon=True)
 
@@ -286,8 +286,8 @@ class Engine:
         match command:
             case p.Advance():
                 self._parts.journal.write("advance", step=command.record.step)
-                # Nothing of the next step has begun here: what is lost with this member is no work.
-                if self._is_leaving:
+                # Nothing of the next step has begun here: what is lost with this member is no work, and no state.
+                if self._is_leaving and self._core.machine.is_spare:
                     self._give_up(errors.StoppedError(f"{me} has handed over after step {command.record.step}"))
                 else:
                     handover.give(command)

@@ -133,6 +133,10 @@ class Cluster:
         nodes, there = self.peers.nodes, {m.node for m in self.members if self.is_alive(m.id)} - self.unlinked_nodes()
         return any(name in nodes and not nodes[name].leaving for name in there)
 
+    def others_stay(self) -> bool:
+        """Whether another node answers and does not leave, though its workers may only be on their way to the view."""
+        return any(peer.linked and not peer.leaving for peer in self.peers.nodes.values())
+
     def first_answering_node(self) -> str:
         """Of the nodes with members in the view; this one if there are none."""
         unlinked = self.unlinked_nodes()

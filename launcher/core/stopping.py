@@ -30,7 +30,7 @@ class Stopping:
         if may_wait and self._times.last_checkpoint_s:
             shutdown.leaving = event
             return [TellNodes(message=Leaving()), *self._look_around(now)]
-        if may_wait and event.code == PREEMPTED and self._cluster.others_go_on():
+        if may_wait and event.code == PREEMPTED and self._cluster.others_stay():
             shutdown.leaving = event
             return [*self._hand_over(now), TellNodes(message=Leaving())]
         # Others who were told the same need not wait for the end of a step that nobody goes on from.
@@ -41,9 +41,11 @@ class Stopping:
         """Handle a node that goes. Where all do, the whole job is stopped, and nobody is left to hand over to."""
         if node in self._cluster.peers.nodes:
             self._cluster.peers.nodes[node].leaving = True
-        if self._shutdown.leaving is None or self._cluster.others_go_on() or self._writes_last:
+        if self._shutdown.leaving is None or self._writes_last:
             return []
-        return self._write_last(now) if TogetherDue() in self._deadlines else self._shutdown.leave()
+        if TogetherDue() in self._deadlines:
+            return [] if self._cluster.others_go_on() else self._write_last(now)
+        return [] if self._cluster.others_stay() else self._shutdown.leave()
 
     def on_due(self, due: TogetherDue | HandOverDue, now: float) -> list[Command]:
         """Go on: whoever was told to go as this node was has said so by now, or what was waited for takes too long."""
@@ -81,6 +83,8 @@ class Stopping:
         assert self._shutdown.leaving is not None
         mine, sentence = self._cluster.unfinished(), self._shutdown.leaving.sentence
         self._deadlines.set(HandOverDue(), now + self._times.hand_over_s)
-        say = f"{sentence}: {', '.join(w.id for w in mine)} hand over at the end of the step, then this node leaves"
+        members = ", ".join(w.id for w in mine)
+        when = "at the end of a step, once another node has their state; then this one goes"
+        say = f"{sentence}: {members} hand over {when}"
         log = Log(event="leaving", fields={"members": [w.id for w in mine]}, say=say)
         return [log, *(Tell(member=w.id, message=HandOver()) for w in mine)]

@@ -125,7 +125,7 @@ def test_a_preempted_node_hands_over_between_two_steps_and_leaves(tmp_path: Path
     # The others have ended the job well: that a node was told to go does not count.
     assert run.exit_code == 0
     assert_equal_to_undisturbed(run, *arguments)
-    assert "m1 hand over at the end of the step" in run.output
+    assert "m1 hand over at the end of a step" in run.output
     last = max(e["step"] for e in run.journals["m1"] if e["event"] == "advance")
     begun = [e for e in run.journals["m1"] if e["event"] == "micro_batch" and e["step"] > last]
     assert not begun, "it leaves before it has begun with the next step"

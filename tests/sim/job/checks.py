@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from elastrain.errors import ElastrainError, StateLostError
+from elastrain.launcher.core.stopping import PREEMPTED
 from elastrain.launcher.values import End
 from elastrain.launcher.views import decode_view
 from elastrain.placement import Placement
@@ -214,6 +215,14 @@ class JobChecks:
         elif type(failure).__name__ in ("DivergedError", "CorruptedError"):
             raise Violation(f"{process.id} ends, though no bit has changed: {failure}")
 
+    def handed_over(self, process: MemberProcess) -> None:
+        """A member ends because its node is told to go: what it held is with others."""
+        view = process.sim.view
+        if view is None or not all(self._world.processes[m].alive for m in view.ids):
+            return
+        if self.able(view) is not None and self.able(view, besides=[process.node]) is None:
+            raise Violation(f"{process.id} hands over, and takes the only copy of something along")
+
     # ---- steps
 
     def advanced(self, process: MemberProcess, step: int) -> None:
@@ -275,7 +284,8 @@ class JobChecks:
             raise Violation(f"stands still between two lives: {[each.agent.name for each in world.lives.waiting]}")
         agents = [agent for agent in [*world.past, *world.agents.values()] if agent.life is self._life]
         ends = [agent.core.shutdown.end for agent in agents]
-        told = [end.sentence for end in ends if end is not None]
+        # Who was told to go says nothing about the job.
+        told = [end.sentence for end in ends if end is not None and end.code != PREEMPTED]
         if told and not (self.finishers or self._was_lost or any(words in t for words in _LEGAL for t in told)):
             raise Violation(f"the job has ended though nothing was lost: {told}")
         orphans = [process.id for process in world.living()]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastrain.agent_messages import Failed
+from elastrain.launcher.core.events import StopAsked
+from elastrain.launcher.core.stopping import PREEMPTED
 from tests.sim.job import schedule as sc
 from tests.sim.job.member import MemberProcess
 from tests.sim.job.network import STORE
@@ -39,7 +41,7 @@ class Faults:
         match fault:
             case sc.Kill() | sc.Raise() | sc.Stall() | sc.KillHolders() | sc.Reset():
                 self._on_members(fault)
-            case sc.KillNode() | sc.KillAll() | sc.Pause():
+            case sc.KillNode() | sc.KillAll() | sc.Pause() | sc.Preempt():
                 self._on_nodes(fault)
             case sc.Cut() | sc.Isolate() | sc.Slow():
                 self._on_network(fault)
@@ -98,8 +100,13 @@ class Faults:
 
     # ---- nodes
 
-    def _on_nodes(self, fault: sc.KillNode | sc.KillAll | sc.Pause) -> None:
+    def _on_nodes(self, fault: sc.KillNode | sc.KillAll | sc.Pause | sc.Preempt) -> None:
         match fault:
+            case sc.Preempt():
+                agent = self._agent(fault.node)
+                if agent is not None:
+                    self.struck += 1
+                    self._preempt(agent, fault.again_s)
             case sc.KillNode():
                 agent = self._agent(fault.node)
                 if agent is None:
@@ -145,6 +152,22 @@ class Faults:
                 world.start_node(agent.name)
 
             world.clock.at(fault.again_s, again)
+
+    def _preempt(self, agent: AgentProcess, again_s: float | None) -> None:
+        """Say to its agent what SIGTERM says: a process that stands still hears it when it goes on."""
+        world = self._world
+        told = StopAsked(code=PREEMPTED, sentence="stopped by SIGTERM")
+        agent.later(world.clock.soon(), lambda: agent.happen(told))
+        if again_s is None:
+            return
+        self.starting += 1
+
+        def again() -> None:
+            self.starting -= 1
+            if not agent.alive:
+                world.start_node(agent.name)
+
+        world.clock.at(again_s, again)
 
     def _pause_node(self, agent: AgentProcess, for_s: float) -> None:
         world = self._world

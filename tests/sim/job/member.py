@@ -17,7 +17,7 @@ from elastrain.base.places import Spot, Station
 from elastrain.checkpoint import CheckpointPlan
 from elastrain.comm.errors import MemberLost
 from elastrain.comm.wire.values import Frame, LossCause, Peer, PeerLost
-from elastrain.errors import ElastrainError, StateLostError
+from elastrain.errors import ElastrainError, StateLostError, StoppedError
 from elastrain.launcher.core import events as ev
 from elastrain.messages import Message, decode
 from elastrain.runtime.agent_link import AgentLink
@@ -209,6 +209,8 @@ class SimHandover:
         self._process.loop.take(outcome)
 
     def end(self, failure: Exception | None = None) -> None:
+        if isinstance(failure, StoppedError) and "handed over" in str(failure):
+            self._process.life.checks.handed_over(self._process)
         self._process.loop.end()
 
 

@@ -31,6 +31,7 @@ from elastrain.member.custody import Custody
 from elastrain.member.job_end import JobEnd
 from elastrain.member.recovering import Recovering
 from elastrain.member.reduction import Reduction
+from elastrain.member.roles import Roles
 from elastrain.member.views import Views
 from elastrain.values import Recovery
 from elastrain.world import View
@@ -235,6 +236,12 @@ def stays_after_the_end(rule: Rule, end: JobEnd) -> None:
 @_plant(CopiesGiven, "forget_view")
 def waits_for_copies_to_the_dead(rule: Rule, given: CopiesGiven) -> None:
     """A new view makes void what was on its way in the last one."""
+
+
+@_plant(Roles, "are_elsewhere_too", _has(sc.Preempt))
+def hands_over_the_only_copy(rule: Rule, roles: Roles, nodes: Mapping[str, str]) -> bool:
+    """A member whose node is told to go stays until another node has all that it holds."""
+    return True
 
 
 @_plant(Views, "take_waiting")

@@ -47,6 +47,13 @@ class KillNode(Fault, frozen=True, kw_only=True):
     agent_only: bool = False
 
 
+class Preempt(Fault, frozen=True, kw_only=True):
+    """A node is told to go; it may be started again after `again_s`, if it has gone by then."""
+
+    node: int
+    again_s: float | None = None
+
+
 class KillAll(Fault, frozen=True, kw_only=True):
     """All nodes within `spread_s`; each may be started again."""
 
@@ -154,6 +161,7 @@ AnyFault: TypeAlias = (
     Kill
     | Raise
     | KillNode
+    | Preempt
     | KillAll
     | KillHolders
     | Pause
@@ -256,6 +264,8 @@ def draw(seed: int) -> Schedule:
     slow_store = rng.randrange(sizes.nodes) if rng.random() < 0.2 else -1
     faults = _faults(rng, sizes)
     resumes = rng.choice((None, None, None, None, None, None, -1, 1))
+    if sizes.nodes > 1 and rng.random() < 0.12:  # drawn last: the schedules of all others stay what they were
+        faults = tuple(sorted((*faults, *_notices(rng, sizes)), key=lambda fault: fault.at_s))
     drawn = {"slow_store": slow_store, "faults": faults, "resumes": resumes}
     drawn["steps"] = sizes.steps if resumes is None else sizes.steps + resumes + 1
     return Schedule(**{**{f: getattr(sizes, f) for f in sizes.__struct_fields__}, **drawn})
@@ -310,6 +320,14 @@ def _faults(rng: random.Random, sizes: Schedule) -> tuple[AnyFault, ...]:
         close = rng.random() < 0.5
         at_s = at_s + rng.uniform(0, 2.5) if close else rng.uniform(0.1, horizon_s)
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
+
+
+def _notices(rng: random.Random, sizes: Schedule) -> list[AnyFault]:
+    """One node is told to go, or several one after the other."""
+    horizon_s = 4.0 + 1.2 * sizes.steps
+    times = [round(rng.uniform(3.5, horizon_s), 3) for _ in range(rng.choice((1, 1, 2)))]
+    again = (None, 0.5, 4.0)
+    return [Preempt(at_s=at_s, node=rng.randrange(8), again_s=rng.choice(again)) for at_s in times]
 
 
 def _kills(rng: random.Random, at_s: float, sizes: Schedule) -> AnyFault:

@@ -1246,6 +1246,21 @@ def test_a_preempted_node_waits_for_the_end_of_a_step_for_some_seconds_only() ->
     assert agent.end is not None and agent.end.code == 143
 
 
+def test_a_preempted_node_with_all_members_hands_over_to_who_is_only_on_the_way() -> None:
+    cluster = running()
+    for name, member in (("node1", "m1"), ("node2", "m2")):
+        assert member in cluster.agents[name].members
+        cluster.die(member, exit_code=-9)
+    assert cluster.agents["node0"].members == ("m0",)
+    agent = preempt(cluster, "node0")
+    assert agent.end is None
+    assert [c.member for c in agent.done if isinstance(c, Tell) and isinstance(c.message, HandOver)] == ["m0"]
+    preempt(cluster, "node1")
+    assert agent.end is None
+    preempt(cluster, "node2")
+    assert agent.end is not None and agent.end.code == 143
+
+
 def test_a_second_signal_is_waited_with_for_nothing() -> None:
     cluster = running()
     preempt(cluster, "node1")

@@ -145,12 +145,14 @@ class ScriptedCore:
     holders: tuple[Holders, ...] = (Holders("m0", ("m1",)),)
     record: Record | None = None
     step: int = 0
+    is_spare: bool = True
     shape: Shape = field(default_factory=lambda: Shape(runs=2, blocks=1, shards=(), backups=1))
     silent: tuple[str, ...] = ()
 
     @property
     def machine(self) -> Any:
-        return SimpleNamespace(shape=self.shape, step=SimpleNamespace(tasks=SimpleNamespace(load=lambda: None)))
+        tasks = SimpleNamespace(load=lambda: None)
+        return SimpleNamespace(shape=self.shape, step=SimpleNamespace(tasks=tasks), is_spare=self.is_spare)
 
     def handle(self, event: p.Event) -> list[p.Command]:
         self.events.append(event)
@@ -315,6 +317,19 @@ def test_whose_node_leaves_is_stopped_when_its_step_is_committed_and_not_before(
     record = SimpleNamespace(step=4)
     bench.happens(p.Ready(), p.Advance(record=record))  # type: ignore[arg-type]
     with pytest.raises(StoppedError, match="m0 has handed over after step 4"):
+        bench.handover.wait()
+
+
+def test_whose_node_leaves_goes_on_while_it_alone_has_some_state() -> None:
+    bench = Bench()
+    bench.core.is_spare = False
+    bench.turn(am.HandOver())
+    advance = p.Advance(record=SimpleNamespace(step=4))  # type: ignore[arg-type]
+    bench.happens(p.Ready(), advance)
+    assert bench.handover.wait() == advance
+    bench.core.is_spare = True
+    bench.happens(p.Ready(), p.Advance(record=SimpleNamespace(step=5)))  # type: ignore[arg-type]
+    with pytest.raises(StoppedError, match="m0 has handed over after step 5"):
         bench.handover.wait()
 
 
