@@ -135,7 +135,7 @@ def _state(run: RunDir) -> dict[str, Any] | None:
         return None
     # A file of another version, or damaged: what is shown is looked up in it by name.
     if problem := problem_of(left):
-        raise ConfigError(f"{run.state} is not a run's state: {problem}")
+        raise ConfigError(f"{run.state} is not a run's state, or that of another version of elastrain: {problem}")
     if left["exit_code"] is None:  # the agent could not write its last words
         left["state"] = "vanished"
     return left

@@ -24,6 +24,7 @@ from experiments.faults.cells import QUICK, Cell, Ground, chosen, legal_cells
 from experiments.faults.driver import STOPPING
 from experiments.faults.figures import HANGS, Outcome, figures, is_in_a_step
 from experiments.harness import Reach, add_record_flag, record, report
+from experiments.jobs import unwind_on_sigterm
 from tests.support import warm
 
 REACHES = {name: Reach(limit=0) for name in ("failed", "digest_mismatches", "lost_samples", "hangs", "leftovers")}
@@ -113,14 +114,15 @@ def main() -> int:
     if args.list:
         print("\n".join(f"{cell.way.ground:<8}{cell!s:<56}{cell.way.answer}" for cell in cells))
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: STOPPING.set())
-    signal.signal(signal.SIGINT, lambda *_: STOPPING.set())
     folder = args.keep or Path(tempfile.mkdtemp(prefix="elastrain-faults-"))
     begun_s = time.monotonic()
     values: dict[str, Any] = {}
     if args.only == ["healthy"]:
+        unwind_on_sigterm()
         values = healthy.measured(folder / "healthy", args.minutes)
     else:
+        for number in (signal.SIGTERM, signal.SIGINT):  # what has been found until then is told
+            signal.signal(number, lambda *_: STOPPING.set())
         outcomes, usual_s = run_cells(cells, folder, args.patience)
         values = figures(outcomes, usual_s=usual_s, legal=len(legal_cells()))
     values["seconds"] = round(time.monotonic() - begun_s, 1)
