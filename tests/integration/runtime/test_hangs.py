@@ -129,3 +129,22 @@ def test_a_preempted_node_hands_over_between_two_steps_and_leaves(tmp_path: Path
     last = max(e["step"] for e in run.journals["m1"] if e["event"] == "advance")
     begun = [e for e in run.journals["m1"] if e["event"] == "micro_batch" and e["step"] > last]
     assert not begun, "it leaves before it has begun with the next step"
+
+
+@pytest.mark.on_demand
+def test_a_preempted_node_hands_over_to_who_is_only_on_the_way(tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    slow.touch()
+    arguments = ("--steps", "60", "--backups", "1")
+    nodes = ("--local-nodes", "2", "--inject", "--shutdown-timeout", "100")
+    with NodesJob(tmp_path, *nodes, arguments=(*arguments, "--slow-while", str(slow))) as job:
+        job.wait_step(3)
+        job.inject("kill --target member:m1")
+        job.wait("view", generation=2)
+        job.inject("preempt --target node:node0 --grace 120")
+        job.wait("end", source="agent:node0", exit_code=143)
+        slow.unlink()
+        run = job.finish()
+        job.assert_nothing_left()
+    assert run.exit_code == 0
+    assert_equal_to_undisturbed(run, *arguments)
