@@ -1,0 +1,70 @@
+"""A clock that jumps changes nothing: wall-clock time is read for people, and for the age of checkpoints, alone.
+
+The syntax trees of all product files are searched. Who needs it stands in READERS with what for, and one that needs it
+no more fails too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.sources import Source, product
+
+CALLS = {
+    *("time.time", "time.time_ns", "time.localtime", "time.gmtime", "time.ctime", "time.strftime"),
+    *("datetime.now", "datetime.utcnow", "datetime.today", "date.today"),
+}
+CLOCKS = {"CLOCK_REALTIME", "CLOCK_REALTIME_COARSE", "CLOCK_TAI"}
+
+READERS = {
+    "elastrain.runtime.durable.disk": "the age of checkpoints (--keep-for)",
+    "elastrain.runtime.durable.tidying": "the age of checkpoints (--keep-for)",
+    "elastrain.runtime.durable.checkpoints": "when a checkpoint was made, in its manifest",
+    "elastrain.snapshot.durable.importing": "when a checkpoint was made, in its manifest",
+    "elastrain.launcher.events": "`wall` in the event log; `t` beside it is monotonic",
+    "elastrain.launcher.commands.checkpoint": "`checkpoint ls` shows the age",
+    "elastrain.launcher.commands.options.node_options": "the job's name, where none is given",
+    "elastrain.launcher.lookout": "the heading of written stacks",
+}
+
+
+def readings(source: Source) -> Iterator[int]:
+    """The lines in which wall-clock time is read."""
+    for node in source.nodes:
+        if isinstance(node, ast.Attribute):
+            *_, before, last = ["", "", *ast.unparse(node).split(".")]
+            if f"{before}.{last}" in CALLS or last in CLOCKS:
+                yield node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.module in ("time", "datetime"):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            if names & CALLS or (node.module == "time" and {alias.name for alias in node.names} & CLOCKS):
+                yield node.lineno
+
+
+def test_wall_clock_time_is_read_where_it_decides_nothing() -> None:
+    found = {source.module: line for source in product() for line in readings(source)}
+    assert {f"{module}:{line}" for module, line in found.items() if module not in READERS} == set()
+    assert READERS.keys() == READERS.keys() & found.keys(), "one that needs it no more: strike it"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import time\ntime.time()",
+        "from time import time",
+        "import datetime\ndatetime.datetime.now()",
+        "from datetime import datetime\ndatetime.utcnow()",
+        "import time\ntime.clock_gettime(time.CLOCK_REALTIME)",
+        "import time\nclock = time.time_ns",
+    ],
+)
+def test_a_reading_is_seen(text: str) -> None:
+    assert list(readings(Source(module="m", text=text)))
+
+
+def test_monotonic_time_is_free() -> None:
+    text = "import time\ntime.monotonic()\ntime.perf_counter()\ntime.sleep(1)"
+    assert not list(readings(Source(module="m", text=text)))
