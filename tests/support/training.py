@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ def _that_count(arguments: tuple[str, ...]) -> tuple[str, ...]:
 
 @functools.cache
 def _alone(arguments: tuple[str, ...], script: Path) -> Run:
-    def make(folder: Path) -> None:
+    def run(folder: Path) -> Run:
         done = warm.run(
             [sys.executable, str(script), *arguments],
             env=environment(ELASTRAIN_RUN_DIR=str(folder)),
@@ -131,11 +131,22 @@ def _alone(arguments: tuple[str, ...], script: Path) -> Run:
             text=True,
             timeout=TIMEOUT_S,
         )
-        (folder / "ended.json").write_text(json.dumps([done.returncode, done.stdout + done.stderr]))
+        return Run(done.returncode, done.stdout + done.stderr, folder)
 
-    folder = once("\0".join((str(script), *arguments)), make)
-    code, output = json.loads((folder / "ended.json").read_text())
-    return Run(code, output, folder)
+    return looked_at_by_many("\0".join((str(script), *arguments)), run)
+
+
+def looked_at_by_many(name: str, run: Callable[[Path], Run]) -> Run:
+    """What `run` leaves in the folder that it is given: made once for all processes of tests that name it."""
+
+    def make(folder: Path) -> None:
+        done = run(folder)
+        ended = [done.exit_code, done.output, str(done.folder.relative_to(folder))]
+        (folder / "ended.json").write_text(json.dumps(ended))
+
+    folder = once(name, make)
+    code, output, below = json.loads((folder / "ended.json").read_text())
+    return Run(code, output, folder / below)
 
 
 def assert_equal_to_undisturbed(run: Run, *arguments: str, script: Path = SCRIPT) -> None:

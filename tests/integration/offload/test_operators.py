@@ -74,7 +74,7 @@ def offload() -> Iterator[ActivationOffload]:
 
 
 def samples_of(op: OpInfo) -> list[SampleInput]:
-    """The first ones. `op.sample_inputs` would walk the whole stack for the unittest that it is in, at each operator."""
+    """The first ones. `op.sample_inputs` would look for its unittest in the whole stack, at each operator."""
     seed(0)
     return list(islice(op.sample_inputs_func(op, "cpu", torch.float32, requires_grad=True), SAMPLES))
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.training import SCRIPTS, Run, assert_equal_to_undisturbed, run_job
+from tests.support.training import SCRIPTS, Run, assert_equal_to_undisturbed, looked_at_by_many, run_job
 
 SCRIPT = SCRIPTS / "piped_training.py"
 MIB = 1 << 20
 # An odd size: nothing is a multiple of anything.
-SIZES = ("--micro-batch-size", "3073")
+SIZES = ("--micro-batch-size", "1537")
 
 pytestmark = pytest.mark.slow
 
@@ -38,11 +38,12 @@ def limited(folder: Path, disk: Path | None, limit_bytes: int, workers: int, sta
 
 
 @pytest.fixture(scope="module")
-def ample(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    folder = tmp_path_factory.mktemp("ample")
-    disk = folder / "disk"
-    disk.mkdir()
-    return limited(folder / "job", disk, 64 << 30, 3, 3, arguments=("--steps", "3", *SIZES))
+def ample() -> Run:
+    def run(folder: Path) -> Run:
+        (folder / "disk").mkdir()
+        return limited(folder / "job", folder / "disk", 64 << 30, 3, 3, arguments=("--steps", "3", *SIZES))
+
+    return looked_at_by_many("ample room for a pipeline", run)
 
 
 def test_what_is_expected_of_activations_is_what_is_saved(ample: Run) -> None:
@@ -60,8 +61,8 @@ def test_a_loss_within_the_limit_moves_activations_to_disk_and_changes_no_bit(
 ) -> None:
     activations_bytes = max(e["activations_bytes"] for e in events(ample, "memory"))
     limit_bytes = max(e["peak_bytes"] for e in events(ample, "memory")) + round(more * activations_bytes)
-    arguments = ("--steps", "7", *SIZES)
-    faults = ["kill --target member:m1 --at step=3,phase=backward"]
+    arguments = ("--steps", "5", *SIZES)
+    faults = ["kill --target member:m1 --at step=2,phase=backward"]
     run = limited(tmp_path / "tight", disk, limit_bytes, workers, stages, arguments=arguments, faults=faults)
     assert_equal_to_undisturbed(run, *arguments, script=SCRIPT)
     assert set(run.digests) == {f"m{rank}" for rank in range(workers)} - {"m1"}
@@ -73,7 +74,7 @@ def test_a_loss_within_the_limit_moves_activations_to_disk_and_changes_no_bit(
 
 def test_a_limit_under_which_no_task_fits_ends_the_job_with_what_would_fit(tmp_path: Path, ample: Run) -> None:
     fixed_bytes = max(e["need_base_bytes"] for e in events(ample, "room"))
-    run = limited(tmp_path / "tiny", None, fixed_bytes + 20 * MIB, 3, 3, arguments=("--steps", "3", *SIZES))
+    run = limited(tmp_path / "tiny", None, fixed_bytes + 10 * MIB, 3, 3, arguments=("--steps", "3", *SIZES))
     assert run.exit_code == 1
     assert "MiB too small for this plan" in run.output
     assert "of its blocks 'layers." in run.output

@@ -12,6 +12,8 @@ from elastrain.offload import profile
 from tests.support.training import SCRIPTS, Run, assert_equal_to_undisturbed, run_job
 
 SCRIPT = SCRIPTS / "drive_training.py"
+STEPS = ("--steps", "4", "--micro-batches", "4", "--run-length", "1")
+"""Of the jobs of two: two micro-batches for each in each step, and one more step than faults strike in."""
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +36,7 @@ def events(run: Run, kind: str) -> list[dict[str, Any]]:
 
 
 def test_a_micro_batch_whose_activations_do_not_come_back_is_computed_again(tmp_path: Path, disk: Path) -> None:
-    steps = ("--steps", "5")
+    steps = STEPS
     faults = {
         "m1:activations:read:flip:1": "other bytes than were written",
         "m1:activations:read:eio:2": "Input/output error",
@@ -54,7 +56,7 @@ def test_a_micro_batch_whose_activations_do_not_come_back_is_computed_again(tmp_
 
 def test_a_spill_that_compresses_is_packed_where_that_pays_and_changes_no_bit(tmp_path: Path, disk: Path) -> None:
     """A drive of 30 MB/s and idle cores: dropout's masks are worth it, also where a busy machine packs slowly."""
-    steps = ("--steps", "5")
+    steps = STEPS
     faults = [f"m{number}:activations:any:slow:0" for number in range(2)]
     run = on_drives(tmp_path, disk, (*steps, "--idle-cores", "2", "--faults", *faults), workers=2)
     assert_equal_to_undisturbed(run, *steps, script=SCRIPT)
@@ -65,8 +67,12 @@ def test_a_spill_that_compresses_is_packed_where_that_pays_and_changes_no_bit(tm
         assert drive.written_bytes < 0.9 * (stats.spilled_bytes - stats.forwarded_bytes)
 
 
-LOSSES = ("--micro-batches", "9", "--run-length", "1", "--backups", "2")
-"""A member is lost every other step: two backups of each shard, since new ones take some steps to be whole."""
+def losses(members: int, steps: int) -> tuple[str, ...]:
+    """A member is lost every other step: two backups of each shard, since new ones take some steps to be whole.
+
+    Each member has one micro-batch of a step before the first loss.
+    """
+    return ("--steps", str(steps), "--micro-batches", str(members), "--run-length", "1", "--backups", "2")
 
 
 def every_other_step(told: Sequence[str]) -> list[str]:
@@ -83,7 +89,7 @@ def assert_only_m0_is_left(run: Run, *arguments: str) -> None:
 def test_drives_that_fail_for_good_and_a_kill_while_one_is_read_cost_a_member_each_and_no_bit(
     tmp_path: Path, disk: Path
 ) -> None:
-    steps = ("--steps", "9", *LOSSES)
+    steps = losses(4, steps=8)
     told = every_other_step(("activations:write:full", "shards:read:eio", "reading"))
     run = on_drives(tmp_path, disk, (*steps, "--shards", "--faults", *told[:2], "--die-in", *told[2:]), workers=4)
     assert_only_m0_is_left(run, *steps)
@@ -93,7 +99,7 @@ def test_drives_that_fail_for_good_and_a_kill_while_one_is_read_cost_a_member_ea
 
 @pytest.mark.on_demand
 def test_every_way_in_which_a_drive_takes_no_more_activations(tmp_path: Path, disk: Path) -> None:
-    steps = ("--steps", "13", *LOSSES)
+    steps = losses(6, steps=13)
     kinds = {
         "full": "No space left on device",
         "quota": "Disk quota exceeded",
@@ -112,7 +118,7 @@ def test_every_way_in_which_a_drive_takes_no_more_activations(tmp_path: Path, di
 
 @pytest.mark.on_demand
 def test_every_way_in_which_a_drive_loses_optimizer_states(tmp_path: Path, disk: Path) -> None:
-    steps = ("--steps", "13", *LOSSES)
+    steps = losses(6, steps=13)
     kinds = ("read:eio", "read:flip", "write:full", "write:torn", "any:gone")
     faults = every_other_step([f"shards:{kind}" for kind in kinds])
     run = on_drives(tmp_path, disk, (*steps, "--shards", "--faults", *faults), workers=6)
@@ -125,8 +131,8 @@ def test_every_way_in_which_a_drive_loses_optimizer_states(tmp_path: Path, disk:
 
 @pytest.mark.on_demand
 def test_members_killed_in_every_state_of_an_activation_leave_nothing(tmp_path: Path, disk: Path) -> None:
-    steps = ("--steps", "19", *LOSSES)
     states = ("writing", "forwarded", "spilled", "reading", "reloaded", "failed", "leaving", "dropped")
+    steps = losses(len(states) + 1, steps=19)
     die = every_other_step(states)
     wrong = [
         f"{member}:activations:read:flip:{step}"
@@ -143,7 +149,7 @@ def test_members_killed_in_every_state_of_an_activation_leave_nothing(tmp_path: 
 
 
 def test_a_member_killed_with_its_shards_on_disk_leaves_nothing_there(tmp_path: Path, disk: Path) -> None:
-    steps = ("--steps", "4")
+    steps = STEPS
     kill = ["kill --target member:m0 --at step=2,phase=apply"]
     run = on_drives(tmp_path, disk, (*steps, "--shards"), workers=2, faults=kill)
     assert_equal_to_undisturbed(run, *steps, script=SCRIPT)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elastrain.runtime.memory_keeper import WRITING_BYTES
-from tests.support.training import SCRIPTS, Run, assert_equal_to_undisturbed, run_job
+from tests.support.training import SCRIPTS, Run, assert_equal_to_undisturbed, looked_at_by_many, run_job
 
 SCRIPT = SCRIPTS / "squeezed_training.py"
 MIB = 1 << 20
@@ -37,7 +37,7 @@ def squeezed(folder: Path, disk: Path | None, limit_bytes: int, more: Sequence[s
 
 
 def test_a_loss_within_the_limit_moves_activations_to_disk_and_changes_no_bit(tmp_path: Path, disk: Path) -> None:
-    ample = squeezed(tmp_path / "ample", disk, 64 << 30, workers=3, arguments=("--steps", "4"))
+    ample = squeezed(tmp_path / "ample", disk, 64 << 30, workers=3, arguments=("--steps", "3"))
     needs = events(ample, "room")[-1]
     assert needs["activations_bytes"] > 60 << 30
     assert needs["shards_on_disk"] == 0
@@ -49,8 +49,8 @@ def test_a_loss_within_the_limit_moves_activations_to_disk_and_changes_no_bit(tm
         + needs["need_shards_bytes"] // 2
         + 4 * MIB
     )
-    arguments = ("--steps", "12")
-    faults = ["kill --target member:m1 --at step=4,phase=backward"]
+    arguments = ("--steps", "6")
+    faults = ["kill --target member:m1 --at step=2,phase=backward"]
     run = squeezed(tmp_path / "tight", disk, limit_bytes, workers=3, arguments=arguments, faults=faults)
     assert_equal_to_undisturbed(run, *arguments, script=SCRIPT)
     assert set(run.digests) == {"m0", "m2"}
@@ -109,10 +109,11 @@ FAULTS = ["kill --target member:m1 --at step=2,phase=backward"]
 
 
 @pytest.fixture(scope="module")
-def peak_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
+def peak_bytes() -> int:
     """What three members of `WIDE` hold at most."""
-    ample = squeezed(
-        tmp_path_factory.mktemp("ample") / "job", None, 64 << 30, workers=3, arguments=("--steps", "3", *WIDE)
+    arguments = ("--steps", "3", *WIDE)
+    ample = looked_at_by_many(
+        "ample room for WIDE", lambda folder: squeezed(folder / "job", None, 64 << 30, workers=3, arguments=arguments)
     )
     return max(each["peak_bytes"] for each in events(ample, "memory"))
 
@@ -124,7 +125,7 @@ def tight_bytes(peak_bytes: int) -> int:
 
 
 def test_a_loss_moves_optimizer_shards_to_disk_and_changes_no_bit(tmp_path: Path, disk: Path, tight_bytes: int) -> None:
-    arguments = ("--steps", "5", *WIDE)
+    arguments = ("--steps", "4", *WIDE)
     run = squeezed(tmp_path / "tight", disk, tight_bytes, workers=3, arguments=arguments, faults=FAULTS)
     assert_equal_to_undisturbed(run, *arguments, script=SCRIPT)
     assert set(run.digests) == {"m0", "m2"}
@@ -138,7 +139,7 @@ def test_a_loss_moves_optimizer_shards_to_disk_and_changes_no_bit(tmp_path: Path
 def test_a_loss_that_leaves_a_plan_without_room_ends_the_job_with_what_is_missing(
     tmp_path: Path, tight_bytes: int
 ) -> None:
-    run = squeezed(tmp_path / "tight", None, tight_bytes, workers=3, arguments=("--steps", "5", *WIDE), faults=FAULTS)
+    run = squeezed(tmp_path / "tight", None, tight_bytes, workers=3, arguments=("--steps", "4", *WIDE), faults=FAULTS)
     assert run.exit_code == 1
     assert "MiB too small for this plan" in run.output
     assert "--offload-dir" in run.output
@@ -149,7 +150,7 @@ def test_a_loss_that_leaves_a_plan_without_room_ends_the_job_with_what_is_missin
 def test_checkpoints_keep_to_the_limit_and_change_no_bit(tmp_path: Path, peak_bytes: int, layout: str) -> None:
     """The room that is left is less than the states that a member writes, beside what writing itself takes."""
     limit_bytes = peak_bytes + WRITING_BYTES + 8 * MIB
-    place, arguments = tmp_path / "checkpoints", ("--steps", "6", *WIDE)
+    place, arguments = tmp_path / "checkpoints", ("--steps", "4", *WIDE)
     more = ["--checkpoint-dir", str(place), "--checkpoint-every", "1", "--checkpoint-layout", layout]
     run = squeezed(tmp_path / "tight", None, limit_bytes, workers=3, arguments=arguments, more=more)
     assert_equal_to_undisturbed(run, *arguments, script=SCRIPT)
