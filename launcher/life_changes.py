@@ -81,23 +81,33 @@ def agree(store: SealedStore, job: str, key_ttl_s: float, ended: LifeEnd, newest
     stands = read_life(store, job)[1]
     if stands.number > ended.life.number:
         return Following(life=stands, reason=_found(stands))
-    # The counter knows of members on nodes that this agent has never met.
-    first_member = max(ended.first_member, _used_members(store, old))
-    following = next_life(ended.life, ended.end, newest_step=newest_step, first_member=first_member)
-    if following.life is not None:
-        lease = JobKeys(store, scope(job, following.life.number), key_ttl_s).lease()
-        stands = begin_life(store, job, following.life, lease)
-        if stands != following.life:
-            following = Following(life=stands, reason=_found(stands))
+    following = _begin_next(store, job, key_ttl_s, ended, newest_step)
     # Its agents leave them, so that whoever came meanwhile saw how that life ended.
     if ended.end.lost:
         old.remove_all()
     return following
 
 
-def _used_members(store: SealedStore, keys: JobKeys) -> int:
-    there = store.get(keys.prefix + "members")
-    return int(there.value) if there is not None else 0
+def _begin_next(store: SealedStore, job: str, key_ttl_s: float, ended: LifeEnd, newest_step: int | None) -> Following:
+    counter = JobKeys(store, scope(job, ended.life.number)).prefix + "members"
+    while True:
+        # It knows of members on nodes that this agent has never met. Numbers go on being taken until the next life is
+        # there, so that both are one transaction.
+        used, revision = _counted(store, counter)
+        first_member = max(ended.first_member, used)
+        following = next_life(ended.life, ended.end, newest_step=newest_step, first_member=first_member)
+        if following.life is None:
+            return following
+        lease = JobKeys(store, scope(job, following.life.number), key_ttl_s).lease()
+        stands = begin_life(store, job, following.life, lease, {counter: revision})
+        if stands is not None:
+            return following if stands == following.life else Following(life=stands, reason=_found(stands))
+
+
+def _counted(store: SealedStore, counter: str) -> tuple[int, int]:
+    """How many numbers are used, and the revision of the key that says so; 0 for none."""
+    there = store.get(counter)
+    return (int(there.value), there.revision) if there is not None else (0, 0)
 
 
 def _found(life: Life) -> str:

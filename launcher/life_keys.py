@@ -5,6 +5,9 @@ Encoding and transactions, as in `views`; whether a life begins is decided in `l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import msgspec
 
 from elastrain.base.scope import job_of
@@ -31,15 +34,20 @@ def as_stored(life: Life) -> Life:
     return Life(number=life.number, step=life.step, first_member=life.first_member, barren=life.barren)
 
 
-def begin_life(store: Store, job: str, life: Life, lease: int | None) -> Life:
+def begin_life(
+    store: Store, job: str, life: Life, lease: int | None, counted: Mapping[str, int] = MappingProxyType({})
+) -> Life | None:
     """Say that the job goes on in `life`. Returns the life that stands: this one, or another's that is as late.
 
     lease: of that life's own keys: the key goes with them. Raises LeaseLostError.
+    counted: keys and revisions from which this life was made; None is returned where one of them has changed.
     """
     while True:
         there, stands = read_life(store, job)
         if stands.number >= life.number:
             return stands
         put = {life_key(job): msgspec.json.encode(life)}
-        if store.commit(expect={life_key(job): there}, put=put, lease=lease) is not None:
+        if store.commit(expect={life_key(job): there, **counted}, put=put, lease=lease) is not None:
             return life
+        if counted:
+            return None

@@ -122,9 +122,9 @@ class Links:
         for name in [name for name in self._links if name not in nodes]:
             self._hang_up(self._links.pop(name))
 
-    def answering(self) -> frozenset[str]:
-        """The nodes whose agents answer."""
-        return frozenset(name for name, link in self._links.items() if link.up)
+    def answering(self) -> dict[str, int]:
+        """The nodes whose agents answer, and their incarnations."""
+        return {name: link.record.incarnation for name, link in self._links.items() if link.up}
 
     # ---- notices
 

@@ -40,8 +40,8 @@ class NodeEnd:
         self._log.write("end", exit_code=end.code, reason=end.sentence)
         if end.job_is_over or end.lost:
             self._registry.put_end(Over(code=end.code, sentence=end.sentence, detail=end.detail, lost=end.lost))
-        elif end.code == 0:
-            self._registry.put_left(self._incarnation)
+        else:
+            self._registry.put_left(self._incarnation, is_done=end.code == 0)
         running = self._workers.running
         for member in running:
             self._workers.tell(Tell(member=member, message=Stop(reason=end.sentence)))

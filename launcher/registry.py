@@ -6,10 +6,11 @@ Calls and answers only; what is asked for, and what follows from the answer, is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import asdict
@@ -56,7 +57,8 @@ class Registry(Protocol):
 
     def put_end(self, over: Over) -> None: ...
 
-    def put_left(self, incarnation: int) -> None: ...
+    def put_left(self, incarnation: int, *, is_done: bool) -> None:
+        """This node goes; `is_done`: in good order, as its work is done."""
 
     def next_deadline_s(self) -> float | None: ...
 
@@ -92,7 +94,7 @@ class LoneRegistry:
 
     def put_end(self, over: Over) -> None: ...
 
-    def put_left(self, incarnation: int) -> None: ...
+    def put_left(self, incarnation: int, *, is_done: bool) -> None: ...
 
     def next_deadline_s(self) -> float | None:
         return None
@@ -208,8 +210,9 @@ class SharedRegistry:
         self._standing.may_follow = over.lost
         self._thread.call(lambda _: self._keys.put_once("end", asdict(over)), lambda _: None)
 
-    def put_left(self, incarnation: int) -> None:
-        self._thread.call(lambda _: self._keys.put_once(f"left/{incarnation}", {}), lambda _: None)
+    def put_left(self, incarnation: int, *, is_done: bool) -> None:
+        kind = "left" if is_done else "gone"
+        self._thread.call(lambda _: self._keys.put_once(f"{kind}/{incarnation}", {}), lambda _: None)
 
     def next_deadline_s(self) -> float | None:
         dues = (self._calls.next_deadline_s(), self._trust.until_s)
@@ -222,8 +225,10 @@ class SharedRegistry:
             if self._content is not None:
                 self._on_items(*self._content)
 
-    def close(self, answering: Collection[str] = ()) -> None:
-        """Leave the store; who is the last takes the job's keys along. `answering`: nodes whose agents live."""
+    def close(self, answering: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Leave the store; who is the last takes the job's keys along. `answering`: nodes whose agents live, and their
+        incarnations.
+        """
         # How this node ended is there before its own key goes: else the others would take it for dead.
         deadline_s = time.monotonic() + _CLOSE_S
         self._thread.settle(_CLOSE_S)

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -199,26 +199,37 @@ class JobKeys:
             if self._commit({key: revision}, {key: str(at_least).encode()}) is not None:
                 return
 
-    def take_number(self, counter: str, *, at_least: int = 0) -> int:
-        """The next number that nobody has taken. `at_least`: what is known to be used up, should the store forget."""
+    def take_number(
+        self, counter: str, *, at_least: int = 0, look: Callable[[], Mapping[str, int]] = dict
+    ) -> int:
+        """The next number that nobody has taken. `at_least`: what is known to be used up, should the store forget.
+
+        look: says before each try which keys have to stay as they are, and their revisions.
+        """
         key = self.prefix + counter
         while True:
+            expect = look()
             there = self._store.get(key)
             number = max(int(there.value) if there is not None else 0, at_least)
             revision = there.revision if there is not None else 0
-            if self._commit({key: revision}, {key: str(number + 1).encode()}) is not None:
+            if self._commit({**expect, key: revision}, {key: str(number + 1).encode()}) is not None:
                 return number
 
     def take_member(self, *, at_least: int, roster: Roster | None = None) -> int:
         """The number of a new member. Raises StoreUnavailableError while the job's roster is not there.
 
         Without one the job is over, or its keys have to be put again first: a count from nothing would give numbers
-        twice. With another one the count is another job's.
+        twice. With another one the count is another job's. And whoever begins the next life has counted, too.
         """
-        stands = self._roster()
-        if stands is None or stands != (roster or stands):
-            raise StoreUnavailableError("the job's roster is not in the store")
-        return self.take_number("members", at_least=at_least)
+
+        def look() -> dict[str, int]:
+            there, life = read_life(self._store, self.life)
+            stands = self._roster()
+            if stands is None or stands != (roster or stands) or life.number > life_of(self.life):
+                raise StoreUnavailableError("the job's roster is not in the store")
+            return {life_key(self.life): there}
+
+        return self.take_number("members", at_least=at_least, look=look)
 
     def keep(self) -> None:
         """Start the time of the job's lease anew. If it is gone, whoever writes next takes another."""
@@ -244,11 +255,13 @@ class JobKeys:
                 self._store.revoke(mine)
         return self._lease
 
-    def remove_all(self, answering: Collection[str] | None = None, wait_s: float = 0.0) -> bool:
+    def remove_all(self, answering: Mapping[str, int] | None = None, wait_s: float = 0.0) -> bool:
         """Delete the job's keys, unless a node is there. False if one is.
 
-        Nodes outside `answering` (by default all count as answering) are waited for: a dead one's key goes with its
-        lease, after at most `wait_s`, and nobody comes after the last to take the others along.
+        `answering`: nodes whose agents answer, and their incarnations. One of them that has no key, and has not said
+        that it goes, has lost its lease in an outage, and is there. Nodes outside of it (by default all count as
+        answering) are waited for: a dead one's key goes with its lease, after at most `wait_s`, and nobody comes after
+        the last to take the others along.
         """
         deadline_s = time.monotonic() + wait_s
         while True:
@@ -259,6 +272,8 @@ class JobKeys:
                     return False
                 time.sleep(_LOOK_AGAIN_S)
                 continue
+            if answering and _is_one_away(self.prefix, answering, items):
+                return False
             if self.remove(items):
                 return True
 
@@ -307,8 +322,18 @@ class JobKeys:
 
     def left(self, items: Mapping[str, Item]) -> frozenset[int]:
         """The incarnations that have gone in good order."""
-        prefix = self.prefix + "left/"
-        return frozenset(int(key.removeprefix(prefix)) for key in items if key.startswith(prefix))
+        return _incarnations(self.prefix + "left/", items)
+
+
+def _is_one_away(prefix: str, answering: Mapping[str, int], items: Sequence[Item]) -> bool:
+    """Of nodes that answer and have no key: whether one has not said that it goes. At the job's end all go."""
+    keys = [item.key for item in items]
+    gone = _incarnations(prefix + "left/", keys) | _incarnations(prefix + "gone/", keys)
+    return prefix + "end" not in keys and not gone >= set(answering.values())
+
+
+def _incarnations(prefix: str, keys: Iterable[str]) -> frozenset[int]:
+    return frozenset(int(key.removeprefix(prefix)) for key in keys if key.startswith(prefix))
 
 
 def is_older(checkpoint: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

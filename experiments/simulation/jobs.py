@@ -12,12 +12,13 @@ import multiprocessing as mp
 import sys
 import time
 from collections import Counter
+from functools import partial
 
 from experiments.harness import Reach, record, report
 from tests.sim.job.batch import PIECE, simulate
 from tests.sim.job.plants import PLANTS
 from tests.sim.job.replay import shrunk
-from tests.sim.job.schedule import draw, to_text
+from tests.sim.job.schedule import Schedule, draw, draw_lives, to_text
 
 
 def find(plant: str) -> tuple[str, int | None]:
@@ -32,26 +33,33 @@ def rarely_collect() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
-def tell(seed: int, sentence: str) -> None:
+def tell(seed: int, sentence: str, schedule: Schedule) -> None:
     """A failure, its seed, and the smallest schedule found that fails alike."""
     print(f"seed {seed}: {sentence}", flush=True)
-    print(f"  again: python -m tests.sim.job.replay '{to_text(shrunk(draw(seed)))}'", flush=True)
+    print(f"  again: python -m tests.sim.job.replay '{to_text(shrunk(schedule))}'", flush=True)
+
+
+def seeds_of(args: argparse.Namespace) -> range:
+    """The first seed of each piece."""
+    return range(args.first, args.first + args.schedules, PIECE)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.simulation.jobs", description=__doc__)
     parser.add_argument("--schedules", type=int, default=2000, help=f"a multiple of {PIECE}")
     parser.add_argument("--first", type=int, default=0, help="seed of the first one")
+    parser.add_argument("--lives", action="store_true", help="jobs that write checkpoints and lose everything")
     parser.add_argument("--minutes", type=float, default=60.0, help="no new schedules when they are over")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--no-plants", action="store_true", help="leave the planted bugs out")
     parser.add_argument("--record", action="store_true", help="append the figures to the results")
     args = parser.parse_args()
+    drawn = draw_lives if args.lives else draw
     begun_s = time.monotonic()
     ended: Counter[str] = Counter()
     broken: list[tuple[int, str]] = []
     with mp.get_context("spawn").Pool(args.processes, rarely_collect) as pool:
-        for some, found in pool.imap_unordered(simulate, range(args.first, args.first + args.schedules, PIECE)):
+        for some, found in pool.imap_unordered(partial(simulate, draw=drawn), seeds_of(args)):
             ended += some
             broken += found
             if time.monotonic() > begun_s + 60 * args.minutes:
@@ -61,7 +69,7 @@ def main() -> int:
         seeds = dict(pool.imap_unordered(find, plants)) if plants else {}
         pool.terminate()
     for seed, sentence in broken[:5]:
-        tell(seed, sentence)
+        tell(seed, sentence, drawn(seed))
     missed = [plant for plant, seed in seeds.items() if seed is None]
     figures = {
         "schedules": ended["schedules"],
@@ -77,7 +85,12 @@ def main() -> int:
         "wall_s": round(wall_s, 1),
     }
     if args.record:
-        settings = {"what": "whole jobs", "first": args.first, "processes": args.processes, "missed": missed}
+        settings = {
+            "what": "lives" if args.lives else "whole jobs",
+            "first": args.first,
+            "processes": args.processes,
+            "missed": missed,
+        }
         record("simulation", figures, quick=ended["schedules"] < 20_000, settings=settings)
     none = Reach(limit=0)
     return 0 if report(figures, {"violations": none, "stuck": none, "planted_missed": none}) else 1

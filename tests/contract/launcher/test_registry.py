@@ -78,7 +78,7 @@ def watcher(store: Store) -> Iterator[Agent]:
 
 
 SAYS: list[tuple[str, Callable[[SharedRegistry], None], Callable[[News], bool]]] = [
-    ("left", lambda leaver: leaver.put_left(2), lambda news: news.left == {2}),
+    ("left", lambda leaver: leaver.put_left(2, is_done=True), lambda news: news.left == {2}),
     ("end", lambda leaver: leaver.put_end(Over(code=0, sentence="done")), lambda news: news.end is not None),
 ]
 
@@ -95,7 +95,7 @@ def test_how_a_node_ended_is_known_when_its_key_goes(
     watcher.until(lambda news: "leaver" in news.nodes)
     watcher.news.clear()
     say(leaver.registry)
-    leaver.registry.close(answering=["watcher"])
+    leaver.registry.close(answering={"watcher": 1})
     watcher.until(lambda news: "leaver" not in news.nodes)
     assert all(known(news) for news in watcher.news if "leaver" not in news.nodes)
 
@@ -111,7 +111,7 @@ def test_number_is_not_given_twice_by_a_store_that_has_forgotten(store: Store, w
     other.registry.take_number(0, taken.append)
     other.until(lambda news: len(taken) == 2)
     assert taken == [5, 6]
-    other.registry.close(answering=["watcher"])
+    other.registry.close(answering={"watcher": 1})
     other.inbox.close()
 
 
@@ -170,9 +170,29 @@ def test_node_that_leaves_right_after_an_outage_does_not_take_the_keys_of_others
     leaver.registry.put_begun()
     leaver.until(lambda news: news.begun)
     leaver.registry._on_presence(presence.Lapsed())  # so the keys of the others may have lapsed, too
-    leaver.registry.close(answering=["other"])
+    leaver.registry.close(answering={"other": 2})
     assert store.get(PREFIX + "begun") is not None
     leaver.inbox.close()
+
+
+@pytest.mark.parametrize("has_said_that_it_goes", [False, True])
+def test_node_that_leaves_takes_no_keys_of_one_that_answers_and_is_only_cut_off_from_the_store(
+    store: Store, has_said_that_it_goes: bool
+) -> None:
+    other = Agent(Slow(store, "nothing"), "other", 2)  # type: ignore[arg-type]
+    leaver = Agent(Slow(store, "nothing"), "leaver", 1)  # type: ignore[arg-type]
+    leaver.registry.put_begun()
+    leaver.until(lambda news: news.begun and "other" in news.nodes)
+    if has_said_that_it_goes:
+        other.registry.put_left(2, is_done=False)
+    assert other.registry._presence is not None
+    other.registry._presence.close(1.0)  # its lease is gone
+    leaver.registry.put_left(1, is_done=False)
+    leaver.registry.close(answering={"other": 2})
+    assert (store.get(PREFIX + "begun") is None) is has_said_that_it_goes
+    other.registry.close(answering={})
+    leaver.inbox.close()
+    other.inbox.close()
 
 
 def test_who_was_away_when_the_last_node_took_the_keys_along_reads_how_the_job_ended(store: Store) -> None:
@@ -185,7 +205,7 @@ def test_who_was_away_when_the_last_node_took_the_keys_along_reads_how_the_job_e
     assert away.registry._presence is not None
     away.registry._presence.close(1.0)  # its lease is gone
     last.registry.put_end(Over(code=0, sentence="done"))
-    last.registry.close(answering=[])
+    last.registry.close(answering={})
     away.until(lambda news: news.removed)
     removed = next(news for news in away.news if news.removed)
     assert removed.end == Over(code=0, sentence="done")

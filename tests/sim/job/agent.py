@@ -19,7 +19,7 @@ from elastrain.launcher.peer_agents import AgentPort, ClusterAccess, PeerAgents
 from elastrain.launcher.presence import Presence
 from elastrain.launcher.registry import LEASE_S, LoneRegistry
 from elastrain.launcher.store import MemoryStore
-from elastrain.launcher.values import JobConfig, Life, Start, Tell
+from elastrain.launcher.values import JobConfig, LeaveTimes, Life, Start, Tell
 from tests.sim.job.clock import Process
 from tests.sim.job.etcd import Client
 from tests.sim.job.links import SimLinks
@@ -47,7 +47,18 @@ class AgentLog:
 
 
 _TOLD = {"view", "parked", "unparked", "death", "exit", "replace", "no_restart", "refused", "node_dead", "kill", "end"}
-_TOLD |= {"store_away", "store_back", "end_suspect", "lease_gone", "link", "hang", "hang_over", "hang_spared"}
+_TOLD |= {
+    "store_away",
+    "store_back",
+    "end_suspect",
+    "lease_gone",
+    "link",
+    "hang",
+    "hang_over",
+    "hang_spared",
+    "last_checkpoint",
+    "leaving",
+}
 
 
 def config_of(world: World, name: str, incarnation: int, life: Life) -> JobConfig:
@@ -57,6 +68,7 @@ def config_of(world: World, name: str, incarnation: int, life: Life) -> JobConfi
     return job_config(
         node=name, incarnation=incarnation, workers=sizes.workers, nodes_min=nodes_min, nodes_max=world.nodes_max,
         max_restarts=100, last_call_s=1.0, join_timeout_s=15.0, life=life,
+        leave=LeaveTimes(last_checkpoint_s=30.0 if sizes.checkpoint_every else 0.0),
     )  # fmt: skip
 
 

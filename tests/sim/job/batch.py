@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
-from tests.sim.job.schedule import draw
+from tests.sim.job.schedule import Schedule, draw
 from tests.sim.job.world import World, outcome
 
 PIECE = 25
 """Schedules of one call."""
 
 
-def simulate(first: int) -> tuple[Counter[str], list[tuple[int, str]]]:
+def simulate(first: int, draw: Callable[[int], Schedule] = draw) -> tuple[Counter[str], list[tuple[int, str]]]:
     """How `PIECE` schedules ended, and (seed, sentence) of each in which something does not hold."""
     ended: Counter[str] = Counter()
     broken: list[tuple[int, str]] = []

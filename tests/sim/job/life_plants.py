@@ -107,10 +107,10 @@ def asks_only_once_for_the_life_that_stands(
     return rule(store, job, ttl_s, ended, newest_step)  # type: ignore[no-any-return]
 
 
-@_plant(life_changes, "_used_members")
-def numbers_begin_anew(rule: Rule, store: Any, keys: Any) -> int:
+@_plant(life_changes, "_counted")
+def numbers_begin_anew(rule: Rule, store: Any, counter: str) -> tuple[int, int]:
     """No member's number is used in two lives."""
-    return 0
+    return 0, rule(store, counter)[1]
 
 
 @_plant(life_changes, "next_life")

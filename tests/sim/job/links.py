@@ -57,8 +57,8 @@ class SimLinks:
         for name in [name for name in self.links if name not in nodes]:
             self._hang_up(self.links.pop(name))
 
-    def answering(self) -> frozenset[str]:
-        return frozenset(name for name, link in self.links.items() if link.up)
+    def answering(self) -> dict[str, int]:
+        return {name: link.record.incarnation for name, link in self.links.items() if link.up}
 
     def tell(self, notice: Notice, node: str | None = None) -> None:
         for name, link in list(self.links.items()):

@@ -288,8 +288,10 @@ def draw_lives(seed: int) -> Schedule:
     for _ in range(rng.choice((1, 1, 2, 3))):
         at_s += rng.uniform(0.8, 2.5)
         faults += _losses(rng, round(at_s, 3), sizes)
-    in_order = tuple(sorted(faults, key=lambda fault: fault.at_s))
-    return replace(sizes, faults=in_order, no_room=rng.random() < 0.25)
+    no_room = rng.random() < 0.25
+    if rng.random() < 0.2:  # drawn last: the schedules of all others stay what they were
+        faults += _notices(rng, sizes)
+    return replace(sizes, faults=tuple(sorted(faults, key=lambda fault: fault.at_s)), no_room=no_room)
 
 
 def _losses(rng: random.Random, at_s: float, sizes: Schedule) -> list[AnyFault]:
@@ -323,11 +325,11 @@ def _faults(rng: random.Random, sizes: Schedule) -> tuple[AnyFault, ...]:
 
 
 def _notices(rng: random.Random, sizes: Schedule) -> list[AnyFault]:
-    """One node is told to go, or several one after the other."""
-    horizon_s = 4.0 + 1.2 * sizes.steps
-    times = [round(rng.uniform(3.5, horizon_s), 3) for _ in range(rng.choice((1, 1, 2)))]
-    again = (None, 0.5, 4.0)
-    return [Preempt(at_s=at_s, node=rng.randrange(8), again_s=rng.choice(again)) for at_s in times]
+    """One node is told to go, or several: one after the other, or all at the same time."""
+    horizon_s, again = 4.0 + 1.2 * sizes.steps, rng.choice((None, 0.5, 4.0))
+    at_s, many = rng.uniform(3.5, horizon_s), rng.choice((1, 1, 2, sizes.nodes))
+    close = rng.choice((0.0, 0.3, 3.0)) if many == sizes.nodes else 3.0
+    return [Preempt(at_s=round(at_s + i * close, 3), node=rng.randrange(8), again_s=again) for i in range(many)]
 
 
 def _kills(rng: random.Random, at_s: float, sizes: Schedule) -> AnyFault:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from elastrain import agent_messages as am
 from elastrain import protocol as p
+from elastrain.checkpoint import Checkpointed
 from elastrain.snapshot.durable.manifest import name_of
 from tests.sim.job.disk import Manifest
 
@@ -41,6 +42,9 @@ class SimWriter:
             case p.EndCheckpoint():
                 self._sim.disk.end(command.step)
                 self._waiting = None if command.reason else self._waiting
+                if command.is_told and command.reason:
+                    is_last = self._sim.machine.checkpointing.is_last
+                    self._process.link.say(am.CheckpointEnded(step=command.step, reason=command.reason, last=is_last))
             case _:
                 return False
         return True
@@ -95,5 +99,6 @@ class SimWriter:
             self._process.world.say(f"{self._process.id} makes {name_of(self._life, step)} visible")
         self._tell(p.ManifestWritten(step=step, reason=problem, told=""))
         if not problem and self._process.alive:
-            self._process.link.say(am.CheckpointEnded(step=step))
+            is_last = command.record.checkpoint is Checkpointed.LAST
+            self._process.link.say(am.CheckpointEnded(step=step, last=is_last))
             self._process.later(self._process.clock.rng.choice(_PART_S), lambda: self._disk.tidy(_KEEP))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from elastrain.base.scope import job_of, scope
+from elastrain.launcher import life_changes
 from elastrain.launcher.enrol import Terms, enrol
 from elastrain.launcher.life_changes import LifeEnd, agree
 from elastrain.launcher.life_keys import begin_life, life_key, read_life
 from elastrain.launcher.lives import BARREN_MAX, last_end, next_life
 from elastrain.launcher.sealed import SealedStore
-from elastrain.launcher.store import MemoryStore
+from elastrain.launcher.store import MemoryStore, StoreUnavailableError
 from elastrain.launcher.values import End, Life, NodeRecord, Roster
 from elastrain.launcher.views import JobKeys, OutlivedError
 
@@ -149,6 +151,42 @@ def test_the_last_node_of_an_older_life_leaves_the_keys_of_the_job_that_goes_on(
     last = JobKeys(store, "j~2", TTL_S)
     assert last.remove_all()
     assert store.get(life_key("j")) is None
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["before", "after"])
+def test_a_number_that_is_taken_as_the_next_life_begins_is_not_given_there_too(
+    store: SealedStore, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    old, real, taken = begun(store), life_changes.begin_life, list[int]()
+
+    def begin(*given: Any) -> Life | None:
+        if is_first and not taken:
+            taken.append(old.take_member(at_least=0))
+        return real(*given)
+
+    monkeypatch.setattr(life_changes, "begin_life", begin)
+    following = agree(store, "j", TTL_S, ended(Life()), 7).life
+    assert following is not None
+    if not is_first:
+        with pytest.raises(StoreUnavailableError):
+            old.take_member(at_least=0)
+    assert following.first_member > max(taken, default=0)
+
+
+def test_a_number_is_not_taken_in_a_life_that_ends_between_two_looks(
+    store: SealedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, real = begun(store), JobKeys._roster
+    store.commit(expect={}, put={old.node("other"): b"{}"})  # that life's keys are there as long as one of its nodes
+
+    def end(keys: JobKeys) -> Roster | None:
+        monkeypatch.undo()
+        assert agree(store, "j", TTL_S, ended(Life()), 7).life is not None
+        return real(keys)
+
+    monkeypatch.setattr(JobKeys, "_roster", end)
+    with pytest.raises(StoreUnavailableError):
+        old.take_member(at_least=0)
 
 
 def test_a_life_that_stands_is_not_begun_again(store: SealedStore) -> None:
