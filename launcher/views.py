@@ -199,9 +199,7 @@ class JobKeys:
             if self._commit({key: revision}, {key: str(at_least).encode()}) is not None:
                 return
 
-    def take_number(
-        self, counter: str, *, at_least: int = 0, look: Callable[[], Mapping[str, int]] = dict
-    ) -> int:
+    def take_number(self, counter: str, *, at_least: int = 0, look: Callable[[], Mapping[str, int]] = dict) -> int:
         """The next number that nobody has taken. `at_least`: what is known to be used up, should the store forget.
 
         look: says before each try which keys have to stay as they are, and their revisions.
