@@ -76,6 +76,9 @@ class Step:
                 yield from self._run
             else:
                 yield from self._act(work)
+            # A slot that was for a check alone goes now, before the commit makes states of shards.
+            self._run = None
+            del work
 
     def backward(self, loss: Tensor, *, weight: SupportsFloat = 1.0) -> None:
         """Backward of one micro-batch; `loss` is its mean, `weight` what it counts (e.g. its number of tokens):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -171,11 +172,17 @@ class FakeHandover:
         self._new_slot = new_slot
         self.checks: list[p.Checked] = []
         self.runs: list[int] = []
+        self.slots_held: list[int] = []
+        """How many of those given out somebody still has, whenever work is asked for."""
+        self._given: list[weakref.ref[GradientSlot]] = []
 
     def next_work(self) -> Any:
-        if self._commands:
-            return Assignment(self._commands.popleft(), self._new_slot())
-        return LoopOver()
+        self.slots_held.append(sum(given() is not None for given in self._given))
+        if not self._commands:
+            return LoopOver()
+        slot = self._new_slot()
+        self._given.append(weakref.ref(slot))
+        return Assignment(self._commands.popleft(), slot)
 
     def tell(self, event: p.Checked | p.BlockDone) -> None:
         if isinstance(event, p.Checked):
@@ -306,6 +313,11 @@ def test_a_check_leaves_the_models_statistics_alone() -> None:
     assert model.norm.running_mean is not None
     assert float(model.norm.running_mean.abs().sum()) == 0.0
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_slot_of_a_check_is_gone_before_the_step_is_committed() -> None:
+    handover, _ = member(Case(), [p.Compute(step=0, run=1), p.Recompute(step=0, run=0)])
+    assert handover.slots_held == [0, 0, 0], "what keeps a run's slot are the books"
 
 
 def _drive_that_fails(times: int) -> Callable[[], Any]:
