@@ -152,16 +152,19 @@ def _claimed(options: RunOptions) -> Claim | None:
 
 
 def find_start(options: RunOptions, life: int = 1) -> Beginning:
-    """The checkpoint that the options ask for. Raises ConfigError where one that was named is not good.
+    """The checkpoint that the options ask for. Raises ConfigError where one that was named is not good, and where the
+    job is to begin anew beside checkpoints that are there: later lives would take these for its own.
 
     life: the number of the job's life that starts from it.
     """
     from elastrain.snapshot.durable.errors import CheckpointError
 
     wish, folder = options.resume, options.checkpoint_dir
-    if wish.source == NONE or (wish.source == AUTO and folder is None):
+    if folder is None and wish.source in (NONE, AUTO):
         return Beginning(resume=None)
     try:
+        if wish.source == NONE:
+            return _anew(str(folder))
         if options.checkpoints is not None and options.checkpoints.source is not None:
             return _offered(options, options.checkpoints.source, life)
         return _newest(options, str(folder), life) if wish.source == AUTO else _named(options, wish.source, life)
@@ -169,9 +172,26 @@ def find_start(options: RunOptions, life: int = 1) -> Beginning:
         raise ConfigError(f"--resume {wish.source}: {error}") from None
 
 
+def _anew(folder: str) -> Beginning:
+    from elastrain.snapshot.durable.places.opening import place_at
+    from elastrain.snapshot.durable.publishing import visible
+
+    if there := visible(place_at(folder)):
+        raise ConfigError(
+            f"--resume none: {folder} holds checkpoints already, the newest of them {there[-1]}: name another "
+            "--checkpoint-dir, or resume from it with --resume auto"
+        )
+    return Beginning(resume=None)
+
+
 def _newest(options: RunOptions, place: str, life: int) -> Beginning:
     choice = _choose(options, place, is_thorough=options.resume.is_thorough)
     passed_over = "".join(f"; {reason}" for reason in choice.reasons)
+    if choice.checkpoint is None and choice.reasons and life == 1:
+        raise ConfigError(
+            f"--resume {AUTO}: no checkpoint is good in {place}{passed_over}: name another --checkpoint-dir to begin "
+            "anew"
+        )
     if choice.checkpoint is None:
         none = "there is no checkpoint" if not choice.reasons else "no checkpoint is good"
         return Beginning(resume=None, sentence=f"{none} in {place}: the job starts anew{passed_over}")
@@ -244,8 +264,8 @@ def _choose(options: RunOptions, place: str, *, is_thorough: bool) -> Choice:
 
 def _left_behind(options: RunOptions, place: CheckpointPlace) -> list[str]:
     """What others have written after the checkpoint that this job was told to go back to."""
+    from elastrain.snapshot.durable.choosing import left_behind
     from elastrain.snapshot.durable.errors import CheckpointError
-    from elastrain.snapshot.durable.manifest import place_in_time
     from elastrain.snapshot.durable.publishing import visible
     from elastrain.snapshot.durable.reading import Checkpoint
 
@@ -255,25 +275,18 @@ def _left_behind(options: RunOptions, place: CheckpointPlace) -> list[str]:
         except CheckpointError:
             return False
 
-    since = place_in_time(options.resume.named)
-    newer = [name for name in visible(place) if (place_in_time(name) or (-1, -1)) > since] if since else []
-    return [name for name in newer if not is_ours(name)]
+    # A disk may be slow to answer.
+    return left_behind(visible(place), options.resume.named, is_ours) if options.resume.named else []
 
 
 def _lives_before(options: RunOptions, name: str, life: int) -> int:
-    """What lifts the job's lives above those in the directory that it writes to.
-
-    A command that goes on from the newest there goes on in that one's life.
-    """
-    from elastrain.snapshot.durable.manifest import place_in_time
+    """What lifts the job's lives above those in the directory that it writes to."""
+    from elastrain.snapshot.durable.choosing import lives_before
     from elastrain.snapshot.durable.places.opening import place_at
     from elastrain.snapshot.durable.publishing import visible
 
-    newest = visible(place_at(options.checkpoint_dir))[-1:] if options.checkpoint_dir is not None else []
-    if not newest:
-        return 0
-    its_life, _ = place_in_time(newest[0]) or (0, -1)
-    return max(0, its_life - life + (0 if newest[0] == name and life == 1 else 1))
+    there = visible(place_at(options.checkpoint_dir)) if options.checkpoint_dir is not None else []
+    return lives_before(there, name, life)
 
 
 def _what_is_left(options: RunOptions, resume: Resume) -> str:

@@ -67,3 +67,26 @@ def candidates(places: Sequence[CheckpointPlace]) -> list[str]:
     """Checkpoints that have a manifest anywhere, the newest first: by life, then by step."""
     names = {name for place in places for name in visible(place)}
     return sorted(names, key=lambda name: place_in_time(name) or (-1, -1), reverse=True)
+
+
+def left_behind(there: Sequence[str], since: str, is_ours: Callable[[str], bool]) -> list[str]:
+    """Of the checkpoints that are there, what others have written after `since`, to which the job was told to go back.
+
+    `since`: a checkpoint's name; another text for none. Who is asked about is newer than that.
+    """
+    told = place_in_time(since)
+    newer = [name for name in there if (place_in_time(name) or (-1, -1)) > told] if told else []
+    return [name for name in newer if not is_ours(name)]
+
+
+def lives_before(there: Sequence[str], name: str, life: int) -> int:
+    """What lifts a job's lives above those that are there, where its life of this number goes on from `name`.
+
+    `there`: in the directory that it writes to, the newest last. A command that goes on from the newest one there goes
+    on in that one's life.
+    """
+    if not there:
+        return 0
+    newest = there[-1]
+    its_life, _ = place_in_time(newest) or (0, -1)
+    return max(0, its_life - life + (0 if newest == name and life == 1 else 1))

@@ -113,9 +113,9 @@ def test_a_damaged_file_is_not_offered(tmp_path: Path) -> None:
     assert join(offered(tmp_path, (0, 1, 2), thorough=True)).resume is None
 
 
-def test_nothing_is_offered_where_the_job_is_to_start_anew(tmp_path: Path) -> None:
-    save_on_disks([LocalPlace(tmp_path)], 3)
+def test_nothing_is_offered_but_what_the_job_is_to_start_from(tmp_path: Path) -> None:
     assert find_start(options(tmp_path, "none")).offers == ()
+    save_on_disks([LocalPlace(tmp_path)], 3)
     assert len(find_start(options(tmp_path, f"/elsewhere/{name_of(0, 3)}")).offers) == 1
     assert find_start(options(tmp_path, f"/elsewhere/{name_of(0, 4)}")).offers == ()
 

@@ -17,6 +17,7 @@ from elastrain.launcher.run_options import RunOptions, StartWish
 from elastrain.launcher.values import End, Life, Log, PutRoster, Start
 from elastrain.launcher.worker_start import Script
 from elastrain.membership import spec_difference
+from elastrain.snapshot.durable.choosing import left_behind, lives_before
 from elastrain.snapshot.durable.places.opening import place_at
 from tests.support import checkpoints
 from tests.unit.launcher.test_core import Job, of
@@ -134,9 +135,29 @@ def test_auto_without_a_checkpoint_starts_anew_and_says_so(tmp_path: Path) -> No
         assert found.resume is None and "the job starts anew" in found.sentence
 
 
-def test_none_takes_none(tmp_path: Path) -> None:
-    checkpoints.save(place_at(str(tmp_path)), 3)
-    assert find_start(options(tmp_path, "none")).resume is None
+@pytest.mark.parametrize("layout", ["shared", "local"])
+def test_none_begins_anew_and_not_beside_checkpoints_that_a_later_life_would_take_for_its_own(
+    tmp_path: Path, layout: str
+) -> None:
+    """Those of an older run of the same job: they are of life 1, too, and of later steps."""
+    anew = options(tmp_path, "none", layout=layout)
+    assert find_start(anew).resume is None
+    (tmp_path / "life-0001-step-0000000002").mkdir()
+    assert find_start(anew).resume is None, "what an interrupted write has left is nobody's"
+    checkpoints.save(place_at(str(tmp_path)), 3, life=1)
+    with pytest.raises(ConfigError, match=r"holds checkpoints already, the newest of them life-0001-step-0000000003"):
+        find_start(anew)
+    assert find_start(options(None, "none")).resume is None
+
+
+def test_where_none_is_good_the_job_does_not_begin_anew_beside_them(tmp_path: Path) -> None:
+    for step in (3, 7):
+        checkpoints.save(place_at(str(tmp_path)), step)
+        damage(tmp_path / f"life-0000-step-000000000{step}")
+    with pytest.raises(ConfigError, match=r"no checkpoint is good in .*-0000000007 is passed over: .*3 is passed over"):
+        find_start(options(tmp_path, thorough=True))
+    later = find_start(options(tmp_path, thorough=True).in_a_later_life(), 2)
+    assert later.resume is None and "the job starts anew" in later.sentence, "its names are newer than theirs"
 
 
 def test_a_newer_one_that_is_damaged_is_passed_over_and_the_reason_is_said(tmp_path: Path) -> None:
@@ -160,21 +181,21 @@ def test_a_path_names_one_checkpoint_or_the_newest_of_a_directory(tmp_path: Path
 def test_checkpoints_of_a_job_are_newer_than_all_that_lie_in_its_directory(tmp_path: Path) -> None:
     """Else none of them could become visible, and the next command would go on from what this one went back past."""
 
-    def lives_before(source: str = "auto", life: int = 1) -> int:
+    def lifted(source: str = "auto", life: int = 1) -> int:
         resume = find_start(options(tmp_path, source), life).resume
         assert resume is not None
         return resume.lives_before
 
     place = place_at(str(tmp_path))
     checkpoints.save(place, 3, life=1)
-    assert lives_before() == 0, "it goes on in the same life"
+    assert lifted() == 0, "it goes on in the same life"
     checkpoints.save(place, 7, life=1)
-    assert lives_before(str(tmp_path / "life-0001-step-0000000003")) == 1
-    assert lives_before(life=2) == 0, "a later life of the same command counts on by itself"
+    assert lifted(str(tmp_path / "life-0001-step-0000000003")) == 1
+    assert lifted(life=2) == 0, "a later life of the same command counts on by itself"
     checkpoints.save(place, 5, life=3)
-    assert lives_before() == 2
-    assert lives_before(life=2) == 2
-    assert lives_before(str(tmp_path / "life-0001-step-0000000007")) == 3
+    assert lifted() == 2
+    assert lifted(life=2) == 2
+    assert lifted(str(tmp_path / "life-0001-step-0000000007")) == 3
     damage(tmp_path / "life-0003-step-0000000005")
     assert (
         find_start(options(tmp_path, thorough=True)).resume
@@ -202,6 +223,28 @@ def test_who_went_back_on_purpose_does_not_come_to_what_it_has_left_behind(tmp_p
     assert newest(options(tmp_path, job="another", layout=layout)) == ("life-0001-step-0000000007", 7)
     mine = options(tmp_path, older, job="job", layout=layout).in_a_later_life()
     assert newest(mine) == ("life-0001-step-0000000007", 7), "its own are never left behind"
+
+
+@pytest.mark.parametrize(
+    ("there", "name", "life", "expected"),
+    [
+        ([], "life-0001-step-0000000003", 1, 0),
+        (["life-0003-step-0000000005"], "life-0003-step-0000000005", 1, 2),  # it goes on in that one's life
+        (["life-0003-step-0000000005"], "life-0003-step-0000000005", 2, 2),
+        (["life-0003-step-0000000005"], "life-0001-step-0000000009", 1, 3),
+        (["life-0001-step-0000000005"], "life-0001-step-0000000005", 4, 0),
+    ],
+)
+def test_lives_are_lifted_above_all_that_lie_there(there: list[str], name: str, life: int, expected: int) -> None:
+    assert lives_before(there, name, life) == expected
+
+
+def test_what_others_wrote_after_the_one_that_was_named_is_left_behind() -> None:
+    there = [f"life-0001-step-000000000{step}" for step in (3, 5, 7)]
+    mine = there[2:].__contains__
+    assert left_behind(there, there[0], lambda name: False) == there[1:]
+    assert left_behind(there, there[0], mine) == there[1:2]
+    assert left_behind(there, "", mine) == left_behind(there, "elsewhere", mine) == []
 
 
 def test_what_is_left_behind_is_said(tmp_path: Path) -> None:
