@@ -13,7 +13,9 @@ from experiments.storm.surroundings import PLAIN
 from tests.support import warm
 
 CASE, KILLS_MIN = 421304, 1
-"""Three workers, 21 steps of about half a second: half a minute where nobody else computes."""
+"""Three workers, steps of about half a second; the kill comes after the third."""
+STEPS = 8
+"""Of the 21 that are drawn: enough for the backups to be whole again and a newcomer to take part."""
 TIMEOUT_S = 900.0
 """Longer than the storm itself gives a job: what takes so long is reported by the storm."""
 
@@ -22,7 +24,8 @@ TIMEOUT_S = 900.0
 @pytest.mark.timeout(TIMEOUT_S + 30)
 def test_a_random_model_under_random_kills_ends_as_the_undisturbed_one(tmp_path: Path) -> None:
     case = draw(CASE)
-    plain = replace(case, started=PLAIN, faults=case.faults[:1])
+    training = replace(case.training, steps=STEPS)
+    plain = replace(case, training=training, started=PLAIN, faults=case.faults[:1])
     outcome = run_case(plain, tmp_path / "case", start=warm.Popen)
     told = "\n".join([*outcome.struck, *outcome.sentences()])
     assert not outcome.failed and not outcome.too_slow, told

@@ -8,7 +8,6 @@ import random
 import re
 import resource
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -25,6 +24,7 @@ from elastrain.runtime import loading, packing
 from elastrain.runtime.loading import LoaderProcesses, LoadFailed
 from elastrain.runtime.nursery import NurseryEndedError
 from elastrain.runtime.schedule import Request
+from tests.support import warm
 
 torch.set_num_threads(1)
 
@@ -207,9 +207,7 @@ def test_a_program_that_ends_without_close_takes_them_along_and_a_fork_of_it_doe
         processes.send((0, 0))
     """
     root = Path(__file__).resolve().parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=root, timeout=60, capture_output=True, text=True
-    )
+    done = warm.run([sys.executable, "-c", textwrap.dedent(code)], cwd=root, timeout=60, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -229,7 +227,7 @@ def test_a_training_process_that_is_killed_takes_them_along_without_a_word() -> 
     """
     root = Path(__file__).resolve().parents[3]
     for _ in range(3):
-        done = subprocess.run(
+        done = warm.run(
             [sys.executable, "-c", textwrap.dedent(code)], cwd=root, timeout=60, capture_output=True, text=True
         )
         assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
