@@ -65,10 +65,6 @@ class Ledger:
         """Whether a backup's state stays as it is until the next finished gradient comes."""
         return self._states.is_settled(shard)
 
-    def free_buffers(self) -> Iterable[Tensor]:
-        """Those whose content nobody needs."""
-        return self._buffers.free()
-
     # ------------------------------------------------------------------------------------------------------ commands
 
     def carry_out(self, command: p.Command) -> p.Event | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 Buffer = TypeVar("Buffer")
@@ -38,8 +38,3 @@ class Buffers(Generic[Buffer]):
     def owns(self, buffer: Buffer) -> bool:
         """Tell whether the buffer is lent now."""
         return id(buffer) in self._lent
-
-    def free(self) -> Iterator[Buffer]:
-        """All buffers that are not lent: their content is needed by nobody."""
-        for buffers in self._free.values():
-            yield from buffers

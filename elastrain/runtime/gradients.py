@@ -182,10 +182,6 @@ class GradientSlot:
         width = flat.folded_numel // flat.numel if flat.numel else 1
         return self._flat(flat.index)[width * shard.start : width * shard.stop]
 
-    def block_flats(self, block: int) -> list[Tensor]:
-        """The block's whole gradients, 1-D views."""
-        return [self._flat(f.index) for f in self._layout.flats if f.block == block and f.trained]
-
     def digests(self) -> tuple[int, ...]:
         """Per block, over all that a backward has left in it and which leaves it touched. A NaN is a NaN."""
         for block in range(len(self._layout.blocks)):

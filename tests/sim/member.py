@@ -356,8 +356,9 @@ class SimMember:
 
     def _release(self) -> None:
         """What is free may get any other content at once. A free slot is not touched before the next run zeroes it."""
-        for buffer in self.ledger.free_buffers():
-            buffer.value = RELEASED
+        for buffers in self.ledger._buffers._free.values():
+            for buffer in buffers:
+                buffer.value = RELEASED
 
     def _carry_out(self, command: p.Command, out: Outbox) -> p.Event | None:
         match command:

@@ -22,6 +22,7 @@ from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.scaling import Scaler
 from elastrain.snapshot.digest import checksum
 from elastrain.values import Contribution, Record
+from tests.support.gradients import flats_of
 from tests.support.memory_engine import MemoryEngine
 from tests.support.payloads import sent
 
@@ -66,7 +67,7 @@ def _compute_run(executor: Executor, run: int) -> None:
     slot = executor.books.slots.start_run()
     slot.begin_run()
     for block in range(len(executor.layout.blocks)):
-        for flat in slot.block_flats(block):
+        for flat in flats_of(slot, block):
             flat.fill_(float(run + 1))
         executor.books.slots.block_done(
             p.BlockDone(step=0, run=run, block=block, contribution=Contribution(), touched=0)
@@ -81,7 +82,7 @@ def test_combining_adds_in_the_left_slot_and_frees_the_right_one(executor: Execu
     for block in range(len(executor.layout.blocks)):
         executor.carry_out(p.CombineOwn(step=0, block=block, combine=combine))
     slot = executor.books.slots.start_run()
-    assert all(float(f.max()) == 2.0 for b in range(2) for f in slot.block_flats(b)), "the right one came back"
+    assert all(float(f.max()) == 2.0 for b in range(2) for f in flats_of(slot, b)), "the right one came back"
 
 
 def _done(executor: Executor, block: int, run: int = 0, step: int = 0) -> None:
@@ -135,11 +136,11 @@ def test_a_run_computed_again_around_the_end_of_its_step_leaves_every_slot_free_
 def test_a_run_that_is_here_already_is_not_taken_twice(executor: Executor) -> None:
     """Others may be reading the first one."""
     first = executor.books.slots.start_run()
-    first.block_flats(0)[0].fill_(1.0)
+    flats_of(first, 0)[0].fill_(1.0)
     _done(executor, 0)
     executor.books.slots.end_run()
     second = executor.books.slots.start_run()
-    second.block_flats(0)[0].fill_(2.0)
+    flats_of(second, 0)[0].fill_(2.0)
     _done(executor, 0)
     executor.books.slots.end_run()
     assert float(_partial(executor, 0).max()) == 1.0
@@ -158,13 +159,13 @@ def test_a_run_computed_again_leaves_what_others_may_be_reading_and_takes_anothe
     executor: Executor,
 ) -> None:
     failed = executor.books.slots.start_run()
-    failed.block_flats(1)[0].fill_(1.0)
+    flats_of(failed, 1)[0].fill_(1.0)
     _done(executor, 1)
-    failed.block_flats(0)[0].fill_(7.0)  # half a gradient: the backward ends here
+    flats_of(failed, 0)[0].fill_(7.0)  # half a gradient: the backward ends here
     again = executor.books.slots.change()
     assert again is not failed
     for block in range(2):
-        again.block_flats(block)[0].fill_(2.0)
+        flats_of(again, block)[0].fill_(2.0)
     _done(executor, 0)
     executor.books.slots.end_run()
     assert [float(_partial(executor, block).max()) for block in range(2)] == [2.0, 1.0]
@@ -431,7 +432,7 @@ def test_a_finished_gradient_that_came_changed_is_not_kept_unseen(executor: Exec
 
 def test_what_was_sent_keeps_the_checksum_that_it_had_then(executor: Executor) -> None:
     """Sent again after a change of view, it must not get one that fits what has become of it."""
-    executor.books.slots.start_run().block_flats(0)[0].fill_(2.0)
+    flats_of(executor.books.slots.start_run(), 0)[0].fill_(2.0)
     _done(executor, 0)
     before = _partial(executor, 0)
     _damage(before)

@@ -16,6 +16,7 @@ from elastrain.layout import FROZEN
 from elastrain.runtime.describe import check_device, describe, named_blocks
 from elastrain.runtime.gradients import GradientSlot
 from elastrain.runtime.model import ModelState
+from tests.support.gradients import flats_of
 
 torch.set_num_threads(1)
 
@@ -305,12 +306,12 @@ def test_slots_are_separate() -> None:
     state = _state(model)
     first, second = state.new_slot(), state.new_slot()
     _run(state, first, lambda: _loss(model))
-    assert all(flat.abs().sum() == 0 for block in range(6) for flat in second.block_flats(block))
-    assert any(flat.abs().sum() > 0 for flat in first.block_flats(1)) and first.touched
+    assert all(flat.abs().sum() == 0 for block in range(6) for flat in flats_of(second, block))
+    assert any(flat.abs().sum() > 0 for flat in flats_of(first, 1)) and first.touched
 
 
 def _bits(slot: GradientSlot, blocks: int) -> list[list[int]]:
-    return [flat.view(torch.int32).tolist() for block in range(blocks) for flat in slot.block_flats(block)]
+    return [flat.view(torch.int32).tolist() for block in range(blocks) for flat in flats_of(slot, block)]
 
 
 @pytest.mark.parametrize("is_check", [False, True])
@@ -342,7 +343,7 @@ def test_a_reported_block_has_zeros_where_no_gradient_came() -> None:
     for view in slot.views.values():
         view.fill_(torch.nan)
     state.attach(slot)
-    state.arm(lambda block, _: at_report.update({block: any(f.isnan().any() for f in slot.block_flats(block))}))
+    state.arm(lambda block, _: at_report.update({block: any(f.isnan().any() for f in flats_of(slot, block))}))
     model(torch.randn(2, 3)).sum().backward()
     state.finish()
     assert at_report == dict.fromkeys(range(3), False)
@@ -362,10 +363,10 @@ def test_the_first_gradient_of_a_run_has_the_bits_of_one_that_is_added_to_zeros(
     assert torch.equal(slot.views[0].nan_to_num(), expected.nan_to_num())
 
 
-def test_block_flats_hold_every_gradient_once() -> None:
+def test_flats_hold_every_gradient_once() -> None:
     state = _state(_tied())
     slot = state.new_slot()
-    counts = [sum(flat.numel() for flat in slot.block_flats(block)) for block in range(6)]
+    counts = [sum(flat.numel() for flat in flats_of(slot, block)) for block in range(6)]
     assert sum(counts) * 4 == slot.nbytes
     assert counts[1] == counts[5] == 128  # the embedding and its alias in the head
 
@@ -393,11 +394,11 @@ def test_reported_gradients_are_final() -> None:
     _run(state, state.new_slot(), lambda: _loss(model))
     slot, at_report = state.new_slot(), dict[int, list[Tensor]]()
     state.attach(slot)
-    state.arm(lambda block, _: at_report.update({block: [flat.clone() for flat in slot.block_flats(block)]}))
+    state.arm(lambda block, _: at_report.update({block: [flat.clone() for flat in flats_of(slot, block)]}))
     _loss(model).backward()
     state.finish()
     for block, flats in at_report.items():
-        assert all(torch.equal(then, now) for then, now in zip(flats, slot.block_flats(block), strict=True))
+        assert all(torch.equal(then, now) for then, now in zip(flats, flats_of(slot, block), strict=True))
 
 
 def test_only_an_armed_backward_reports() -> None:
@@ -446,7 +447,7 @@ def test_a_block_that_is_entered_twice_is_reported_once_and_final(reentrant: boo
         slot, at_report = state.new_slot(), list[tuple[int, Tensor]]()
 
         def report(block: int, _: Any, slot: GradientSlot = slot, seen: list[tuple[int, Tensor]] = at_report) -> None:
-            seen.append((block, slot.block_flats(block)[0].clone()))
+            seen.append((block, flats_of(slot, block)[0].clone()))
 
         state.attach(slot)
         loss = model(x).square().sum()
@@ -454,7 +455,7 @@ def test_a_block_that_is_entered_twice_is_reported_once_and_final(reentrant: boo
         loss.backward()
         state.finish()
         assert sorted(block for block, _ in at_report) == [0, 1, 2]
-        assert all(torch.equal(then, slot.block_flats(block)[0]) for block, then in at_report)
+        assert all(torch.equal(then, flats_of(slot, block)[0]) for block, then in at_report)
 
 
 def test_a_block_that_turns_reentrant_later_is_refused_with_a_sentence() -> None:
@@ -504,7 +505,7 @@ def test_zero_grad_between_micro_batches_does_no_harm(set_to_none: bool) -> None
         undisturbed.attach(expected)
         _loss(reference, seed).backward()
     for block in range(6):
-        pairs = zip(slot.block_flats(block), expected.block_flats(block), strict=True)
+        pairs = zip(flats_of(slot, block), flats_of(expected, block), strict=True)
         assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
 
 
@@ -544,7 +545,7 @@ def test_a_backward_of_the_users_own_leaves_the_slot_alone() -> None:
     _loss(model).backward()
     assert not slot.touched
     state.attach(slot)
-    assert all(flat.abs().sum() == 0 for block in range(6) for flat in slot.block_flats(block))
+    assert all(flat.abs().sum() == 0 for block in range(6) for flat in flats_of(slot, block))
 
 
 def test_closing_takes_the_hooks_off() -> None:
