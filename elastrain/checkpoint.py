@@ -53,6 +53,7 @@ def decide(wishes: Collection[Wish], *, writing: bool) -> Checkpointed:
     wish = max(wishes, default=Wish.NONE)
     # One at a time: the memory of the copies that are being written stays bounded, whatever the disk does.
     if writing:
+        # Only a wish by number is gone with its step: what somebody has asked for stays wished.
         return Checkpointed.PASSED_OVER if wish is Wish.DUE else Checkpointed.NO
     if wish is Wish.LAST:
         return Checkpointed.LAST
@@ -73,6 +74,7 @@ def writers(holders: Placement, sizes: Sequence[int], *, all_holders: bool) -> f
 
     sizes: bytes per shard.
     """
+    # A node's disk can be lost with its node: each copy may be the only one that is left to go on from.
     if all_holders:
         return frozenset((member, shard) for shard, each in enumerate(holders) for member in each.all)
     return frozenset(balanced(range(len(sizes)), holders, sizes))

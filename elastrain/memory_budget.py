@@ -295,6 +295,7 @@ def choose_shards(held: Iterable[Held], wanted_bytes: int) -> tuple[frozenset[in
     for each in sorted(held, key=lambda h: (h.is_primary, -h.leaves_bytes, h.shard)):
         if wanted_bytes <= 0:
             break
+        # A primary whose optimizer has no state, as plain SGD, would give no room: its shard stays out of the list.
         if each.leaves_bytes:
             chosen.add(each.shard)
             backups += not each.is_primary

@@ -99,6 +99,7 @@ def state_memory(
 
 def _worst(moments: Sequence[MemberBytes]) -> MemberBytes:
     """The moment at which the member holds most; one at which its limit is too small goes before."""
+    # The job would end there, however little is held at that moment.
     refused = next((each for each in moments if each.shortfall), None)
     return refused or max(moments, key=lambda each: each.total)
 
@@ -213,6 +214,7 @@ def _needs(script: ScriptNeeds, nodes: Mapping[str, str], work: _Work, held: tup
         is_measured=False,
         boundaries_bytes=work.tasks.boundaries_bytes,
     )
+    # Where holders stay in their places, nothing is on its way to new ones.
     if work.pipeline is None or len(set(work.placements)) == 1:
         return needs
     copying_bytes = _copying_bytes(script, needs, work.pipeline[0], len(nodes))
@@ -224,6 +226,7 @@ def _copying_bytes(script: ScriptNeeds, needs: budget.Needs, staged: StagedScrip
     most_bytes, moments = staged.copied_bytes, max(script.moments)
     copied_bytes = min(most_bytes, sum(script.sizes))
     if script.limit is not None:
+        # A worker plans its copies before it has seen an update, so with what it assumes.
         moments = script.limit.assumed_moments
         copied_bytes = budget.copy_budget(
             script.limit.limit_bytes,
@@ -246,6 +249,7 @@ def _leaving(
     # It has not seen an update yet: so it is with what it assumes that its limit has room, or has not.
     assumed = _held(script, work, limit.assumed_moments)
     needs = _needs(script, nodes, work, assumed)
+    # The pace of the disk shows only in a reason that nobody reads here.
     fit = budget.fit_plan(limit.limit_bytes, needs, has_disk=limit.has_disk, disk_bytes_per_s=1.0)
     if isinstance(fit, budget.Shortfall):
         return 0, fit.reason + _advice(script, len(nodes), work, needs, fit)

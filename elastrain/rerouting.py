@@ -40,6 +40,7 @@ def reroute(reports: Mapping[str, Report], shape: Shape, decision: Recovery, pla
         return Rerouting(tasks=(), new=(), resends=(), reason="nobody has traced the model yet")
     told = {m: _told(report, shape, traced, decision) for m, report in able.items()}
     folded = _folded(shape, traced, decision)
+    # Adoptions end with their step: what a member that is a step behind has adopted belongs to another one.
     before = {m: frozenset(r.work.adopted) for m, r in able.items() if r.committed == decision.committed}
     has_begun = any(decision.folded.values()) or any(each != TaskReport() for each in told.values())
     if not has_begun and set(plan.members) <= set(able):
@@ -95,6 +96,7 @@ def _situation(
 
 def _told(report: Report, shape: Shape, traced: TracedGraph, decision: Recovery) -> TaskReport:
     """What a member has of the open step; of one that is a step behind, nothing counts."""
+    # Where the step begins anew because something was wrong, each of its results may have come of that.
     if report.committed != decision.committed or decision.wrong is not None:
         return TaskReport()
     # A place of the graph counts only where each of its blocks has its gradient: they are computed together.

@@ -68,7 +68,7 @@ def combine_votes(
         generation=view.generation,
         contribution=contribution,
         square_norm=square_norm,
-        skipped=not is_finite or contribution.weight == 0.0,
+        skipped=not is_finite or contribution.weight == 0.0,  # a mean over no weight is no number
         # Only when all have seen a newer view: whoever had not could not compute the next step there.
         switch=min(vote.seen for vote in votes) > view.generation,
         roles=tuple(sorted((pair for vote in votes for pair in vote.roles), key=lambda pair: pair[0])),

@@ -59,6 +59,7 @@ def look_again(
     changed = _changed_here(d.member, verified, verified_now, has_gradient)
     if changed:
         return Verdict(Side.MEMBER, f"{d}: {changed}")
+    # What differed is gone: a replacement would cost a member and mend nothing.
     if found_now == d.told:
         return Verdict(Side.NOBODY, f"{d}, but computed again it is equal: {d.member} had a passing fault")
     # Neither of its two results can be trusted, so that a third copy would decide nothing about the primary.
@@ -69,6 +70,7 @@ def look_again(
 
 def _changed_here(member: str, verified: int | None, verified_now: int, has_gradient: bool) -> str:
     """What of that from which an update is made is no more as it was; empty if all of it is."""
+    # Where nothing was ever compared, nothing is known to have changed.
     if verified is not None and verified_now != verified:
         return f"what {member} keeps has changed in its memory since it was verified"
     if not has_gradient:
@@ -102,6 +104,7 @@ def judge(difference: Difference, answers: Mapping[str, int | None]) -> Verdict:
     third = {member: digest for member, digest in answers.items() if member != d.primary}
     with_me = sorted(member for member, digest in third.items() if digest == d.found)
     with_primary = sorted(member for member, digest in third.items() if digest == d.told)
+    # Only where all third copies say the same: two that differ prove a fault, but not whose.
     if with_me and not with_primary:
         reason = f"{', '.join(with_me)} has what {d.member} has: {d.primary} is wrong, and has published it"
         return Verdict(Side.PRIMARY, f"{d}; {reason}")
@@ -117,6 +120,7 @@ def judge_trial(difference: Difference, made: int | None) -> Verdict:
     """
     d = difference
     again = f"{d.primary} has made the update again, from what both had before"
+    # Of another beginning, the result would say nothing about either.
     if made is None:
         reason = f"what {d.member} has sent of the step before is not what {d.primary} had then"
         return Verdict(Side.UNKNOWN, f"{d}: {reason}")
@@ -132,6 +136,7 @@ def judge_copy(*, shard: int, step: int, receiver: str, sender: str, told: int, 
     """Judge a copy that came twice with another digest than `told`; `now` is that of the sender's state, made again."""
     # Twice, because a copy that is damaged once may have had bad luck on its way: it is asked for again.
     copy = f"the copy of shard {shard} after step {step} came twice from {sender} to {receiver} with other content"
+    # `now` is read from the state itself: a digest that was kept beside it could not show a change.
     if now == told:
         return Verdict(Side.MEMBER, f"{copy}; {sender} has it unchanged: {receiver} is wrong")
     return Verdict(Side.PRIMARY, f"{copy}: it has changed in the memory of {sender}")

@@ -66,6 +66,7 @@ class Folds:
         return None if wrong is None else self._damaged(command.step, key, wrong[0], wrong[1].maker)
 
     def _may_add(self, its: Sum) -> bool:
+        # Whoever broke it has been named: to name it again in the sums above would blame who only added.
         return its.is_broken or self._is_intact(its.tensor, its.checksum)
 
     def _is_intact(self, tensor: Tensor, checksum: int | None) -> bool:
@@ -124,6 +125,7 @@ class Folds:
         return found.checksum
 
     def end_step(self) -> None:
+        # Members' own partials are among them: `give_back` leaves alone what was not taken from there.
         for sums in (*self._folds.values(), self._finished):
             for its in sums.values():
                 self._buffers.give_back(its.tensor)

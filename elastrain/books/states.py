@@ -57,6 +57,7 @@ class StateBooks:
 
     def is_settled(self, shard: int) -> bool:
         """Whether no gradient is kept that will replace its state. Any thread."""
+        # Over a copy of the keys: the engine may add one while another thread looks.
         return all(at != shard for at, _ in list(self._kept))
 
     def all_kept(self) -> list[Tensor]:
@@ -116,6 +117,7 @@ class StateBooks:
     def update_behind(self, tasks: Sequence[p.ApplyBehind]) -> list[p.Event]:
         """Make the updates of one step in scratch, together."""
         record = tasks[0].record
+        # Beside the state: that of the step before is what the update is made of again if the digests differ.
         scratch = [self.states.copy(task.shard) for task in tasks]
         items = [(s, self._kept[t.shard, record.step], t.touched) for s, t in zip(scratch, tasks, strict=True)]
         self._arithmetic.update(items, record)
