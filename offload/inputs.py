@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from elastrain.offload.errors import OffloadConfigError
 
@@ -23,6 +24,20 @@ def directories(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     """One directory, or several, as paths in words. Raises OffloadConfigError."""
     several = [given] if isinstance(given, str | os.PathLike) else given
     try:
-        return tuple(os.fsdecode(each) for each in several)
+        found = tuple(os.fsdecode(each) for each in several)
     except TypeError:
         raise OffloadConfigError(f"dirs must be one directory or several, each a path, got {given!r}") from None
+    seen = dict[str, str]()
+    for each in found:
+        if (before := seen.get(place := os.path.realpath(each))) is not None:
+            raise OffloadConfigError(f"dirs must be several directories, {before} and {each} are one: name it once")
+        seen[place] = each
+    return found
+
+
+def one_path(name: str, value: object) -> Path:
+    """A path of any kind. Raises OffloadConfigError."""
+    try:
+        return Path(os.fsdecode(value))  # type: ignore[arg-type]
+    except TypeError:
+        raise OffloadConfigError(f"{name} must be a path, got {value!r}") from None

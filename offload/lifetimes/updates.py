@@ -42,10 +42,13 @@ class Updates:
         self._norms[parameter] = _norm(parameter.grad)
         self._versions[parameter] = parameter.grad._version
 
-    def close_step(self, order: list[nn.Parameter], max_grad_norm: float | None) -> torch.Tensor | None:
+    def close_step(
+        self, order: list[nn.Parameter], max_grad_norm: float | None, *, only_finite: bool
+    ) -> torch.Tensor | None:
         """Let all blocks with gradients be due, clipped by the norm of all; returns that norm.
 
-        It is computed as `torch.nn.utils.clip_grad_norm_` does. As with `optimizer.zero_grad()`, parameters that the
+        With `only_finite`, a norm that is infinite or no number has gradients forgotten, and nothing is due. The norm
+        is computed as `torch.nn.utils.clip_grad_norm_` does. As with `optimizer.zero_grad()`, parameters that the
         optimizer does not have keep their gradients, and the next backward adds to them.
         """
         for block in list(self.due):  # what no forward has used since the last step
@@ -55,7 +58,10 @@ class Updates:
         # A scheduler may change them before a block is updated.
         self._options = [_options_of(group) for group in self._optimizer.param_groups]
         norms = [self._norms[each] for each in order if each in self._norms]
-        total = torch.linalg.vector_norm(torch.stack(norms)) if norms else None
+        total: torch.Tensor | None = torch.linalg.vector_norm(torch.stack(norms)) if norms else None
+        if only_finite and total is not None and not torch.isfinite(total):
+            self._forget()
+            return total
         scale = None
         if max_grad_norm is not None and total is not None:
             scale = torch.clamp(max_grad_norm / (total + 1e-6), max=1.0)
@@ -84,6 +90,21 @@ class Updates:
                 self._others.get(self._states.block_of[each], []).append(each)
         self._norms.clear()
         return own
+
+    def _forget(self) -> None:
+        """Let the optimizer's parameters have no gradients: nobody is updated."""
+        own = {each for group in self._optimizer.param_groups for each in group["params"]}
+        others = [each for each in self._norms if each not in own]
+        for each in own:
+            each.grad = None
+        for each in others:
+            self._versions.pop(each)  # as in `_close`
+        kept = {self._states.block_of[each] for each in others}
+        forgotten = {self._states.block_of[each] for each in self._norms} - kept
+        for piece in self._states.of(Kind.GRADIENT, sorted(forgotten)):
+            self._custody.drop(piece)
+            piece.written = False
+        self._norms.clear()
 
     def _look_again(self, parameter: nn.Parameter) -> None:
         """Between backward and step a gradient may have been changed, replaced, forgotten or made by somebody else."""

@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from elastrain.offload.engines.port import IoEngine
 from elastrain.offload.engines.posix import PosixEngine
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.hooks import ActivationOffload, OffloadConfig
-from elastrain.offload.inputs import directories, whole_bytes
+from elastrain.offload.inputs import directories, one_path, whole_bytes
 from elastrain.offload.lifetimes import heap, inputs, step_profile, touches
 from elastrain.offload.lifetimes.again import BlockForward, can_be_computed_again
 from elastrain.offload.lifetimes.blocks import blocks_of
@@ -152,18 +151,21 @@ class TrainingWithin:
     def save_profile(self, file: str | os.PathLike[str]) -> None:
         """Leave what was seen of a step, and the present plan, for `elastrain offload show` and `offload plan`.
 
-        Raises OffloadConfigError before the first plan, which comes after the second step, OSError.
+        Raises OffloadConfigError for what is no path, and before the first plan, which comes after the second step;
+        OSError.
         """
+        path = one_path("the file of a profile", file)
         kept = self._planning.profile()
         if kept is None:
             raise OffloadConfigError("there is no plan yet: save its profile after the second step")
-        step_profile.write(Path(file), kept)
+        step_profile.write(path, kept)
 
-    def step(self, max_grad_norm: float | None = None) -> torch.Tensor | None:
+    def step(self, max_grad_norm: float | None = None, *, only_finite: bool = False) -> torch.Tensor | None:
         """Clip all gradients, update, and forget those of the optimizer's parameters. Returns the norm before clipping.
 
-        Where the plan says so, blocks are updated before they are used next. Raises OffloadConfigError for a norm that
-        is none, and after the end.
+        With `only_finite`, nothing is updated where that norm is infinite or no number, as a `GradScaler` has it. Where
+        the plan says so, blocks are updated before they are used next. Raises OffloadConfigError for a norm that is
+        none, and after the end.
         """
         bound = inputs.norm_bound(max_grad_norm)
         if not self._handles:
@@ -171,7 +173,7 @@ class TrainingWithin:
         for piece in self._states.of(Kind.GRADIENT, range(len(self._blocks))):
             piece.written |= piece.memory.access is Access.WRITE  # the last ones of a backward: nobody would tell
         self._custody.release(wholly=True)
-        total = self._updates.close_step(list(self._model.parameters()), bound)
+        total = self._updates.close_step(list(self._model.parameters()), bound, only_finite=only_finite)
         if self._planning.order is UpdateOrder.AFTER_BACKWARD:
             self._settle()
         # Until its update nobody may see what a block holds: it is out of date.

@@ -63,6 +63,15 @@ def test_what_is_none_of_its_kind_is_refused(given: dict[str, Any], sentence: st
         begin(model, tmp_path, **{"optimizer": sgd(model), **given})
 
 
+def test_a_directory_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    for second in (tmp_path, str(tmp_path), tmp_path / "link"):
+        with pytest.raises(OffloadConfigError, match=r"^dirs must be several directories, .* are one: name it once$"):
+            begin(model := Layers(), [tmp_path, second], optimizer=sgd(model))  # type: ignore[arg-type]
+        with pytest.raises(OffloadConfigError, match="are one: name it once"):
+            save_on_disk([tmp_path, second])
+
+
 def sparse() -> nn.Module:
     model = Layers()
     model.layers[1].weight = nn.Parameter(torch.eye(64).to_sparse())  # type: ignore[assignment]
@@ -128,6 +137,29 @@ def test_a_norm_that_is_none_is_refused_and_nothing_has_happened(norm: Any, tmp_
     plain(torch.ones(2, 64)).backward()
     nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
     optimizer.step()
+    assert all(torch.equal(mine, other) for mine, other in zip(digest(model), digest(plain), strict=True))
+
+
+def test_a_step_whose_gradients_are_not_finite_is_skipped_as_a_scaler_skips_it(tmp_path: Path) -> None:
+    model, plain = Layers(), Layers()
+    plain.load_state_dict(model.state_dict())
+    optimizers = [torch.optim.AdamW(each.parameters()) for each in (plain, model)]
+    scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2) for _ in range(2)]
+    training = begin(model, tmp_path, optimizer=optimizers[1])
+    for step in range(6):
+        x = torch.full((2, 64), float("inf") if step in (0, 3) else step + 1.0)
+        for each, scaler, optimizer in zip((plain, model), scalers, optimizers, strict=True):
+            scaler.scale(each(x)).backward()
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        scalers[0].step(optimizers[0])
+        optimizers[0].zero_grad()
+        norm = training.step(max_grad_norm=1.0, only_finite=True)
+        assert norm is not None and bool(norm.isfinite()) == (step not in (0, 3))
+        for scaler in scalers:
+            scaler.update()
+        assert scalers[0].get_scale() == scalers[1].get_scale()
+    training.close()
     assert all(torch.equal(mine, other) for mine, other in zip(digest(model), digest(plain), strict=True))
 
 

@@ -37,6 +37,8 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if step == 0:
                 with pytest.raises(OffloadConfigError, match="there is no plan yet"):
                     training.save_profile(folder / "step.json")
+        with pytest.raises(OffloadConfigError, match=r"^the file of a profile must be a path, got None$"):
+            training.save_profile(None)  # type: ignore[arg-type]
         training.save_profile(folder / "step.json")
         training.close()
     torch.set_num_threads(before)
