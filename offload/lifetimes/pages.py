@@ -79,6 +79,11 @@ class PagedRange:
         assert self.access is Access.NONE
         return self._address_behind, self._behind
 
+    def reserve(self) -> None:
+        """In a forked child: let nothing come to lie at these addresses, neither to be seen nor behind."""
+        for each in (self.address, self._address_behind):
+            _reserve(each, self.size_bytes)
+
     def _part(self, span: Span) -> memoryview:
         at = self._behind if self.access is Access.NONE else self._shown
         return at[span.begin_bytes : span.begin_bytes + span.size_bytes]
@@ -94,6 +99,11 @@ class ParkedPages:
         self._free = [(0, self._memory.nbytes)]  # addresses without pages, as offset and size, the last taken first
         self._parked: list[tuple[int, int]] = []
         keep_from_children(self._memory)
+        _PARKED.add(self)
+
+    def reserve(self) -> None:
+        """In a forked child: as `PagedRange.reserve`."""
+        _reserve(self._address, self._memory.nbytes)
 
     def park(self, address: int, size_bytes: int) -> int:
         """Take pages from there, and say how many bytes of them: less than all where there are no addresses left."""
@@ -232,6 +242,7 @@ def _copy_by_one_thread_first(storage: torch.UntypedStorage) -> None:
 
 
 _RANGES: weakref.WeakSet[PagedRange] = weakref.WeakSet()
+_PARKED: weakref.WeakSet[ParkedPages] = weakref.WeakSet()
 
 
 def is_piece(address: int) -> bool:
@@ -239,10 +250,19 @@ def is_piece(address: int) -> bool:
     return any(each.address <= address < each.address + each.size_bytes for each in list(_RANGES))
 
 
+def _reserve(address: int, size_bytes: int) -> None:
+    _libc.mmap(address, size_bytes, _PROTECTION[Access.NONE], _RESERVED, -1, 0)
+
+
 def _reserve_in_child() -> None:
-    """What was never copied to a child is a hole there, where its own memory could come to lie: it would be read."""
-    for each in list(_RANGES):
-        _libc.mmap(each.address, each.size_bytes, _PROTECTION[Access.NONE], _RESERVED, -1, 0)
+    """What was never copied to a child is a hole there, where its own memory could come to lie.
+
+    It would be read as a piece, and unmapped when the child's collector finds the parent's objects.
+    """
+    for piece in list(_RANGES):
+        piece.reserve()
+    for parked in list(_PARKED):
+        parked.reserve()
 
 
 os.register_at_fork(after_in_child=_reserve_in_child)

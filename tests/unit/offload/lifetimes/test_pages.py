@@ -175,6 +175,21 @@ def test_a_forked_child_finds_no_memory_of_its_own_where_a_piece_was() -> None:
     assert os.WTERMSIG(in_child(look)) == signal.SIGSEGV
 
 
+def test_a_forked_child_keeps_its_memory_when_it_frees_what_the_parent_had() -> None:
+    """Addresses behind pieces, and of parked pages, are not copied: its own memory would be unmapped with them."""
+    pieces, pool = [PagedRange(16 * MIB) for _ in range(4)], PagePool(64 * MIB)
+
+    def free() -> None:
+        faulthandler.disable()
+        mine = [mmap.mmap(-1, 4 * MIB) for _ in range(64)]
+        pieces.clear()
+        del pool._huge, pool._small
+        for each in mine:
+            each[0] = 1
+
+    assert in_child(free) == 0
+
+
 def test_a_forked_child_gets_none_of_the_pages() -> None:
     piece = PagedRange(64 * MIB)
     piece.tensor.fill_(1)
