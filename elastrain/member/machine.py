@@ -34,7 +34,6 @@ class Machine:
         self.loop = LoopFeed(self.views, self.commit, self.step, self.out)
         self.end = JobEnd(me, self.views, self.out)
 
-    @property
-    def is_spare(self) -> bool:
-        """Whether no state is lost with this member's node."""
-        return self.commit.roles.are_elsewhere_too(self.views.view.nodes)
+    def held_elsewhere(self) -> dict[int, frozenset[str]] | None:
+        """Which members on other nodes hold what this one holds; None while views change: who lives is not known."""
+        return None if self.views.is_recovering else self.commit.roles.elsewhere(self.views.view.nodes)

@@ -45,11 +45,11 @@ class Roles:
     def is_mine(self, shard: int) -> bool:
         return self._live[shard].primary == self._me
 
-    def are_elsewhere_too(self, nodes: Mapping[str, str]) -> bool:
-        """Whether each shard that this member holds has a holder on another node, too. `nodes`: member -> its node."""
+    def elsewhere(self, nodes: Mapping[str, str]) -> dict[int, frozenset[str]]:
+        """Each shard that this member holds -> its holders on other nodes. `nodes`: of the view's members."""
         here = nodes[self._me]
-        mine = [holders for holders in self._live if self._me in holders.all]
-        return all(any(nodes[member] != here for member in holders.all) for holders in mine)
+        mine = [(shard, holders.all) for shard, holders in enumerate(self._live) if self._me in holders.all]
+        return {shard: frozenset(m for m in holders if nodes.get(m, here) != here) for shard, holders in mine}
 
     def set_live(self, live: Placement) -> None:
         # Kept beside, since every message asks for it; it changes with `live` only.

@@ -27,6 +27,7 @@ from elastrain.messages import decode
 from elastrain.offload.compression import IdleCores
 from elastrain.runtime.agent_link import AgentLink, journalled
 from elastrain.runtime.copy_pace import Clock
+from elastrain.runtime.departure import Departure
 from elastrain.runtime.executor import Executor
 from elastrain.runtime.faults.armed import ArmedFaults
 from elastrain.runtime.handing_out import HandingOut
@@ -78,8 +79,7 @@ class Engine:
         self._handing = HandingOut(parts.executor, parts.handover, self._make_room)
         self._unreleased: p.Advance | p.Enter | None = None
         """Waits until it is sure that the loop gets what was committed, and no memory that others use again."""
-        self._is_leaving = False
-        """Its node goes at the end of a step, as soon as another node has what is held here."""
+        self._departure = Departure()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="elastrain-engine", daemon=True)
 
@@ -172,7 +172,7 @@ class Engine:
                 self._journal_view("view", view)
                 self._handle(p.Viewed(view=view))
             case am.HandOver():
-                self._is_leaving = True
+                self._departure.ask()
             case am.WriteLast():
                 self._handle(p.CheckpointWanted(last=True))
             case am.CheckpointSettled():
@@ -287,7 +287,7 @@ class Engine:
             case p.Advance():
                 self._parts.journal.write("advance", step=command.record.step)
                 # Nothing of the next step has begun here: what is lost with this member is no work, and no state.
-                if self._is_leaving and self._core.machine.is_spare:
+                if self._departure.may_go(self._core.machine.held_elsewhere()):
                     self._give_up(errors.StoppedError(f"{me} has handed over after step {command.record.step}"))
                 else:
                     handover.give(command)

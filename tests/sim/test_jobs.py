@@ -102,6 +102,20 @@ FOUND = {
         '{"type":"KillNode","at_s":4.93,"node":1,"again_s":4.0,"is_silent":true},'
         '{"type":"Cut","at_s":6.811,"node":0,"other":-1,"for_s":2.0,"both":true}]}'
     ),
+    "a member that is told to go counts on holders that may be dead, while its view changes": (
+        '{"seed":16993,"nodes":3,"workers":1,"backups":1,"steps":2,"runs":3,"one_host":false,"check_every":0,"slo'
+        'w_store":-1,"slow_behind":false,"resumes":-1,"checkpoint_every":0,"no_room":false,"faults":[{"type":"Rai'
+        'se","at_s":2.0,"who":7},{"type":"Isolate","at_s":3.0,"node":2,"for_s":12.0,"store":true},{"type":"Preemp'
+        't","at_s":4.0,"node":3,"again_s":4.0}]}'
+    ),
+    "a member that is told to go looks for the node of a holder that is not in the view": (
+        '{"seed":14482,"nodes":4,"workers":1,"backups":1,"steps":3,"runs":2,"one_host":false,"check_every":2,"slo'
+        'w_store":-1,"slow_behind":false,"resumes":null,"checkpoint_every":0,"no_room":false,"faults":[{"type":"C'
+        'ut","at_s":1.12,"node":5,"other":1,"for_s":12.48,"both":true},{"type":"Kill","at_s":3.088,"who":7,"phase'
+        '":"quiesce","sends":1},{"type":"KillNode","at_s":4.213,"node":1,"again_s":1.05,"is_silent":true,"agent_o'
+        'nly":true},{"type":"Preempt","at_s":6.488,"node":5,"again_s":null},{"type":"Preempt","at_s":6.795,"node"'
+        ':3,"again_s":null}]}'
+    ),
     "fresh nodes put another roster into a store that has lost its data": (
         '{"seed":15449,"nodes":2,"workers":1,"backups":0,"steps":3,"runs":2,"one_host":true,"check_every":1,"faults":['
         '{"type":"Wipe","at_s":2.586,"for_s":4.0},'
@@ -111,6 +125,12 @@ FOUND = {
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 
 MISTAKEN = {
+    "who has dialled early is not told that the other has left": (
+        '{"seed":17910,"nodes":2,"workers":1,"backups":0,"steps":3,"runs":3,"one_host":true,"check_every":0,"slow'
+        '_store":-1,"slow_behind":false,"resumes":null,"checkpoint_every":0,"no_room":false,"faults":[{"type":"Is'
+        'olate","at_s":0.626,"node":1,"for_s":6.0,"store":true},{"type":"StoreAway","at_s":4.713,"for_s":3.0,"res'
+        'tarts":true}]}'
+    ),
     "a lease from before the store's loss is another's afterwards": (
         '{"seed":12811,"nodes":2,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
         '{"type":"Wipe","at_s":0.523,"for_s":1.0},{"type":"KillAll","at_s":4.0,"spread_s":2.0},'

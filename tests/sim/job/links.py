@@ -84,8 +84,19 @@ class SimLinks:
     def on_tick(self, now: float) -> None: ...
 
     def close(self) -> None:
+        early = self._who_has_dialled_early()
         for link in self.links.values():
             self._hang_up(link, in_good_order=True)
+        for other in early:
+            other.later(self._world.clock.soon(), lambda other=other: other.links.lose(self._agent, closed=True))  # type: ignore[misc]
+
+    def _who_has_dialled_early(self) -> list[AgentProcess]:
+        """Agents that have a connection to this one, which it does not know of."""
+        living = [agent for agent in self._world.living_agents() if agent.links is not None]
+        ends = [(agent, agent.links.links.get(self._agent.node)) for agent in living]
+        connected = [agent for agent, end in ends if end is not None and end.to is self._agent]
+        known = {name for name, link in self.links.items() if link.to is not None}
+        return [agent for agent in connected if agent.node not in known]
 
     # ---- connections
 

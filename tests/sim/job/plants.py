@@ -31,8 +31,8 @@ from elastrain.member.custody import Custody
 from elastrain.member.job_end import JobEnd
 from elastrain.member.recovering import Recovering
 from elastrain.member.reduction import Reduction
-from elastrain.member.roles import Roles
 from elastrain.member.views import Views
+from elastrain.runtime.departure import Departure
 from elastrain.values import Recovery
 from elastrain.world import View
 from tests.sim.findings import Search
@@ -238,10 +238,10 @@ def waits_for_copies_to_the_dead(rule: Rule, given: CopiesGiven) -> None:
     """A new view makes void what was on its way in the last one."""
 
 
-@_plant(Roles, "are_elsewhere_too", _has(sc.Preempt))
-def hands_over_the_only_copy(rule: Rule, roles: Roles, nodes: Mapping[str, str]) -> bool:
+@_plant(Departure, "may_go", _has(sc.Preempt))
+def hands_over_the_only_copy(rule: Rule, departure: Departure, elsewhere: Any) -> bool:
     """A member whose node is told to go stays until another node has all that it holds."""
-    return True
+    return departure._is_asked
 
 
 @_plant(Views, "take_waiting")

@@ -1,4 +1,4 @@
-"""Who holds what: when a member's node may go without taking the only copy of a state along."""
+"""Who holds what: on which other nodes there is what a member holds."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ NODES = {"m0": "node0", "m1": "node0", "m2": "node1"}
 
 
 @pytest.mark.parametrize(
-    ("live", "is_elsewhere"),
+    ("live", "elsewhere"),
     [
-        ((Holders("m0", ("m2",)), Holders("m2", ("m0",))), True),
-        ((Holders("m0", ("m2",)), Holders("m0", ())), False),
-        ((Holders("m0", ("m1",)),), False),  # both on the node that goes
-        ((Holders("m0", ("m1", "m2")),), True),
-        ((Holders("m1", ()),), True),  # m1 itself sees to that
-        ((), True),
+        ((Holders("m0", ("m2",)), Holders("m2", ("m0",))), {0: {"m2"}, 1: {"m2"}}),
+        ((Holders("m0", ("m2",)), Holders("m0", ())), {0: {"m2"}, 1: set()}),
+        ((Holders("m0", ("m1",)),), {0: set()}),  # both on one node
+        ((Holders("m0", ("m1", "m2")),), {0: {"m2"}}),
+        ((Holders("m1", ()),), {}),  # m1 itself sees to that
+        ((Holders("m0", ("m3",)),), {0: set()}),  # who is not in the view may be gone
+        ((), {}),
     ],
 )
-def test_a_member_is_spare_when_all_that_it_holds_is_on_another_node_too(
-    live: tuple[Holders, ...], is_elsewhere: bool
+def test_holders_on_other_nodes_of_what_a_member_holds(
+    live: tuple[Holders, ...], elsewhere: dict[int, set[str]]
 ) -> None:
     roles = Roles("m0")
     roles.set_live(live)
-    assert roles.are_elsewhere_too(NODES) is is_elsewhere
+    assert roles.elsewhere(NODES) == elsewhere

@@ -145,14 +145,16 @@ class ScriptedCore:
     holders: tuple[Holders, ...] = (Holders("m0", ("m1",)),)
     record: Record | None = None
     step: int = 0
-    is_spare: bool = True
+    elsewhere: dict[int, frozenset[str]] | None = field(default_factory=lambda: {0: frozenset({"m1"})})
     shape: Shape = field(default_factory=lambda: Shape(runs=2, blocks=1, shards=(), backups=1))
     silent: tuple[str, ...] = ()
 
     @property
     def machine(self) -> Any:
         tasks = SimpleNamespace(load=lambda: None)
-        return SimpleNamespace(shape=self.shape, step=SimpleNamespace(tasks=tasks), is_spare=self.is_spare)
+        return SimpleNamespace(
+            shape=self.shape, step=SimpleNamespace(tasks=tasks), held_elsewhere=lambda: self.elsewhere
+        )
 
     def handle(self, event: p.Event) -> list[p.Command]:
         self.events.append(event)
@@ -310,26 +312,32 @@ def test_who_is_removed_is_stopped_and_the_reason_is_told() -> None:
     ]
 
 
+def advance(step: int) -> p.Advance:
+    return p.Advance(record=SimpleNamespace(step=step))  # type: ignore[arg-type]
+
+
 def test_whose_node_leaves_is_stopped_when_its_step_is_committed_and_not_before() -> None:
     bench = Bench()
+    bench.happens(p.Ready(), advance(3))
+    assert bench.handover.wait() == advance(3)
     bench.turn(am.HandOver())
     assert not bench.reported
-    record = SimpleNamespace(step=4)
-    bench.happens(p.Ready(), p.Advance(record=record))  # type: ignore[arg-type]
+    bench.happens(p.Ready(), advance(4))
     with pytest.raises(StoppedError, match="m0 has handed over after step 4"):
         bench.handover.wait()
 
 
-def test_whose_node_leaves_goes_on_while_it_alone_has_some_state() -> None:
+def test_whose_node_leaves_goes_on_until_others_know_that_they_have_all() -> None:
     bench = Bench()
-    bench.core.is_spare = False
     bench.turn(am.HandOver())
-    advance = p.Advance(record=SimpleNamespace(step=4))  # type: ignore[arg-type]
-    bench.happens(p.Ready(), advance)
-    assert bench.handover.wait() == advance
-    bench.core.is_spare = True
-    bench.happens(p.Ready(), p.Advance(record=SimpleNamespace(step=5)))  # type: ignore[arg-type]
-    with pytest.raises(StoppedError, match="m0 has handed over after step 5"):
+    m1, m2, nobody = frozenset({"m1"}), frozenset({"m2"}), frozenset[str]()
+    commits = [{0: nobody}, {0: m1}, {0: m2}, None, {0: m2}, {0: m2, 1: m1}, {0: nobody, 1: m1}, {0: m1 | m2, 1: m1}]
+    for step, elsewhere in enumerate(commits):
+        bench.core.elsewhere = elsewhere
+        bench.happens(p.Ready(), advance(step))
+        assert bench.handover.wait() == advance(step)
+    bench.happens(p.Ready(), advance(8))
+    with pytest.raises(StoppedError, match="m0 has handed over after step 8"):
         bench.handover.wait()
 
 
