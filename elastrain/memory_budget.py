@@ -195,8 +195,7 @@ def slots_needed(runs: int, own: Iterable[Node], todo: Sequence[int], *, is_chec
     for run in todo:
         most = max(most, len(held) + 1)
         held, _ = absorb(fold, held, (run, run + 1))
-    # A slot that was let go is kept for the next step, and the one of a check comes and goes by itself.
-    return most + is_checked
+    return max(most, len(held) + is_checked)
 
 
 def copy_budget(
