@@ -88,7 +88,7 @@ class Links:
         self._loop, self._inbox, self._passport, self._events = loop, inbox, passport, events
         self._links: dict[str, _Link] = {}
         self._early: dict[str, LineSocket] = {}
-        """Agents that dialled before the store's news of them: they hear beats, since this one lives."""
+        """Agents that dialled before the store's news of them: they hear beats, and what all are told."""
         self._early_lock = threading.Lock()
         self._closed = threading.Event()
         handshake = lambda: Handshake(  # noqa: E731
@@ -129,10 +129,15 @@ class Links:
     # ---- notices
 
     def tell(self, notice: Notice, node: str | None = None) -> None:
-        """To one node, or to all. A node that does not answer misses it: the view will say what it needs to know."""
+        """To one node, or to all, also those that have dialled before the store's news of them.
+
+        A node that does not answer misses it: the view will say what it needs to know.
+        """
         for name, link in list(self._links.items()):
             if node in (None, name) and link.channel is not None and not self._send(link, notice):
                 self._broken(link, "its connection broke")
+        if node is None:
+            self._tell_early(notice)
 
     def hear_all(self) -> None:
         for link in list(self._links.values()):
@@ -291,11 +296,11 @@ class Links:
         while not self._closed.wait(BEAT_S):
             for link in list(self._links.values()):
                 self._send(link, Beat())
-            self._beat_early()
+            self._tell_early(Beat())
 
-    def _beat_early(self) -> None:
+    def _tell_early(self, notice: Notice) -> None:
         with self._early_lock:
-            gone = [name for name, channel in self._early.items() if not channel.send(NOTICE.encode(Beat()))]
+            gone = [name for name, channel in self._early.items() if not channel.send(NOTICE.encode(notice))]
             for name in gone:
                 self._early.pop(name).close()
 

@@ -159,7 +159,7 @@ class SharedRegistry:
     def put_roster(self, roster: Roster, then: Callable[[Roster], None]) -> None:
         def put() -> Roster | None:
             with suppress(OutlivedError):
-                return self._keys.put_roster(roster)
+                return self._standing.put_roster(roster)
             return None
 
         def answered(stands: Roster | None) -> None:
@@ -261,7 +261,7 @@ class SharedRegistry:
         terms = items.get(self._keys.prefix + "job")
         over = self._keys.read(end) if end is not None else None
         # News may be older than an answer to a call: then what it lacks is only still to come.
-        is_removed = self._standing.are_removed(view, items) and revision >= self._keys.newest_revision
+        is_removed = self._standing.are_removed(view, roster, items) and revision >= self._keys.newest_revision
         self._trust.settle(is_lacking=is_removed)
         news = News(
             nodes=self._keys.records(items),

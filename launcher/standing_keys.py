@@ -109,15 +109,27 @@ class StandingKeys:
     def member_used(self, number: int) -> None:
         self._used["members"] = max(self._used.get("members", 0), number + 1)
 
-    def are_removed(self, view: View | None, items: Mapping[str, Item]) -> bool:
-        """There was a view, or at least the count of starts, and somebody has taken it away, as a last node does."""
-        # Asked of what no call of ours puts again by itself: a roster may be one that was on its way in an outage.
+    def are_removed(self, view: View | None, roster: Roster | None, items: Mapping[str, Item]) -> bool:
+        """There was a view, a roster, or at least the count of starts, and somebody has taken it away, as a last node
+        does. Whoever comes afterwards counts starts again: only the roster says then that it is gone.
+        """
+        # Any one that is gone will do: another may have been put again by a call of ours that was on its way.
         has_counted = self._keys.prefix + "incarnations" in items
-        return (view is None and self.view is not None) or (not has_counted and self._used.get("incarnations", 0) > 0)
+        return (
+            (view is None and self.view is not None)
+            or (roster is None and self.roster is not None)
+            or (not has_counted and self._used.get("incarnations", 0) > 0)
+        )
 
     def put_again(self) -> None:
         """All that stood: it has been taken away, with the job's lease or by a node that took itself for the last."""
         self.compare(NOTHING, {})
+
+    def put_roster(self, roster: Roster) -> Roster:
+        """Returns the one that the store holds. Raises OutlivedError."""
+        # With the count of members: a fresh node may take a number as soon as it sees a roster. With the life: who
+        # reads of none would begin the job's first.
+        return self._keys.put_roster(roster, self.unused_member(0), self._life)
 
     def compare(self, news: News, items: Mapping[str, Item]) -> None:
         """A store that has lost its data is told again what stood."""
@@ -127,10 +139,7 @@ class StandingKeys:
         if view is not None and (news.view is None or news.view.generation < view.generation):
             self._call(lambda _: keys.put_view_again(view, roster))
         if roster is not None and news.roster is None:
-            # With the count of members: a fresh node may take a number as soon as it sees a roster. With the life: who
-            # reads of none would begin the job's first.
-            used = self._used.get("members", 0)
-            self._call(lambda _: keys.put_roster(roster, used, self._life))
+            self._call(lambda _: self.put_roster(roster))
         if spec is not None and news.spec is None:
             self._call(lambda _: keys.put_spec(spec))
         if terms is not None and news.terms is None:

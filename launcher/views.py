@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +36,7 @@ import msgspec
 
 from elastrain.base.scope import job_of, life_of, scope
 from elastrain.codec import decoder_of
-from elastrain.launcher.ended_keys import ENDED_TTL_S, epitaph
+from elastrain.launcher.ended_keys import ENDED_TTL_S, epitaph, incarnations, may_come_back
 from elastrain.launcher.life_keys import as_stored, life_key, read_life
 from elastrain.launcher.store import Item, LeaseLostError, Store, StoreError, StoreUnavailableError
 from elastrain.launcher.values import Life, NodeRecord, PutCheckpoint, Roster
@@ -148,7 +148,7 @@ class JobKeys:
         return self._roster() or self.put_roster(roster, used, life)
 
     def _roster(self) -> Roster | None:
-        there = self._store.get(self.prefix + "roster")
+        there = self._get(self.prefix + "roster")
         return None if there is None else decode_roster(there.value)
 
     def put_once(self, name: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -254,12 +254,12 @@ class JobKeys:
         return self._lease
 
     def remove_all(self, answering: Mapping[str, int] | None = None, wait_s: float = 0.0) -> bool:
-        """Delete the job's keys, unless a node is there. False if one is.
+        """Delete the job's keys, unless a node is there, or may come back. False if one does.
 
         `answering`: nodes whose agents answer, and their incarnations. One of them that has no key, and has not said
-        that it goes, has lost its lease in an outage, and is there. Nodes outside of it (by default all count as
-        answering) are waited for: a dead one's key goes with its lease, after at most `wait_s`, and nobody comes after
-        the last to take the others along.
+        that it goes, has lost its lease in an outage; one of the job's that does not answer may only sleep. Nodes with
+        a key outside of it (by default all count as answering) are waited for: a dead one's key goes with its lease,
+        after at most `wait_s`, and nobody comes after the last to take the others along.
         """
         deadline_s = time.monotonic() + wait_s
         while True:
@@ -270,7 +270,8 @@ class JobKeys:
                     return False
                 time.sleep(_LOOK_AGAIN_S)
                 continue
-            if answering and _is_one_away(self.prefix, answering, items):
+            is_outlived = read_life(self._store, self.life)[1].number > life_of(self.life)
+            if not is_outlived and may_come_back(_values(self.prefix, items), set((answering or {}).values())):
                 return False
             if self.remove(items):
                 return True
@@ -279,7 +280,7 @@ class JobKeys:
         """Delete these of the job's keys, and its lease, if all are still as they were."""
         expect = {item.key: item.revision for item in items}
         there, life = read_life(self._store, self.life)
-        put = epitaph(self.life, {item.key.removeprefix(self.prefix): item.value for item in items})
+        put = epitaph(self.life, _values(self.prefix, items))
         lease = self._store.grant(ENDED_TTL_S) if put else None
         # The keys of the job itself stay where it goes on in a later life.
         last = [self._hint, life_key(self.life)] if scope(job_of(self.life), life.number) == self.life else []
@@ -320,18 +321,12 @@ class JobKeys:
 
     def left(self, items: Mapping[str, Item]) -> frozenset[int]:
         """The incarnations that have gone in good order."""
-        return _incarnations(self.prefix + "left/", items)
+        return incarnations("left", (key.removeprefix(self.prefix) for key in items))
 
 
-def _is_one_away(prefix: str, answering: Mapping[str, int], items: Sequence[Item]) -> bool:
-    """Of nodes that answer and have no key: whether one has not said that it goes. At the job's end all go."""
-    keys = [item.key for item in items]
-    gone = _incarnations(prefix + "left/", keys) | _incarnations(prefix + "gone/", keys)
-    return prefix + "end" not in keys and not gone >= set(answering.values())
-
-
-def _incarnations(prefix: str, keys: Iterable[str]) -> frozenset[int]:
-    return frozenset(int(key.removeprefix(prefix)) for key in keys if key.startswith(prefix))
+def _values(prefix: str, items: Sequence[Item]) -> dict[str, bytes]:
+    """Name within the life's keys -> value."""
+    return {item.key.removeprefix(prefix): item.value for item in items}
 
 
 def is_older(checkpoint: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

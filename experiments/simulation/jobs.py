@@ -68,7 +68,7 @@ def main() -> int:
         plants = [] if args.no_plants else sorted(PLANTS)
         seeds = dict(pool.imap_unordered(find, plants)) if plants else {}
         pool.terminate()
-    for seed, sentence in broken[:5]:
+    for seed, sentence in sorted(broken):
         tell(seed, sentence, drawn(seed))
     missed = [plant for plant, seed in seeds.items() if seed is None]
     figures = {

@@ -86,10 +86,10 @@ class Rendezvous:
         nodes = tuple(replace(record, offers=()) for record in chosen)
         return Roster(nodes=nodes, first_member=life.first_member, resume=resume or life.resume, start=start)
 
-    def first_names(self) -> set[str]:
-        """The nodes that begin the job; nobody while there is no roster."""
+    def first_nodes(self) -> set[tuple[str, int]]:
+        """The nodes (name, incarnation) that begin the job; nobody while there is no roster."""
         roster = self._cluster.roster
-        return {record.name for record in roster.nodes} if roster is not None else set()
+        return {(record.name, record.incarnation) for record in roster.nodes} if roster is not None else set()
 
     def put_roster_again(self) -> list[Command]:
         """Put the roster again that somebody has taken away while the nodes that it names are here."""

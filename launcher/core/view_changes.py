@@ -122,11 +122,12 @@ class ViewChanges:
         self._removed = event if self.proposing else None  # the answer says whether the proposal came before or after
         if self.proposing:
             return []
-        names = {m.node for m in view.members} if view is not None else self._rendezvous.first_names()
-        here = names & ({name for name, _ in cluster.peers.answering()} | {self._config.node})
+        # A successor of one of them may have come to begin the job anew: it does not count.
+        nodes = {(m.node, m.incarnation) for m in view.members} if view is not None else self._rendezvous.first_nodes()
+        here = nodes & (cluster.peers.answering() | {(self._config.node, self._config.incarnation)})
         # A node that leaves right after an outage may take the keys along although the others are there. But who is
         # alone, and in no view yet, may have been away for as long as others needed for the whole job.
-        if 2 * len(here) > len(names) and (view is not None or len(here) > 1):
+        if 2 * len(here) > len(nodes) and (view is not None or len(here) > 1):
             return self.propose(view) if view is not None else self._rendezvous.put_roster_again()
         return self._shutdown.finish(1, "the job has ended while this node could not be reached", everywhere=False)
 

@@ -97,6 +97,28 @@ FOUND = {
         '{"type":"Pause","at_s":4.855,"who":0,"for_s":5.0,"is_node":true},{"type":"Compact","at_s":7.0},'
         '{"type":"Wipe","at_s":9.0,"for_s":1.0}]}'
     ),
+    "a node that was away in the whole job goes on in the one that begins under its name, with the old roster": (
+        '{"seed":45025,"nodes":3,"backups":0,"steps":2,"runs":1,"one_host":true,"faults":['
+        '{"type":"Isolate","at_s":1.0,"node":3,"for_s":8.0,"store":true},'
+        '{"type":"Isolate","at_s":2.312,"node":3,"for_s":0.0,"store":false},'
+        '{"type":"Preempt","at_s":6.0,"node":1,"again_s":4.0}]}'
+    ),
+    "a node that is told to go takes the keys of one that sleeps along, before the first view": (
+        '{"seed":51357,"nodes":2,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
+        '{"type":"Pause","at_s":2.467,"who":6,"for_s":3.0,"is_node":true},'
+        '{"type":"Preempt","at_s":5.0,"node":1,"again_s":null}]}'
+    ),
+    "a node that is told to go takes the keys of one that sleeps along, in a view": (
+        '{"seed":19985,"nodes":2,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
+        '{"type":"Pause","at_s":1.0,"who":0,"for_s":12.0,"is_node":false},'
+        '{"type":"Pause","at_s":3.604,"who":1,"for_s":6.0,"is_node":true},'
+        '{"type":"Preempt","at_s":4.0,"node":2,"again_s":null}]}'
+    ),
+    "who has dialled before the others heard of it is not told the end, and begins the work anew": (
+        '{"seed":43806,"nodes":3,"backups":1,"steps":6,"runs":3,"one_host":true,"slow_store":2,"resumes":1,"faults":['
+        '{"type":"StoreTorn","at_s":4.406,"for_s":5.0},{"type":"Join","at_s":6.354},'
+        '{"type":"Wipe","at_s":6.462,"for_s":4.0}]}'
+    ),
     "a node that comes back takes a last holder for dead that has not heard of it yet, and ends a whole job": (
         '{"seed":84501,"nodes":2,"workers":1,"backups":1,"steps":3,"runs":3,"one_host":true,"check_every":0,"faults":['
         '{"type":"KillNode","at_s":4.93,"node":1,"again_s":4.0,"is_silent":true},'
@@ -149,6 +171,27 @@ MISTAKEN = {
         '{"seed":70951,"nodes":2,"backups":0,"steps":1,"runs":1,"one_host":true,"slow_store":1,"resumes":-1,"faults":['
         '{"type":"Compact","at_s":2.0},{"type":"Wipe","at_s":5.0,"for_s":1.0},'
         '{"type":"KillNode","at_s":5.0,"node":0,"again_s":null,"is_silent":false,"agent_only":true}]}'
+    ),
+    "a number is used again in an emptied store once all who knew it have gone": (
+        '{"seed":58743,"nodes":3,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
+        '{"type":"StoreAway","at_s":3.0,"for_s":1.0,"restarts":false},{"type":"Wipe","at_s":5.0,"for_s":4.0},'
+        '{"type":"KillNode","at_s":7.0,"node":3,"again_s":2.0,"is_silent":false,"agent_only":false},'
+        '{"type":"Preempt","at_s":8.0,"node":5,"again_s":0.5},'
+        '{"type":"StoreAway","at_s":9.21,"for_s":6.0,"restarts":true},'
+        '{"type":"Preempt","at_s":11.0,"node":7,"again_s":0.5}]}'
+    ),
+    "a node that came to join has no job any more once the operator has stopped all others": (
+        '{"seed":51231,"nodes":2,"backups":0,"steps":1,"runs":1,"one_host":true,"resumes":1,"faults":['
+        '{"type":"Pause","at_s":3.0,"who":0,"for_s":10.0,"is_node":false},'
+        '{"type":"Preempt","at_s":4.772,"node":1,"again_s":0.5},{"type":"Preempt","at_s":5.0,"node":0,"again_s":0.0},'
+        '{"type":"Pause","at_s":5.292,"who":1,"for_s":11.0,"is_node":true}]}'
+    ),
+    "a member goes, and another of its node stays until its own state is elsewhere": (
+        '{"seed":59239,"nodes":4,"workers":2,"backups":1,"steps":5,"runs":2,"one_host":true,"slow_store":0,"faults":['
+        '{"type":"Kill","at_s":3.0,"who":3,"phase":"reduce","sends":0},'
+        '{"type":"KillNode","at_s":5.0,"node":1,"again_s":2.0,"is_silent":false,"agent_only":false},'
+        '{"type":"Raise","at_s":6.236,"who":7},{"type":"StoreAway","at_s":6.48,"for_s":3.0,"restarts":true},'
+        '{"type":"Preempt","at_s":10.0,"node":0,"again_s":null}]}'
     ),
     "a node that comes after the job's end begins another job": (
         '{"seed":0,"nodes":2,"backups":1,"steps":2,"runs":1,"faults":['

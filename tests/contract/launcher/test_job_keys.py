@@ -94,6 +94,30 @@ def test_last_agent_takes_keys_and_lease_along(store: Store) -> None:
         store.keep_alive(lease)
 
 
+def test_keys_stay_while_a_node_of_the_job_may_only_sleep(store: Store) -> None:
+    keys, roster = JobKeys(store, "j", TTL_S), Roster(nodes=tuple(node(name) for name in (1, 2)))
+    keys.put_roster(roster)
+    keys.put_once("gone/1", {})
+    assert not keys.remove_all(), "before the first view, one that the roster names"
+    members = [Member(id=f"m{n}", node=f"n{n}", address="", incarnation=n) for n in (2, 3)]
+    keys.put_view(View(generation=1, members=tuple(members), reason="r"))
+    keys.put_once("left/2", {})
+    assert not keys.remove_all(), "one with a member in the view"
+    keys.put_once("gone/3", {})
+    assert keys.remove_all()
+
+
+def test_keys_of_a_job_that_has_ended_go_whoever_sleeps(store: Store) -> None:
+    keys = JobKeys(store, "j", TTL_S)
+    keys.put_roster(Roster(nodes=(node(1), node(2))))
+    keys.put_once("end", {"code": 0, "sentence": "finished", "detail": "", "lost": False})
+    assert keys.remove_all()
+
+
+def node(incarnation: int) -> NodeRecord:
+    return NodeRecord(name=f"n{incarnation}", incarnation=incarnation, workers=1)
+
+
 class Overtaken(MemoryStore):
     """Another agent takes the job's lease between this one's look and its commit."""
 

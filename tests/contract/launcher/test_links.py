@@ -72,3 +72,15 @@ def test_an_agent_that_has_not_heard_of_the_dialler_yet_beats(agents: tuple[Agen
     earlier.links.follow({"node1": later.record})
     _until(agents, lambda: any(isinstance(notice, Ended) for notice in earlier.heard))
     assert earlier.came == ["node1"] and later.went == earlier.went == []
+
+
+def test_an_agent_that_has_not_heard_of_the_dialler_yet_tells_it_what_it_tells_all(
+    agents: tuple[Agent, Agent],
+) -> None:
+    earlier, later = agents
+    later.links.follow({"node0": earlier.record})
+    _until(agents, lambda: any(isinstance(notice, Beat) for notice in later.heard))  # it is at the earlier one's door
+    earlier.links.tell(Ended(), "node7")
+    earlier.links.tell(Ended())
+    _until(agents, lambda: any(isinstance(notice, Ended) for notice in later.heard))
+    assert sum(isinstance(notice, Ended) for notice in later.heard) == 1 and earlier.came == []

@@ -12,7 +12,7 @@ import pytest
 
 from elastrain.base.scope import scope
 from elastrain.launcher import presence
-from elastrain.launcher.ended_keys import read_ended
+from elastrain.launcher.ended_keys import epitaph, read_ended
 from elastrain.launcher.life_keys import begin_life, life_key, read_life
 from elastrain.launcher.notices import Over
 from elastrain.launcher.registry import RegistryEvents, SharedRegistry
@@ -20,7 +20,7 @@ from elastrain.launcher.standing_keys import News
 from elastrain.launcher.store import Store
 from elastrain.launcher.storethread import Inbox
 from elastrain.launcher.values import Life, NodeRecord, Roster
-from elastrain.launcher.views import JobKeys
+from elastrain.launcher.views import JobKeys, encode_roster
 from tests.contract.launcher.test_store import IMPLEMENTATIONS
 
 WAIT_S = 10.0
@@ -133,6 +133,8 @@ def test_life_that_stands_is_said_again_to_a_store_that_has_forgotten(store: Sto
     agent.registry.put_roster(roster, lambda _: None)
     agent.until(lambda news: news.roster == roster)
     store.commit(expect={}, delete=[life_key("j"), "/elastrain/j~3/roster"])
+    agent.until(lambda news: news.removed)
+    agent.registry.put_roster(roster, lambda _: None)  # most of its nodes are here, says the core
     agent.until(lambda news: store.get("/elastrain/j~3/roster") is not None)
     assert read_life(store, "j")[1] == life
     agent.registry.close()
@@ -213,3 +215,16 @@ def test_who_was_away_when_the_last_node_took_the_keys_along_reads_how_the_job_e
     assert read_ended(store, "j", another) is None, "a later job of the same name"
     for agent in (last, away):
         agent.inbox.close()
+
+
+def test_who_was_away_sees_that_the_job_is_gone_though_another_counts_its_starts_by_now(
+    store: Store, watcher: Agent
+) -> None:
+    roster = Roster(nodes=(NodeRecord(name="last", incarnation=1, workers=1),))
+    watcher.registry.put_roster(roster, lambda _: None)
+    watcher.until(lambda news: news.roster == roster)
+    told = epitaph("j", {"end": b'{"code": 0, "sentence": "done"}', "roster": encode_roster(roster)})
+    store.commit(expect={}, put={PREFIX + "incarnations": b"9", **told}, delete=[PREFIX + "roster"])
+    watcher.until(lambda news: news.removed)
+    removed = next(news for news in watcher.news if news.removed)
+    assert removed.end == Over(code=0, sentence="done")

@@ -77,7 +77,7 @@ class AgentProcess(Process):
 
     def __init__(self, world: World, name: str, incarnation: int, life: Life) -> None:
         super().__init__(world.clock, name)
-        self.world, self.name, self.incarnation = world, name, incarnation
+        self.world, self.name, self.incarnation, self.started_s = world, name, incarnation, world.clock.now
         self.life = world.lives.of(life.number)
         self.core = Core(config_of(world, name, incarnation, life), (), choose=lambda members: members[-1])
         self.client = Client(world.etcd, self, late_s=3.0 if name == world.slow_node else 0.0)

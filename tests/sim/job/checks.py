@@ -10,7 +10,7 @@ from unittest.mock import patch
 from elastrain.errors import ElastrainError, StateLostError
 from elastrain.launcher.core.stopping import PREEMPTED
 from elastrain.launcher.values import End
-from elastrain.launcher.views import decode_view
+from elastrain.launcher.views import decode_roster, decode_view
 from elastrain.placement import Placement
 from elastrain.values import Shape
 from elastrain.world import View
@@ -88,6 +88,10 @@ class JobChecks:
         return tuple(self.newest.ids) if self.newest is not None else ()
 
     def enter(self, process: MemberProcess) -> None:
+        if process.id in self._world.processes:
+            if not self._is_another_job():
+                raise Violation(f"the number of {process.id} is used twice")
+            self._world.over = "another job begins in a store that has lost its data"
         self._by_id[process.id] = process.sim
 
     # ---- views
@@ -120,7 +124,19 @@ class JobChecks:
         """
         agents, members = self._world.living_agents(), self._world.living()
         known = [*(a.core.cluster.view for a in agents), *(p.sim.view for p in members)]
-        return self._world.etcd.was_wiped and view not in known
+        return self._world.etcd.wiped_s is not None and view not in known
+
+    def _is_another_job(self) -> bool:
+        """Whether nobody can know of what was before the store lost its data: all who were there are gone, and who has
+        come since has a roster of their own.
+        """
+        world, roster = self._world, self._world.etcd.item("roster", self._life.scope)
+        if world.etcd.wiped_s is None or roster is None:
+            return False
+        agents = [*world.past, *world.agents.values()]
+        older = {agent.incarnation for agent in agents if agent.started_s < world.etcd.wiped_s}
+        living = {agent.incarnation for agent in world.living_agents()}
+        return older.isdisjoint(living | {node.incarnation for node in decode_roster(roster.value).nodes})
 
     def agent(self, agent: AgentProcess) -> None:
         """After each event of an agent."""
@@ -155,13 +171,13 @@ class JobChecks:
         """Nobody of the view is left, as far as anybody can know."""
         # No lease and no answer is a node's death, by definition (docs/nodes.md): what it alone held is lost with it,
         # though its processes may still run where nobody reaches them.
-        if before is not None and self.able(before, besides=self._given_up(before)) is None:
+        if before is not None and self.able(before, without=self._given_up(before)) is None:
             self._was_lost = True
             return
         self._false_end(why, before)
 
     def _given_up(self, view: View) -> set[str]:
-        """Nodes of the view that have no key in the store, and that no other living agent reaches."""
+        """Members of the view whose nodes have no key in the store, and are reached by no other living agent."""
         world, names = self._world, {member.node for member in view.members}
         reached = {
             name
@@ -169,7 +185,8 @@ class JobChecks:
             for other in world.living_agents()
             if other.node != name and world.network.reach_each_other(other.node, name) and world.agents[name].runs
         }
-        return {name for name in names - reached if world.etcd.item(f"nodes/{name}", self._life.scope) is None}
+        given_up = {name for name in names - reached if world.etcd.item(f"nodes/{name}", self._life.scope) is None}
+        return {member.id for member in view.members if member.node in given_up}
 
     def _false_end(self, why: str, view: View | None) -> None:
         """Nobody ends a job while living members of the newest view hold everything."""
@@ -181,12 +198,12 @@ class JobChecks:
         if able is not None:
             raise Violation(f"a job whose state is whole (held by {', '.join(able)}) is ended: {why}")
 
-    def able(self, view: View, besides: Collection[str] = ()) -> list[str] | None:
+    def able(self, view: View, without: Collection[str] = ()) -> list[str] | None:
         """Living members of the view that hold every shard of the newest committed step; None if a shard is gone.
 
-        Members on the nodes `besides` do not count.
+        without: members that do not count.
         """
-        living = [p for p in self._world.living() if p.id in view and p.node not in besides]
+        living = [p for p in self._world.living() if p.id in view and p.id not in without]
         members = [p for p in living if p.sim.roles.committed is not None]
         initial = self._life.shape.initial.step
         top = max((process.sim.committed for process in members), default=initial)
@@ -216,11 +233,11 @@ class JobChecks:
             raise Violation(f"{process.id} ends, though no bit has changed: {failure}")
 
     def handed_over(self, process: MemberProcess) -> None:
-        """A member ends because its node is told to go: what it held is with others."""
+        """A member ends because its node is told to go: what it held is with others. Another of its node goes later."""
         view = process.sim.view
         if view is None or not all(self._world.processes[m].alive for m in view.ids):
             return
-        if self.able(view) is not None and self.able(view, besides=[process.node]) is None:
+        if self.able(view) is not None and self.able(view, without=[process.id]) is None:
             raise Violation(f"{process.id} hands over, and takes the only copy of something along")
 
     # ---- steps
@@ -286,11 +303,17 @@ class JobChecks:
         ends = [agent.core.shutdown.end for agent in agents]
         # Who was told to go says nothing about the job.
         told = [end.sentence for end in ends if end is not None and end.code != PREEMPTED]
-        if told and not (self.finishers or self._was_lost or any(words in t for words in _LEGAL for t in told)):
+        is_right = self.finishers or self._was_lost or any(words in t for words in _LEGAL for t in told)
+        if told and not (is_right or self._all_were_told_to_go(agents)):
             raise Violation(f"the job has ended though nothing was lost: {told}")
         orphans = [process.id for process in world.living()]
         if orphans:
             raise Violation(f"{', '.join(orphans)} outlive their agents")
+
+    def _all_were_told_to_go(self, agents: Collection[AgentProcess]) -> bool:
+        """Whether the operator has stopped all nodes of the newest view: who only came to join has no job any more."""
+        stopped = {a.incarnation for a in agents if (end := a.core.shutdown.end) is not None and end.code == PREEMPTED}
+        return self.newest is not None and {member.incarnation for member in self.newest.members} <= stopped
 
     def _where(self, agent: AgentProcess) -> str:
         core = agent.core

@@ -30,7 +30,8 @@ class Etcd:
         self.clock, self.network = clock, network
         self.memory = MemoryStore(clock.monotonic)
         self.is_away = False
-        self.was_wiped = False
+        self.wiped_s: float | None = None
+        """When it has lost its data."""
         self.is_torn = False
         """Its leader changes: transactions that are carried out may not be answered."""
         self.clients: list[Client] = []
@@ -39,7 +40,7 @@ class Etcd:
 
     def go_away(self, for_s: float, *, restarts: bool, wiped: bool = False) -> None:
         self.is_away = True
-        self.was_wiped = self.was_wiped or wiped
+        self.wiped_s = self.clock.now if wiped else self.wiped_s
         if wiped:
             # Revisions begin anew, leases do not: etcd makes their numbers of the time. Else a lease from before it
             # could be that of another key now, and what lies under it would outlive its owner by hours.

@@ -38,6 +38,8 @@ class SimLinks:
         self.links: dict[str, SimLink] = {}
         self._early: dict[tuple[str, int], list[Notice]] = {}
         """Name and incarnation of an agent that has dialled before the store's news of it -> what it has said."""
+        self._to_early: dict[AgentProcess, Stream] = {}
+        """Agents that have dialled this one before it has news of them, and what it tells them."""
         agent.links = self
 
     # ---- the port
@@ -66,6 +68,8 @@ class SimLinks:
                 link.stream.send(notice)
                 if self._world.clock.rng.random() < 0.03:  # it is told again where a link was lost and is there again
                     link.stream.send(notice)
+        for other in self._who_has_dialled_early() if node is None else []:
+            self._stream_to_early(other).send(notice)
 
     def hear_all(self) -> None:
         for link in list(self.links.values()):
@@ -86,9 +90,9 @@ class SimLinks:
     def close(self) -> None:
         early = self._who_has_dialled_early()
         for link in self.links.values():
-            self._hang_up(link, in_good_order=True)
+            self._hang_up(link)
         for other in early:
-            other.later(self._world.clock.soon(), lambda other=other: other.links.lose(self._agent, closed=True))  # type: ignore[misc]
+            self._close_in_good_order(self._stream_to_early(other), other)
 
     def _who_has_dialled_early(self) -> list[AgentProcess]:
         """Agents that have a connection to this one, which it does not know of."""
@@ -139,12 +143,19 @@ class SimLinks:
         return gone and self._world.network.reach_each_other(self._agent.node, other.node)
 
     def _connect(self, link: SimLink, other: AgentProcess) -> None:
-        link.to = other
-        link.stream = Stream(
-            self._world.network, self._agent.node, other, lambda notice: other.links.hear(self._agent, notice)
-        )
+        link.to, link.stream = other, self._to_early.pop(other, None) or self._stream_to(other)
         link.silent_since += 1
         self._up(link, "its agent answers")
+
+    def _stream_to(self, other: AgentProcess) -> Stream:
+        return Stream(
+            self._world.network, self._agent.node, other, lambda notice: other.links.hear(self._agent, notice)
+        )
+
+    def _stream_to_early(self, other: AgentProcess) -> Stream:
+        if other not in self._to_early:
+            self._to_early[other] = self._stream_to(other)
+        return self._to_early[other]
 
     def hear(self, source: AgentProcess, notice: Notice) -> None:
         link = self.links.get(source.node)
@@ -164,16 +175,18 @@ class SimLinks:
             link.up = False
             self._agent.in_loop(lambda: self._events.on_down(link.record.name, why, closed))
 
-    def _hang_up(self, link: SimLink, *, in_good_order: bool = False) -> None:
+    def _hang_up(self, link: SimLink) -> None:
         """This end closes the connection: the other end sees that, once it has read what came before."""
         other, stream, link.to, link.stream = link.to, link.stream, None, None
         if other is None or stream is None:
             return
         end = other.links.links.get(self._agent.node)
         if end is not None and end.to is self._agent:
-            gone = self._agent
-            stream._receive = lambda item: other.links.hang_up_of(gone, item)
-            stream.send(None)
+            self._close_in_good_order(stream, other)
+
+    def _close_in_good_order(self, stream: Stream, other: AgentProcess) -> None:
+        stream._receive = lambda item: other.links.hang_up_of(self._agent, item)
+        stream.send(None)
 
     def hang_up_of(self, source: AgentProcess, item: Notice | None) -> None:
         if item is not None:

@@ -307,10 +307,8 @@ class MemberProcess(Process):
         self._paused_since_s = 0.0
         self.vanished = False
         """With its machine: nobody says that it is gone."""
-        if member in world.processes:
-            raise Violation(f"the number of {member} is used twice")
-        world.processes[member] = self
         self.life.checks.enter(self)
+        world.processes[member] = self
 
     def _make_engine(self) -> Engine:
         handle = self.sim.core.handle

@@ -23,7 +23,7 @@ from elastrain.launcher.followed import Followed
 from elastrain.launcher.standing_keys import StandingKeys
 from elastrain.launcher.store import Broken, Change, Item
 from elastrain.launcher.store_calls import RepeatedCalls
-from elastrain.launcher.values import Command, NodeRecord
+from elastrain.launcher.values import Command, NodeRecord, Roster
 from elastrain.launcher.views import JobKeys, encode_view
 from elastrain.member.ballot import Ballot
 from elastrain.member.copies import CopiesGiven
@@ -135,7 +135,9 @@ def puts_a_view_that_follows_upon_none(rule: Rule, keys: JobKeys, view: View, ro
 
 
 @_plant(StandingKeys, "are_removed", _has(sc.Isolate, sc.Pause))
-def waits_for_a_job_that_is_over(rule: Rule, keys: StandingKeys, view: View | None, items: Mapping[str, Item]) -> bool:
+def waits_for_a_job_that_is_over(
+    rule: Rule, keys: StandingKeys, view: View | None, roster: Roster | None, items: Mapping[str, Item]
+) -> bool:
     """Keys that are taken away end a node, also before its first view."""
     return view is None and keys.view is not None
 

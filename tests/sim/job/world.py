@@ -136,8 +136,20 @@ class World:
             self.over = "the job is gone, and another begins under the same name"
             return
         keys = JobKeys(memory, job)
+        if roster is None and self.lives.of(life.number).checks.finishers:
+            self._begin_another_job(name, keys)
+            return
         life = self.lives.entered(life, has_roster=roster is not None) if life.number > 1 else self._first_life()
         self._begin(name, keys.take_number("incarnations", at_least=self._latest() + 1), life)
+
+    def _begin_another_job(self, name: str, keys: JobKeys) -> None:
+        """The job was done, and its keys were taken away; somebody may still be cut off. Of the other job no more is
+        played than what its first node puts as it enters, before it dies: whoever comes back meets that.
+        """
+        self.faults.starting -= 1
+        self.say(f"{name} begins another job under the same name, and dies")
+        keys.put_once("job", {})
+        keys.take_number("incarnations", at_least=1)
 
     def _is_gone(self, number: int, *, has_roster: bool) -> bool:
         # Before its first view, too: where nobody is left who knows of its members, others bear their numbers.

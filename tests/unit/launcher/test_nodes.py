@@ -673,6 +673,19 @@ def test_view_that_somebody_took_away_from_living_nodes_is_put_again() -> None:
     assert views_of(cluster) == {("m0", "m2")}
 
 
+def test_successor_of_a_node_that_has_gone_does_not_bear_out_that_the_job_goes_on() -> None:
+    cluster = running()
+    agent = cluster.agents["node0"]
+    for name in ("node1", "node2"):
+        later = replace(agent.core.cluster.peers.nodes[name].record, incarnation=9)
+        cluster.happen(agent, ev.NodeCame(record=later))
+        cluster.happen(agent, ev.LinkChanged(node=name, up=True, reason="its agent answers"))
+    cluster.happen(agent, ev.ViewRemoved())
+    cluster.happen(agent, ev.ProposalAnswered(view=None))  # the view without them has no keys to stand in any more
+    assert agent.end is not None
+    assert agent.end.sentence == "the job has ended while this node could not be reached"
+
+
 def test_members_that_a_view_leaves_out_are_told_and_ended_if_they_stay() -> None:
     cluster = running()
     cluster.cut_off("node2")
