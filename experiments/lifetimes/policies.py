@@ -36,7 +36,11 @@ def _on_demand(program: Program, _budget: Budget) -> Plan:
     return _plan(program, 0, with_activations=False)
 
 
-ZERO_INFINITY = Policy(make=_one_block_ahead, orders=(UpdateOrder.AFTER_BACKWARD,), recompute=False)
+def _as_it_is(plan: Plan, _budget: Budget) -> Plan:
+    return plan
+
+
+ZERO_INFINITY = Policy(make=_one_block_ahead, improve=_as_it_is, orders=(UpdateOrder.AFTER_BACKWARD,), recompute=False)
 """Out after each use, one block ahead, updates at the end. With layerwise recomputation, which the model does."""
-ON_DEMAND = Policy(make=_on_demand, orders=(UpdateOrder.AFTER_BACKWARD,), recompute=False)
+ON_DEMAND = Policy(make=_on_demand, improve=_as_it_is, orders=(UpdateOrder.AFTER_BACKWARD,), recompute=False)
 """Read when needed, written when left. Likewise with recomputation."""

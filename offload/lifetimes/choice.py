@@ -6,18 +6,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from elastrain.offload.lifetimes.orders import Arranged, Arrival, BlockSizes, UpdateOrder, arrange
-from elastrain.offload.lifetimes.plan import make_plan
+from elastrain.offload.lifetimes.plan import better_plan, first_plan, hides_all
 from elastrain.offload.lifetimes.values import Budget, LimitBelowLeastError, Plan, Program, Tier
 
 MARGIN_SHARE = 0.04
 """What is left free below the limit: the kernel counts in its own units, and later than things happen."""
 
 
+CLOSE = 1.05
+"""Whose first plan is so many times slower than the best one is not improved: that gains less than orders differ."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How a plan is made, and of which orders of updates the fastest is taken; whether blocks may be computed again."""
+    """How a plan is made, and of which orders of updates the fastest is taken; whether blocks may be computed again.
 
-    make: Callable[[Program, Budget], Plan] = make_plan
+    `improve` tries what takes longer, where the first plan stalls.
+    """
+
+    make: Callable[[Program, Budget], Plan] = first_plan
+    improve: Callable[[Plan, Budget], Plan] = better_plan
     orders: tuple[UpdateOrder, ...] = tuple(UpdateOrder)
     recompute: bool = True
 
@@ -56,8 +64,23 @@ def choose(step: SeenStep, limit_bytes: int, tiers: tuple[Tier, ...], policy: Po
         for order in policy.orders:
             arranged = arrange(step.blocks, seen, order)
             found.append((arranged, policy.make(arranged.program, budget)))
+            if hides_all(found[-1][1]):
+                break
     except LimitBelowLeastError as error:
         smallest_bytes = int((error.least_bytes + outside_bytes) / (1 - MARGIN_SHARE)) + 1
         raise LimitBelowLeastError(limit_bytes, smallest_bytes, error.point) from error
-    arranged, plan = min(found, key=lambda each: each[1].played.step_s)
+    arranged, plan = _fastest(found, budget, policy)
     return ChosenPlan(arranged=arranged, plan=plan, usable_bytes=usable_bytes)
+
+
+def _fastest(found: list[tuple[Arranged, Plan]], budget: Budget, policy: Policy) -> tuple[Arranged, Plan]:
+    """The fastest one when they are improved, the best first, and only where something stalls."""
+    found = sorted(found, key=lambda each: each[1].played.step_s)
+    best = found[0]
+    for arranged, plan in found:
+        if hides_all(best[1]) or plan.played.step_s > CLOSE * best[1].played.step_s:
+            break
+        better = policy.improve(plan, budget)
+        if better.played.step_s < best[1].played.step_s:
+            best = arranged, better
+    return best

@@ -243,8 +243,10 @@ class PieceCustody:
                 self._wait_once(until_s, "making room")
             elif self.account.others.give_up() or self.account.forget_estimates():
                 continue
-            elif self.account.missing_bytes(size_bytes):
+            elif self.account.held() + size_bytes > self.account.limit_bytes:
                 raise _refusal(self._pieces, self._pinned, self.account, size_bytes)
+            else:
+                break  # what a plan leaves free for others is no reason to refuse what it did not foresee
         self._pool.trim(self.account.limit_bytes - self.account.total())
 
     def _is_moving(self) -> bool:

@@ -45,20 +45,44 @@ WORTH_TELLING = 0.001
 
 def make_plan(program: Program, budget: Budget) -> Plan:
     """The plan for one order of points. Raises LimitBelowLeastError, and UnplayableError where tiers are full."""
+    return better_plan(first_plan(program, budget), budget)
+
+
+def first_plan(program: Program, budget: Budget) -> Plan:
+    """One plan, and nothing else is tried. Raises as `make_plan`."""
     facts.check_limit(program, budget)
-    gaps = facts.gaps(program)
-    best = _plan_within(program, budget, gaps)
-    if len(gaps) > FEW_GAPS or sum(best.played.stalls_s) <= WORTH_TELLING * ideal_s(program.points):
-        return best
+    return _plan_within(program, budget, facts.gaps(program))
+
+
+def hides_all(plan: Plan) -> bool:
+    """Whether no other plan for these points can be faster, but for what is not worth telling."""
+    return plan.played.step_s <= (1 + WORTH_TELLING) * ideal_s(plan.program.points)
+
+
+def better_plan(plan: Plan, budget: Budget) -> Plan:
+    """The best of what else can be tried where a plan stalls, until one hides all; the same one where none is better.
+
+    Raises UnplayableError where tiers are full.
+    """
+    best, gaps = plan, facts.gaps(plan.program)
+    if len(gaps) <= FEW_GAPS:
+        others = _others(plan.program, budget, gaps)
+        while not hides_all(best) and (other := next(others, None)) is not None:
+            best = min(best, other, key=lambda each: each.played.step_s)
+    return best
+
+
+def _others(program: Program, budget: Budget, gaps: tuple[Gap, ...]) -> Iterator[Plan]:
     least, _ = facts.least_bytes(program)
     parts = [least + int(part * (budget.limit_bytes - least)) for part in TIGHTER]
-    others = [_plan_within(program, budget, gaps, limit_bytes=limit_bytes) for limit_bytes in parts]
+    for limit_bytes in parts:
+        yield _plan_within(program, budget, gaps, limit_bytes=limit_bytes)
     if inside := _most_moved(program, gaps, budget):
-        limits = (budget.limit_bytes, *parts)
-        others += [_plan_within(program, budget, gaps, limit_bytes=each, in_memory=inside) for each in limits]
+        for limit_bytes in (budget.limit_bytes, *parts):
+            yield _plan_within(program, budget, gaps, limit_bytes=limit_bytes, in_memory=inside)
     if program.recomputations:
-        others += [_plan_within(program, budget, gaps, recomputed=part) for part in RECOMPUTED]
-    return min((best, *others), key=lambda plan: plan.played.step_s)
+        for part in RECOMPUTED:
+            yield _plan_within(program, budget, gaps, recomputed=part)
 
 
 def _plan_within(

@@ -73,7 +73,7 @@ def plain(model: nn.Module, loss: Loss = loss_of) -> list[Tensor]:
 def begun(model: nn.Module, folder: Path, **more: Any) -> tuple[TrainingWithin, torch.optim.Optimizer]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     limit_bytes = 3 * sum(each.nbytes for each in model.parameters()) + (1 << 20)
-    more = {"policy": Policy(make=all_again), "memory_limit": limit_bytes, **more}
+    more = {"policy": Policy(make=all_again, improve=lambda plan, _: plan), "memory_limit": limit_bytes, **more}
     return within(model, optimizer, dirs=[str(folder)], **more), optimizer
 
 

@@ -1,0 +1,35 @@
+"""Room for pieces within the one limit: what is needed now goes before what is only expected."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastrain.offload.engines.port import PAGE_BYTES
+from elastrain.offload.errors import LimitTooSmallError
+from elastrain.offload.lifetimes.custody import PieceCustody
+from elastrain.offload.lifetimes.pages import PagePool
+from elastrain.offload.lifetimes.room import RoomAccount
+from elastrain.offload.lifetimes.values import Kind
+
+
+class NothingSaved:
+    def live_bytes(self) -> int:
+        return 0
+
+    def moving_bytes(self) -> int:
+        return 0
+
+    def give_up(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("expected", ["outside_bytes", "reserved_bytes", "coming_bytes"])
+def test_what_is_needed_is_refused_only_where_memory_itself_is_beyond_the_limit(expected: str) -> None:
+    limit_bytes = 2 * PAGE_BYTES
+    account = RoomAccount(limit_bytes, NothingSaved())
+    custody = PieceCustody([], account, PagePool(limit_bytes))
+    custody.adopt("first", Kind.STATE, PAGE_BYTES)
+    setattr(account, expected, PAGE_BYTES)
+    custody.adopt("second", Kind.STATE, PAGE_BYTES)
+    with pytest.raises(LimitTooSmallError, match="first with second"):
+        custody.adopt("third", Kind.STATE, PAGE_BYTES)
