@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from elastrain.launcher.registry import LEASE_S
 from elastrain.launcher.rundir import SECRET_BYTES, make_secret
 from elastrain.launcher.sealed import SealedStore
 from elastrain.launcher.store import ForgedValueError, Item, Store
-from elastrain.launcher.values import Life
+from elastrain.launcher.values import Life, NodeRecord
 from elastrain.launcher.views import JobKeys, hint_key
 
 _LOOK_AGAIN_S = 0.2
@@ -163,9 +163,17 @@ def enrol(keys: JobKeys, store: SealedStore, job: str, node: str, terms: Terms) 
                 f"a job {job} runs already, with {what} {agreed.get(what)} (here: {ours}): choose another --rdzv-id, "
                 "or start all its nodes alike"
             )
-    # Later than those that are there, should the store have forgotten the others.
-    latest = max((record.incarnation for record in keys.records(nodes).values()), default=0)
-    return keys.take_number("incarnations", at_least=latest + 1)
+    return keys.take_number("incarnations", at_least=least_start(keys.records(nodes).values(), time.time()))
+
+
+def least_start(nodes: Iterable[NodeRecord], now_s: float) -> int:
+    """The least number that a start may bear: the time in milliseconds, or one more than those of the nodes there.
+
+    A store that has lost its data has lost its count, too, and who is there may not be all: a number that a node's own
+    predecessor had would make the others take the one for the other. With the count, the clock's jumps do no harm.
+    """
+    latest = max((record.incarnation for record in nodes), default=0)
+    return max(latest + 1, int(now_s * 1000))
 
 
 def _once_the_name_is_free(keys: JobKeys, store: Store, job: str, node: str) -> Mapping[str, Item]:

@@ -1,4 +1,5 @@
-"""A clock that jumps changes nothing: wall-clock time is read for people, and for the age of checkpoints, alone.
+"""A clock that jumps changes nothing: wall-clock time is read for people, for the age of checkpoints, and for numbers
+that only have to be new.
 
 The syntax trees of all product files are searched. Who needs it stands in READERS with what for, and one that needs it
 no more fails too.
@@ -24,6 +25,7 @@ READERS = {
     "elastrain.runtime.durable.tidying": "the age of checkpoints (--keep-for)",
     "elastrain.runtime.durable.checkpoints": "when a checkpoint was made, in its manifest",
     "elastrain.snapshot.durable.importing": "when a checkpoint was made, in its manifest",
+    "elastrain.launcher.enrol": "the number of a start, where the store has lost its count",
     "elastrain.launcher.events": "`wall` in the event log; `t` beside it is monotonic",
     "elastrain.launcher.commands.checkpoint": "`checkpoint ls` shows the age",
     "elastrain.launcher.commands.options.node_options": "the job's name, where none is given",

@@ -9,6 +9,7 @@ from typing import Any
 from elastrain import protocol as p
 from elastrain.base.resume import Resume
 from elastrain.base.scope import scope
+from elastrain.launcher.enrol import least_start
 from elastrain.launcher.registry import LEASE_S
 from elastrain.launcher.values import Life
 from elastrain.launcher.views import JobKeys
@@ -140,7 +141,7 @@ class World:
             self._begin_another_job(name, keys)
             return
         life = self.lives.entered(life, has_roster=roster is not None) if life.number > 1 else self._first_life()
-        self._begin(name, keys.take_number("incarnations", at_least=self._latest() + 1), life)
+        self._begin(name, self._take_start(keys), life)
 
     def _begin_another_job(self, name: str, keys: JobKeys) -> None:
         """The job was done, and its keys were taken away; somebody may still be cut off. Of the other job no more is
@@ -149,7 +150,7 @@ class World:
         self.faults.starting -= 1
         self.say(f"{name} begins another job under the same name, and dies")
         keys.put_once("job", {})
-        keys.take_number("incarnations", at_least=1)
+        self._take_start(keys)
 
     def _is_gone(self, number: int, *, has_roster: bool) -> bool:
         # Before its first view, too: where nobody is left who knows of its members, others bear their numbers.
@@ -169,8 +170,9 @@ class World:
         self.faults.starting -= 1
         self.start_node(name, waited_s)
 
-    def _latest(self) -> int:
-        return max((agent.incarnation for agent in [*self.past, *self.agents.values()]), default=0)
+    def _take_start(self, keys: JobKeys) -> int:
+        nodes = {item.key: item for item in self.etcd.memory.list(keys.node("")).items}
+        return keys.take_number("incarnations", at_least=least_start(keys.records(nodes).values(), self.clock.now))
 
     def _begin(self, name: str, incarnation: int, life: Life) -> None:
         self.faults.starting -= 1

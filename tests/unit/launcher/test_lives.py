@@ -125,7 +125,7 @@ def test_whoever_comes_or_comes_back_enters_the_life_that_stands(store: SealedSt
     agree(store, "j", TTL_S, ended(Life()), 7)
     life = read_life(store, "j")[1]
     keys = JobKeys(store, scope("j", life.number), TTL_S)
-    assert enrol(keys, store, "j", "b", Terms(nodes="1:2", script="train.py", layout="shared")) == 1
+    assert enrol(keys, store, "j", "b", Terms(nodes="1:2", script="train.py", layout="shared")) > 0
     assert life.number == 2
 
 
