@@ -21,7 +21,7 @@ from elastrain.offload.compression import Codec, IdleCores
 from elastrain.offload.engines.port import AddressableEngine, CudaEngine, IoEngine, round_up
 from elastrain.offload.errors import CorruptSpillError, SpillReadError, SpillWriteError
 from elastrain.offload.queue import RequestQueue
-from elastrain.offload.rates import Meter
+from elastrain.offload.rates import DeviceTime, Meter
 from elastrain.offload.slab import Slot, SlotAllocator
 from elastrain.offload.stats import DeviceStats
 
@@ -99,8 +99,10 @@ class Device:
         self.engine = engine
         self._codec = Codec(engine, idle_cores=idle_cores or IdleCores().look)
         self.queue = RequestQueue(engine.name, threads=threads)
-        self.writes = Meter(clock)
-        self.reads = Meter(clock)
+        drive = DeviceTime(clock)
+        # Memory copies in both directions at once, each as fast as alone.
+        self.writes = Meter(drive)
+        self.reads = Meter(DeviceTime(clock) if isinstance(engine, AddressableEngine) else drive)
         self.queued_bytes = 0  # owned by whoever places storages
         self._checked = checked
         self._quota_bytes = quota_bytes

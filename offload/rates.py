@@ -10,35 +10,57 @@ ASSUMED_BYTES_PER_S = 1e9
 ENOUGH_TO_TELL_BYTES = 16 << 20
 
 
-class Meter:
-    """Bytes moved and the time during which at least one request was moving them."""
+class DeviceTime:
+    """The time of one device, for the meters of its directions: while several move, each has an equal part of it.
+
+    So the rates of a drive say what it can do, one direction at a time, however both were mixed.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        self.lock = threading.Lock()
         self._clock = clock
-        self._lock = threading.Lock()
-        self._busy = 0
-        self._since_s = 0.0
+        self._meters: list[Meter] = []
+        self._until_s = 0.0
+
+    def join(self, meter: Meter) -> None:
+        """One direction more."""
+        self._meters.append(meter)
+
+    def spend(self) -> None:
+        """Let who moves have the time since this was called last. The lock is held."""
+        now_s = self._clock()
+        moving = [each for each in self._meters if each.moving]
+        for each in moving:
+            each.busy_s += (now_s - self._until_s) / len(moving)
+        self._until_s = now_s
+
+
+class Meter:
+    """Bytes moved and the time during which at least one request was moving them; `moving` counts those requests."""
+
+    def __init__(self, time: DeviceTime) -> None:
+        self._time = time
         self._marked = (0, 0.0)
+        self.moving = 0
         self.moved_bytes = 0
         self.busy_s = 0.0
         self.recent_bytes_per_s = ASSUMED_BYTES_PER_S
+        time.join(self)
 
     def start(self) -> None:
-        with self._lock:
-            if not self._busy:
-                self._since_s = self._clock()
-            self._busy += 1
+        with self._time.lock:
+            self._time.spend()
+            self.moving += 1
 
     def stop(self, moved_bytes: int) -> None:
-        with self._lock:
-            self._busy -= 1
+        with self._time.lock:
+            self._time.spend()
+            self.moving -= 1
             self.moved_bytes += moved_bytes
-            if not self._busy:
-                self.busy_s += self._clock() - self._since_s
 
     def mark(self) -> None:
         """Take the rate since the last mark as the recent one, if enough was moved to tell."""
-        with self._lock:
+        with self._time.lock:
             bytes_before, s_before = self._marked
             moved_bytes, busy_s = self.moved_bytes - bytes_before, self.busy_s - s_before
             if moved_bytes >= ENOUGH_TO_TELL_BYTES and busy_s > 0:

@@ -6,7 +6,6 @@ A point ends where the next one begins. What comes in another order than planned
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping, Sequence
 
 from elastrain.offload.errors import LimitTooSmallError
@@ -63,6 +62,8 @@ class Conductor:
 
     def arrive(self, stage: StepStage, block: int, wanted: Sequence[HeldPiece]) -> None:
         """A point begins, and the one before ends: what it wants is in memory when this returns."""
+        if self._now is None:
+            self._meter.comes()
         self.end_point()
         self._custody.release()
         self._now = (stage, block)
@@ -132,10 +133,8 @@ class Conductor:
     def begins_again(self, wanted: Sequence[HeldPiece], size_bytes: int) -> None:
         """Have what computes it, and room for it: it was expected, as far as the plan knows of it."""
         self._custody.acquire(wanted)
-        began_s = time.perf_counter()
         self._custody.account.came(size_bytes)
         self._custody.make_room(size_bytes)
-        self._custody.has_waited(time.perf_counter() - began_s)
 
     def ended_again(self, seconds: float) -> None:
         """It is computed."""

@@ -75,12 +75,10 @@ class PieceCustody:
             for piece in wanted:
                 piece.leaving = False
             if missing := [piece for piece in wanted if not self._is_ready(piece)]:
-                began_s = time.perf_counter()
                 for piece in missing:
                     self._start_read(piece, urgent=True)
                 for piece in missing:
                     self._wait_for(partial(self._is_ready, piece), f"reading {piece.name}")
-                self.waited_s += time.perf_counter() - began_s
             for piece in wanted:
                 piece.show()
 
@@ -103,9 +101,7 @@ class PieceCustody:
         """
         with self._changed:
             for piece in pieces:
-                began_s = time.perf_counter()
                 self._wait_for(lambda piece=piece: piece.state is not State.FORWARDED, f"writing {piece.name}")  # type: ignore[misc]
-                self.waited_s += time.perf_counter() - began_s
                 if piece.state is State.RELOADED:
                     self._mover.apply(piece, residency.Outdated())
                 piece.open()
@@ -287,8 +283,10 @@ class PieceCustody:
     def _wait_once(self, until_s: float, what: str) -> None:
         if time.monotonic() > until_s:
             raise PieceLostError(f"{what} did not end within {self._deadline_s} s: look at the drive, or use another")
+        began_s = time.perf_counter()
         # Others do not tell when they have moved something.
         self._changed.wait(LOOK_AGAIN_S if self.account.others.moving_bytes() else 0.2)
+        self.waited_s += time.perf_counter() - began_s
 
     def _start_read(self, piece: HeldPiece, *, urgent: bool) -> None:
         if piece.state is State.READING:

@@ -1,4 +1,7 @@
-"""Measures one point at a time: its seconds without waits, what it takes besides pieces, what it saves."""
+"""Measures one point at a time: its seconds without waits, what it takes besides pieces, what it saves.
+
+To have there what a point uses is work of the same thread: that counts as its seconds, too.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,13 @@ class PointMeter:
         self._base_bytes = base_bytes
         self._since_s: float | None = None
         self._waited_s = self._again_s = 0.0
+        self._freed = 0.0, 0.0  # when the thread was free for the next point: the clock, and what was waited until then
         self._accounted_bytes: int | None = None  # when the point began
+
+    def comes(self) -> None:
+        """From now on the thread works for the next point: to have what it wants there takes time, too."""
+        if not self._meter.runs_ahead:
+            self._freed = self._meter.clock(), self._custody.waited_s
 
     def begin(self, *, with_memory: bool) -> None:
         """A point begins: all that it wants is there."""
@@ -52,7 +61,9 @@ class PointMeter:
         if self._meter.runs_ahead and not with_memory:
             self._meter.keep_pace()
             return
-        self._since_s, self._waited_s = self._meter.clock(), self._custody.waited_s
+        self._since_s, self._waited_s = (
+            (self._meter.clock(), self._custody.waited_s) if self._meter.runs_ahead else self._freed
+        )
 
     def computed_again(self, seconds: float) -> None:
         """What was given up is there again: neither its seconds nor its memory are the point's own."""
@@ -64,6 +75,7 @@ class PointMeter:
     def end(self) -> PointFigures:
         """What was seen since it began."""
         seconds = self._seconds()
+        self.comes()
         if self._accounted_bytes is None:
             return PointFigures(
                 seconds=seconds,

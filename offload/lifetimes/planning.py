@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from elastrain.offload.device import Device
@@ -11,7 +12,7 @@ from elastrain.offload.lifetimes.carried import Carried
 from elastrain.offload.lifetimes.choice import Policy, SeenStep, choose
 from elastrain.offload.lifetimes.conductor import Conductor
 from elastrain.offload.lifetimes.orders import StepStage, UpdateOrder
-from elastrain.offload.lifetimes.renewal import Patience, difference
+from elastrain.offload.lifetimes.renewal import Changed, Patience, difference
 from elastrain.offload.lifetimes.states import BlockStates
 from elastrain.offload.lifetimes.step_profile import StepProfile
 from elastrain.offload.lifetimes.values import LimitBelowLeastError, Tier, UnplayableError
@@ -21,7 +22,7 @@ STEPS_BEFORE_A_PLAN = 2
 
 
 class Planning:
-    """Makes the plan after some steps, and anew when steps look different for a while."""
+    """Makes the plan after some steps, again of the first step under it, and anew when steps differ for a while."""
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Planning:
         self._steps = 0
         self._patience = Patience()
         self._basis: tuple[SeenStep, tuple[Tier, ...]] | None = None
+        self._is_first = True  # the plan was made of a step that had none
         self._last: SeenStep | None = None  # that was looked at closely
 
     def step_ended(self) -> None:
@@ -73,6 +75,12 @@ class Planning:
 
     def _renew(self, step: SeenStep, planned: SeenStep, tiers: tuple[Tier, ...]) -> None:
         found = difference(planned, step, tiers, self._tiers())
+        if self._is_first and (found is None or found.changed is Changed.TIMES):
+            # The same step under a plan: drives and computing disturb each other as they will from now on.
+            self._is_first = False
+            with contextlib.suppress(LimitTooSmallError, UnplayableError):
+                self._plan(step)
+            return
         if not self._patience.is_over(found) or found is None:
             return
         before = self.reason

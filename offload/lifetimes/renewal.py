@@ -30,11 +30,7 @@ class Changed(Enum):
 
 
 PATIENCE_STEPS = {Changed.POINTS: 2, Changed.SIZES: 2, Changed.TIMES: 4}
-"""After so many such steps in a row there is a new plan.
-
-The first time that seconds or rates differ, one step is enough: the first plan is made of a step that had none, in
-which drives moved one thing after the other and computing waited for each.
-"""
+"""After so many such steps in a row there is a new plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +98,7 @@ class Patience:
     def __init__(self) -> None:
         self._last: StepDifference | None = None
         self._in_a_row = 0
-        self._steps = PATIENCE_STEPS | {Changed.TIMES: 1}
+        self._steps = dict(PATIENCE_STEPS)
 
     def is_over(self, found: StepDifference | None) -> bool:
         """Whether so many steps in a row have differed that a new plan is worth its time."""
@@ -113,6 +109,5 @@ class Patience:
             return False
         self._in_a_row, self._last = 0, None
         if found.changed is Changed.TIMES:
-            longer = max(PATIENCE_STEPS[found.changed], 2 * self._steps[found.changed])
-            self._steps[found.changed] = min(MOST_PATIENCE_STEPS, longer)
+            self._steps[found.changed] = min(MOST_PATIENCE_STEPS, 2 * self._steps[found.changed])
         return True

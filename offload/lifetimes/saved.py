@@ -131,9 +131,9 @@ class SavedTensors:
             return tensor
         if saved.record.state not in (State.SPILLED, State.READING):
             return self._offload._unpack(saved)
-        began_s = time.perf_counter()
         if saved.record.state is State.SPILLED:
             self.make_room(saved.record.size_bytes)
+        began_s = time.perf_counter()
         tensor = self._offload._unpack(saved)
         self.waited(time.perf_counter() - began_s)
         return tensor

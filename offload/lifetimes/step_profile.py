@@ -19,6 +19,7 @@ from elastrain.offload.lifetimes.values import Plan, Tier
 KIND = "lifetimes"
 """What tells it from the profile of a run that moves activations only."""
 FORMAT = 1
+_BEGIN = msgspec.json.encode({"kind": KIND})[:-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +67,15 @@ def write(file: Path, profile: StepProfile) -> None:
 
 
 def is_one(file: Path) -> bool:
-    """Whether a file says that it is such a profile, of whatever format."""
+    """Whether a file says that it is such a profile, of whatever format, also one that was cut short."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=_KindOfProfile).kind == KIND
-    except (OSError, ValueError, RecursionError):
+        data = file.read_bytes()
+    except OSError:
         return False
+    try:
+        return msgspec.json.decode(data, type=_KindOfProfile).kind == KIND
+    except (ValueError, RecursionError):
+        return data.startswith(_BEGIN)
 
 
 def read(file: Path) -> StepProfile:

@@ -11,10 +11,11 @@ import torch
 
 from elastrain.offload.buffers import bytes_of, lease, tensor_checksum
 from elastrain.offload.device import PIECE_BYTES, Device, EndedEarlyError, NoSpaceError
+from elastrain.offload.engines.host import HostEngine
 from elastrain.offload.engines.port import PAGE_BYTES, CudaEngine, IoEngine
 from elastrain.offload.errors import CorruptSpillError, SpillReadError, SpillWriteError
 from elastrain.offload.hooks import ActivationOffload, OffloadConfig
-from elastrain.offload.rates import Meter
+from elastrain.offload.rates import DeviceTime, Meter
 from elastrain.offload.stats import drive_writes_per_day
 from tests.support.faulty_engines import EngineFaults, FaultyEngine
 from tests.support.memory_engine import MemoryEngine
@@ -206,7 +207,7 @@ def drive_bytes(tensor: torch.Tensor) -> int:
 
 def test_the_rate_is_bytes_over_the_time_that_something_moved() -> None:
     now = 0.0
-    meter = Meter(lambda: now)
+    meter = Meter(DeviceTime(lambda: now))
     meter.start()
     now = 1.0
     meter.start()  # two at once count once
@@ -216,3 +217,23 @@ def test_the_rate_is_bytes_over_the_time_that_something_moved() -> None:
     now = 50.0  # idle
     meter.mark()
     assert meter.recent_bytes_per_s == 32 << 20
+
+
+@pytest.mark.parametrize(("engine", "is_shared"), [(MemoryEngine(), True), (HostEngine(1 << 20), False)])
+def test_directions_that_move_at_once_share_the_time_of_a_drive(engine: IoEngine, is_shared: bool) -> None:
+    now_s = [100.0]
+    device = Device(engine, clock=lambda: now_s[0])
+    device.writes.start()
+    now_s[0] += 2.0
+    device.reads.start()
+    now_s[0] += 2.0  # both
+    device.writes.stop(48 << 20)
+    now_s[0] += 1.0
+    device.reads.stop(32 << 20)
+    now_s[0] += 50.0  # idle
+    for meter in (device.writes, device.reads):
+        meter.mark()
+    device.close()
+    writes_s, reads_s = (3.0, 2.0) if is_shared else (4.0, 3.0)
+    assert device.writes.recent_bytes_per_s == (48 << 20) / writes_s
+    assert device.reads.recent_bytes_per_s == (32 << 20) / reads_s

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from elastrain.offload.lifetimes import renewal
+from elastrain.offload.lifetimes import planning, renewal
+from elastrain.offload.lifetimes.choice import ChosenPlan
 from elastrain.offload.lifetimes.within import TrainingWithin, within
 from experiments.offload.models import build
 from tests.integration.offload.lifetimes.touching import SHAPE, tokens
@@ -63,6 +65,29 @@ def test_other_steps_have_the_same_bits_and_get_a_plan_if_they_last(
         assert torch.equal(parameter, plain.get_parameter(name)), name
     renewed = [reason for reason in reasons if reason.startswith("planned anew")]
     assert bool(renewed) == bool(why) and all(why in reason for reason in renewed)
+
+
+def test_a_plan_is_made_again_of_the_first_step_under_it_and_kept_while_steps_are_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seconds_or_rates in ("SECONDS_SHARE", "RATES_FACTOR"):
+        monkeypatch.setattr(renewal, seconds_or_rates, math.inf)
+    model, _ = build("gpt", SHAPE)
+    optimizer, made, chosen = torch.optim.AdamW(model.parameters()), list[int](), planning.choose
+
+    def choose(*given: Any) -> ChosenPlan:
+        made[-1] += 1
+        return chosen(*given)
+
+    monkeypatch.setattr(planning, "choose", choose)
+    training = within(model, optimizer, dirs=[str(tmp_path)], memory_limit=3 << 20)
+    for number in range(7):
+        made.append(0)
+        model(tokens(number)).backward()
+        training.step()
+    training.close()
+    # Where updates come before forwards, the first step under a plan says nothing of updates.
+    assert made in ([0, 1, 1, 0, 0, 0, 0], [0, 1, 0, 1, 0, 0, 0])
 
 
 def test_a_batch_for_which_no_plan_fits_is_served_without_one(tmp_path: Path) -> None:

@@ -33,3 +33,25 @@ def test_what_is_needed_is_refused_only_where_memory_itself_is_beyond_the_limit(
     custody.adopt("second", Kind.STATE, PAGE_BYTES)
     with pytest.raises(LimitTooSmallError, match="first with second"):
         custody.adopt("third", Kind.STATE, PAGE_BYTES)
+
+
+class Leaves(NothingSaved):
+    """What was saved takes all memory until somebody has looked at it some times."""
+
+    looks = 0
+
+    def live_bytes(self) -> int:
+        return 0 if self.looks > 3 else PAGE_BYTES
+
+    def moving_bytes(self) -> int:
+        self.looks += 1
+        return self.live_bytes()
+
+
+def test_to_make_room_is_a_wait_where_others_have_to_leave_first() -> None:
+    account = RoomAccount(PAGE_BYTES, Leaves())
+    custody = PieceCustody([], account, PagePool(PAGE_BYTES))
+    custody.make_room(0)
+    assert not custody.waited_s
+    custody.make_room(PAGE_BYTES)
+    assert custody.waited_s and not account.missing_bytes(PAGE_BYTES)
