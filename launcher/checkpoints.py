@@ -36,7 +36,7 @@ class Beginning:
     offers: tuple[DiskOffer, ...] = ()
     """What this node's own disk has, where disks are local: all nodes choose together."""
     named: str = ""
-    """What the command names then; empty where the newest is taken, if there is one."""
+    """What the command names then, or a later life needs; empty where the newest is taken, if there is one."""
 
 
 def newest_step(options: RunOptions) -> int | None:
@@ -231,7 +231,9 @@ def _offered(options: RunOptions, source: str, life: int) -> Beginning:
     names = [name for name in place.names() if place_in_time(name) and named in ("", name) and name not in left]
     offers = [_offer(options, place, name, life) for name in names[-_OFFERS_MAX:]]
     sentence = "there is no checkpoint on the disks of this job's nodes yet: the job starts anew"
-    return Beginning(resume=None, sentence=sentence, offers=tuple(offers), named="" if asked == AUTO else asked)
+    # A later life is there because checkpoints are: nodes that have none of them do not begin the job anew.
+    least = "" if life == 1 else "a checkpoint of this job"
+    return Beginning(resume=None, sentence=sentence, offers=tuple(offers), named=least if asked == AUTO else asked)
 
 
 def _offer(options: RunOptions, place: CheckpointPlace, name: str, life: int) -> DiskOffer:

@@ -24,11 +24,14 @@ _ASK_AGAIN_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class LifeEnd:
-    """How a life has ended on this node. `first_member`: the first number that none of its members bears."""
+    """How a life has ended on this node. `first_member`: the first number that none of its members bears. `is_local`:
+    each node has a disk of its own for checkpoints, so that this one may have none of what the others have.
+    """
 
     life: Life
     end: End
     first_member: int
+    is_local: bool = False
 
 
 def after_alone(ended: LifeEnd, newest_step: int | None) -> Following:
@@ -81,11 +84,22 @@ def agree(store: SealedStore, job: str, key_ttl_s: float, ended: LifeEnd, newest
     stands = read_life(store, job)[1]
     if stands.number > ended.life.number:
         return Following(life=stands, reason=_found(stands))
-    following = _begin_next(store, job, key_ttl_s, ended, newest_step)
+    following = _begin_next(store, job, key_ttl_s, ended, _newest_known(store, old, ended, newest_step))
     # Its agents leave them, so that whoever came meanwhile saw how that life ended.
     if ended.end.lost:
         old.remove_all()
     return following
+
+
+def _newest_known(store: SealedStore, old: JobKeys, ended: LifeEnd, own: int | None) -> int | None:
+    """Where disks are local, what the job has put on record counts: a node that came late has nothing on its own."""
+    if not ended.is_local:
+        return own
+    there = store.get(old.prefix + "checkpoint")
+    if there is not None:
+        return int(old.read(there)["step"])
+    before = ended.life.step if ended.life.step >= 0 else None
+    return own if own is not None else before
 
 
 def _begin_next(store: SealedStore, job: str, key_ttl_s: float, ended: LifeEnd, newest_step: int | None) -> Following:

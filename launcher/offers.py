@@ -43,8 +43,23 @@ class Joined:
         return "; ".join(self.reasons) if self.resume is None else ""
 
 
-def join(offered: Sequence[tuple[NodeDisk, Sequence[DiskOffer]]]) -> Joined:
-    """The newest checkpoint of which the disks together have everything."""
+Offered = Sequence[tuple[NodeDisk, Sequence[DiskOffer]]]
+
+
+def join(offered: Offered, *, is_wary: bool = False) -> Joined:
+    """The newest checkpoint of which the disks together have everything.
+
+    `is_wary`: the last life came no further. A copy on a disk without the manifest could not be checked there, and may
+    be damaged: so an older checkpoint that is whole without such copies is taken, if there is one.
+    """
+    if is_wary:
+        found = _join([(disk, [each for each in offers if each.resume is not None]) for disk, offers in offered])
+        if found.resume is not None:
+            return found
+    return _join(offered)
+
+
+def _join(offered: Offered) -> Joined:
     candidates = {(each.name, each.content) for _, offers in offered for each in offers if each.resume is not None}
     reasons: list[str] = []
     for name, content in sorted(candidates, reverse=True):
@@ -58,7 +73,7 @@ def join(offered: Sequence[tuple[NodeDisk, Sequence[DiskOffer]]]) -> Joined:
             resume = _resume(whole[0], [disk for disk, _ in having], counted)
             return Joined(resume=resume, reasons=tuple(reasons))
         names = ", ".join(" or ".join(need) for need in missing[:_SOME]) + (" …" if len(missing) > _SOME else "")
-        reasons.append(f"{name} is passed over: no disk that is here has {names}")
+        reasons.append(f"{name} is passed over: no disk that is here has a good copy of {names}")
     return Joined(resume=None, reasons=tuple(reasons))
 
 

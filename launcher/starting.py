@@ -120,7 +120,8 @@ def _run_life(options: RunOptions, node: NodeOptions, run: RunDir | None) -> tup
         settle_s = _SETTLE_S if place.is_new and not is_ours else 0.0
         agent_config = replace(_agent_config(options, config, run, node), settle_s=settle_s)
         agent = Agent(agent_config, place.store, guardian, faults)
-        return LifeEnd(life=place.life, end=agent.run(), first_member=agent.first_unused_member), run
+        end, is_local = agent.run(), options.checkpoints is not None and options.checkpoints.is_local
+        return LifeEnd(life=place.life, end=end, first_member=agent.first_unused_member, is_local=is_local), run
 
 
 def _with_start(options: RunOptions, life: Life) -> Life:

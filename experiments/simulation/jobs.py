@@ -16,6 +16,7 @@ from functools import partial
 
 from experiments.harness import Reach, record, report
 from tests.sim.job.batch import PIECE, simulate
+from tests.sim.job.disk_schedules import draw_disks
 from tests.sim.job.plants import PLANTS
 from tests.sim.job.replay import shrunk
 from tests.sim.job.schedule import Schedule, draw, draw_lives, to_text
@@ -49,12 +50,13 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=2000, help=f"a multiple of {PIECE}")
     parser.add_argument("--first", type=int, default=0, help="seed of the first one")
     parser.add_argument("--lives", action="store_true", help="jobs that write checkpoints and lose everything")
+    parser.add_argument("--disks", action="store_true", help="likewise, with checkpoints on nodes' own disks")
     parser.add_argument("--minutes", type=float, default=60.0, help="no new schedules when they are over")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--no-plants", action="store_true", help="leave the planted bugs out")
     parser.add_argument("--record", action="store_true", help="append the figures to the results")
     args = parser.parse_args()
-    drawn = draw_lives if args.lives else draw
+    drawn = draw_disks if args.disks else draw_lives if args.lives else draw
     begun_s = time.monotonic()
     ended: Counter[str] = Counter()
     broken: list[tuple[int, str]] = []
@@ -86,7 +88,7 @@ def main() -> int:
     }
     if args.record:
         settings = {
-            "what": "lives" if args.lives else "whole jobs",
+            "what": "lives on own disks" if args.disks else "lives" if args.lives else "whole jobs",
             "first": args.first,
             "processes": args.processes,
             "missed": missed,

@@ -57,8 +57,8 @@ class Rendezvous:
         is_full = len(present) >= self._config.nodes_max
         if sum(record.workers for record in chosen) < self._config.least.members:
             return self._wait(self._too_few_members(chosen), is_full=is_full)
-        found = join([(disk_of(record), record.offers) for record in chosen])
         life = self._config.life
+        found = join([(disk_of(record), record.offers) for record in chosen], is_wary=life.barren > 0)
         lacking = found.lacking or (f"no node here has {life.named}" if life.named and found.resume is None else "")
         if lacking:
             return self._wait(_no_start(lacking), is_full=is_full)

@@ -180,7 +180,9 @@ def test_a_job_does_not_begin_anew_where_its_disks_lack_a_part(tmp_path: Path) -
     options = ("--local-nodes", "2", "--checkpoint-dir", str(tmp_path), "--checkpoint-layout", "local")
     done = run(tmp_path / "run", 1, options=options)
     assert done.exit_code == 1
-    assert re.search(r"no disk that is here has part-m1-\w+ or part-m2-\w+: start the nodes that have it", done.output)
+    assert re.search(
+        r"no disk that is here has a good copy of part-m1-\w+ or part-m2-\w+: start the nodes that have it", done.output
+    )
     assert "digest" not in done.output
 
 

@@ -233,7 +233,7 @@ class SimWorkers:
         agent = self._agent
         roster = agent.core.cluster.roster
         if roster is not None:
-            agent.life.begin(roster)
+            agent.life.begin(roster, agent.core.cluster.config.life)
         process = MemberProcess(self._world, agent, command.member)
         hear = lambda message: self._hear(command.member, message)  # noqa: E731
         self.handles[command.member] = Handle(

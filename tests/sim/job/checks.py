@@ -17,6 +17,7 @@ from elastrain.world import View
 from tests.sim import cluster
 from tests.sim.checks import Checks, Truth
 from tests.sim.cluster import Cluster, Scenario
+from tests.sim.job.disk import LACKING
 from tests.sim.job.schedule import Schedule, shape_of
 from tests.sim.member import SimMember, Violation
 
@@ -38,6 +39,7 @@ _LEGAL = (
     "no worker is left on this node",
     "the checkpoint that this job starts from is damaged",
     "nobody can say so any more",
+    LACKING,
 )
 """Ends that are right although the state is whole: nobody could mend what they name."""
 STEPS_MAX = 8
@@ -164,6 +166,7 @@ class JobChecks:
             raise Violation(f"{agent.name} ends without a sentence")
         if end.code == 0 and not self.finishers:
             raise Violation(f"{agent.name} ends with 0, though nobody has finished: {end.sentence}")
+        self._world.disk.check_end(agent, end)
         if end.code and end.everywhere:
             self._false_end(end.sentence, self.newest)
 

@@ -7,18 +7,28 @@ port of places.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from elastrain.base.resume import Resume
+from elastrain.errors import StateLostError
+from elastrain.launcher.values import End, Life, Roster
 from elastrain.runtime.durable import tidying
 from elastrain.scaling import Scaler
 from elastrain.snapshot.durable import choosing, pruning
 from elastrain.snapshot.durable.manifest import MANIFEST, VERIFIED, name_of, place_in_time
 from elastrain.snapshot.durable.publishing import visible
 from tests.sim.member import Violation
+
+if TYPE_CHECKING:
+    from tests.sim.job.agent import AgentProcess
+    from tests.sim.job.member import MemberProcess
+
+LACKING = "start the nodes that have it on their disks too"
+"""Says a job that may not begin anew, and lacks nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,20 +115,48 @@ class Disk:
 
     # ---- what launchers ask
 
-    def newest_step(self) -> int | None:
+    def newest_step(self, node: str) -> int | None:
         """As `launcher.checkpoints.newest_step`: of the newest one that looks whole."""
         with self._opened():
             found = choosing.choose([self], choosing.quick).checkpoint  # type: ignore[list-item]
         return None if found is None else found.manifest.step
 
-    def start(self) -> str:
-        """As `launcher.checkpoints.find_start` in a later life: the newest that is whole; empty where none is."""
+    def with_start(self, life: Life, node: str, incarnation: int, least: str) -> Life:
+        """As `launcher.checkpoints.find_start` in a later life: the newest that is whole, no older than `least`."""
         with self._opened():
             found: Any = choosing.choose([self], choosing.thorough).checkpoint  # type: ignore[list-item]
-        return "" if found is None else str(found.name)
+        name = "" if found is None else str(found.name)
+        self._check_start(life.number, name, least)
+        if not name:
+            return replace(life, resume=None)
+        step = (place_in_time(name) or (0, -1))[1]
+        return replace(life, resume=Resume(place="disk", name=name, step=step))
 
-    def read(self, name: str) -> Manifest:
-        """By a member that starts from it."""
+    def _check_start(self, number: int, name: str, least: str) -> None:
+        if name and not self.folders[name].is_good:
+            raise Violation(f"life {number} starts from {name}, which is damaged")
+        there = self.folders.get(least)
+        if there is not None and there.is_good and (place_in_time(name) or (0, 0)) < (place_in_time(least) or (0, 0)):
+            raise Violation(f"life {number} starts from {name or 'nothing'}, though {least} is newer and good")
+
+    def begin(self, life: Life, roster: Roster) -> Manifest | None:
+        """A life starts from what its roster says."""
+        return None if roster.resume is None else self._read(roster.resume.name)
+
+    def trouble(self, process: MemberProcess, resume: Resume) -> Exception | None:
+        """Whoever reads what a life starts from sees that it is damaged."""
+        damaged = self.folders[resume.name].is_damaged
+        return StateLostError("the checkpoint that this job starts from is damaged") if damaged else None
+
+    def is_waited_for(self, resume: Resume) -> bool:
+        return False
+
+    def check_end(self, agent: AgentProcess, end: End) -> None:
+        """Of a job: what it says of nodes' own disks is right."""
+        if LACKING in end.sentence:
+            raise Violation(f"{agent.name} misses nodes, though no disk is a node's own: {end.sentence}")
+
+    def _read(self, name: str) -> Manifest:
         there = self.folders.get(name)
         if there is None or there.manifest is None:
             raise Violation(f"{name} is read, which is not there any more")
@@ -126,7 +164,7 @@ class Disk:
 
     # ---- for checks, and for faults
 
-    def newest_good(self) -> str | None:
+    def newest_good(self, node: str = "") -> str | None:
         """By the definition: a newer life is newer, whatever its step."""
         good = [name for name, folder in self.folders.items() if folder.is_good]
         return max(good, key=lambda name: place_in_time(name) or (0, 0), default=None)
@@ -137,6 +175,10 @@ class Disk:
         if there:
             self.folders[there[-1]].is_damaged = True
         return bool(there)
+
+    def opened(self) -> AbstractContextManager[None]:
+        """For the whole job: nothing, since each decision is made over these folders by itself."""
+        return nullcontext()
 
     @contextmanager
     def _opened(self) -> Iterator[None]:

@@ -8,8 +8,10 @@ from elastrain.agent_messages import Failed
 from elastrain.launcher.core.events import StopAsked
 from elastrain.launcher.core.stopping import PREEMPTED
 from tests.sim.job import schedule as sc
+from tests.sim.job.disk import Disk
 from tests.sim.job.member import MemberProcess
 from tests.sim.job.network import STORE
+from tests.sim.job.node_disks import NodeDisks
 
 if TYPE_CHECKING:
     from tests.sim.job.agent import AgentProcess
@@ -43,6 +45,8 @@ class Faults:
                 self._on_members(fault)
             case sc.KillNode() | sc.KillAll() | sc.Pause() | sc.Preempt():
                 self._on_nodes(fault)
+            case sc.Damage() | sc.DamageDisk() | sc.LoseDisk() | sc.DiskFull():
+                self._on_disks(fault)
             case sc.Cut() | sc.Isolate() | sc.Slow():
                 self._on_network(fault)
             case _:
@@ -213,6 +217,26 @@ class Faults:
         if both:
             self._world.network.cut(other, one, for_s)
 
+    # ---- disks
+
+    def _on_disks(self, fault: sc.Damage | sc.DamageDisk | sc.LoseDisk | sc.DiskFull) -> None:
+        disk = self._world.disk
+        match fault:
+            case sc.Damage() if isinstance(disk, Disk):
+                self.struck += disk.damage_newest()
+            case sc.DiskFull():
+                self.struck += 1
+                self._fill(fault.for_s)
+            case sc.DamageDisk() if isinstance(disk, NodeDisks) and disk.nodes:
+                self.struck += disk.damage(disk.nodes[fault.node % len(disk.nodes)], fault.which)
+            case sc.LoseDisk() if isinstance(disk, NodeDisks) and disk.nodes:
+                self.struck += 1
+                node = disk.nodes[fault.node % len(disk.nodes)]
+                agent = self._world.agents.get(node)
+                if agent is not None and agent.alive:
+                    self._kill_node(agent, sc.KillNode(at_s=fault.at_s, node=0, again_s=fault.again_s))
+                disk.lose(node)
+
     def _fill(self, for_s: float) -> None:
         disk = self._world.disk
         disk.is_full = True
@@ -239,9 +263,5 @@ class Faults:
             case sc.Join():
                 joined = sum(name.startswith("late") for name in world.agents)
                 world.start_node(f"late{joined}")
-            case sc.Damage():
-                self.struck += world.disk.damage_newest() - 1
-            case sc.DiskFull():
-                self._fill(fault.for_s)
             case sc.Misfit():
                 world.misfits += 1

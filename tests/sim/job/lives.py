@@ -15,7 +15,6 @@ from elastrain.launcher.life_keys import read_life
 from elastrain.launcher.lives import BARREN_MAX, Following
 from elastrain.launcher.store import StoreUnavailableError
 from elastrain.launcher.values import Life, Roster
-from elastrain.snapshot.durable.manifest import place_in_time
 from elastrain.values import Initial, Shape
 from tests.sim.job.checks import JobChecks
 from tests.sim.job.clock import Process
@@ -41,28 +40,25 @@ class SimLife:
         self.shape, self.stored = shape, stored
         self.loop = str(shape.initial.step + 1)
         """The loop's state in the checkpoint."""
-        self._resume: Resume | None = None
+        self.resume: Resume | None = None
+        """What the roster says that it starts from."""
         self._has_begun = number == 1
         self.checks = JobChecks(world, self)
 
-    def begin(self, roster: Roster) -> None:
+    def begin(self, roster: Roster, life: Life) -> None:
         """As the roster says; once for all its nodes."""
         if not self._has_begun:
-            self._has_begun, self._resume = True, roster.resume
-            if roster.resume is not None:
-                self._read(self._world.disk.read(roster.resume.name))
-        elif self.number > 1 and roster.resume != self._resume:
-            raise Violation(f"life {self.number} goes on from {self._resume} and from {roster.resume}")
+            self._has_begun, self.resume = True, roster.resume
+            stored = self._world.disk.begin(life, roster)
+            if stored is not None:
+                self._read(stored)
+        elif self.number > 1 and roster.resume != self.resume:
+            raise Violation(f"life {self.number} goes on from {self.resume} and from {roster.resume}")
 
     @property
     def has_members(self) -> bool:
         """Whether anybody was ever started in it."""
         return any(process.life is self for process in self._world.processes.values())
-
-    @property
-    def is_damaged(self) -> bool:
-        """Whoever reads what it starts from sees that."""
-        return self._resume is not None and self._world.disk.folders[self._resume.name].is_damaged
 
     def _read(self, manifest: Manifest) -> None:
         initial = Initial(step=manifest.step, is_stored=True, scaler=manifest.scaler)
@@ -103,24 +99,11 @@ class Lives:
         """As the store has it, for a node that enters."""
         return read_life(self._world.etcd.memory, "job")[1]
 
-    def entered(self, life: Life, *, has_roster: bool) -> Life:
+    def entered(self, life: Life, node: str, incarnation: int, *, has_roster: bool) -> Life:
         """With what this node would start it from, as `starting` asks for it before the agent is made."""
         if life.number == 1 or has_roster:
             return life
-        name = self._world.disk.start()
-        self._check_start(life.number, name)
-        if not name:
-            return replace(life, resume=None)
-        step = (place_in_time(name) or (0, -1))[1]
-        return replace(life, resume=Resume(place="disk", name=name, step=step))
-
-    def _check_start(self, number: int, name: str) -> None:
-        if name and not self._world.disk.folders[name].is_good:
-            raise Violation(f"life {number} starts from {name}, which is damaged")
-        least = self.found_good.get(number, "")
-        there = self._world.disk.folders.get(least)
-        if there is not None and there.is_good and (place_in_time(name) or (0, 0)) < (place_in_time(least) or (0, 0)):
-            raise Violation(f"life {number} starts from {name or 'nothing'}, though {least} is newer and good")
+        return self._world.disk.with_start(life, node, incarnation, self.found_good.get(life.number, ""))
 
     def ended(self, agent: AgentProcess) -> None:
         """Its launcher asks what follows; not where the job is done, or nothing writes checkpoints."""
@@ -180,9 +163,9 @@ class Launcher(Process):
         end: Any = agent.core.shutdown.end
         first_member = agent.core.cluster.first_unused_number()
         life = replace(agent.core.cluster.config.life, resume=None)  # as it stands in the store
-        self._ended = LifeEnd(life=life, end=end, first_member=first_member)
-        self._newest_step = world.disk.newest_step() if end.lost else None
-        self.good = world.disk.newest_good()
+        self._ended = LifeEnd(life=life, end=end, first_member=first_member, is_local=world.schedule.local_disks)
+        self._newest_step = world.disk.newest_step(agent.name) if end.lost else None
+        self.good = world.disk.newest_good(agent.name)
         """When it looked."""
         self.is_asking = False
         self._client: Any = Client(world.etcd, self)

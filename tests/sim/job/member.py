@@ -17,7 +17,7 @@ from elastrain.base.places import Spot, Station
 from elastrain.checkpoint import CheckpointPlan
 from elastrain.comm.errors import MemberLost
 from elastrain.comm.wire.values import Frame, LossCause, Peer, PeerLost
-from elastrain.errors import ElastrainError, StateLostError, StoppedError
+from elastrain.errors import ElastrainError, StoppedError
 from elastrain.launcher.core import events as ev
 from elastrain.messages import Message, decode
 from elastrain.runtime.agent_link import AgentLink
@@ -27,7 +27,9 @@ from elastrain.runtime.handover import Assignment, InitialUnread, LoopOver, Step
 from elastrain.runtime.last_words import LastWords
 from elastrain.runtime.pacing import LOOK_EVERY_S
 from tests.sim.job.clock import Process
+from tests.sim.job.local_writer import LocalWriter
 from tests.sim.job.network import Stream
+from tests.sim.job.node_disks import NodeDisks
 from tests.sim.job.schedule import FROZEN
 from tests.sim.job.writer import SimWriter
 from tests.sim.member import Run, SimMember, Violation
@@ -221,7 +223,8 @@ class SimExecutor:
         self._process, self._member = process, member
         self.books = member.ledger
         self.hyper: dict[int, Any] = {}
-        self._writer = SimWriter(process)
+        disk = process.world.disk
+        self._writer = LocalWriter(process, disk) if isinstance(disk, NodeDisks) else SimWriter(process, disk)
 
     def look(self) -> None:
         """After each turn: work behind takes states, too."""
@@ -247,9 +250,14 @@ class SimExecutor:
     def _read(self, command: p.ReadInitial) -> None:
         """As `StoredInitial` does: it takes its time."""
 
+        disk, resume = self._process.world.disk, self._process.life.resume
+
         def end() -> None:
-            if self._process.life.is_damaged:
-                lost = StateLostError("the checkpoint that this job starts from is damaged")
+            if resume is not None and disk.is_waited_for(resume):
+                self._process.later(0.5, end)
+                return
+            lost = disk.trouble(self._process, resume) if resume is not None else None
+            if lost is not None:
                 self._process.handover.tell(InitialUnread(lost))
                 return
             self._member.symbols.read(command.shards)
@@ -292,7 +300,8 @@ class MemberProcess(Process):
         workers = agent.workers
         self.has_said_hello = False
         self._workers = workers
-        plan = CheckpointPlan(every_steps=world.schedule.checkpoint_every)
+        sizes = world.schedule
+        plan = CheckpointPlan(every_steps=sizes.checkpoint_every, all_holders=sizes.local_disks)
         budget_bytes = world.clock.rng.choice((1, 20, 1 << 20))
         self.sim = SimMember(member, self.life.shape, budget_bytes, frozen=FROZEN, checkpoints=plan)
         self.sim.symbols.stored = self.life.stored
@@ -324,9 +333,10 @@ class MemberProcess(Process):
 
         self.sim.core.handle = watched  # type: ignore[method-assign]
         journal: Any = SimpleNamespace(write=lambda *_, **__: None)
-        mesh, handover, executor, faults = self.mesh, SimHandover(self), SimExecutor(self, self.sim), self.points
+        handover = self.handover = SimHandover(self)
+        mesh, executor, faults = self.mesh, SimExecutor(self, self.sim), self.points
         beacon = SimpleNamespace(fd=None)
-        self.handover, self.executor = handover, executor
+        self.executor = executor
         parts: Any = SimpleNamespace(
             **dict.fromkeys(EngineParts.__dataclass_fields__),
         )

@@ -1,4 +1,4 @@
-"""Play one schedule and print its transcript: `python -m tests.sim.job.replay SEED|SCHEDULE [--shrink] [--lives]`.
+"""Play one schedule and print its transcript: `python -m tests.sim.job.replay SEED|SCHEDULE [--shrink]`.
 
 SCHEDULE is the value that a failing seed prints when it is shrunk. Exit code 1: something does not hold.
 """
@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from tests.sim.job.disk_schedules import draw_disks
 from tests.sim.job.schedule import Schedule, draw, draw_lives, from_text, to_text
 from tests.sim.job.shrink import failure_of, shrink
 from tests.sim.job.world import World, outcome
@@ -20,8 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("schedule", help="a seed, or a schedule as it was printed")
     parser.add_argument("--shrink", action="store_true", help="look for a smaller schedule that breaks the same")
     parser.add_argument("--lives", action="store_true", help="the seed is of a job that loses everything")
+    parser.add_argument("--disks", action="store_true", help="likewise, with checkpoints on nodes' own disks")
     options = parser.parse_args(arguments)
-    given, drawn = options.schedule, draw_lives if options.lives else draw
+    given, drawn = options.schedule, draw_disks if options.disks else draw_lives if options.lives else draw
     schedule = from_text(given) if given.startswith("{") else drawn(int(given))
     return play(shrunk(schedule) if options.shrink else schedule)
 

@@ -151,6 +151,20 @@ class Damage(Fault, frozen=True, kw_only=True):
     """A bit flips in the newest durable checkpoint."""
 
 
+class DamageDisk(Fault, frozen=True, kw_only=True):
+    """A bit flips in one of the files on a node's own disk."""
+
+    node: int
+    which: int
+
+
+class LoseDisk(Fault, frozen=True, kw_only=True):
+    """A node is lost with its own disk; it may be started again, with an empty one."""
+
+    node: int
+    again_s: float | None = None
+
+
 class DiskFull(Fault, frozen=True, kw_only=True):
     """Nothing can be written for a while."""
 
@@ -177,6 +191,8 @@ AnyFault: TypeAlias = (
     | Join
     | Misfit
     | Damage
+    | DamageDisk
+    | LoseDisk
     | DiskFull
 )
 
@@ -202,6 +218,8 @@ class Schedule(Struct, frozen=True, kw_only=True):
     """The step after which the checkpoint stands that the job starts from; None: it starts anew."""
     checkpoint_every: int = 0
     """Every so many steps become durable checkpoints, and the job has a next life; 0: none."""
+    local_disks: bool = False
+    """They lie on nodes' own disks (`node_disks`)."""
     no_room: bool = False
     """Members have no memory for copies of states: each is written where it lies, before it changes."""
     faults: tuple[AnyFault, ...] = ()

@@ -25,6 +25,7 @@ from tests.sim.job.lives import Lives
 from tests.sim.job.member import MemberProcess
 from tests.sim.job.meshes import Meshes
 from tests.sim.job.network import STORE, Network
+from tests.sim.job.node_disks import NodeDisks
 from tests.sim.job.schedule import Join, Schedule, shape_of
 from tests.sim.job.shells import virtual
 
@@ -49,7 +50,7 @@ class World:
         self.mesh = Meshes(self)
         self.faults = Faults(self)
         shape = replace(shape_of(schedule), initial=initial_of(schedule.resumes, self.truth))
-        self.disk = Disk()
+        self.disk: Disk | NodeDisks = NodeDisks(self, len(shape.shards)) if schedule.local_disks else Disk()
         self.lives = Lives(self, shape, self.truth.stored(shape) if shape.initial.is_stored else None)
         self.etcd.on_write = self._written
         self.misfits = 0
@@ -75,7 +76,7 @@ class World:
 
     def run(self) -> None:
         """Play to the end. Raises Violation."""
-        with virtual(self):
+        with virtual(self), self.disk.opened():
             for index in range(self.schedule.nodes):
                 self.clock.at(self.clock.rng.uniform(0, 0.5), lambda index=index: self.start_node(f"node{index}"))  # type: ignore[misc]
             self.faults.plan()
@@ -140,8 +141,11 @@ class World:
         if roster is None and self.lives.of(life.number).checks.finishers:
             self._begin_another_job(name, keys)
             return
-        life = self.lives.entered(life, has_roster=roster is not None) if life.number > 1 else self._first_life()
-        self._begin(name, self._take_start(keys), life)
+        incarnation = self._take_start(keys)
+        has_roster = roster is not None
+        is_first = life.number == 1
+        life = self._first_life() if is_first else self.lives.entered(life, name, incarnation, has_roster=has_roster)
+        self._begin(name, incarnation, life)
 
     def _begin_another_job(self, name: str, keys: JobKeys) -> None:
         """The job was done, and its keys were taken away; somebody may still be cut off. Of the other job no more is
@@ -164,7 +168,7 @@ class World:
     def begin_alone(self, name: str, life: Life) -> None:
         """The next life of the only node."""
         self.faults.starting += 1
-        self._begin(name, 0, self.lives.entered(life, has_roster=False))
+        self._begin(name, 0, self.lives.entered(life, name, 0, has_roster=False))
 
     def _start_again(self, name: str, waited_s: float) -> None:
         self.faults.starting -= 1

@@ -12,7 +12,7 @@ from elastrain import agent_messages as am
 from elastrain import protocol as p
 from elastrain.checkpoint import Checkpointed
 from elastrain.snapshot.durable.manifest import name_of
-from tests.sim.job.disk import Manifest
+from tests.sim.job.disk import Disk, Manifest
 
 if TYPE_CHECKING:
     from tests.sim.job.member import MemberProcess
@@ -24,9 +24,9 @@ _PART_S = (0.02, 0.1, 0.6)
 class SimWriter:
     """Of one member."""
 
-    def __init__(self, process: MemberProcess) -> None:
+    def __init__(self, process: MemberProcess, disk: Disk) -> None:
         self._process, self._sim = process, process.sim
-        self._disk, self._life = process.world.disk, process.life.number
+        self._disk, self._life = disk, process.life.number
         self._is_writing = False
         self._waiting: p.WriteManifest | None = None
 

@@ -15,8 +15,10 @@ from elastrain.launcher.life_keys import begin_life, life_key, read_life
 from elastrain.launcher.lives import BARREN_MAX, last_end, next_life
 from elastrain.launcher.sealed import SealedStore
 from elastrain.launcher.store import MemoryStore, StoreUnavailableError
-from elastrain.launcher.values import End, Life, NodeRecord, Roster
+from elastrain.launcher.values import End, Life, NodeRecord, PutCheckpoint, Roster
 from elastrain.launcher.views import JobKeys, OutlivedError
+from elastrain.membership import first_view
+from elastrain.world import Member
 
 LOST = End(code=1, sentence="all holders of shard 0 are gone", lost=True)
 RAISED = End(code=1, sentence="m0 and m1 raised the same exception")
@@ -96,6 +98,20 @@ def test_all_nodes_go_on_in_the_same_life_whatever_checkpoint_each_has_found(sto
     first = agree(store, "j", TTL_S, ended(Life()), 7).life
     second = agree(store, "j", TTL_S, ended(Life(), first_member=9), 6).life
     assert first == second == Life(number=2, step=7, first_member=2)
+
+
+def test_a_node_whose_own_disk_has_no_checkpoint_goes_on_with_the_others(store: SealedStore) -> None:
+    keys = begun(store)
+    late = LifeEnd(life=Life(), end=LOST, first_member=2, is_local=True)
+    assert agree(store, "j", TTL_S, late, None).life is None, "nobody has put one on record"
+    assert keys.put_view(first_view([Member(id="m0", node="a")])) is not None
+    assert keys.put_checkpoint(PutCheckpoint(member="m0", step=7, name="life-0001-step-0000000007", life=1)) == ""
+    following = agree(store, "j", TTL_S, late, None).life
+    assert following is not None and (following.number, following.step) == (2, 7)
+    # That life is lost before it has written one.
+    again = LifeEnd(life=following, end=LOST, first_member=4, is_local=True)
+    third = agree(store, "j", TTL_S, again, None).life
+    assert third is not None and (third.number, third.step, third.barren) == (3, 7, 1)
 
 
 def test_the_counter_knows_of_members_that_an_agent_has_never_met(store: SealedStore) -> None:

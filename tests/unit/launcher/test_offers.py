@@ -43,7 +43,7 @@ def test_disks_that_have_all_parts_together_are_enough() -> None:
 def test_a_newer_one_that_lacks_a_part_is_passed_over_with_the_reason() -> None:
     found = join([(disk("n0"), [offer(3, "b"), offer(5, "a")])])
     assert found.resume is not None and found.resume.step == 3
-    assert found.reasons == (f"{name_of(1, 5)} is passed over: no disk that is here has b or c",)
+    assert found.reasons == (f"{name_of(1, 5)} is passed over: no disk that is here has a good copy of b or c",)
     assert found.lacking == ""
 
 
@@ -62,7 +62,7 @@ def test_lives_are_counted_on_from_the_highest_that_any_disk_has() -> None:
 
 
 def test_where_nothing_is_complete_the_job_may_not_begin_anew() -> None:
-    assert "no disk that is here has b or c" in join([(disk("n0"), [offer(5, "a")])]).lacking
+    assert "no disk that is here has a good copy of b or c" in join([(disk("n0"), [offer(5, "a")])]).lacking
     assert join([(disk("n0"), [])]).lacking == ""
 
 
@@ -71,6 +71,24 @@ def test_parts_without_a_manifest_count_with_the_manifest_of_another_node() -> N
     found = join([(disk("n0"), [offer(3, "a")]), (disk("n1"), [parts])])
     assert found.resume is not None
     assert join([(disk("n1"), [parts])]).resume is None
+
+
+def test_after_a_life_that_came_no_further_copies_that_nobody_could_check_do_not_count() -> None:
+    unchecked = DiskOffer(name=name_of(1, 5), files=("c",))
+    offered = [(disk("n0"), [offer(3, "b"), offer(5, "a")]), (disk("n1"), [unchecked])]
+    first, second = join(offered).resume, join(offered, is_wary=True)
+    assert first is not None and first.step == 5
+    assert second.resume is not None and second.resume.step == 3
+    assert second.reasons == (f"{name_of(1, 5)} is passed over: no disk that is here has a good copy of b or c",)
+    alone = join([(disk("n0"), [offer(5, "a")]), (disk("n1"), [unchecked])], is_wary=True).resume
+    assert alone is not None and alone.step == 5, "there is no older one"
+
+
+def test_a_later_life_does_not_begin_anew_where_no_disk_has_anything(tmp_path: Path) -> None:
+    assert find_start(options(tmp_path)).named == ""
+    later = find_start(options(tmp_path, thorough=True), 2)
+    (end,) = of(End, Job(life=Life(number=2, step=3, named=later.named)).done)
+    assert "no node here has a checkpoint of this job: start the nodes that have it" in end.sentence
 
 
 def test_a_checkpoint_of_the_same_name_and_another_content_does_not_count() -> None:
@@ -127,9 +145,17 @@ def test_the_roster_has_what_all_offer_together_and_no_job_begins_with_less() ->
     assert all(start.resume == resume for start in of(Start, job.done))
     (end,) = of(End, Job(life=Life(offers=(offer(3, "a"),))).done)
     assert end.code == 1
-    assert "no disk that is here has b or c: start the nodes that have it" in end.sentence
+    assert "no disk that is here has a good copy of b or c: start the nodes that have it" in end.sentence
     (end,) = of(End, Job(life=Life(named="/gone")).done)
     assert "no node here has /gone" in end.sentence
+
+
+def test_the_roster_of_a_life_after_one_that_came_no_further_has_nothing_unchecked() -> None:
+    unchecked = DiskOffer(name=name_of(1, 5), files=("c",))
+    for barren, step in ((0, 5), (1, 3)):
+        life = Life(number=3, barren=barren, offers=(offer(3, "b"), offer(5, "a"), unchecked))
+        resume = of(PutRoster, Job(life=life).done)[0].roster.resume
+        assert resume is not None and resume.step == step
 
 
 def test_simulated_nodes_have_folders_of_their_own() -> None:
