@@ -13,9 +13,11 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+from elastrain.base.event_loop import EventLoop
 from elastrain.errors import ConfigError
 from elastrain.launcher import environment
 from elastrain.launcher.etcd import EtcdStore
@@ -52,6 +54,8 @@ class EmbeddedEtcd:
         self._program = os.path.abspath(program or find_program())
         self._opened: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._watch: tuple[EventLoop, Callable[[], None]] | None = None
+        self._pidfd: int | None = None
         self.endpoint = ""
         for last in range(_TRIES - 1, -1, -1):
             if self._try_start():
@@ -66,6 +70,29 @@ class EmbeddedEtcd:
         assert self._process is not None
         return self._process.pid
 
+    def watch(self, loop: EventLoop, on_end: Callable[[], None]) -> None:
+        """From now on, have the loop call `on_end` whenever the process has ended without being told to."""
+        self._watch = (loop, on_end)
+        self._look_after()
+
+    def _look_after(self) -> None:
+        if self._watch is not None:
+            loop, on_end = self._watch
+            self._pidfd = os.pidfd_open(self.pid)
+            loop.register(self._pidfd, lambda _events: self._on_end(on_end))
+
+    def _look_away(self) -> None:
+        if self._watch is not None and self._pidfd is not None:
+            self._watch[0].unregister(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    def _on_end(self, on_end: Callable[[], None]) -> None:
+        self._look_away()
+        assert self._process is not None
+        self._process.wait()
+        on_end()
+
     # ---- what may go wrong with it, on request
 
     def stop(self) -> None:
@@ -76,6 +103,7 @@ class EmbeddedEtcd:
         self._send(signal.SIGCONT)
 
     def kill(self) -> None:
+        self._look_away()
         self._send(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
@@ -88,6 +116,7 @@ class EmbeddedEtcd:
         """At the same address, with the data that is there; nothing where it runs. It is ready a moment later."""
         if self._process is None or self._process.poll() is not None:
             self._spawn()
+            self._look_after()
 
     def compact(self) -> int:
         """Have it forget all revisions but the newest; its number. Raises StoreError."""
@@ -105,6 +134,7 @@ class EmbeddedEtcd:
 
     def close(self) -> None:
         """Stop it and remove its data. May be called twice."""
+        self._look_away()
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
             self._process.terminate()

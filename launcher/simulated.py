@@ -131,6 +131,7 @@ class _Nodes:
         """`listener`: where the operator's requests come in."""
         self._around = around
         self._loop.register(signals, lambda _events: self._stop(signals.take()[-1:]))
+        around.watch_etcd(self._loop)
         control = ControlServer(self._loop, listener, partial(answer, self._options, around))
         try:
             for index in range(self._options.size.nodes_max):
@@ -320,10 +321,14 @@ def _node(options: RunOptions, node: NodeOptions, whole: RunDir, namespace: str 
 
 def _run(options: RunOptions, node: NodeOptions, run: RunDir, *, patient: bool) -> int:
     """`patient`: started again, it waits for a store that others have reached before. Raises as `run_node`."""
-    deadline_s = time.monotonic() + (options.waits.park_timeout_s if patient else 0.0)
+    waits_s, waits = (options.waits.park_timeout_s if patient else 0.0), False
+    deadline_s = time.monotonic() + waits_s
     while True:
         try:
             return run_node(options, node, run).code
-        except StoreUnavailableError:
+        except StoreUnavailableError as error:
             if time.monotonic() >= deadline_s:
                 raise
+            if not waits:
+                say(f"{node.name}: {error} It waits for it, {waits_s:g} s at the most")
+            waits = True

@@ -1,17 +1,20 @@
 """What simulated nodes live in (their etcd, their network), and what goes wrong with it for a while on request.
 
-Faults are carried out here, and undone when their time is over.
+Faults are carried out here, and undone when their time is over. An etcd that ends by itself is started again: it is the
+launcher's, and nobody else would.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from elastrain.base.event_loop import EventLoop
 from elastrain.errors import ConfigError, ElastrainError
 from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.events import EventLog
@@ -20,7 +23,10 @@ from elastrain.launcher.faults.table import CLASSES, Carrier, lasts_s
 from elastrain.launcher.namespaces.asked import impairments
 from elastrain.launcher.namespaces.impairments import Impairment, condition
 from elastrain.launcher.namespaces.switch import SWITCH, Switch
+from elastrain.launcher.say import say
 from elastrain.launcher.store import StoreError
+
+_ETCD_AGAIN_S = 0.5
 
 
 class Surroundings:
@@ -90,6 +96,15 @@ class Surroundings:
         self._tell(event, impairments=[str(impairment) for impairment in found])
 
     # ---- etcd
+
+    def watch_etcd(self, loop: EventLoop) -> None:
+        self._etcd.watch(loop, self._on_etcd_end)
+
+    def _on_etcd_end(self) -> None:
+        """Nobody has asked for it: the kernel was short of memory, say."""
+        self._tell("etcd_ended")
+        say("etcd has ended: it is started again, with its data")
+        self._due.append((time.monotonic() + _ETCD_AGAIN_S, self._start_etcd_again))
 
     def _stop_etcd(self, until_s: float) -> None:
         """Stopped, with all its threads: connections stand, and nothing answers."""

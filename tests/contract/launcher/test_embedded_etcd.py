@@ -7,10 +7,13 @@ import select
 import signal
 import subprocess
 import sys
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from elastrain.base.event_loop import EventLoop
 from elastrain.errors import ConfigError
 from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.etcd import EtcdStore
@@ -86,3 +89,19 @@ def test_a_folder_with_a_name_too_long_for_a_socket_will_do(tmp_path: Path) -> N
     store.check()
     store.close()
     server.close()
+
+
+def test_who_watches_etcd_hears_of_each_end_that_nobody_asked_for(tmp_path: Path) -> None:
+    ends: list[int] = []
+    with closing(EventLoop()) as loop, closing(EmbeddedEtcd(tmp_path / "etcd")) as server:
+        server.watch(loop, lambda: ends.append(server.pid))
+        for _ in range(2):
+            os.kill(killed := server.pid, signal.SIGKILL)
+            loop.turn(time.monotonic() + WAIT_S)
+            assert ends[-1] == killed
+            server.start_again()
+            server.kill()
+            loop.turn(time.monotonic() + 0.01)
+            assert ends[-1] == killed, "it was asked to"
+            server.start_again()
+        assert len(ends) == 2

@@ -200,6 +200,18 @@ def test_etcd_outage_longer_than_the_leases_stops_no_step_and_ends_nobody_and_a_
         job.assert_nothing_left()
 
 
+def test_an_etcd_of_the_launcher_that_is_killed_is_started_again_and_members_come_and_go(tmp_path: Path) -> None:
+    with NodesJob(tmp_path, "--local-nodes", "3", "--inject", arguments=ARGUMENTS) as job:
+        job.wait_step(2)
+        job.signal_etcd(signal.SIGKILL)
+        job.inject("kill --target member:m1")
+        job.wait("view", generation=2)
+        job.wait_members("node0", "node1", "node2", after=2)
+        assert_equal_to_undisturbed(job.finish(), *ARGUMENTS)
+        assert job.text().count("elastrain: etcd has ended: it is started again") == 1
+        job.assert_nothing_left()
+
+
 def reasons(job: NodesJob) -> dict[int, str]:
     """Generation -> why it came."""
     return {e["generation"]: e["reason"] for e in job.events("view")}

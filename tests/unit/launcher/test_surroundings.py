@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from elastrain.base.event_loop import EventLoop
 from elastrain.errors import ConfigError
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.faults import grammar
@@ -96,6 +99,21 @@ def test_faults_of_etcd_and_their_end(tmp_path: Path) -> None:
     made.on_tick(10.0)
     made.on_tick(11.0)
     assert etcd.done[3:] == ["stop", "go_on"]
+
+
+def test_an_etcd_that_ends_by_itself_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, etcd = around(tmp_path, None)
+    watched: list[Callable[[], None]] = []
+    monkeypatch.setattr(FakeEtcd, "watch", lambda _self, _loop, on_end: watched.append(on_end), raising=False)
+    with closing(EventLoop()) as loop:
+        made.watch_etcd(loop)
+    [on_end] = watched
+    on_end()
+    due_s = made.next_deadline_s()
+    assert due_s is not None
+    made.on_tick(due_s)
+    assert etcd.done == ["start_again"]
+    assert made.next_deadline_s() is None
 
 
 def test_what_cannot_be_is_said(tmp_path: Path) -> None:
