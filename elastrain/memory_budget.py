@@ -98,11 +98,15 @@ def fit_plan(limit_bytes: int, needs: Needs, *, has_disk: bool, disk_bytes_per_s
     )
 
 
-def at_the_end(needs: Needs, parameters_bytes: int) -> Needs:
-    """Say what a member of a pipeline needs when its loop has ended: all parameters, and nothing is computed."""
+def at_the_end(needs: Needs, parameters_bytes: int, copying_bytes: int = 0) -> Needs:
+    """Say what a member of a pipeline needs when its loop has ended: all parameters, and nothing is computed.
+
+    copying_bytes: of `gradients_bytes`, what copies take that are on their way; the rest goes before blocks come.
+    """
     return replace(
         needs,
         parameters_bytes=max(needs.parameters_bytes, parameters_bytes),
+        gradients_bytes=copying_bytes,
         activations_bytes=0,
         activations_least_bytes=0,
         boundaries_bytes=0,

@@ -116,6 +116,11 @@ class _Work:
     tasks: TaskBytes = field(default_factory=TaskBytes)
     pipeline: tuple[StagedScript, Load] | None = None
 
+    @property
+    def is_end(self) -> bool:
+        """The loop has ended, and nothing is computed any more."""
+        return self.pipeline is not None and not self.tasks.total_bytes
+
 
 def _begun(script: ScriptNeeds, nodes: Mapping[str, str]) -> Placement:
     # Nobody holds anything yet: the first view makes its placement in the same way.
@@ -214,10 +219,13 @@ def _needs(script: ScriptNeeds, nodes: Mapping[str, str], work: _Work, held: tup
         is_measured=False,
         boundaries_bytes=work.tasks.boundaries_bytes,
     )
-    # Where holders stay in their places, nothing is on its way to new ones.
-    if work.pipeline is None or len(set(work.placements)) == 1:
+    if work.pipeline is None:
         return needs
-    copying_bytes = _copying_bytes(script, needs, work.pipeline[0], len(nodes))
+    # Where holders stay in their places, nothing is on its way to new ones.
+    is_moving = len(set(work.placements)) > 1
+    copying_bytes = _copying_bytes(script, needs, work.pipeline[0], len(nodes)) if is_moving else 0
+    if work.is_end:
+        return budget.at_the_end(needs, work.parameters_bytes, copying_bytes)
     return replace(needs, gradients_bytes=needs.gradients_bytes + copying_bytes)
 
 
@@ -262,7 +270,7 @@ def _advice(script: ScriptNeeds, members: int, work: _Work, needs: budget.Needs,
     """Which stages would fit, where these do not."""
     if work.pipeline is None or script.limit is None:
         return ""
-    if not work.tasks.total_bytes:
+    if work.is_end:
         return budget.AT_THE_END
     (staged, load), has_disk = work.pipeline, script.limit.has_disk
     leaving_bytes = work.tasks.activations_bytes if has_disk else 0

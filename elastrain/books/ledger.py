@@ -111,7 +111,7 @@ class Ledger:
 
     def _change_model(self, command: p.TakeParameters | p.HoldBlocks) -> None:
         if isinstance(command, p.HoldBlocks):
-            self._arithmetic.hold(command.blocks)
+            self._arithmetic.hold(command.blocks, self._buffers.take_free() if command.for_good else None)
         else:
             self._arithmetic.take_parameters(command.shard, command.payload[command.index])
 

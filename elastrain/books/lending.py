@@ -35,6 +35,11 @@ class Buffers(Generic[Buffer]):
         if self._lent.pop(id(buffer), None) is not None:
             self._free.setdefault(self._kind(buffer), []).append(buffer)
 
+    def take_free(self) -> list[Buffer]:
+        """Let go of those that are not lent: they are the caller's."""
+        free, self._free = [each for those in self._free.values() for each in those], {}
+        return free
+
     def owns(self, buffer: Buffer) -> bool:
         """Tell whether the buffer is lent now."""
         return id(buffer) in self._lent

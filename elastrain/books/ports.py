@@ -81,8 +81,11 @@ class Arithmetic(Protocol):
     def take_parameters(self, shard: int, published: Tensor) -> None:
         """From now on the model computes with these."""
 
-    def hold(self, blocks: Collection[int]) -> None:
-        """Have the parameters that these blocks read in the model's memory, and no others."""
+    def hold(self, blocks: Collection[int], unused: list[Tensor] | None = None) -> None:
+        """Have the parameters that these blocks read in the model's memory, and no others.
+
+        unused: no gradient is computed any more: free slots, scratch and these buffers go before. None: that goes on.
+        """
         # A shard of several blocks stays as long as any of them does: a tied weight is one tensor.
 
     def parameters_bytes(self, shard: int) -> int: ...

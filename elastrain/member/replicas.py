@@ -134,7 +134,7 @@ class Replicas:
             return
         self._holdings.unbind(s for s in self._holdings.bound if blocks.isdisjoint(self._shape.shards[s].lanes))
         self._present = blocks
-        self._out.do(p.HoldBlocks(blocks=tuple(sorted(blocks))))
+        self._out.do(p.HoldBlocks(blocks=tuple(sorted(blocks)), for_good=self._me in self._whole))
 
 
 def _lanes(shards: Sequence[ShardShape], holders: Placement, primary: str) -> frozenset[int]:

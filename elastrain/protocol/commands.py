@@ -231,6 +231,8 @@ class HoldBlocks:
     """
 
     blocks: tuple[int, ...]
+    for_good: bool = False
+    """The loop has ended: the memory of gradients makes room for what comes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -256,7 +256,7 @@ class Engine:
         """What goes is of no use here for long: its memory goes back at once."""
         executor, memory = self._parts.executor, self._parts.mesh.memory
         if self._parts.memory is not None:
-            self._parts.memory.hold(command.blocks)
+            self._parts.memory.hold(command.blocks, for_good=command.for_good)
         executor.carry_out(command)
         memory.trim()
         held = {"parameters_bytes": executor.model.nbytes, "shared_bytes": memory.resident_bytes()}

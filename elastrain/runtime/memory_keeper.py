@@ -169,11 +169,12 @@ class MemoryKeeper:
             return None
         return self._plan(work.tasks.gradients_bytes + work.sums_bytes, shape)
 
-    def hold(self, blocks: Sequence[int]) -> None:
+    def hold(self, blocks: Sequence[int], *, for_good: bool = False) -> None:
         """This member is to have these blocks: make room for them, before they come. Nothing is computed meanwhile."""
-        self.work.forget_tasks()
+        self.work.forget_tasks(for_good=for_good)
         if self._needs is not None:
-            self._decide(self._needs.gradients_bytes, parameters_bytes=bytes_of(self._executor.model, blocks))
+            gradients_bytes = self.work.copying_bytes if for_good else self._needs.gradients_bytes
+            self._decide(gradients_bytes, parameters_bytes=bytes_of(self._executor.model, blocks))
 
     def passed(self) -> None:
         """A step was committed: measure what it took. Raises NoRoomError if it took too much."""
@@ -237,7 +238,7 @@ class MemoryKeeper:
         if isinstance(decided, budget.Shortfall):
             advice = self.work.explain(needs, decided.missing_bytes, activations_leave=bool(self._devices))
             self._refuse(needs, decided, advice)
-        whole = budget.at_the_end(needs, self.work.whole_bytes())
+        whole = budget.at_the_end(needs, self.work.whole_bytes(), self.work.copying_bytes)
         if measured is None and isinstance(ended := self._fit(whole), budget.Shortfall):
             self._refuse(whole, ended, budget.AT_THE_END)
         self._limit_captures(limit_bytes - needs.total_bytes)

@@ -63,6 +63,10 @@ class PieceOptimizer:
         """Memory for scaled gradients."""
         return sum(scratch.nbytes for scratch in self._scratch.values())
 
+    def let_go_of_scratch(self) -> None:
+        """Until the next update, if there is one."""
+        self._scratch.clear()
+
     def hyperparameters(self) -> Hyper:
         """The groups' values now, after whatever schedulers did to them. Raises ConfigError for values not plain."""
         return [_fused_if_possible(type(self._facade), _plain_group(group)) for group in self._facade.param_groups]

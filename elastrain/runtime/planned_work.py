@@ -62,6 +62,8 @@ class PlannedWork:
         self._me, self._executor, self._trim = me, executor, trim
         self._model: ModelBytes | None = None
         self._load: Load | None = None
+        self._is_over = False
+        """This member's loop has ended."""
         self._placements: tuple[Placement, ...] = ()
         self.members = 1
         """Of the view."""
@@ -76,6 +78,8 @@ class PlannedWork:
     @property
     def sums_bytes(self) -> int:
         """What gradients take besides slots."""
+        if self._is_over:
+            return 0
         return budget.sums_bytes(self.held, self.members, BEHIND_BYTES)
 
     @property
@@ -116,7 +120,7 @@ class PlannedWork:
 
     def take(self, load: Load | None) -> bool:
         """Take up the tasks that are left to compute; whether they are other ones."""
-        if load is None or self._model is None:
+        if load is None or self._model is None or self._is_over:
             return False
         load = replace(load, copies_received=self.is_spread)
         if load == self._load:
@@ -128,9 +132,9 @@ class PlannedWork:
             self._trim()
         return self.tasks != before
 
-    def forget_tasks(self) -> None:
-        """None of them is under way."""
-        self._load, self.tasks = None, TaskBytes()
+    def forget_tasks(self, *, for_good: bool) -> None:
+        """None of them is under way, and, `for_good`, none will be."""
+        self._load, self.tasks, self._is_over = None, TaskBytes(), for_good
 
     def whole_bytes(self) -> int:
         """Of the parameters of all blocks, which every member takes at the end of the loop; 0 without pipelines."""

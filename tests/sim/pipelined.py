@@ -67,6 +67,7 @@ class PipelinedLoop:
         self._told: dict[Task, Contribution] = {}
         self._kept: list[Cell] = []
         """Memory of what was put into the books."""
+        self._is_over = False
 
     def micro_batches_of(self, run: int) -> range:
         return range(run * self._length, min((run + 1) * self._length, self._micro_batches))
@@ -120,6 +121,8 @@ class PipelinedLoop:
 
     def begin(self, command: p.Forward | p.Backward) -> TaskRun:
         """As the engine does it: with the slot, and what it takes of others."""
+        if self._is_over:
+            raise Violation(f"{self._member.me} computes when the memory of gradients has gone")
         task, books = command.task, self._member.ledger
         slot: Slot = books.slots.start_action(task)
         is_forward = isinstance(command, p.Forward)
@@ -209,6 +212,8 @@ class PipelinedLoop:
                 self._release()
             case p.TakeBoundary():
                 self._release()
+            case p.HoldBlocks() if command.for_good:
+                self._is_over = True
 
     def _release(self) -> None:
         """The memory of what the books have let go of may get any other content at once."""

@@ -14,8 +14,10 @@ from unittest.mock import patch
 
 import pytest
 
+from elastrain import protocol as p
 from elastrain import rerouting
 from elastrain.books.boundaries import Boundaries, KeptBoundary
+from elastrain.member.commands import Commands
 from elastrain.member.commit import Commit
 from elastrain.member.job_end import JobEnd
 from elastrain.member.lifecycle import Lifecycle
@@ -208,6 +210,16 @@ def only_the_plan_says_what_is_needed() -> AbstractContextManager[Any]:
 def members_leave_with_their_own_blocks() -> AbstractContextManager[Any]:
     leave = JobEnd.leave_together
     return patch.object(JobEnd, "leave_together", lambda end, *, whole: leave(end, whole=False))
+
+
+@_plant("The memory of gradients goes when the loop has ended, and not before.")
+def gradients_go_whenever_blocks_do() -> AbstractContextManager[Any]:
+    do = Commands.do
+
+    def for_good(out: Commands, command: p.Command) -> None:
+        do(out, replace(command, for_good=True) if isinstance(command, p.HoldBlocks) else command)
+
+    return patch.object(Commands, "do", for_good)
 
 
 def _is_disturbed(scenario: Scenario) -> bool:

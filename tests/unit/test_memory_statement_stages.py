@@ -75,11 +75,21 @@ def test_no_more_is_on_its_way_than_there_is() -> None:
     assert most == more
 
 
-def test_at_the_end_a_member_has_the_whole_model_again_and_computes_nothing() -> None:
-    silent = replace(MODEL, saved=(0,) * 4, graph=replace(MODEL.graph, crossings=((),) * 5))
-    _, second = state_memory(SCRIPT, TOGETHER, replace(STAGED, model=silent, copied_bytes=4 * MIB))
-    assert second.moment == "at the end"
-    assert mib(second) == {"model": 16, "gradients": 62, "activations": 0, "shards": 16, "total": 294}
+@pytest.mark.parametrize("members", range(2, 9))
+@pytest.mark.parametrize("backups", [0, 1, 2])
+def test_who_has_room_to_train_has_room_for_the_whole_model_at_the_end(members: int, backups: int) -> None:
+    """Although activations and what crosses the cuts are nothing: gradients go before the blocks come."""
+    sizes = (4 * MIB,) * 8
+    graph = BlockGraph(blocks=tuple(f"layers.{n}" for n in range(8)), flops=(1,) * 8, crossings=((),) * 9)
+    model = ModelBytes(graph=graph, places=tuple(range(8)), parameters=sizes, gradients=sizes, saved=(0,) * 8)
+    shape = StepShape(number=0, micro_batches=1, run_length=1, blocks=8)
+    lanes = tuple((n,) for n in range(8))
+    staged = StagedScript(model=model, stages=members, shape=shape, lanes=lanes, copied_bytes=4 * MIB)
+    script = replace(
+        SCRIPT, sizes=sizes, moments=(2.0,) * 8, model_bytes=32 * MIB, slot_bytes=32 * MIB, runs=1, backups=backups
+    )
+    stated = state_memory(script, dict.fromkeys((f"m{n}" for n in range(members)), "node0"), staged)
+    assert "at the end" not in {each.moment for each in stated}
 
 
 def test_between_nodes_what_is_received_counts_too() -> None:

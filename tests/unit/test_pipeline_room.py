@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from elastrain.memory_budget import Needs, at_the_end
+from elastrain.memory_budget import Needs, at_the_end, held_by, shards_bytes, slots_needed, sums_bytes
 from elastrain.pipeline.graph import BlockGraph, CrossingTensor, IllegalCut
 from elastrain.pipeline.plan import Task
 from elastrain.pipeline.room import Lack, Load, ModelBytes, TaskBytes, advice, heaviest_bytes, task_bytes
 from elastrain.pipeline.tasks import StepShape
+from elastrain.placement import Holders
 
 MIB = 1 << 20
 CROSSING = CrossingTensor(shape=(MIB // 4,), stride=(1,), dtype="float32", itemsize=4, requires_grad=True)
@@ -130,4 +131,24 @@ def test_at_the_end_there_are_all_parameters_and_nothing_in_flight(own_mib: int,
         boundaries_bytes=7,
     )
     assert needs.total_bytes == 100 + own_mib * MIB + 30 + 50 + 200 + 7
-    assert at_the_end(needs, 16 * MIB).total_bytes == 100 + held_mib * MIB + 30 + 50
+    # Of gradients only what copies take that are on their way: slots and sums go before the blocks come.
+    assert at_the_end(needs, 16 * MIB, copying_bytes=9).total_bytes == 100 + held_mib * MIB + 9 + 50
+
+
+@pytest.mark.parametrize("members", range(2, 9))
+def test_a_step_takes_at_least_what_the_whole_model_takes_besides_at_the_end(members: int) -> None:
+    """One pipeline of equal blocks and shards, with one backup, and nothing saved or handed on: the hardest case."""
+    names, size = [f"m{n}" for n in range(members)], 8 * MIB
+    placement = tuple(Holders(name, (names[(n + 1) % members],)) for n, name in enumerate(names))
+    held = held_by("m0", [placement], (size,) * members, moments=2.0)
+    states_bytes, least_bytes = shards_bytes(held)
+    needs = Needs(
+        base_bytes=100,
+        parameters_bytes=size,
+        gradients_bytes=slots_needed(1, (), [0]) * size + sums_bytes(held, members, 0),
+        shards_bytes=states_bytes,
+        shards_least_bytes=least_bytes,
+        activations_bytes=0,
+        activations_least_bytes=0,
+    )
+    assert at_the_end(needs, members * size).total_bytes <= needs.total_bytes

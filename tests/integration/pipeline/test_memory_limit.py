@@ -81,3 +81,15 @@ def test_a_limit_under_which_no_task_fits_ends_the_job_with_what_would_fit(tmp_p
     assert "legal cuts: before 'layers.0', before 'layers.1'" in run.output
     assert "--stages" in run.output
     assert "Traceback" not in run.output
+
+
+def test_at_the_end_gradients_make_room_for_the_whole_model(tmp_path: Path) -> None:
+    arguments = ("--steps", "3", "--width", "1024", "--micro-batch-size", "9")
+    run = limited(tmp_path / "job", None, 64 << 30, 2, 2, arguments=arguments)
+    assert_equal_to_undisturbed(run, *arguments, script=SCRIPT)
+    for member in ("m0", "m1"):
+        holds = [event for event in events(run, "holds") if event["member"] == member]
+        own, whole = holds[-2]["parameters_bytes"], holds[-1]["parameters_bytes"]
+        assert whole > 20 * MIB > own
+        # Besides the model itself nothing that others read: no slot, no sum, no kept gradient.
+        assert holds[-1]["shared_bytes"] < 1.5 * whole

@@ -43,7 +43,7 @@ def executor() -> Executor:
     return _executor()
 
 
-def _executor(runs: int = 1, *, frozen: bool = False) -> Executor:
+def _executor(runs: int = 1, *, frozen: bool = False, apart: bool = False) -> Executor:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
     model[0].requires_grad_(not frozen)
@@ -53,7 +53,7 @@ def _executor(runs: int = 1, *, frozen: bool = False) -> Executor:
     made = Executor(
         layout=layout,
         runs=runs,
-        model=ModelState(model, layout, _allocate),
+        model=ModelState(model, layout, _allocate, apart=apart),
         optimizer=pieces,
         allocate=_allocate,
         max_grad_norm=1.0,
@@ -374,6 +374,29 @@ def test_buffers_come_back_once_and_strangers_never() -> None:
     buffers.give_back(like)
     assert buffers.take(like) is first
     assert buffers.take(like) is not first
+
+
+@pytest.mark.parametrize(("for_good", "is_lent"), [(False, False), (True, False), (True, True)])
+def test_the_memory_of_gradients_goes_when_blocks_come_for_good(for_good: bool, is_lent: bool) -> None:
+    executor = _executor(runs=2, apart=True)
+    _compute_run(executor, 0)
+    for run in range(2):
+        _keep(executor, (run, run + 1), torch.ones(executor.layout.shards[0].numel))
+    executor.carry_out(
+        p.CombineShard(step=0, shard=0, lane=0, combine=Combine(left=(0, 1), right=(1, 2), parent=(0, 2)))
+    )
+    executor.carry_out(p.FinishGradients(step=0, shards=(0,)))
+    executor.carry_out(p.Apply(record=_record(), shards=(0,), touched={0: (0,)}))
+    if not is_lent:
+        executor.carry_out(p.EndAttempt(step=0))
+    sums_bytes = executor.layout.shards[0].numel * 4
+    assert executor.gradients_bytes() > 2 * sums_bytes
+    blocks = tuple(range(len(executor.layout.blocks)))
+    executor.carry_out(p.HoldBlocks(blocks=blocks, for_good=for_good))
+    if for_good and not is_lent:
+        assert executor.gradients_bytes() == 0
+    else:
+        assert executor.gradients_bytes() > sums_bytes
 
 
 def test_a_parameter_without_elements_of_its_own_dtype_needs_no_memory() -> None:
