@@ -21,7 +21,6 @@ from tests.support.sources import ROOMS, ROOT, files
 OWN = {"elastrain", *ROOMS, "tests", "experiments", "docs"}
 NOT_NAMED = {
     "torchgen": "torch's distribution carries it",
-    "transformers": "skipped, with a sentence, where it is not installed",
     "deepspeed": "an experiment says that it is missing",
 }
 """Imported though pyproject.toml does not name it, and why that does no harm."""

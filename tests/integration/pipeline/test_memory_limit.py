@@ -54,8 +54,8 @@ def test_what_is_expected_of_activations_is_what_is_saved(ample: Run) -> None:
         assert 0.9 < max(told) / (in_flight * measured_bytes) < 1.1
 
 
-# In one pipeline two are left with all blocks between them; of two pipelines each member has fewer from the start. The second
-# limit lies in the middle between what one operation needs and what would leave room for all: five MiB from either.
+# In one pipeline two are left with all blocks between them; of two pipelines each member has fewer from the start.
+# The second limit lies between what one operation needs and what would leave room for all: five MiB from either.
 @pytest.mark.parametrize(("workers", "stages", "more"), [(3, 3, 0.5), (4, 2, -0.2)])
 def test_a_loss_within_the_limit_moves_activations_to_disk_and_changes_no_bit(
     tmp_path: Path, disk: Path, ample: Run, workers: int, stages: int, more: float

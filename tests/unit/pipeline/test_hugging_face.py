@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +18,6 @@ from elastrain.pipeline.stubs.trace import trace
 from tests.support.absent_blocks import let_go
 from tests.support.pipeline_members import untie
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("transformers") is None, reason="transformers is not installed: pip install transformers"
-)
 WORDS = 96
 
 
