@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import errno
 import random
+import sys
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from elastrain.base.checkpoints import CheckpointOptions
 from elastrain.runtime.durable.disk import CheckpointDisk, kept_text, told_by_keepers
+from elastrain.snapshot.durable import pruning
 from elastrain.snapshot.durable.choosing import choose, thorough
 from elastrain.snapshot.durable.errors import CheckpointError
-from elastrain.snapshot.durable.manifest import LOOP, name_of, place_in_time
+from elastrain.snapshot.durable.manifest import LOOP, VERIFIED, name_of, place_in_time
 from elastrain.snapshot.durable.owner import claim
 from elastrain.snapshot.durable.places.local import LocalPlace
-from elastrain.snapshot.durable.pruning import kept, prune, remove
+from elastrain.snapshot.durable.pruning import Kept, kept, prune, remove
 from elastrain.snapshot.durable.publishing import mark_verified, visible
 from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.durable.writing import PartWriter
@@ -38,14 +42,15 @@ class _Story:
         self.life, self.step = 0, 0
         self.complete: tuple[int, int] | None = None
         """The newest one whose `publish` has returned."""
+        self.damaged: set[str] = set()
         self.told: list[str] = []
 
     def turn(self) -> None:
         """Something happens; the power may go in the middle of it, or a system call may fail."""
-        act = self.chance.choice([self.save, self.save, self.verify, self.prune, self.begin_anew])
-        if self.chance.random() < 0.5:
+        act = self.chance.choice([self.save] * 3 + [self.verify, self.begin_anew] + [self.prune, self.damage] * 2)
+        if act != self.damage and self.chance.random() < 0.5:
             self.files.calls_left = self.chance.randrange(CALLS_MOST)
-        elif act != self.begin_anew and self.chance.random() < 0.3:
+        elif act not in (self.damage, self.begin_anew) and self.chance.random() < 0.3:
             self.files.faults = {self.files.calls + self.chance.randrange(CALLS_MOST): errno.ENOSPC}
         try:
             act()
@@ -73,6 +78,16 @@ class _Story:
     def prune(self) -> None:
         for removal in prune(kept(self.place), keep=self.chance.randint(1, 3), now_s=0.0):
             remove(self.place, removal.name)
+
+    def damage(self) -> None:
+        """A bit flips in the newest one that nobody has read back: the good one before it has to be there still."""
+        good = [name for name in visible(self.place) if name not in self.damaged]
+        if len(good) < 2 or VERIFIED in self.place.names(good[-1]):
+            return
+        file = self.chance.choice(self.place.names(good[-1]))
+        self.files.damage(f"{self.place.location}/{good[-1]}/{file}")
+        self.damaged.add(good[-1])
+        self.complete = place_in_time(good[-2])
 
     def begin_anew(self) -> None:
         self.resume()
@@ -103,14 +118,45 @@ def _tell(seed: int) -> _Story:
     return story
 
 
+def _tell_all() -> list[_Story]:
+    return [_tell(seed) for seed in range(150)]
+
+
 @pytest.mark.slow
 def test_there_is_always_a_checkpoint_to_return_to() -> None:
-    stories = [_tell(seed) for seed in range(150)]
+    stories = _tell_all()
     cuts = sum(told.endswith("cut") for story in stories for told in story.told)
     faults = sum("no room" in told for story in stories for told in story.told)
     assert cuts > 200
     assert faults > 20
     assert sum(story.complete is not None for story in stories) > 80
+    assert sum(len(story.damaged) for story in stories) > 10
+
+
+def _sync_nothing(self: object, *_: object) -> None:
+    """In the place of syncing a file, or a folder."""
+
+
+def _believed(place: LocalPlace) -> list[Kept]:
+    """What is there counts as read back."""
+    return [replace(each, is_verified=each.is_visible) for each in pruning.kept(place)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "name", "bug"),
+    [
+        (CrashingFiles, "sync", _sync_nothing),
+        (CrashingFiles, "sync_folder", _sync_nothing),
+        (sys.modules[__name__], "kept", _believed),
+    ],
+    ids=["no sync of data", "no sync of folders", "pruned unread"],
+)
+def test_a_planted_bug_is_found(where: Any, name: str, bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name before its data is synced is none: of what a cut leaves then, checksums tell, and nobody counted on it."""
+    monkeypatch.setattr(where, name, bug)
+    with pytest.raises((AssertionError, CheckpointError)):
+        _tell_all()
 
 
 class _Disks:
