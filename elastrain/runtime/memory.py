@@ -25,38 +25,49 @@ def give_freed_memory_back() -> None:
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MMAP_FROM_BYTES)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The most that was held: nobody knows whether the kernel's mark has what was read of others meanwhile."""
+
+    least_bytes: int
+    """If all of it was read before."""
+    most_bytes: int
+    """If all of it was read after."""
+
+
 class PeakMeter:
     """The most that this process itself held since the last look: its anonymous memory and its own shared memory.
 
     Pages of files, and peers' memory that is only read here, are others' or can be dropped: they are left out. The
-    kernel's high-water mark knows no such difference; what it rose by since the last look is taken as ours. So whoever
-    looks between what computes and what reads peers' memory for the first time counts less of theirs as ours.
-    Any thread may look.
+    kernel's high-water mark knows no such difference. So whoever looks between what computes and what reads peers'
+    memory for the first time knows more. Any thread may look.
     """
 
     def __init__(self, shared_bytes: Callable[[], int]) -> None:
         self._shared_bytes = shared_bytes
         self._lock = threading.Lock()
-        self._own_bytes = self._resident_bytes = 0
-        self._peak_bytes = 0
+        self._own_bytes = self._others_bytes = 0
+        self._least_bytes = self._most_bytes = 0
         self.take()
 
     def look(self) -> None:
         """Note the most that was held until now: what the high-water mark rises by from here on is another matter."""
         with self._lock:
-            status = _status()
-            peak_bytes = self._own_bytes + max(0, status["VmHWM"] - self._resident_bytes)
+            status, before_bytes = _status(), self._others_bytes
             _CLEAR_REFS.write_text(_RESET_PEAK)
             self._own_bytes = status["RssAnon"] + self._shared_bytes()
-            self._resident_bytes = status["VmRSS"]
-            self._peak_bytes = max(self._peak_bytes, peak_bytes, self._own_bytes)
+            self._others_bytes = status["VmRSS"] - self._own_bytes
+            peak_bytes = status["VmHWM"] - max(before_bytes, self._others_bytes)
+            self._least_bytes = max(self._least_bytes, peak_bytes, self._own_bytes)
+            self._most_bytes = max(self._most_bytes, self._least_bytes, status["VmHWM"] - before_bytes)
 
-    def take(self) -> int:
-        """The peak in bytes since it was taken last, from which the next one counts."""
+    def take(self) -> Peak:
+        """The peak since it was taken last, from which the next one counts."""
         self.look()
         with self._lock:
-            peak_bytes, self._peak_bytes = self._peak_bytes, self._own_bytes
-        return peak_bytes
+            peak = Peak(least_bytes=self._least_bytes, most_bytes=self._most_bytes)
+            self._least_bytes = self._most_bytes = self._own_bytes
+        return peak
 
     @property
     def now_bytes(self) -> int:
@@ -115,15 +126,16 @@ class StepsTaken:
         self._meter.take()
 
     def add_step(self, accounted_bytes: int, captured: CapturedBytes = NOTHING_CAPTURED) -> int:
-        """Measure a step; its peak in bytes."""
-        peak_bytes = self._meter.take()
+        """Measure a step; its peak in bytes, for certain."""
+        peak = self._meter.take()
         self._in_view += 1
         self.steps += 1
         if self.steps == SETTLED_STEPS:  # the first step warms up, and spills everything to learn
             self._besides.clear()
-        besides_bytes = peak_bytes - accounted_bytes
+        # What later steps may take is planned with the most: what was held before others' memory was read comes again.
+        besides_bytes = peak.most_bytes - accounted_bytes
         self._besides.append((max(0, besides_bytes - captured.most_bytes), max(0, besides_bytes - captured.now_bytes)))
-        return peak_bytes
+        return peak.least_bytes
 
     def base_bytes(self, accounted_bytes: int) -> int:
         """The most that was taken besides; before a step was measured, what is held now besides."""
