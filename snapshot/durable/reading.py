@@ -272,12 +272,19 @@ def _in_threads(tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
     """Results in the tasks' order; a few tasks are begun ahead of who takes the results, so that memory is bounded."""
     rest = iter(tasks)
     with ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint") as pool:
-        begun: deque[Future[T]] = deque(pool.submit(task) for task in islice(rest, THREADS + 2))
+        begun: deque[Future[T]] = deque(_begin(pool, task) for task in islice(rest, THREADS + 2))
         try:
             while begun:
                 result = begun.popleft().result()
-                begun.extend(pool.submit(task) for task in islice(rest, 1))
+                begun.extend(_begin(pool, task) for task in islice(rest, 1))
                 yield result
         finally:
             for future in begun:
                 future.cancel()
+
+
+def _begin(pool: ThreadPoolExecutor, task: Callable[[], T]) -> Future[T]:
+    try:
+        return pool.submit(task)
+    except RuntimeError as error:  # Python begins nothing any more once the main thread has ended
+        raise CheckpointError("the checkpoint is not read to its end, because this process ends") from error

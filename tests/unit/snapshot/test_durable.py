@@ -37,6 +37,14 @@ def test_what_is_written_is_read_back(place: LocalPlace) -> None:
     assert found.look() == found.verify() == []
 
 
+def test_who_reads_while_the_process_ends_is_told_so(place: LocalPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that reads back what was written may still be at it when the script has ended."""
+    found = Checkpoint.open([place], save(place, 10).name)
+    monkeypatch.setattr("concurrent.futures.thread._shutdown", True)
+    with pytest.raises(CheckpointError, match="this process ends"):
+        found.verify()
+
+
 def test_what_has_no_manifest_is_not_seen(place: LocalPlace) -> None:
     save(place, 10)
     writer = PartWriter(place, name_of(0, 20), writer="m0")
