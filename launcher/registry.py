@@ -27,7 +27,7 @@ from elastrain.launcher.values import Life, NodeRecord, PutCheckpoint, Roster
 from elastrain.launcher.views import JobKeys, OutlivedError, decode_roster, decode_view, encode_record
 from elastrain.world import View
 
-Answer = TypeVar("Answer", Roster, dict[str, Any])
+Answer = TypeVar("Answer", Roster | None, dict[str, Any])
 LEASE_S = 3.0
 _KEEP_EVERY_S = 60.0
 """At the most: the job's lease is kept alive three times within its life."""
@@ -44,7 +44,8 @@ class Registry(Protocol):
 
     def put_spec(self, spec: Mapping[str, Any], then: Callable[[dict[str, Any]], None]) -> None: ...
 
-    def put_roster(self, roster: Roster, then: Callable[[Roster], None]) -> None: ...
+    def put_roster(self, roster: Roster, then: Callable[[Roster | None], None]) -> None:
+        """Answers with the one that stands; None: what it was made by has changed, and nothing was put."""
 
     def take_number(self, at_least: int, then: Callable[[int], None]) -> None: ...
 
@@ -79,7 +80,7 @@ class LoneRegistry:
     def put_spec(self, spec: Mapping[str, Any], then: Callable[[dict[str, Any]], None]) -> None:
         then(self._keys.put_spec(spec))
 
-    def put_roster(self, roster: Roster, then: Callable[[Roster], None]) -> None:
+    def put_roster(self, roster: Roster, then: Callable[[Roster | None], None]) -> None:
         then(self._keys.put_roster(roster))
 
     def take_number(self, at_least: int, then: Callable[[int], None]) -> None:
@@ -156,19 +157,29 @@ class SharedRegistry:
     def put_spec(self, spec: Mapping[str, Any], then: Callable[[dict[str, Any]], None]) -> None:
         self._calls.until_answered(lambda: self._keys.put_spec(spec), self._learned(then))
 
-    def put_roster(self, roster: Roster, then: Callable[[Roster], None]) -> None:
-        def put() -> Roster | None:
-            with suppress(OutlivedError):
-                return self._standing.put_roster(roster)
-            return None
+    def put_roster(self, roster: Roster, then: Callable[[Roster | None], None]) -> None:
+        # The first one is made by what the store says; the one that stood is put again whatever it has forgotten.
+        seen = self._seen_of(roster) if self._standing.roster is None else {}
 
-        def answered(stands: Roster | None) -> None:
-            if stands is None:  # this life is over: the launcher asks for the one that stands
+        def put() -> tuple[bool, Roster | None]:
+            with suppress(OutlivedError):
+                return False, self._standing.put_roster(roster, seen)
+            return True, None
+
+        def answered(answer: tuple[bool, Roster | None]) -> None:
+            is_outlived, stands = answer
+            if is_outlived:  # this life is over: the launcher asks for the one that stands
                 self._events.on_news(NOTHING)
             else:
                 self._learned(then)(stands)
 
         self._calls.until_answered(put, answered)
+
+    def _seen_of(self, roster: Roster) -> dict[str, int]:
+        """The keys of its nodes, and their revisions."""
+        items = self._content[0] if self._content is not None else {}
+        keys = [self._keys.node(record.name) for record in roster.nodes]
+        return {key: items[key].revision for key in keys if key in items}
 
     def _learned(self, then: Callable[[Answer], None]) -> Callable[[Answer], None]:
         def learn(answer: Answer) -> None:

@@ -125,11 +125,11 @@ class StandingKeys:
         """All that stood: it has been taken away, with the job's lease or by a node that took itself for the last."""
         self.compare(NOTHING, {})
 
-    def put_roster(self, roster: Roster) -> Roster:
-        """Returns the one that the store holds. Raises OutlivedError."""
+    def put_roster(self, roster: Roster, seen: Mapping[str, int] | None = None) -> Roster | None:
+        """Returns the one that the store holds, None where what was `seen` has changed. Raises OutlivedError."""
         # With the count of members: a fresh node may take a number as soon as it sees a roster. With the life: who
         # reads of none would begin the job's first.
-        return self._keys.put_roster(roster, self.unused_member(0), self._life)
+        return self._keys.put_roster(roster, self.unused_member(0), self._life, seen=seen)
 
     def compare(self, news: News, items: Mapping[str, Item]) -> None:
         """A store that has lost its data is told again what stood."""

@@ -128,10 +128,14 @@ class JobKeys:
         """Put the spec if there is none. Returns the one that the store holds."""
         return dict(self.put_once("spec", spec))
 
-    def put_roster(self, roster: Roster, used: int = 0, life: Life | None = None) -> Roster:
+    def put_roster(
+        self, roster: Roster, used: int = 0, life: Life | None = None, *, seen: Mapping[str, int] | None = None
+    ) -> Roster | None:
         """Likewise; the ids of the roster's workers are used up with it, and all below `used`. Raises OutlivedError.
 
-        life: said with it, in case the store has lost that, too.
+        life: said with it, in case the store has lost that, too. seen: keys by which it was made, and their revisions;
+        None is returned, and nothing put, where they have changed: a store that has lost its data, say, may have
+        forgotten another roster.
 
         An emptied store says to whoever comes that the job is in its first life, until the others have put again what
         stood: who has read that must not begin the job beside them.
@@ -143,9 +147,10 @@ class JobKeys:
         put = {key: encode_roster(roster), members: str(max(roster.first_member + roster.workers, used)).encode()}
         if life is not None and life.number > stands.number:
             put[life_key(self.life)] = msgspec.json.encode(as_stored(life))
-        if self._commit({key: 0, life_key(self.life): there}, put) is not None:
+        if self._commit({**(seen or {}), key: 0, life_key(self.life): there}, put) is not None:
             return roster
-        return self._roster() or self.put_roster(roster, used, life)
+        holds = self._roster()
+        return holds if holds is not None or seen else self.put_roster(roster, used, life)
 
     def _roster(self) -> Roster | None:
         there = self._get(self.prefix + "roster")

@@ -149,7 +149,8 @@ class NodeRegistered(Struct, frozen=True, kw_only=True):
 class RosterStands(Struct, frozen=True, kw_only=True):
     """The store holds the roster: the nodes that begin the job are known."""
 
-    roster: Roster
+    roster: Roster | None
+    """None: nothing was put, because nodes have come and gone meanwhile, or the store has lost its data."""
 
 
 class NumberTaken(Struct, frozen=True, kw_only=True):

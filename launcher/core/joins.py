@@ -62,6 +62,8 @@ class Joins:
 
     def on_roster(self, event: RosterStands, now: float) -> list[Command]:
         """Start this node's workers: the nodes that begin the job are known."""
+        if event.roster is None:
+            return self._rendezvous.on_roster_refused(now)
         if self._cluster.roster is not None or self._shutdown.end is not None:
             return self._on_another_roster(event.roster)
         self._rendezvous.take_roster(event.roster)

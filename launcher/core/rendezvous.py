@@ -86,6 +86,13 @@ class Rendezvous:
         nodes = tuple(replace(record, offers=()) for record in chosen)
         return Roster(nodes=nodes, first_member=life.first_member, resume=resume or life.resume, start=start)
 
+    def on_roster_refused(self, now: float) -> list[Command]:
+        """Look again, once those who know of a roster that the store has lost have had their time to put it again."""
+        self._roster_is_put = False
+        if self._cluster.roster is None and self._shutdown.end is None:
+            self._deadlines.set(SettleDue(), now + self._config.times.absent_s)
+        return []
+
     def first_nodes(self) -> set[tuple[str, int]]:
         """The nodes (name, incarnation) that begin the job; nobody while there is no roster."""
         roster = self._cluster.roster

@@ -138,6 +138,11 @@ FOUND = {
         'nly":true},{"type":"Preempt","at_s":6.488,"node":5,"again_s":null},{"type":"Preempt","at_s":6.795,"node"'
         ':3,"again_s":null}]}'
     ),
+    "a roster that was made before the store lost its data is put into it, although another stood meanwhile": (
+        '{"seed":119980,"nodes":3,"workers":1,"backups":0,"steps":1,"runs":1,"one_host":true,"slow_store":2,"faults":['
+        '{"type":"Cut","at_s":1.0,"node":1,"other":0,"for_s":1.0,"both":true},{"type":"Join","at_s":1.0},'
+        '{"type":"Wipe","at_s":2.0,"for_s":1.0}]}'
+    ),
     "fresh nodes put another roster into a store that has lost its data": (
         '{"seed":15449,"nodes":2,"workers":1,"backups":0,"steps":3,"runs":2,"one_host":true,"check_every":1,"faults":['
         '{"type":"Wipe","at_s":2.586,"for_s":4.0},'

@@ -141,11 +141,31 @@ def test_life_that_stands_is_said_again_to_a_store_that_has_forgotten(store: Sto
     agent.inbox.close()
 
 
+def test_first_roster_is_not_put_into_a_store_that_has_forgotten_the_nodes_it_names(store: Store) -> None:
+    """It may have forgotten another roster with them, by which workers are running."""
+    node = Agent(store, "a", 1)
+    node.until(lambda news: "a" in news.nodes)
+    roster = Roster(nodes=(NodeRecord(name="a", incarnation=1, workers=1),))
+    stands: list[Roster | None] = []
+    there = store.get(PREFIX + "nodes/a")
+    assert there is not None
+    store.commit(expect={}, put={PREFIX + "nodes/a": there.value})
+    node.news.clear()
+    node.registry.put_roster(roster, stands.append)
+    node.until(lambda _: bool(stands))  # and has heard of the change
+    assert stands == [None]
+    assert store.get(PREFIX + "roster") is None
+    node.registry.put_roster(roster, stands.append)  # by what it has heard since
+    node.until(lambda _: stands == [None, roster])
+    node.registry.close()
+    node.inbox.close()
+
+
 def test_node_that_came_while_the_life_was_forgotten_does_not_begin_the_job_anew(store: Store) -> None:
     late = Agent(store, "late", 1)
     late.until(lambda news: "late" in news.nodes)
     begin_life(store, "j", Life(number=3, step=9), None)
-    stands: list[Roster] = []
+    stands: list[Roster | None] = []
     late.registry.put_roster(Roster(nodes=(NodeRecord(name="late", incarnation=1, workers=1),)), stands.append)
     late.until(lambda news: news.removed)
     assert not stands
@@ -187,6 +207,7 @@ def test_node_that_leaves_takes_no_keys_of_one_that_answers_and_is_only_cut_off_
     leaver.until(lambda news: news.begun and "other" in news.nodes)
     if has_said_that_it_goes:
         other.registry.put_left(2, is_done=False)
+        leaver.until(lambda _: store.get(PREFIX + "gone/2") is not None)
     assert other.registry._presence is not None
     other.registry._presence.close(1.0)  # its lease is gone
     leaver.registry.put_left(1, is_done=False)

@@ -1405,6 +1405,17 @@ def test_a_node_that_finds_a_store_without_a_history_leaves_it_to_those_who_know
     assert [c for c in node.done if isinstance(c, PutRoster)]
 
 
+def test_a_node_whose_roster_was_not_put_leaves_the_store_to_those_who_know_the_job_then_tries_again() -> None:
+    cluster = Cluster()
+    node = cluster.add("a", nodes_min=1, nodes_max=2, last_call_s=0.0)
+    node.core.handle(ev.RosterStands(roster=None), NOW)
+    cluster.do(node, node.core.on_tick(NOW + 5.9))
+    assert not [c for c in node.done if isinstance(c, PutRoster)]
+    cluster.do(node, node.core.on_tick(NOW + 6.1))
+    cluster.do(node, node.core.on_tick(NOW + 6.2))
+    assert [c for c in node.done if isinstance(c, PutRoster)]
+
+
 def stand_stopped(cluster: Cluster, member: str, for_s: float) -> None:
     """The agent of this member's node sees it stopped, four times a second."""
     thread = ev.SeenThread(spot=Spot(count=1, place=Station.COMPUTING, step=1), starved_s=0.0)
