@@ -87,7 +87,8 @@ class Striker:
         self._let_go_on(now_s)
         if self._since is None and commits(self.run):
             self._since = commits(self.run)
-        if self._next < len(self.case.faults):
+        # Once the last step is committed, what is killed is a script that has finished its work: that is an error.
+        if self._next < len(self.case.faults) and commits(self.run) < self.case.training.steps:
             fault = self.case.faults[self._next]
             if fault.when == "start":
                 self._try_before_the_first_commit(fault, now_s)

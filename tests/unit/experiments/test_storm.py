@@ -8,6 +8,8 @@ import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,8 @@ from experiments.storm import cases, models, processes, surroundings
 from experiments.storm.cases import LOSSES, Case, draw
 from experiments.storm.oracle import difference, read_steps, unfinished
 from experiments.storm.permission import Doubts, may_lose, spare
+from experiments.storm.processes import Processes
+from experiments.storm.strikes import Striker
 from experiments.storm.surroundings import Surroundings
 
 MANY = [draw(seed) for seed in range(800)]
@@ -140,6 +144,19 @@ def run_with(*, generation: int, commits: int) -> Run:
         for slot, member in enumerate(("m0", "m1", "m2"))
     ]
     return run_of([*starts, view], {"m0": [passed(step, generation) for step in range(commits)]})
+
+
+@pytest.mark.parametrize(("left", "tries"), [(1, 1), (0, 0)])
+def test_nobody_is_struck_once_the_last_step_is_committed(
+    left: int, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its script has finished its work then, and a kill of that is an error."""
+    case = next(case for case in map(draw, range(100)) if case.faults[0].when == "random")
+    run: Any = SimpleNamespace(run=run_with(generation=1, commits=case.training.steps - left))
+    tried: list[object] = []
+    monkeypatch.setattr(Striker, "_try", lambda _self, fault, _now_s: tried.append(fault))
+    Striker(case=case, folder=tmp_path, processes=Processes("none"), follower=run).look()
+    assert len(tried) == tries
 
 
 def test_a_loss_is_allowed_that_every_shard_survives() -> None:
