@@ -143,6 +143,11 @@ FOUND = {
         '{"type":"Cut","at_s":1.0,"node":1,"other":0,"for_s":1.0,"both":true},{"type":"Join","at_s":1.0},'
         '{"type":"Wipe","at_s":2.0,"for_s":1.0}]}'
     ),
+    "a roster that was made before the store lost its data says to its own nodes that the job is over": (
+        '{"seed":142557,"nodes":2,"workers":1,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
+        '{"type":"StoreTorn","at_s":0.0,"for_s":2.0},{"type":"Compact","at_s":0.453},'
+        '{"type":"Wipe","at_s":0.682,"for_s":0.1}]}'
+    ),
     "fresh nodes put another roster into a store that has lost its data": (
         '{"seed":15449,"nodes":2,"workers":1,"backups":0,"steps":3,"runs":2,"one_host":true,"check_every":1,"faults":['
         '{"type":"Wipe","at_s":2.586,"for_s":4.0},'
