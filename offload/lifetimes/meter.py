@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
+from pathlib import Path
 
-_STATUS = "/proc/self/status"
-_CLEAR = "/proc/self/clear_refs"
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
 _FORGET_THE_PEAK = b"5"
-_MORE_THAN_IT_HAS = 1 << 16
 
 
 class KernelMeter:
@@ -19,24 +18,16 @@ class KernelMeter:
 
     def own_bytes(self) -> tuple[int, int]:
         """Memory that is no file's: now, and at most since `forget_peak`."""
-        # Asked twice per point: files of Python and a look at each line take as long as the kernel's own work.
-        file = os.open(_STATUS, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            status = os.read(file, _MORE_THAN_IT_HAS)
-        finally:
-            os.close(file)
+        # Asked twice per point: buffers, text and a look at each line take longer than the kernel's own work.
+        with _STATUS.open("rb", buffering=0) as file:
+            status = file.read(1 << 16)
         most, now, own = (_bytes_of(status, name) for name in (b"\nVmHWM:", b"\nVmRSS:", b"\nRssAnon:"))
         return own, most - (now - own)
 
     def forget_peak(self) -> None:
         """Let the peak begin anew from what is held now; without the right to, it stays the highest ever."""
-        try:
-            file = os.open(_CLEAR, os.O_WRONLY | os.O_CLOEXEC)
-        except OSError:
-            return
-        with contextlib.suppress(OSError):
-            os.write(file, _FORGET_THE_PEAK)
-        os.close(file)
+        with contextlib.suppress(OSError), _CLEAR.open("wb", buffering=0) as file:
+            file.write(_FORGET_THE_PEAK)
 
     def clock(self) -> float:
         """What computes on the CPU is done when it returns."""
