@@ -40,7 +40,7 @@ class Folds:
     def keep(self, command: p.Keep, tensor: Tensor, checksum: int | None) -> p.Event | None:
         """Let a partial enter the fold; `checksum` is its maker's."""
         key, is_broken = (command.shard, command.lane), False
-        if command.payload is not None and self._is_whole(command.shard, command.node):
+        if command.payload is not None and self.is_whole(command.shard, command.node):
             # The whole gradient as it is, without an addition that would move it here. It is read once more after the
             # commit, and by then its owner may have got the parameters from a new primary and be in its next run.
             incoming, tensor = tensor, self._buffers.take(tensor)
@@ -49,7 +49,8 @@ class Folds:
         self._enter(key, command.node, Sum(tensor, checksum, command.maker, is_broken))
         return self._damaged(command.step, key, command.node, command.maker) if is_broken else None
 
-    def _is_whole(self, shard: int, node: Node) -> bool:
+    def is_whole(self, shard: int, node: Node) -> bool:
+        """Whether that is the shard's gradient over all runs, and of all blocks that have a part in it."""
         return node == self._root and self._lanes[shard] == 1
 
     def combine(self, command: p.CombineShard) -> p.Event | None:
@@ -59,7 +60,7 @@ class Folds:
         # Read for the checksum and for the addition at once, while it is in the caches: nothing changes in between.
         wrong = next(((node, its) for node, its in ((c.left, left), (c.right, right)) if not self._may_add(its)), None)
         total = self._sum(command.shard, left.tensor, right.tensor)
-        checksum = None if self._is_whole(command.shard, c.parent) else self._arithmetic.checksum(total)
+        checksum = None if self.is_whole(command.shard, c.parent) else self._arithmetic.checksum(total)
         # Entered all the same: what follows in this turn takes the sum for given, and none of it will count.
         is_broken = wrong is not None or left.is_broken or right.is_broken
         self._enter(key, c.parent, Sum(total, checksum, is_broken=is_broken))

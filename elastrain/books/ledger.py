@@ -163,12 +163,14 @@ class Ledger:
             case p.DropCaptures():
                 self._captures.drop(command.step)
 
-    def _incoming(self, command: p.Keep) -> tuple[Tensor, int]:
-        """A partial, and its maker's checksum of it."""
+    def _incoming(self, command: p.Keep) -> tuple[Tensor, int | None]:
+        """A partial, and its maker's checksum of it, if it is needed."""
         # A partial of this member's own never travelled: it still lies where the training loop added it up.
         if command.payload is None:
             at = (command.step, command.block, command.node)
-            checksum = self.slots.checksum(at, command.shard, command.lane)
+            # The gradient over all runs is finished as it is: nothing is added any more, before which it was compared.
+            is_compared = not self._folds.is_whole(command.shard, command.node)
+            checksum = self.slots.checksum(at, command.shard, command.lane) if is_compared else None
             return self.slots.lane(at, command.shard, command.lane), checksum
         packed, *tensors = command.payload
         return tensors[command.index], self._arithmetic.unpack_checksums(packed)[command.index]

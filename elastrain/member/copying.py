@@ -27,7 +27,8 @@ class Copying:
     def is_time(self) -> bool:
         """Whether a copy would be sent as soon as the driver has time: while runs are computed, since a vote waits."""
         m = self._machine
-        return m.step.is_computing() and self._may_copy() and m.custody.given.is_waiting()
+        # Asked twice in every turn of the driver, and mostly nothing waits.
+        return m.custody.given.is_waiting() and m.step.is_computing() and self._may_copy()
 
     def copy(self, parameters_bytes: int) -> None:
         """Make use of the time that the driver has for copies. What it does not reach waits for the next time."""

@@ -476,3 +476,15 @@ def test_what_is_computed_of_an_attempt_that_was_given_up_enters_no_fold(executo
         _partial(executor, 0)
     executor.books.slots.end_run()
     assert executor.books.slots.start_run() is slot, "free again"
+
+
+@pytest.mark.parametrize(("runs", "is_read"), [(1, False), (2, True)])
+def test_an_own_gradient_is_read_for_a_checksum_only_where_it_is_compared_later(
+    runs: int, is_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor, read = _executor(runs=runs), []
+    monkeypatch.setattr(executor._tensors, "checksum", lambda tensor: read.append(tensor) or checksum(tensor))
+    _compute_run(executor, 0)
+    kept = p.Keep(step=0, shard=0, lane=0, node=(0, 1), payload=None, index=0, block=0, maker="m0")
+    executor.carry_out(kept)
+    assert bool(read) == is_read
