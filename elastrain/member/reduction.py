@@ -112,14 +112,7 @@ class Reduction:
             step = self._runs.step
             self._out.do(
                 p.Keep(
-                    step=step,
-                    shard=shard,
-                    lane=lane,
-                    node=node,
-                    block=block,
-                    maker=maker,
-                    payload=payload,
-                    index=index,
+                    step=step, shard=shard, lane=lane, node=node, block=block, maker=maker, payload=payload, index=index
                 )
             )
             for combine in combines:

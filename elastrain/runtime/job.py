@@ -91,11 +91,7 @@ def init(
     )
     job = Job(
         Chosen(
-            environment=environment,
-            settings=settings,
-            limit=limit,
-            checkpoints=checkpoint_options(),
-            resume=resume(),
+            environment=environment, settings=settings, limit=limit, checkpoints=checkpoint_options(), resume=resume()
         )
     )
     job.open()

@@ -265,11 +265,7 @@ class ActionBackward:
         self._action = TaskAction(ActionKind.BACKWARD, command.micro_batch, command.task)
 
     def run(
-        self,
-        waiting: _Waiting,
-        counts: Contribution,
-        compute: Callable[[], Any],
-        forward: TaskAction | None = None,
+        self, waiting: _Waiting, counts: Contribution, compute: Callable[[], Any], forward: TaskAction | None = None
     ) -> None:
         """Compute it and tell of it. `forward`: this action's own, where it has not been told yet."""
         pipelines, action, parts = self._pipelines, self._action, self._pipelines.parts

@@ -83,10 +83,7 @@ class Settings:
     def shape(self, layout: Layout, lanes: Sequence[tuple[int, ...]], micro_batches: int) -> Shape:
         """`lanes`: per shard, their blocks; see `ModelState.lanes`."""
         shards = tuple(
-            ShardShape(
-                size_bytes=shard.numel * getattr(torch, shard.master_dtype).itemsize,
-                lanes=blocks,
-            )
+            ShardShape(size_bytes=shard.numel * getattr(torch, shard.master_dtype).itemsize, lanes=blocks)
             for shard, blocks in zip(layout.shards, lanes, strict=True)
         )
         return Shape(

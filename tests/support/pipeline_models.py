@@ -41,7 +41,9 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(0.1)
         self.transposed, self.in_place, self.mixing = transposed, in_place, mixing
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        if positions is not None:
+            x = x + positions
         if self.transposed:
             x = x.transpose(0, 1)
         if self.in_place:
@@ -133,6 +135,18 @@ def partly_frozen() -> GPT:
     return model
 
 
+class Positions(Stack):
+    """Dropout behind the embedding, and of positions that three layers take: their numbers are drawn in this order."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = F.dropout(self.embed(tokens), 0.1, self.training)
+        positions = F.dropout(torch.linspace(-1, 1, x.shape[-1]), 0.1, self.training)
+        for place, layer in enumerate(self.layers):
+            x = layer(x, positions if place < 3 else None)
+        logits: Tensor = self.head(x)
+        return logits
+
+
 @dataclass(frozen=True)
 class Case:
     """A model, how it is called, and where it is cut over two members (the first cut) or three."""
@@ -159,6 +173,7 @@ CASES = {
     "transposed": Case(lambda: Stack(transposed=True), (2, 4)),
     "in-place": Case(lambda: Stack(in_place=True), (2, 4)),
     "encoder-decoder": Case(EncoderDecoder, (2, 6)),
+    "positions": Case(Positions, (4, 5)),
     "passing-by": Case(lambda: EncoderDecoder(skipping=(1, 2)), (5, 6)),
 }
 

@@ -11,8 +11,10 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from elastrain.pipeline.graph import IllegalCut
@@ -54,6 +56,13 @@ class Origins:
             self._order.append(name)
         self.latest, self.at = max(self.latest, at), at
 
+    def takes(self, at: int, name: str, arguments: Sequence[object]) -> None:
+        """A block is entered with these."""
+        # Real ones are known only where they are random numbers that others would draw otherwise.
+        for each in arguments:
+            if not is_fake(each) and (number := self._numbers.get(id(each))) is not None:
+                self._forbid(self.home[number], at, f"block {name!r} takes random numbers that are drawn before it")
+
     def number(self, tensor: Tensor) -> int:
         """The tensor's number; a new one lives with the latest block."""
         number = self._numbers.get(id(tensor))
@@ -79,9 +88,10 @@ class Origins:
         # A fake is always a block's: of one that nobody saw being made the first block may be it.
         return 0 if is_fake(tensor) and self.latest != _NOWHERE else None
 
-    def made_between(self, operation: str, taken: Sequence[Tensor], made: Sequence[Tensor]) -> None:
-        """Code between blocks took these tensors and made those."""
+    def made_between(self, operation: str, taken: Sequence[Tensor], made: Sequence[Tensor], *, is_own: bool) -> None:
+        """Code between blocks took these tensors and made those. `is_own`: random ones, as only this member draws."""
         homes = [self.home[self._numbers[id(tensor)]] for tensor in taken if id(tensor) in self._numbers]
+        homes += [self.latest] * is_own
         kept = [self._place_inside(tensor) for tensor in taken if id(tensor) not in self._numbers]
         for place in kept:
             if place is not None:
@@ -93,8 +103,9 @@ class Origins:
                 whose = self._order[home]
                 self._forbid(home, self.latest, f"{operation!r} behind it uses what block {whose!r} made")
         if homes:
+            is_real = not any(is_fake(tensor) for tensor in taken)
             for tensor in made:
-                if is_fake(tensor):
+                if is_fake(tensor) or is_real:
                     self._register(tensor, max(homes))
 
     def used(self, parameter: Tensor) -> None:
@@ -158,6 +169,8 @@ class CodeBetween(TorchFunctionMode):
         self._origins = origins
         self._is_paused = False
         self._is_inside = False
+        self._is_ahead = False
+        """Who computes the block that was entered last has drawn what others have not: in it, or for fakes."""
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -167,6 +180,12 @@ class CodeBetween(TorchFunctionMode):
             yield
         finally:
             self._is_paused = before
+
+    def enter(self, at: int, name: str, arguments: Sequence[object]) -> None:
+        """A block is entered: its random stream is set."""
+        self._origins.enter(at, name)
+        self._origins.takes(at, name, arguments)
+        self._is_ahead = False
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
@@ -179,9 +198,10 @@ class CodeBetween(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        returned = func(*args, **kwargs)
         if self._is_paused:
-            return returned
+            return func(*args, **kwargs)
+        with _SeenDraws() as seen:  # type: ignore[no-untyped-call]
+            returned = func(*args, **kwargs)
         made = [leaf for leaf in tree_flatten(returned)[0] if isinstance(leaf, Tensor)]
         # What makes no tensor asks for a shape or a dtype, and that fakes have.
         if made:
@@ -189,8 +209,22 @@ class CodeBetween(TorchFunctionMode):
             for tensor in taken:
                 if isinstance(tensor, nn.Parameter):
                     self._origins.used(tensor)
+            is_real = not self._is_inside and not any(is_fake(tensor) for tensor in (*taken, *made))
             if self._is_inside:
                 self._origins.made_inside(self._origins.at, made)
             else:
-                self._origins.made_between(getattr(func, "__name__", str(func)), taken, made)
+                is_own = seen.has_drawn and self._is_ahead and is_real
+                self._origins.made_between(getattr(func, "__name__", str(func)), taken, made, is_own=is_own)
+            self._is_ahead |= seen.has_drawn and not is_real
         return returned
+
+
+class _SeenDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
+    """Notes whether an operation draws from a generator that the script has not given, on fakes, too."""
+
+    has_drawn = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.has_drawn |= torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None
+        return func(*args, **kwargs)

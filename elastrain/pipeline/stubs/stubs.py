@@ -26,12 +26,7 @@ class Stubs:
     """Stands at the entries of all blocks of a traced model. This member computes those in `[begin, end)`."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        traced: TracedModel,
-        begin: int,
-        end: int,
-        is_here: Callable[[int], bool] | None = None,
+        self, model: nn.Module, traced: TracedModel, begin: int, end: int, is_here: Callable[[int], bool] | None = None
     ) -> None:
         """`is_here`: whether this member has a block, so that it may be used outside of a step; None: as it computes.
 

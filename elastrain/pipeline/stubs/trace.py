@@ -99,8 +99,8 @@ class TracingPass:
                 )
             is_again = place in self._places
             at = self._places.setdefault(place, len(self._entered))
-            self._origins.enter(at, name)
             leaves, _ = tree_flatten((args, kwargs))
+            self._between.enter(at, name, leaves)
             taken = {i: self._origins.number(leaf) for i, leaf in enumerate(leaves) if is_fake(leaf)}
             with self._between.inside():
                 returned, costs = self._run(name, forward, args, kwargs)

@@ -13,14 +13,7 @@ from torch.optim import Optimizer
 
 from elastrain.layout import Layout, Shard, round_up
 from elastrain.snapshot.durable.errors import CheckpointError
-from elastrain.snapshot.durable.manifest import (
-    GroupEntry,
-    Manifest,
-    ParameterEntry,
-    Part,
-    PieceEntry,
-    ShardEntry,
-)
+from elastrain.snapshot.durable.manifest import GroupEntry, Manifest, ParameterEntry, Part, PieceEntry, ShardEntry
 from elastrain.snapshot.durable.writing import Written
 from elastrain.values import Record
 

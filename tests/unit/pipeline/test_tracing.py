@@ -48,6 +48,68 @@ class Odd(nn.Module):
         return self.head(x)
 
 
+class Noisy(nn.Module):
+    """As `Odd` without oddities; code between blocks draws random numbers."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(64, 8)
+        self.layers = nn.ModuleList(
+            Noise(dropout=0.5 if what == "behind a block that draws" else 0.0) for _ in range(3)
+        )
+        self.head = nn.Linear(8, 64)
+        self.what = what
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        first = torch.rand(8)
+        x = self.embed(tokens)
+        if self.what == "behind a dropout":
+            x = F.dropout(x, 0.5)
+        noise = first if self.what == "before all blocks" else self._noise()
+        x = self.layers[0](x, noise)
+        own = self.what in ("used at once", "behind a block that draws")
+        x = self.layers[1](x, self._noise() if own else noise)
+        if self.what == "used by code between":
+            x = x + noise.add(1)
+        elif self.what == "read only" and bool(torch.rand([]) < 0.0):
+            return x
+        x = self.layers[2](x)
+        return self.head(x)
+
+    def _noise(self) -> Tensor:
+        if self.what == "of its own generator":
+            return torch.rand(8, generator=torch.Generator().manual_seed(3)).mul(2)
+        return torch.rand(8).mul(2)
+
+
+class Noise(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(8, 8), dropout
+
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+        x = F.dropout(self.linear(x), self.dropout)
+        return x if noise is None else x + noise
+
+
+@pytest.mark.parametrize(
+    ("what", "cuts"),
+    [
+        ("before all blocks", (1, 2, 3, 4)),
+        ("used at once", (1, 2, 3, 4)),
+        ("of its own generator", (1, 2, 3, 4)),
+        ("read only", (1, 2, 3, 4)),
+        ("behind a dropout", (3, 4)),
+        ("behind a block that draws", (1, 3, 4)),
+        ("used by code between", (1, 2, 3, 4)),
+    ],
+)
+def test_random_numbers_that_another_member_would_draw_otherwise_cross_no_cut(what: str, cuts: tuple[int, ...]) -> None:
+    graph = traced(Noisy(what)).graph
+    assert graph.legal_cuts == cuts
+    assert all("random numbers" in each.why for each in graph.illegal)
+
+
 def legal(odd: str) -> tuple[int, ...]:
     return traced(Odd(odd)).graph.legal_cuts
 
