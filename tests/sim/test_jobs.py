@@ -190,6 +190,11 @@ MISTAKEN = {
         '{"type":"StoreAway","at_s":9.21,"for_s":6.0,"restarts":true},'
         '{"type":"Preempt","at_s":11.0,"node":7,"again_s":0.5}]}'
     ),
+    "who has dialled again is not told that the other has left, as long as that one holds on to its predecessor": (
+        '{"seed":157503,"nodes":2,"workers":1,"backups":0,"steps":2,"runs":1,"one_host":true,"slow_store":1,"resumes":1,'
+        '"faults":[{"type":"KillNode","at_s":1.0,"node":2,"again_s":0.0,"is_silent":true,"agent_only":false},'
+        '{"type":"Preempt","at_s":5.0,"node":1,"again_s":null}]}'
+    ),
     "a node that came to join has no job any more once the operator has stopped all others": (
         '{"seed":51231,"nodes":2,"backups":0,"steps":1,"runs":1,"one_host":true,"resumes":1,"faults":['
         '{"type":"Pause","at_s":3.0,"who":0,"for_s":10.0,"is_node":false},'

@@ -99,8 +99,8 @@ class SimLinks:
         living = [agent for agent in self._world.living_agents() if agent.links is not None]
         ends = [(agent, agent.links.links.get(self._agent.node)) for agent in living]
         connected = [agent for agent, end in ends if end is not None and end.to is self._agent]
-        known = {name for name, link in self.links.items() if link.to is not None}
-        return [agent for agent in connected if agent.node not in known]
+        known = {link.to for link in self.links.values()}  # perhaps its predecessor, which died in silence
+        return [agent for agent in connected if agent not in known]
 
     # ---- connections
 
