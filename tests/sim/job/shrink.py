@@ -41,7 +41,9 @@ def shrink(schedule: Schedule, fails: Fails, tries: int = 400) -> Schedule:
 def _smaller(schedule: Schedule) -> Iterator[Schedule]:
     """Less of everything, the most first: faults, then sizes, then what a fault is, then times."""
     yield from _fewer_faults(schedule)
-    for field, least in (("nodes", 1), ("workers", 1), ("steps", 1), ("runs", 1), ("backups", 0)):
+    # A job that goes on from a checkpoint has a step to do; with none it would end wrongly, which is another failure.
+    steps = 1 if schedule.resumes is None else schedule.resumes + 2
+    for field, least in (("nodes", 1), ("workers", 1), ("steps", steps), ("runs", 1), ("backups", 0)):
         value = getattr(schedule, field)
         for less in sorted({least, value - 1} - {value}):
             if less >= least:
