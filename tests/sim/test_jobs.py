@@ -201,6 +201,11 @@ MISTAKEN = {
         '{"type":"Preempt","at_s":4.772,"node":1,"again_s":0.5},{"type":"Preempt","at_s":5.0,"node":0,"again_s":0.0},'
         '{"type":"Pause","at_s":5.292,"who":1,"for_s":11.0,"is_node":true}]}'
     ),
+    "all nodes that are not cut off were told to go, and one of them begins another job": (
+        '{"seed":153026,"nodes":3,"workers":2,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
+        '{"type":"Isolate","at_s":3.0,"node":4,"for_s":6.0,"store":true},'
+        '{"type":"Preempt","at_s":5.56,"node":2,"again_s":0.0},{"type":"Preempt","at_s":5.56,"node":3,"again_s":0.5}]}'
+    ),
     "a member goes, and another of its node stays until its own state is elsewhere": (
         '{"seed":59239,"nodes":4,"workers":2,"backups":1,"steps":5,"runs":2,"one_host":true,"slow_store":0,"faults":['
         '{"type":"Kill","at_s":3.0,"who":3,"phase":"reduce","sends":0},'

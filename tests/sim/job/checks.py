@@ -307,14 +307,15 @@ class JobChecks:
         # Who was told to go says nothing about the job.
         told = [end.sentence for end in ends if end is not None and end.code != PREEMPTED]
         is_right = self.finishers or self._was_lost or any(words in t for words in _LEGAL for t in told)
-        if told and not (is_right or self._all_were_told_to_go(agents)):
+        if told and not (is_right or self.all_were_told_to_go()):
             raise Violation(f"the job has ended though nothing was lost: {told}")
         orphans = [process.id for process in world.living()]
         if orphans:
             raise Violation(f"{', '.join(orphans)} outlive their agents")
 
-    def _all_were_told_to_go(self, agents: Collection[AgentProcess]) -> bool:
-        """Whether the operator has stopped all nodes of the newest view: who only came to join has no job any more."""
+    def all_were_told_to_go(self) -> bool:
+        """Whether the operator has stopped all nodes of the newest view: for whoever else is there, the job is over."""
+        agents = [*self._world.past, *self._world.agents.values()]
         stopped = {a.incarnation for a in agents if (end := a.core.shutdown.end) is not None and end.code == PREEMPTED}
         return self.newest is not None and {member.incarnation for member in self.newest.members} <= stopped
 

@@ -137,6 +137,10 @@ class World:
             # The last node has taken the job's keys along, or the store has lost them after all nodes were killed.
             self.over = "the job is gone, and another begins under the same name"
             return
+        if roster is None and self.lives.of(life.number).checks.all_were_told_to_go():
+            # They have taken the keys along, though one may be cut off that does not know it yet.
+            self.over = "the operator has stopped the job, and another begins under the same name"
+            return
         keys = JobKeys(memory, job)
         if roster is None and self.lives.of(life.number).checks.finishers:
             self._begin_another_job(name, keys)
