@@ -58,13 +58,7 @@ class CheckpointFlags:
             steps, seconds = parse_every(self.checkpoint_every) if self.checkpoint_every else (0, 0.0)
         except ValueError as error:
             raise ConfigError(f"--checkpoint-every {error}") from None
-        if not self.checkpoint_dir:
-            raise ConfigError("--checkpoint-dir: it is empty: name a folder or a URL")
-        place = self.checkpoint_dir if "://" in self.checkpoint_dir else str(Path(self.checkpoint_dir).absolute())
-        if self.checkpoint_layout == LOCAL and "://" in place:
-            raise ConfigError(
-                f"--checkpoint-dir {place}: no local disk is at an address: use --checkpoint-layout shared"
-            )
+        place = self._place(self.checkpoint_dir)
         return CheckpointOptions(
             place=place,
             every_steps=steps,
@@ -73,6 +67,23 @@ class CheckpointFlags:
             keep_for_s=self._age_s(),
             layout=self.checkpoint_layout,
         )
+
+    def _place(self, folder: str) -> str:
+        if not folder:
+            raise ConfigError("--checkpoint-dir: it is empty: name a folder or a URL")
+        if "://" not in folder:
+            return str(Path(folder).absolute())
+        if self.checkpoint_layout == LOCAL:
+            raise ConfigError(
+                f"--checkpoint-dir {folder}: no local disk is at an address: use --checkpoint-layout shared"
+            )
+        # Every member would write what the others cannot read, and each checkpoint would be called complete.
+        if folder.startswith("memory://"):
+            raise ConfigError(
+                f"--checkpoint-dir {folder}: that is in the memory of one process, and gone with it: name a folder, or "
+                "the URL of a store"
+            )
+        return folder
 
     def _age_s(self) -> float | None:
         """Raises ConfigError."""
