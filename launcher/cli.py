@@ -60,7 +60,7 @@ def _exits(command: Callable[P, int]) -> Callable[P, None]:
     return exiting
 
 
-# What a listing shows of each command is whole on one line: help texts that are longer would be cut off there.
+# Short, since a listing would cut a help text off that is longer than its line.
 app.command(
     "run",
     short_help="Run SCRIPT in workers; start again what dies.",

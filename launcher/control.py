@@ -101,7 +101,8 @@ def state(run: RunDir) -> dict[str, Any]:
     # A node that has not heard yet that its life is over says what was; generations begin anew in each.
     life = max(int(state["life"]) for state in living or found)
     newest = [state for state in living or found if state["life"] == life]
-    return _merged(max(newest, key=lambda state: int(state["generation"])), newest)
+    ends = [state for state in newest if state["end"] and state["end"]["job_is_over"]]  # else it was told to go
+    return _merged(max(ends or newest, key=lambda state: (state["exit_code"] or 0, int(state["generation"]))), newest)
 
 
 def _merged(whole: dict[str, Any], states: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -111,11 +112,10 @@ def _merged(whole: dict[str, Any], states: Sequence[dict[str, Any]]) -> dict[str
     waiting = [m for m in known.values() if m["rank"] is None and m["state"] != "gone"]
     steps = [state["step"] for state in states if state["step"] is not None]
     parked = max(states, key=lambda state: state["parked_s"] or -1.0)
-    away = [state["store_away_s"] for state in states if state["store_away_s"] is not None]
     return {
         **whole,
         **{name: parked[name] for name in ("parked", "parked_s")},
-        "store_away_s": max(away, default=None),
+        "store_away_s": max((s["store_away_s"] for s in states if s["store_away_s"] is not None), default=None),
         "members": ranked + waiting,
         "step": max(steps, default=None),
         **{name: max(int(state[name]) for state in states) for name in ("steps_lost", "redone")},

@@ -79,10 +79,7 @@ class CheckpointFlags:
             )
         # Every member would write what the others cannot read, and each checkpoint would be called complete.
         if folder.startswith("memory://"):
-            raise ConfigError(
-                f"--checkpoint-dir {folder}: that is in the memory of one process, and gone with it: name a folder, or "
-                "the URL of a store"
-            )
+            raise ConfigError(f"--checkpoint-dir {folder}: each process has its own: name a folder or a store's URL")
         return folder
 
     def _age_s(self) -> float | None:

@@ -58,7 +58,7 @@ def test_a_place_that_cannot_be_made_ends_the_command_at_once_with_one_sentence(
         (["--keep-for", "-1d"], "write a time such as"),
         (["--checkpoint-layout", "striped"], "it is one of shared, local"),
         (["--checkpoint-layout", "local", "--checkpoint-dir", "memory://x"], "no local disk is at an address"),
-        (["--checkpoint-dir", "memory://x"], "in the memory of one process, and gone with it"),
+        (["--checkpoint-dir", "memory://x"], "each process has its own: name a folder"),
         (["--checkpoint-dir", ""], "it is empty"),
         (["--checkpoint-dir", "nowhere://x"], "names no place"),
         (["--resume", "/nowhere"], "there is no such folder"),

@@ -337,3 +337,15 @@ def test_status_is_told_while_a_node_that_was_started_again_has_said_nothing_yet
     state = describe(Core(JobConfig(workers=1), (), choose=lambda members: members[0]), "job", 0.0)
     nodes[0].write_state(state)
     assert control.state(whole)["job"] == "job"
+
+
+def test_the_end_of_a_run_is_that_of_the_job_and_not_of_a_node_that_was_told_to_go(tmp_path: Path) -> None:
+    """`elastrain chaos` ended with 143 for a job that had ended with 0."""
+    whole = RunDir(path=tmp_path)
+    state = describe(Core(JobConfig(workers=1), (), choose=lambda members: members[0]), "job", 0.0)
+    for name, code, over, generation in (("node0", 143, False, 7), ("node1", 0, True, 5), ("node2", 1, True, 4)):
+        end = {"sentence": name, "detail": "", "job_is_over": over}
+        rundir.of_node(whole, name).write_state(state | {"exit_code": code, "end": end, "generation": generation})
+        if name == "node1":
+            assert (control.state(whole)["exit_code"], control.state(whole)["end"]["sentence"]) == (0, "node1")
+    assert control.state(whole)["exit_code"] == 1, "the highest, as that of the command"
