@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from elastrain.launcher.embedded import find_program
 from elastrain.launcher.namespaces.impairments import Condition, Loss, between, condition
 from elastrain.launcher.namespaces.switch import SWITCH, SWITCH_ADDRESS, Switch
+from elastrain.launcher.store.embedded import find_program
 
 ETCD = f"{SWITCH_ADDRESS}:2379"
 

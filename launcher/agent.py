@@ -36,12 +36,12 @@ from elastrain.launcher.lookout import Lookout
 from elastrain.launcher.node_end import NodeEnd
 from elastrain.launcher.operator_messages import Answer, AskFault, Request
 from elastrain.launcher.peer_agents import AgentPort, ClusterAccess, PeerAgents
-from elastrain.launcher.registry import LoneRegistry, Registry
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.state import describe
 from elastrain.launcher.state_file import StateFile
 from elastrain.launcher.stop_signals import StopSignals
-from elastrain.launcher.store import Store
+from elastrain.launcher.store.port import Store
+from elastrain.launcher.store.registry import LoneRegistry, Registry
 from elastrain.launcher.strikes import Strikes
 from elastrain.launcher.values import End, JobConfig
 from elastrain.launcher.worker_processes import WorkerProcesses, WorkerSpec

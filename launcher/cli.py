@@ -69,9 +69,8 @@ app.command(
 app.command("status", short_help="Show members, progress, and what happened last.")(_exits(status.status))
 app.command("doctor", short_help="Say what each member of a job will hold.")(_exits(doctor.doctor))
 app.command("chaos", short_help="Strike a job with faults drawn at random.")(_exits(chaos.chaos))
-app.command("inject", short_help="Inject one fault into a job.", context_settings={"ignore_unknown_options": True})(
-    _exits(inject.inject)
-)
+_free = {"ignore_unknown_options": True}
+app.command("inject", short_help="Inject one fault into a job.", context_settings=_free)(_exits(inject.inject))
 
 offload_app = typer.Typer(
     help="Memory on SSD: what happened, and what would.", no_args_is_help=True, rich_markup_mode=None

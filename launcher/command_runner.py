@@ -16,10 +16,10 @@ from elastrain.launcher.lookout import Lookout
 from elastrain.launcher.node_end import NodeEnd
 from elastrain.launcher.operator_messages import AskFault
 from elastrain.launcher.peer_agents import PeerAgents
-from elastrain.launcher.registry import Registry
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
 from elastrain.launcher.state_file import StateFile
+from elastrain.launcher.store.registry import Registry
 from elastrain.launcher.strikes import Strikes
 from elastrain.launcher.values import (
     AskLauncher,

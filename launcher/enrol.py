@@ -13,13 +13,13 @@ from pathlib import Path
 
 from elastrain.base.scope import scope
 from elastrain.errors import ConfigError
-from elastrain.launcher.life_keys import life_key, read_life
-from elastrain.launcher.registry import LEASE_S
 from elastrain.launcher.rundir import SECRET_BYTES, make_secret
-from elastrain.launcher.sealed import SealedStore
-from elastrain.launcher.store import ForgedValueError, Item, Store
+from elastrain.launcher.store.life_keys import life_key, read_life
+from elastrain.launcher.store.port import ForgedValueError, Item, Store
+from elastrain.launcher.store.registry import LEASE_S
+from elastrain.launcher.store.sealed import SealedStore
+from elastrain.launcher.store.views import JobKeys, hint_key
 from elastrain.launcher.values import Life, NodeRecord
-from elastrain.launcher.views import JobKeys, hint_key
 
 _LOOK_AGAIN_S = 0.2
 _HISTORY = 50

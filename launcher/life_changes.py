@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from elastrain.base.scope import scope
 from elastrain.launcher.events import EventLog
-from elastrain.launcher.life_keys import begin_life, read_life
 from elastrain.launcher.lives import Following, last_end, next_life
 from elastrain.launcher.say import say
-from elastrain.launcher.sealed import SealedStore
-from elastrain.launcher.store import Store, StoreUnavailableError
+from elastrain.launcher.store.life_keys import begin_life, read_life
+from elastrain.launcher.store.port import Store, StoreUnavailableError
+from elastrain.launcher.store.sealed import SealedStore
+from elastrain.launcher.store.views import JobKeys
 from elastrain.launcher.values import End, Life
-from elastrain.launcher.views import JobKeys
 
 _ASK_AGAIN_S = 0.5
 

@@ -23,7 +23,7 @@ from elastrain.comm.wire.secure import Connection, dial
 from elastrain.launcher.door import open_door
 from elastrain.launcher.line_socket import LineSocket
 from elastrain.launcher.notices import NOTICE, Beat, Notice
-from elastrain.launcher.storethread import Inbox
+from elastrain.launcher.store.thread import Inbox
 from elastrain.launcher.values import NodeRecord
 
 BEAT_S = 0.5

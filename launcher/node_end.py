@@ -8,7 +8,7 @@ import time
 from elastrain.agent_messages import Stop
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.notices import Over
-from elastrain.launcher.registry import Registry
+from elastrain.launcher.store.registry import Registry
 from elastrain.launcher.values import End, Tell
 from elastrain.launcher.worker_processes import WorkerProcesses
 

@@ -17,10 +17,10 @@ from elastrain.launcher.core import events as ev
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.links import AgentPassport, LinkEvents, Links, listen
 from elastrain.launcher.notices import Exited, Notice
-from elastrain.launcher.registry import RegistryEvents, SharedRegistry
-from elastrain.launcher.standing_keys import News
-from elastrain.launcher.store import Store, StoreError
-from elastrain.launcher.storethread import Inbox
+from elastrain.launcher.store.port import Store, StoreError
+from elastrain.launcher.store.registry import RegistryEvents, SharedRegistry
+from elastrain.launcher.store.standing_keys import News
+from elastrain.launcher.store.thread import Inbox
 from elastrain.launcher.values import Life, NodeRecord
 
 

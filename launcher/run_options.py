@@ -9,9 +9,9 @@ from pathlib import Path
 
 from elastrain.base.checkpoints import CheckpointOptions
 from elastrain.errors import ConfigError
-from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.store.etcd_config import EtcdConfig
 from elastrain.launcher.values import HangTimes, JobConfig, JobTimes, Least, LeaveTimes, Life
 from elastrain.launcher.worker_start import Logs, Script, WorkerWish
 

@@ -26,8 +26,6 @@ from elastrain.errors import ConfigError, ElastrainError
 from elastrain.launcher import environment, rundir
 from elastrain.launcher.checkpoints import held_place, newest_step
 from elastrain.launcher.control_server import ControlServer
-from elastrain.launcher.embedded import EmbeddedEtcd
-from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.faults import grammar
 from elastrain.launcher.faults.table import CLASSES, NOT_ARMED, Carrier
@@ -44,7 +42,9 @@ from elastrain.launcher.say import say
 from elastrain.launcher.simulated_ends import EndsOfNodes
 from elastrain.launcher.starting import count, run_node, shared_lives
 from elastrain.launcher.stop_signals import StopSignals
-from elastrain.launcher.store import StoreError, StoreUnavailableError
+from elastrain.launcher.store.embedded import EmbeddedEtcd
+from elastrain.launcher.store.etcd_config import EtcdConfig
+from elastrain.launcher.store.port import StoreError, StoreUnavailableError
 from elastrain.launcher.surroundings import Surroundings
 from elastrain.launcher.values import End
 

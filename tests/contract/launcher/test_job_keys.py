@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from elastrain.launcher.etcd import EtcdStore
-from elastrain.launcher.store import LeaseLostError, MemoryStore, Store, StoreUnavailableError
+from elastrain.launcher.store.etcd import EtcdStore
+from elastrain.launcher.store.port import LeaseLostError, MemoryStore, Store, StoreUnavailableError
+from elastrain.launcher.store.views import JobKeys
 from elastrain.launcher.values import NodeRecord, Roster
-from elastrain.launcher.views import JobKeys
 from elastrain.world import Member, View
 from tests.contract.launcher.test_store import IMPLEMENTATIONS, Clock, Seen
 

@@ -12,7 +12,7 @@ import pytest
 from elastrain.base.event_loop import EventLoop
 from elastrain.launcher.links import AgentPassport, LinkEvents, Links, listen
 from elastrain.launcher.notices import Beat, Ended, Notice
-from elastrain.launcher.storethread import Inbox
+from elastrain.launcher.store.thread import Inbox
 from elastrain.launcher.values import NodeRecord
 
 WAIT_S = 30.0

@@ -11,16 +11,16 @@ from dataclasses import replace
 import pytest
 
 from elastrain.base.scope import scope
-from elastrain.launcher import presence
-from elastrain.launcher.ended_keys import epitaph, read_ended
-from elastrain.launcher.life_keys import begin_life, life_key, read_life
 from elastrain.launcher.notices import Over
-from elastrain.launcher.registry import RegistryEvents, SharedRegistry
-from elastrain.launcher.standing_keys import News
-from elastrain.launcher.store import Store
-from elastrain.launcher.storethread import Inbox
+from elastrain.launcher.store import presence
+from elastrain.launcher.store.ended_keys import epitaph, read_ended
+from elastrain.launcher.store.life_keys import begin_life, life_key, read_life
+from elastrain.launcher.store.port import Store
+from elastrain.launcher.store.registry import RegistryEvents, SharedRegistry
+from elastrain.launcher.store.standing_keys import News
+from elastrain.launcher.store.thread import Inbox
+from elastrain.launcher.store.views import JobKeys, encode_roster
 from elastrain.launcher.values import Life, NodeRecord, Roster
-from elastrain.launcher.views import JobKeys, encode_roster
 from tests.contract.launcher.test_store import IMPLEMENTATIONS
 
 WAIT_S = 10.0

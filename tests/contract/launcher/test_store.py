@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from elastrain.launcher.embedded import EmbeddedEtcd
-from elastrain.launcher.etcd import EtcdStore
-from elastrain.launcher.etcd_config import EtcdConfig
-from elastrain.launcher.sealed import SealedStore
-from elastrain.launcher.store import Broken, Change, LeaseLostError, MemoryStore, Store
+from elastrain.launcher.store.embedded import EmbeddedEtcd
+from elastrain.launcher.store.etcd import EtcdStore
+from elastrain.launcher.store.etcd_config import EtcdConfig
+from elastrain.launcher.store.port import Broken, Change, LeaseLostError, MemoryStore, Store
+from elastrain.launcher.store.sealed import SealedStore
 
 WAIT_S = 5.0
 

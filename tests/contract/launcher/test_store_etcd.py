@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from elastrain.errors import ConfigError
-from elastrain.launcher.embedded import EmbeddedEtcd
-from elastrain.launcher.etcd import EtcdStore
-from elastrain.launcher.etcd_config import EtcdConfig, parse_endpoints
-from elastrain.launcher.store import (
+from elastrain.launcher.store.embedded import EmbeddedEtcd
+from elastrain.launcher.store.etcd import EtcdStore
+from elastrain.launcher.store.etcd_config import EtcdConfig, parse_endpoints
+from elastrain.launcher.store.port import (
     Broken,
     Change,
     LeaseLostError,

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from elastrain.launcher.embedded import EmbeddedEtcd
-from elastrain.launcher.etcd import EtcdStore
-from elastrain.launcher.etcd_config import EtcdConfig
-from elastrain.launcher.registry import LEASE_S
+from elastrain.launcher.store.embedded import EmbeddedEtcd
+from elastrain.launcher.store.etcd import EtcdStore
+from elastrain.launcher.store.etcd_config import EtcdConfig
+from elastrain.launcher.store.registry import LEASE_S
 from tests.support import warm
 from tests.support.etcd_tools import add_users, make_certificates, respawn, tls_server
 from tests.support.nodes_harness import ELASTRAIN, NodesJob

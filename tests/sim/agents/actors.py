@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elastrain.launcher.core import Core
+from elastrain.launcher.store.views import JobKeys
 from elastrain.launcher.values import NodeRecord
-from elastrain.launcher.views import JobKeys
 from elastrain.placement import Placement
 from elastrain.values import Contribution, OpenWork, Record, Report
 from elastrain.world import Member, View

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from elastrain.launcher.core import events as ev
 from elastrain.launcher.notices import Notice
+from elastrain.launcher.store.views import JobKeys
 from elastrain.launcher.values import End
-from elastrain.launcher.views import JobKeys
 from tests.sim.agents.actors import SimAgent
 from tests.sim.agents.schedule import LEASE_S, SILENCE_S
 

@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 from elastrain.errors import ElastrainError, StateLostError
 from elastrain.launcher.core.stopping import PREEMPTED
+from elastrain.launcher.store.views import decode_roster, decode_view
 from elastrain.launcher.values import End
-from elastrain.launcher.views import decode_roster, decode_view
 from elastrain.placement import Placement
 from elastrain.values import Shape
 from elastrain.world import View

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from elastrain.launcher.store import (
+from elastrain.launcher.store.port import (
     Broken,
     Change,
     Item,

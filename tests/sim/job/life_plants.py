@@ -11,8 +11,8 @@ from elastrain.books.captures import Captures
 from elastrain.launcher import life_changes
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.life_changes import LifeEnd
-from elastrain.launcher.life_keys import read_life
 from elastrain.launcher.lives import Following
+from elastrain.launcher.store.life_keys import read_life
 from elastrain.launcher.values import Command, Life
 from elastrain.member.checkpointing import Checkpointing
 from elastrain.runtime.durable import tidying

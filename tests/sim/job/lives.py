@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from elastrain.base.resume import Resume
 from elastrain.base.scope import scope
 from elastrain.launcher.life_changes import LifeEnd, after_alone, agree
-from elastrain.launcher.life_keys import read_life
 from elastrain.launcher.lives import BARREN_MAX, Following
-from elastrain.launcher.store import StoreUnavailableError
+from elastrain.launcher.store.life_keys import read_life
+from elastrain.launcher.store.port import StoreUnavailableError
 from elastrain.launcher.values import Life, Roster
 from elastrain.values import Initial, Shape
 from tests.sim.job.checks import JobChecks

@@ -19,12 +19,12 @@ from elastrain.launcher.core.rendezvous import Rendezvous
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.suspicions import Suspicions
 from elastrain.launcher.core.view_changes import ViewChanges
-from elastrain.launcher.followed import Followed
-from elastrain.launcher.standing_keys import StandingKeys
-from elastrain.launcher.store import Broken, Change, Item
-from elastrain.launcher.store_calls import RepeatedCalls
+from elastrain.launcher.store.calls import RepeatedCalls
+from elastrain.launcher.store.followed import Followed
+from elastrain.launcher.store.port import Broken, Change, Item
+from elastrain.launcher.store.standing_keys import StandingKeys
+from elastrain.launcher.store.views import JobKeys, encode_view
 from elastrain.launcher.values import Command, NodeRecord, Roster
-from elastrain.launcher.views import JobKeys, encode_view
 from elastrain.member.ballot import Ballot
 from elastrain.member.copies import CopiesGiven
 from elastrain.member.custody import Custody

@@ -14,20 +14,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from elastrain.launcher import (
-    command_runner,
-    followed,
-    node_end,
-    peer_agents,
-    presence,
-    registry,
-    store_calls,
-    views,
-)
-from elastrain.launcher.followed import _PAUSE_S, Followed
-from elastrain.launcher.presence import Presence
-from elastrain.launcher.registry import LEASE_S
-from elastrain.launcher.store import StoreError
+from elastrain.launcher import command_runner, node_end, peer_agents
+from elastrain.launcher.store import calls as store_calls
+from elastrain.launcher.store import followed, presence, registry, views
+from elastrain.launcher.store.followed import _PAUSE_S, Followed
+from elastrain.launcher.store.port import StoreError
+from elastrain.launcher.store.presence import Presence
+from elastrain.launcher.store.registry import LEASE_S
 from elastrain.runtime import engine, last_words, notes
 from tests.sim.job.clock import LaterError
 from tests.sim.job.links import SimLinks

@@ -10,9 +10,9 @@ from elastrain import protocol as p
 from elastrain.base.resume import Resume
 from elastrain.base.scope import scope
 from elastrain.launcher.enrol import least_start
-from elastrain.launcher.registry import LEASE_S
+from elastrain.launcher.store.registry import LEASE_S
+from elastrain.launcher.store.views import JobKeys
 from elastrain.launcher.values import Life
-from elastrain.launcher.views import JobKeys
 from elastrain.messages import Message
 from tests.sim.cluster import initial_of
 from tests.sim.job.agent import AgentProcess

@@ -23,9 +23,9 @@ from elastrain.launcher.events import EventLog
 from elastrain.launcher.line_socket import LineSocket
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.state import describe
-from elastrain.launcher.store import ForgedValueError, MemoryStore, Store
+from elastrain.launcher.store.port import ForgedValueError, MemoryStore, Store
+from elastrain.launcher.store.views import JobKeys, decode_view, encode_view
 from elastrain.launcher.values import JobConfig, NodeRecord, Roster
-from elastrain.launcher.views import JobKeys, decode_view, encode_view
 from elastrain.world import Member, View
 
 

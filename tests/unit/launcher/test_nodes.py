@@ -18,7 +18,8 @@ from elastrain.launcher.core import events as ev
 from elastrain.launcher.faults import grammar
 from elastrain.launcher.notices import NOTICE, Exited, Left, Over, Raised
 from elastrain.launcher.state import describe
-from elastrain.launcher.store import MemoryStore
+from elastrain.launcher.store.port import MemoryStore
+from elastrain.launcher.store.views import JobKeys
 from elastrain.launcher.values import (
     Command,
     End,
@@ -36,7 +37,6 @@ from elastrain.launcher.values import (
     Tell,
     TellNodes,
 )
-from elastrain.launcher.views import JobKeys
 from elastrain.membership import NOBODY_LEFT
 from tests.support.agents import job_config
 

@@ -15,16 +15,16 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import asdict
 
-from elastrain.launcher.ended_keys import read_ended
-from elastrain.launcher.followed import Followed
 from elastrain.launcher.notices import Over
-from elastrain.launcher.presence import Lapsed, Presence, Report, Unreachable
-from elastrain.launcher.standing_keys import NOTHING, News, StandingKeys, Trust
-from elastrain.launcher.store import Item, Store, StoreError, StoreUnavailableError
-from elastrain.launcher.store_calls import RepeatedCalls
-from elastrain.launcher.storethread import Inbox, StoreThread
+from elastrain.launcher.store.calls import RepeatedCalls
+from elastrain.launcher.store.ended_keys import read_ended
+from elastrain.launcher.store.followed import Followed
+from elastrain.launcher.store.port import Item, Store, StoreError, StoreUnavailableError
+from elastrain.launcher.store.presence import Lapsed, Presence, Report, Unreachable
+from elastrain.launcher.store.standing_keys import NOTHING, News, StandingKeys, Trust
+from elastrain.launcher.store.thread import Inbox, StoreThread
+from elastrain.launcher.store.views import JobKeys, OutlivedError, decode_roster, decode_view, encode_record
 from elastrain.launcher.values import Life, NodeRecord, PutCheckpoint, Roster
-from elastrain.launcher.views import JobKeys, OutlivedError, decode_roster, decode_view, encode_record
 from elastrain.world import View
 
 Answer = TypeVar("Answer", Roster | None, dict[str, Any])

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from elastrain.launcher.store import Store, StoreError
+from elastrain.launcher.store.port import Store, StoreError
 
 T = TypeVar("T")
 

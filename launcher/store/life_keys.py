@@ -12,7 +12,7 @@ import msgspec
 
 from elastrain.base.scope import job_of
 from elastrain.codec import decoder_of
-from elastrain.launcher.store import Store
+from elastrain.launcher.store.port import Store
 from elastrain.launcher.values import Life
 
 _decode = decoder_of(Life)

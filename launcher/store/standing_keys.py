@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastrain.launcher.notices import Over
-from elastrain.launcher.store import Item, Store
-from elastrain.launcher.storethread import StoreThread
+from elastrain.launcher.store.port import Item, Store
+from elastrain.launcher.store.thread import StoreThread
+from elastrain.launcher.store.views import JobKeys, is_older
 from elastrain.launcher.values import Life, NodeRecord, Roster
-from elastrain.launcher.views import JobKeys, is_older
 from elastrain.world import View
 
 

@@ -36,9 +36,9 @@ import msgspec
 
 from elastrain.base.scope import job_of, life_of, scope
 from elastrain.codec import decoder_of
-from elastrain.launcher.ended_keys import ENDED_TTL_S, epitaph, incarnations, may_come_back
-from elastrain.launcher.life_keys import as_stored, life_key, read_life
-from elastrain.launcher.store import Item, LeaseLostError, Store, StoreError, StoreUnavailableError
+from elastrain.launcher.store.ended_keys import ENDED_TTL_S, epitaph, incarnations, may_come_back
+from elastrain.launcher.store.life_keys import as_stored, life_key, read_life
+from elastrain.launcher.store.port import Item, LeaseLostError, Store, StoreError, StoreUnavailableError
 from elastrain.launcher.values import Life, NodeRecord, PutCheckpoint, Roster
 from elastrain.world import View
 

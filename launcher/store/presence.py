@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastrain.launcher.store import LeaseLostError, Store, StoreError
-from elastrain.launcher.storethread import Inbox
+from elastrain.launcher.store.port import LeaseLostError, Store, StoreError
+from elastrain.launcher.store.thread import Inbox
 
 
 @dataclass(frozen=True, kw_only=True)

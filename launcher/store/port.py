@@ -84,7 +84,7 @@ class Store(Protocol):
 
     `watch` and `Watch.cancel` never wait for the network (`cancel` waits for a callback under way); nor does `close`
     for more than a second. Every other method blocks for up to `limit_s`, and then raises StoreUnavailableError: a loop
-    that must not stand still calls them through `storethread.StoreThread`. A store whose data was lost begins again
+    that must not stand still calls them through `thread.StoreThread`. A store whose data was lost begins again
     with small revisions: watches break, leases are lost, and the owners of keys write them again.
     """
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from elastrain.launcher.store import StoreError
-from elastrain.launcher.storethread import StoreThread
+from elastrain.launcher.store.port import StoreError
+from elastrain.launcher.store.thread import StoreThread
 
 T = TypeVar("T")
 _AGAIN_S = 0.5

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from elastrain.codec import decoder_of
 from elastrain.launcher.notices import Over
-from elastrain.launcher.store import Store
+from elastrain.launcher.store.port import Store
 from elastrain.launcher.values import Roster
 from elastrain.world import View
 

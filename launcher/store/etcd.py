@@ -20,9 +20,9 @@ from typing import Any
 import grpc
 from pyetcd import etcdrpc as rpc
 
-from elastrain.launcher.etcd_config import EtcdConfig
-from elastrain.launcher.etcd_connection import Connection, Endpoint
-from elastrain.launcher.store import (
+from elastrain.launcher.store.etcd_config import EtcdConfig
+from elastrain.launcher.store.etcd_connection import Connection, Endpoint
+from elastrain.launcher.store.port import (
     Broken,
     Change,
     Item,

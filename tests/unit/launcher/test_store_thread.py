@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
-from elastrain.launcher.followed import Followed
-from elastrain.launcher.presence import Lapsed, Presence, Present, Report, Taken, Unreachable
-from elastrain.launcher.sealed import SealedStore
-from elastrain.launcher.store import (
+from elastrain.launcher.store.followed import Followed
+from elastrain.launcher.store.port import (
     Broken,
     Change,
     ForgedValueError,
@@ -23,7 +21,9 @@ from elastrain.launcher.store import (
     StoreUnavailableError,
     Watch,
 )
-from elastrain.launcher.storethread import Inbox, StoreThread
+from elastrain.launcher.store.presence import Lapsed, Presence, Present, Report, Taken, Unreachable
+from elastrain.launcher.store.sealed import SealedStore
+from elastrain.launcher.store.thread import Inbox, StoreThread
 
 WAIT_S = 5.0
 TTL_S = 0.15

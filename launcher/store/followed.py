@@ -8,8 +8,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from elastrain.launcher.store import Broken, Change, Item, Listing, Store, StoreError, Watch
-from elastrain.launcher.storethread import Inbox
+from elastrain.launcher.store.port import Broken, Change, Item, Listing, Store, StoreError, Watch
+from elastrain.launcher.store.thread import Inbox
 
 _PAUSE_S = 0.25
 """Before listing again, so that a store that breaks every watch is not asked without end."""

@@ -20,9 +20,9 @@ from pathlib import Path
 from elastrain.base.event_loop import EventLoop
 from elastrain.errors import ConfigError
 from elastrain.launcher import environment
-from elastrain.launcher.etcd import EtcdStore
-from elastrain.launcher.etcd_config import EtcdConfig
-from elastrain.launcher.store import StoreUnavailableError
+from elastrain.launcher.store.etcd import EtcdStore
+from elastrain.launcher.store.etcd_config import EtcdConfig
+from elastrain.launcher.store.port import StoreUnavailableError
 
 START_S = 20.0
 _STOP_S = 3.0

@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 from pyetcd import etcdrpc as rpc
 
-from elastrain.launcher.etcd_config import EtcdConfig
-from elastrain.launcher.store import LeaseLostError, StoreRefusedError, StoreUnavailableError
+from elastrain.launcher.store.etcd_config import EtcdConfig
+from elastrain.launcher.store.port import LeaseLostError, StoreRefusedError, StoreUnavailableError
 
 _PAUSE_S = 0.05
 """Before the next try."""
