@@ -19,7 +19,7 @@ from elastrain.launcher.core.script_failures import ScriptFailures
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.view_changes import ViewChanges
 from elastrain.launcher.core.worker_table import Worker
-from elastrain.launcher.notices import Digested, Ended, Exited, Stands
+from elastrain.launcher.notices import Digested, Ended, Exited, Notice, Stands
 from elastrain.launcher.values import Command, Log, TellNodes
 
 _REGROUP_S = 3.0
@@ -61,6 +61,8 @@ class PeerChanges:
         if known is not None:  # no worker outlives its agent, and a name belongs to one agent at a time
             commands += self._lose_node(known, "its name is taken by its successor", now)
         self._peers.nodes[record.name] = PeerNode(record=record)
+        # Of the start that was taken for dead by its lease: who is still in the view may live, as its agent will say.
+        self._peers.dead_members.difference_update(self._members_of(record.name))
         return commands + self._view_changes.settle(now)
 
     def on_lease_ended(self, event: LeaseEnded, now: float) -> list[Command]:
@@ -143,11 +145,9 @@ class PeerChanges:
         """The notices that the agent there may have missed while it could not be reached."""
         workers = self._cluster.workers.by_id
         # Digests first: nobody waits for that of a member that is known to be gone.
-        told = [Digested(member=w.id, digest=w.digest) for w in workers.values() if w.digest]
-        gone = [Exited(member=m) for m in self._cluster.ids if m in workers and not workers[m].alive]
-        commands: list[Command] = [TellNodes(message=digested, node=name) for digested in told]
-        commands += [TellNodes(message=exited, node=name) for exited in gone]
-        commands += self._script.notices_for(name)
+        told: list[Notice] = [Digested(member=w.id, digest=w.digest) for w in workers.values() if w.digest]
+        told += [Exited(member=m) for m in self._cluster.ids if m in workers and not workers[m].alive]
+        commands = [*(TellNodes(message=notice, node=name) for notice in told), *self._script.notices_for(name)]
         view = self._cluster.view
         commands += [TellNodes(message=Stands(view=view), node=name)] if view is not None else []
         return commands + ([TellNodes(message=Ended(), node=name)] if self._shutdown.finishing else [])

@@ -152,7 +152,9 @@ class SharedRegistry:
         if self._trust.lost_data and self._trust.until_s is not None:
             self._thread.call(lambda _: None, answered)
         else:
-            self._thread.call(lambda _: self._keys.put_next_view(view, self._standing.roster), answered)
+            # The job's end rests upon keys that are gone: who has put its own again meanwhile has the state.
+            seen = set(self._content[0]) if self._content is not None and not view.members else None
+            self._thread.call(lambda _: self._keys.put_next_view(view, self._standing.roster, seen), answered)
 
     def put_spec(self, spec: Mapping[str, Any], then: Callable[[dict[str, Any]], None]) -> None:
         self._calls.until_answered(lambda: self._keys.put_spec(spec), self._learned(then))

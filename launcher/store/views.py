@@ -69,18 +69,18 @@ class JobKeys:
     def node(self, name: str) -> str:
         return f"{self.prefix}nodes/{name}"
 
-    def put_next_view(self, view: View, roster: Roster | None = None) -> View | None:
+    def put_next_view(self, view: View, roster: Roster | None = None, seen: set[str] | None = None) -> View | None:
         """`put_view`, but None where not even the roster is in the store: the job is over, or has to be put again.
 
         roster: of the job that the view belongs to; None where another one is in the store.
         """
         stands = self._roster()
-        return None if stands is None or stands != (roster or stands) else self.put_view(view)
+        return None if stands is None or stands != (roster or stands) else self.put_view(view, seen)
 
-    def put_view(self, view: View) -> View | None:
+    def put_view(self, view: View, seen: set[str] | None = None) -> View | None:
         """Put the view unless the store holds one as new. Returns the newest that it holds: this one, or another's.
 
-        None where it may not be put: the store does not hold the view that this one follows upon, or the job is over.
+        None: the store lacks the view before it, the job is over, or a node of that view has a key that is not `seen`.
         """
         end, begun = self.prefix + "end", self.prefix + "begun"
         while True:
@@ -91,13 +91,15 @@ class JobKeys:
             # meanwhile must not go on alone from what it remembers.
             if (newest.generation if newest is not None else 0) != view.generation - 1:
                 return None
-            if self._store.get(end) is not None:
+            nodes = {self.node(member.node) for member in newest.members} if newest is not None else set()
+            absent = [end, *(nodes.difference(seen) if seen is not None else ())]
+            if any(self._store.get(key) is not None for key in absent):
                 return None
             # Who proposes may not have heard of the first commit yet: members that all come new must not begin again.
             has_begun = self._store.get(begun)
             view = view if has_begun is None or view.begun else replace(view, begun=True)
-            expect = {self._view_key: there, end: 0, begun: 0 if has_begun is None else has_begun.revision}
-            if self._commit(expect, {self._view_key: encode_view(view)}) is not None:
+            expect = {self._view_key: there, begun: 0 if has_begun is None else has_begun.revision}
+            if self._commit({**expect, **dict.fromkeys(absent, 0)}, {self._view_key: encode_view(view)}) is not None:
                 return view
 
     def put_view_again(self, view: View, roster: Roster | None = None) -> View:

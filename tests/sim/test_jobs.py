@@ -153,6 +153,18 @@ FOUND = {
         '{"type":"Wipe","at_s":2.586,"for_s":4.0},'
         '{"type":"KillNode","at_s":3.158,"node":1,"again_s":2.0,"is_silent":true},{"type":"Join","at_s":5.0}]}'
     ),
+    "a last holder's lease ends, and it is back in the store before another node has ended the job": (
+        '{"seed":170706,"nodes":2,"workers":1,"backups":1,"steps":1,"runs":1,"one_host":false,"check_every":0,"slow_store":0,'
+        '"slow_behind":false,"resumes":-1,"checkpoint_every":0,"local_disks":false,"no_room":false,"faults":['
+        '{"type":"Isolate","at_s":2.0,"node":0,"for_s":10.0,"store":false},'
+        '{"type":"Cut","at_s":6.442,"node":1,"other":-1,"for_s":2.69,"both":true},{"type":"Raise","at_s":7.321,"who":6}]}'
+    ),
+    "a last holder's lease ends, it comes back, and its node's word counts again: a replacement joins it": (
+        '{"seed":170706,"nodes":2,"workers":1,"backups":1,"steps":8,"runs":1,"one_host":false,"check_every":0,"slow_store":0,'
+        '"slow_behind":false,"resumes":-1,"checkpoint_every":0,"local_disks":false,"no_room":false,"faults":['
+        '{"type":"Isolate","at_s":2.0,"node":0,"for_s":8.5,"store":false},'
+        '{"type":"Cut","at_s":6.442,"node":1,"other":-1,"for_s":2.69,"both":true},{"type":"Raise","at_s":7.321,"who":6}]}'
+    ),
 }
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 

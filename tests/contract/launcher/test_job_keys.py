@@ -107,6 +107,15 @@ def test_keys_stay_while_a_node_of_the_job_may_only_sleep(store: Store) -> None:
     assert keys.remove_all()
 
 
+def test_a_job_is_not_ended_while_a_node_of_its_view_has_a_key_that_the_proposer_has_not_seen(store: Store) -> None:
+    keys, end = JobKeys(store, "j", TTL_S), View(generation=2, members=(), reason="r")
+    keys.put_view(view(1))
+    store.commit(expect={}, put={keys.node("a"): b"back"})
+    assert keys.put_view(end, set()) is None
+    assert keys._view()[1] == view(1)
+    assert keys.put_view(end, {keys.node("a")}) == end, "what was seen is the proposer's to judge"
+
+
 def test_keys_of_a_job_that_has_ended_go_whoever_sleeps(store: Store) -> None:
     keys = JobKeys(store, "j", TTL_S)
     keys.put_roster(Roster(nodes=(node(1), node(2))))

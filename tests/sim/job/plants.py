@@ -118,7 +118,7 @@ def takes_silence_for_death(rule: Rule, cluster: Cluster, member: str) -> bool:
 
 
 @_plant(JobKeys, "put_view", _NODES)
-def overwrites_the_view(rule: Rule, keys: JobKeys, view: View) -> View:
+def overwrites_the_view(rule: Rule, keys: JobKeys, view: View, seen: Any = None) -> View:
     """The store takes the first view of each generation: whoever comes second adopts it."""
     revision, _ = keys._view()
     keys._commit({keys._view_key: revision}, {keys._view_key: encode_view(view)})
@@ -126,7 +126,7 @@ def overwrites_the_view(rule: Rule, keys: JobKeys, view: View) -> View:
 
 
 @_plant(JobKeys, "put_next_view", _has(sc.Pause, sc.Isolate))
-def puts_a_view_that_follows_upon_none(rule: Rule, keys: JobKeys, view: View, roster: Any) -> View:
+def puts_a_view_that_follows_upon_none(rule: Rule, keys: JobKeys, view: View, roster: Any, seen: Any) -> View:
     """A view follows upon the one that the store holds: where there is none, the job may be over."""
     keys.put_view_again(view)
     stands = keys._view()[1]

@@ -485,6 +485,21 @@ def test_node_whose_lease_ends_before_it_was_met_has_time_to_answer(comes: str) 
     assert len(cluster.agents["node0"].logged("node_dead")) == (1 if comes == "nothing" else 0)
 
 
+def test_node_that_was_taken_for_dead_counts_again_if_the_same_start_of_it_comes_back() -> None:
+    cluster = running()
+    agent = cluster.agents["node0"]
+    cluster.store_answers = False
+    cluster.happen(agent, ev.LinkChanged(node="node1", up=False, reason="silent"))
+    cluster.happen(agent, ev.LeaseEnded(node="node1"))
+    assert agent.core.cluster.gone_from_view() == ["m1"]
+    record = cluster.records["node1"]
+    cluster.happen(agent, ev.NodeCame(record=replace(record, incarnation=record.incarnation + 7)))
+    assert agent.core.cluster.gone_from_view() == ["m1"], "no worker outlives its agent"
+    agent.core.cluster.peers.nodes.pop("node1")
+    cluster.happen(agent, ev.NodeCame(record=record))
+    assert agent.core.cluster.gone_from_view() == []
+
+
 def test_each_node_that_was_never_met_has_its_own_time_to_answer() -> None:
     cluster = Cluster()
     cluster.cut |= {frozenset(("node0", other)) for other in ("node1", "node2")}
