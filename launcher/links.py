@@ -78,12 +78,7 @@ class Links:
     """To all nodes that `follow` names; `passport` is this node's."""
 
     def __init__(
-        self,
-        loop: EventLoop,
-        inbox: Inbox,
-        listener: socket.socket,
-        passport: AgentPassport,
-        events: LinkEvents,
+        self, loop: EventLoop, inbox: Inbox, listener: socket.socket, passport: AgentPassport, events: LinkEvents
     ) -> None:
         self._loop, self._inbox, self._passport, self._events = loop, inbox, passport, events
         self._links: dict[str, _Link] = {}

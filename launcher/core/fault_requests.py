@@ -27,11 +27,7 @@ class FaultRequests:
     """Owns the faults that wait: for a worker to be ready, for a time, or for a worker to come to their place."""
 
     def __init__(
-        self,
-        cluster: Cluster,
-        deadlines: Deadlines,
-        faults: Sequence[Fault],
-        choose: Callable[[Sequence[str]], str],
+        self, cluster: Cluster, deadlines: Deadlines, faults: Sequence[Fault], choose: Callable[[Sequence[str]], str]
     ) -> None:
         self._cluster, self._config, self._deadlines = cluster, cluster.config, deadlines
         self._targets = FaultTargets(cluster, choose)
