@@ -21,6 +21,8 @@ from tests.sim.job.plants import PLANTS
 from tests.sim.job.replay import shrunk
 from tests.sim.job.schedule import Schedule, draw, draw_lives, to_text
 
+TOLD_EACH = 5_000  # schedules between two lines of progress
+
 
 def find(plant: str) -> tuple[str, int | None]:
     """A seed that shows the planted bug; None where none of those that it may take does."""
@@ -38,6 +40,16 @@ def tell(seed: int, sentence: str, schedule: Schedule) -> None:
     """A failure, its seed, and the smallest schedule found that fails alike."""
     print(f"seed {seed}: {sentence}", flush=True)
     print(f"  again: python -m tests.sim.job.replay '{to_text(shrunk(schedule))}'", flush=True)
+
+
+def tell_progress(
+    ended: Counter[str], broken: list[tuple[int, str]], found: list[tuple[int, str]], seconds: float
+) -> None:
+    """Each failure as it is found, and now and then how far it is, to stderr: shrinking comes at the end."""
+    for seed, sentence in found:
+        print(f"seed {seed}: {sentence}", file=sys.stderr, flush=True)
+    if ended["schedules"] % TOLD_EACH == 0:
+        print(f"{ended['schedules']} schedules, {len(broken)} broken, {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 def seeds_of(args: argparse.Namespace) -> range:
@@ -64,6 +76,7 @@ def main() -> int:
         for some, found in pool.imap_unordered(partial(simulate, draw=drawn), seeds_of(args)):
             ended += some
             broken += found
+            tell_progress(ended, broken, found, time.monotonic() - begun_s)
             if time.monotonic() > begun_s + 60 * args.minutes:
                 break
         wall_s = time.monotonic() - begun_s
