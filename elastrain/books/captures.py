@@ -38,7 +38,7 @@ class Captures:
         while size_bytes < COPY_BYTES and self.has_work:
             shard = next(iter(self._due))
             size_bytes += self._states.size_bytes(shard)
-            self._pass_on(shard, self._states.copy)
+            self._pass_on(shard, self._states.copy, is_awaited=False)
 
     def settle(self, shard: int) -> None:
         """The state is about to change in place, or its memory to be used otherwise: copy it, if it is to be."""
@@ -51,11 +51,11 @@ class Captures:
         if shard in self._due:
             self._pass_on(shard, self._states.pop)
 
-    def _pass_on(self, shard: int, captured: Callable[[int], State]) -> None:
+    def _pass_on(self, shard: int, captured: Callable[[int], State], *, is_awaited: bool = True) -> None:
         # Here, and only here, a step may wait for the disk: where all the room for copies is taken, or none would do.
         # What no room would do for may wait here while nobody asks for it: its engine would wait as long later.
         of = self._due.pop(shard)
-        if self._sink.make_room(self._states.size_bytes(shard)):
+        if self._sink.make_room(self._states.size_bytes(shard), is_awaited=is_awaited):
             self._sink.take(*of, captured(shard))
         else:
             self._sink.lend(*of, self._states[shard])

@@ -137,8 +137,8 @@ class CaptureSink(Protocol):
         where no step follows, none ever asks.
         """
 
-    def make_room(self, size_bytes: int) -> bool:
-        """Wait until it does: somebody waits for the state that is taken next. False where it never will."""
+    def make_room(self, size_bytes: int, *, is_awaited: bool) -> bool:
+        """Wait until it does. False where it never will. `is_awaited`: a step waits until the next state is taken."""
 
     def take(self, step: int, digest: int | None, state: State) -> None:
         """The state, as of `step`, is the sink's own from now on: it shares no memory with anything that changes.
@@ -156,7 +156,7 @@ class NoSink:
     def is_ready_for(self, size_bytes: int) -> bool:
         return True
 
-    def make_room(self, size_bytes: int) -> bool:
+    def make_room(self, size_bytes: int, *, is_awaited: bool) -> bool:
         return True
 
     def take(self, step: int, digest: int | None, state: State) -> None: ...

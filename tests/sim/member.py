@@ -78,7 +78,7 @@ class SimDisk:
     def is_ready_for(self, size_bytes: int) -> bool:
         return True
 
-    def make_room(self, size_bytes: int) -> bool:
+    def make_room(self, size_bytes: int, *, is_awaited: bool) -> bool:
         return self.has_room
 
     def take(self, step: int, digest: int | None, state: State) -> None:

@@ -43,11 +43,12 @@ class Captured:
     def is_ready_for(self, size_bytes: int) -> bool:
         return self.room.fits(size_bytes) or not self.room.ever_fits(size_bytes)
 
-    def make_room(self, size_bytes: int) -> bool:
+    def make_room(self, size_bytes: int, *, is_awaited: bool) -> bool:
         """At most as long as a member may be silent: what does not come to the disk by then is given up."""
-        self.blocked.begin()
         if not self.room.ever_fits(size_bytes):
             return False
+        if is_awaited:  # a copy behind the scenes blocks nobody, however long its thread has no processor
+            self.blocked.begin()
         self._wait(lambda at_most_s: self.room.wait(size_bytes, at_most_s))
         return True
 
@@ -62,6 +63,7 @@ class Captured:
 
     def lend(self, step: int, digest: int | None, state: ShardState) -> None:
         """Likewise."""
+        self.blocked.begin()
         part, written = self._part(step, state.shard), threading.Event()
         if part is not None:
             self._thread.do(lambda: part.write(state, digest, written.set))

@@ -148,7 +148,7 @@ class _CapturedSymbols(Captured):
         super().begin(command, place, name, me)
         self._disks.contents[f"{name}/{self._parts[-1]._writer._file}"] = frozenset(command.shards)
 
-    def make_room(self, size_bytes: int) -> bool:
+    def make_room(self, size_bytes: int, *, is_awaited: bool) -> bool:
         return self._process.sim.disk.has_room
 
     def take(self, step: int, digest: int | None, state: Any) -> None:

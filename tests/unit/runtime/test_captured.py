@@ -72,11 +72,11 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 def test_no_more_waits_for_the_disk_than_there_is_room_for(job: Job) -> None:
     job.captured.room.limit_bytes = SIZE_BYTES
-    assert job.captured.make_room(SIZE_BYTES)
+    assert job.captured.make_room(SIZE_BYTES, is_awaited=True)
     job.captured.take(STEP, None, state(0, STEP))
     assert not job.captured.is_ready_for(SIZE_BYTES)
     threading.Timer(0.1, job.disk.ready.set).start()
-    assert job.captured.make_room(SIZE_BYTES)
+    assert job.captured.make_room(SIZE_BYTES, is_awaited=True)
     assert job.captured.room.used_bytes == 0
     job.captured.take(STEP, None, state(1, STEP))
     assert (job.has_told().shards, job.has_told().problem) == ((0, 1), "")
@@ -85,12 +85,20 @@ def test_no_more_waits_for_the_disk_than_there_is_room_for(job: Job) -> None:
     assert job.captured.blocked.take() > 0.05
 
 
+def test_a_copy_behind_the_scenes_blocks_no_step_and_one_that_a_step_waits_for_does(job: Job) -> None:
+    for shard, is_awaited in enumerate((False, True)):
+        assert job.captured.make_room(SIZE_BYTES, is_awaited=is_awaited)
+        time.sleep(0.02)  # it is copied
+        job.captured.take(STEP, None, state(shard, STEP))
+        assert (job.captured.blocked.take() >= 0.02) is is_awaited
+
+
 def test_a_state_without_room_for_a_copy_is_written_before_it_may_change(job: Job) -> None:
     job.captured.room.limit_bytes = SIZE_BYTES - 1
     job.disk.ready.set()
     for shard in (0, 1):
         assert job.captured.is_ready_for(SIZE_BYTES)
-        assert not job.captured.make_room(SIZE_BYTES)
+        assert not job.captured.make_room(SIZE_BYTES, is_awaited=True)
         lent = state(shard, STEP)
         digest = lent.digest()
         job.captured.lend(STEP, None, lent)
@@ -135,7 +143,7 @@ def test_the_patience_of_all_states_together_has_an_end(tmp_path: Path, monkeypa
     job.captured.room.limit_bytes = SIZE_BYTES
     began_s = time.monotonic()
     for shard in range(9):
-        job.captured.make_room(SIZE_BYTES)
+        job.captured.make_room(SIZE_BYTES, is_awaited=True)
         job.captured.take(STEP, None, state(shard, STEP))
     assert 0.25 < time.monotonic() - began_s < 2.0
     assert job.has_told().problem == "the disk is too slow for the memory there is"
