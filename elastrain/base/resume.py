@@ -14,6 +14,8 @@ MAY_CHANGE = frozenset(
 )
 """Settings of the spec in which a resumed job may differ from the one that wrote the checkpoint."""
 
+_HASHES = ("layers' switches and numbers", "model")
+
 
 @dataclass(frozen=True, kw_only=True)
 class NodeDisk:
@@ -80,11 +82,9 @@ def is_taken_over(name: str) -> bool:
 
 def changed(resume: Resume, spec: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of what a job with this spec does otherwise than the one that wrote the checkpoint, in order."""
-    # Another script has other settings of its schedulers, too: what says most is named first.
-    named = sorted(
-        (name for name in resume.spec if name not in MAY_CHANGE), key=lambda name: (" of scheduler " in name, name)
-    )
-    return tuple(name for name in named if spec.get(name, "(unset)") != resume.spec[name])
+    differing = (n for n, its in resume.spec.items() if n not in MAY_CHANGE and spec.get(n, "(unset)") != its)
+    # Another optimizer or script has other settings, too, and a hash tells nobody what: what says most is named first.
+    return tuple(sorted(differing, key=lambda n: (n != "optimizer", n in _HASHES, " of scheduler " in n, n)))
 
 
 def changes(resume: Resume, spec: Mapping[str, Any]) -> tuple[str, ...]:

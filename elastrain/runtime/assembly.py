@@ -210,12 +210,13 @@ def _describing(
 
 
 def _stored(chosen: Chosen, executor: Executor, parts: EngineParts) -> StoredInitial | None:
-    """What the job starts from, if that is a checkpoint; the executor takes initial states from there."""
+    """What the job starts from, if that is a checkpoint; initial states come from there. Raises ConfigError."""
     if chosen.resume is None:
         return None
     source = chosen.checkpoints.source if chosen.checkpoints is not None else None
     reader = reader_of(chosen.environment, source or "")
     stored = StoredInitial(chosen.resume, executor.model, reader, parts.handover.tell)
+    stored.check()
     executor.start_from(stored)
     return stored
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,19 +24,17 @@ class _Overlap:
     offset: int
 
 
-def check(plain: PlainState, layout: Layout, source: str) -> None:
+def check(shapes: Mapping[str, tuple[int, ...]], layout: Layout, source: str) -> None:
     """Raises ConfigError where a parameter or running statistic of this model is missing, or has another shape."""
     for spec in layout.parameters:
-        value = plain.model.get(spec.name)
-        if value is None:
+        shape = shapes.get(spec.name)
+        if shape is None:
             raise ConfigError(
-                f"the model has {spec.name!r}, and {source} does not (it has {_some(plain)}): it is of another model"
+                f"the model has {spec.name!r}, and {source} does not (it has {_some(shapes)}): it is of another model"
             )
-        if tuple(value.shape) != spec.shape:
-            raise ConfigError(
-                f"{spec.name!r} is of shape {spec.shape} in the model and of {tuple(value.shape)} in {source}: it is "
-                "of another model"
-            )
+        if shape != spec.shape:
+            which = f"of shape {spec.shape} in the model and of {shape} in {source}"
+            raise ConfigError(f"{spec.name!r} is {which}: it is of another model")
 
 
 def shard_state(plain: PlainState, layout: Layout, shard: Shard, step: int) -> ShardState:
@@ -78,6 +76,6 @@ def _cut(value: Tensor, part: _Overlap) -> Tensor:
     return value.reshape(-1)[part.offset : part.offset + part.numel]
 
 
-def _some(plain: PlainState) -> str:
-    names = sorted(plain.model)
+def _some(shapes: Iterable[str]) -> str:
+    names = sorted(shapes)
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

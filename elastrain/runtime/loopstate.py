@@ -75,9 +75,8 @@ class LoopState:
         packers = {name: Packer() for name in self._parts}
         trees = {name: packers[name].pack(name, dict(part.state_dict())) for name, part in self._parts.items()}
         told = {"hyper": hyper, "layers": self._layers.changes, "parts": trees}
-        text = json.dumps(
-            {**told, "bulk": sorted(n for n, q in packers.items() if q.size_bytes)}, separators=(",", ":")
-        )
+        bulk = sorted(name for name, packer in packers.items() if packer.size_bytes)
+        text = json.dumps({**told, "bulk": bulk}, separators=(",", ":"))
         return LoopSnapshot(text, {name: _short(json.dumps(tree)) for name, tree in trees.items()}, packers)
 
     def describe(self, hyper: list[dict[str, Any]]) -> dict[str, Any]:
@@ -114,9 +113,7 @@ class LoopState:
         first = [group.get("initial_lr") for group in self._optimizer.param_groups]
         for index, (group, values) in enumerate(zip(self._optimizer.param_groups, state["hyper"], strict=True)):
             kept = {name for name in group if f"{name} of parameter group {index}" in changed} | {"fused"}
-            group.update(
-                {name: _grouped(value) for name, value in values.items() if name in group and name not in kept}
-            )
+            group.update({n: _grouped(value) for n, value in values.items() if n in group and n not in kept})
             if "initial_lr" in kept and values.get("initial_lr") and SCHEDULERS not in changed:
                 group["lr"] = values["lr"] * group["initial_lr"] / values["initial_lr"]
         self._layers.load(state["layers"])

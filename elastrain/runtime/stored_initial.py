@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
@@ -47,6 +48,16 @@ class StoredInitial:
         self._checkpoint: Checkpoint | None = None
         self._states: dict[int, ShardState] = {}
         self._has_parameters = False
+
+    def check(self) -> None:
+        """Raises ConfigError where names or shapes differ: agents compare hashes of models, which do not say what."""
+        if self._resume.spec.get("model") not in (None, self._layout.digest()):
+            with suppress(CheckpointError):  # whoever reads the checkpoint says what is wrong with it
+                shapes = {each.name: each.shape for each in self._open().manifest.parameters}
+                by_name.check(shapes, self._layout, str(self._resume))
+                more = sorted(shapes.keys() - {spec.name for spec in self._layout.parameters})
+                if more and not self._resume.accepts_changes:
+                    raise ConfigError(f"{self._resume} has {more[0]!r}, and the model does not: it is of another model")
 
     def carry_out(self, command: p.Command) -> None:
         """Begin to read states of shards, at first with all parameters; `InitialRead` is told at the end."""
@@ -104,7 +115,7 @@ class StoredInitial:
                 self._model.parameters_of(self._layout.shards[shard]).copy_(parameters)
         else:
             plain = gather(checkpoint)
-            by_name.check(plain, self._layout, str(self._resume))
+            by_name.check({n: tuple(v.shape) for n, v in plain.model.items()}, self._layout, str(self._resume))
             cut = (self._layout.shards[shard] for shard in (*shards, *others))
             self._put((by_name.shard_state(plain, self._layout, shard, self._resume.step) for shard in cut), shards)
         self._has_parameters = True

@@ -61,9 +61,7 @@ def _tensor(value: object) -> Tensor:
     if isinstance(value, Tensor):
         return value.contiguous()
     if value is None:
-        raise CheckpointError(
-            "an entry of the optimizer's state is None, which safetensors has no place for: use torch"
-        )
+        raise CheckpointError("an entry of the optimizer's state is None, which safetensors cannot hold: use torch")
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
 
 

@@ -85,9 +85,7 @@ def write(sink: Sink, file: str, meta: bytes, arrays: Sequence[tuple[str, memory
     offset = sink.size_bytes
     datas = [data for _, data in arrays]
     order = sorted(range(len(datas)), key=lambda index: not is_paged(datas[index].nbytes))
-    written = tuple(
-        _write(sink, index, piece, datas[index].nbytes) for index in order for piece in _pieces(datas[index])
-    )
+    written = tuple(_write(sink, index, each, datas[index].nbytes) for index in order for each in _pieces(datas[index]))
     kinds = tuple((dtype, data.nbytes // ITEM_BYTES[dtype]) for dtype, data in arrays)
     described = msgspec.msgpack.encode(Tail(meta, kinds, written))
     tail = len(described).to_bytes(_LENGTH_BYTES, "little") + described
@@ -189,9 +187,7 @@ def _looks_packable(plain: memoryview) -> bool:
 def _decoded(source: Source, part: Part, what: str) -> Tail:
     end = part.offset_bytes + part.size_bytes
     if source.size_bytes < end:
-        raise DamagedError(
-            f"{part.file} is cut short: {what} ends at byte {end:,}, and the file has {source.size_bytes:,}"
-        )
+        raise DamagedError(f"{part.file} is cut short: {what} ends at byte {end:,}, the file at {source.size_bytes:,}")
     if part.tail_bytes > _TAIL_BYTES_MAX:
         raise _none(part, what, f"it would have {part.tail_bytes:,} bytes")
     raw = bytearray(part.tail_bytes)

@@ -108,7 +108,5 @@ def _groups(metadata: Mapping[str, str], path: Path | None, model: Mapping[str, 
         ) from None
     unknown = [name for group in groups for name in group.parameters if name not in model]
     if unknown:
-        raise CheckpointError(
-            f"{path} has state of {unknown[0]!r}, which the model does not have: these two do not fit"
-        )
+        raise CheckpointError(f"{path} has state of {unknown[0]!r}, which the model does not have: they do not fit")
     return groups

@@ -44,9 +44,7 @@ class Claim:
         now = owner_of(self._place)
         if now != self._owner:
             whose = f"job {now.job}" if now else "nobody"
-            raise TakenError(
-                f"{self._place.location} belongs to {whose} now: job {self._owner.job} writes no more in it"
-            )
+            raise TakenError(f"{self._place.location} belongs to {whose} now: job {self._owner.job} writes no more")
 
     def release(self) -> None:
         """Let it go: when no process of the job holds it, another job may take the place over."""

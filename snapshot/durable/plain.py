@@ -66,9 +66,8 @@ class _Gathering:
     def add(self, state: ShardState) -> None:
         entry = self._manifest.shards[state.shard]
         for number, piece in enumerate(entry.pieces):
-            self._put(
-                self._values, piece.parameter, piece, "", state.parameters[piece.start : piece.start + piece.numel]
-            )
+            values = state.parameters[piece.start : piece.start + piece.numel]
+            self._put(self._values, piece.parameter, piece, "", values)
             kept = state.pieces[number] if number < len(state.pieces) else {}
             for name, value in kept.items():
                 self._keep(piece, name, value)
@@ -94,9 +93,7 @@ class _Gathering:
         """What has come, in the model's shapes. Raises CheckpointError where elements lack."""
         for (index, entry), filled in self._filled.items():
             if filled != self._manifest.parameters[index].numel:
-                raise CheckpointError(
-                    f"{entry or 'values'} of {self._name(index)}: {filled} elements are there, not all"
-                )
+                raise CheckpointError(f"{entry or 'values'} of {self._name(index)}: only {filled} elements are there")
         model, masters = {}, {}
         for index, spec in enumerate(self._manifest.parameters):
             dtype: torch.dtype = getattr(torch, spec.dtype)
@@ -117,9 +114,8 @@ class _Gathering:
 
     def _shaped(self, index: int, kept: dict[str, Value]) -> dict[str, Value]:
         shape = self._manifest.parameters[index].shape
-        return {
-            n: v.view(shape) if isinstance(v, Tensor) and (index, n) in self._filled else v for n, v in kept.items()
-        }
+        here = {name for parameter, name in self._filled if parameter == index}
+        return {n: v.view(shape) if isinstance(v, Tensor) and n in here else v for n, v in kept.items()}
 
     def _name(self, index: int) -> str:
         return repr(self._manifest.parameters[index].name)
@@ -157,9 +153,7 @@ def pack_named(tensors: Mapping[str, Tensor]) -> tuple[str, list[Tensor]]:
 def unpack_named(text: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
     """What was packed by `pack_named`. Raises DamagedError."""
     try:
-        return {
-            entry["name"]: tensor.view(entry["shape"]) for entry, tensor in zip(json.loads(text), tensors, strict=True)
-        }
+        return {each["name"]: value.view(each["shape"]) for each, value in zip(json.loads(text), tensors, strict=True)}
     except (ValueError, TypeError, KeyError, RuntimeError) as error:
         raise DamagedError(f"an attachment is none of named tensors ({error})") from None
 

@@ -40,9 +40,8 @@ class Described:
         named = dict(model.named_parameters(remove_duplicate=False))
         known = {spec.name for spec in layout.parameters}
         names = {id(parameter): name for name, parameter in named.items() if name in known}
-        self._groups = [
-            tuple(names[id(each)] for each in g["params"] if id(each) in names) for g in optimizer.param_groups
-        ]
+        groups = ([id(each) for each in group["params"]] for group in optimizer.param_groups)
+        self._groups = [tuple(names[each] for each in group if each in names) for group in groups]
         state = model.state_dict()
         self._parameters = tuple(
             # The model's dtype: a running statistic is kept in a wider one than its layer has.

@@ -50,12 +50,25 @@ def test_a_changed_spec_ends_the_job_with_both_values_before_anything_begins() -
     assert "--accept-changes" in end.sentence
 
 
+def test_what_says_most_is_named_first_and_what_is_a_hash_last() -> None:
+    spec = {
+        "amsgrad of parameter group 0": False,
+        "layers' switches and numbers": "a",
+        "optimizer": "AdamW",
+        "model": "b",
+    }
+    resume = replace(RESUME, spec={**spec, "gamma of scheduler 0": 1})
+    names = [change.partition(" is ")[0] for change in changes(resume, {})]
+    rest = ["its amsgrad of parameter group 0", "its gamma of scheduler 0"]
+    assert names == ["its optimizer", *rest, "its layers' switches and numbers", "its model"]
+
+
 def test_a_change_that_is_accepted_is_said_and_logged() -> None:
     job = resumed(replace(RESUME, accepts_changes=True))
     done = job.hello("m0", seed=1, model="b", backups=1)
     assert of(End, done) == []
     (log,) = [log for log in of(Log, done) if log.event == "changed"]
-    assert log.say == "accepted: its model is b, the checkpoint's is a; its seed is 1, the checkpoint's is 0"
+    assert log.say == "accepted: its seed is 1, the checkpoint's is 0; its model is b, the checkpoint's is a"
     assert log.fields["step"] == 40
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import queue
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,7 +22,7 @@ from elastrain.runtime.durable.node_disks import Reader
 from elastrain.runtime.handover import InitialUnread
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.stored_initial import StoredInitial
-from elastrain.snapshot.durable.manifest import Manifest, ShardEntry, name_of
+from elastrain.snapshot.durable.manifest import Manifest, ParameterEntry, ShardEntry, name_of
 from elastrain.snapshot.durable.places.opening import place_at
 from elastrain.snapshot.durable.publishing import publish
 from elastrain.snapshot.durable.writing import PartWriter
@@ -34,8 +38,10 @@ def model_state() -> ModelState:
     return ModelState(model, describe(model, optimizer, None), lambda numel, dtype: torch.zeros(numel, dtype=dtype))
 
 
-def saved(folder: Path, model: ModelState, step: int = 4) -> tuple[Resume, list[ShardState]]:
-    """A checkpoint with random numbers."""
+def saved(
+    folder: Path, model: ModelState, step: int = 4, parameters: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+) -> tuple[Resume, list[ShardState]]:
+    """A checkpoint with random numbers; `parameters`: what the manifest says of them."""
     layout = model.layout
     states = [
         ShardState(
@@ -56,8 +62,9 @@ def saved(folder: Path, model: ModelState, step: int = 4) -> tuple[Resume, list[
         for s, w in zip(layout.shards, written, strict=True)
     )
     spec: dict[str, Any] = {"model": layout.digest()}
+    told = tuple(ParameterEntry(name=n, shape=shape, dtype="float32", group=0) for n, shape in parameters.items())
     manifest = Manifest(
-        job="job", life=1, step=step, time_s=0.0, spec=spec, counters={}, optimizer="AdamW", parameters=(), groups=(),
+        job="job", life=1, step=step, time_s=0.0, spec=spec, counters={}, optimizer="AdamW", parameters=told, groups=(),
         shards=shards, attachments={},
     )  # fmt: skip
     publish(place_at(str(folder)), manifest)
@@ -106,6 +113,29 @@ def test_a_damaged_shard_ends_the_life_with_a_sentence_whoever_holds_it(
     failed = read(StoredInitial(resume, model, READER, told.put), told, *shards)
     assert isinstance(failed, InitialUnread) and isinstance(failed.error, StateLostError)
     assert "is damaged" in str(failed.error) and "shard" in str(failed.error)
+
+
+def test_another_model_is_refused_by_a_parameters_name_before_anything_is_read(tmp_path: Path) -> None:
+    model, told = model_state(), queue.SimpleQueue[Any]()
+    shapes = {spec.name: spec.shape for spec in model.layout.parameters}
+
+    def refused(shapes: dict[str, tuple[int, ...]], **options: Any) -> str:
+        resume, _ = saved(tmp_path, model, parameters=shapes)
+        other = replace(resume, spec={"model": "another"}, **options)
+        try:
+            StoredInitial(other, model, READER, told.put).check()
+        except ConfigError as error:
+            return str(error).replace(str(resume), "it")
+        finally:
+            shutil.rmtree(tmp_path / resume.name)
+        return ""
+
+    assert refused(shapes) == "", "what else the hash covers, the agent refuses"
+    wide = refused({**shapes, "1.bias": (7,)})
+    assert wide == "'1.bias' is of shape (80,) in the model and of (7,) in it: it is of another model"
+    assert refused({**shapes, "2.bias": (7,)}) == "it has '2.bias', and the model does not: it is of another model"
+    assert refused({**shapes, "2.bias": (7,)}, accepts_changes=True) == ""
+    assert refused({"0.weight": (80, 80)}).startswith("the model has '0.bias', and it does not (it has 0.weight)")
 
 
 def test_a_checkpoint_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
