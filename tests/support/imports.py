@@ -23,7 +23,8 @@ def imports(source: str, module: str, *, typing_too: bool = True, top_only: bool
     checkers see, `top_only` what functions import when they are called.
     """
     found: set[str] = set()
-    for node in _nodes(ast.parse(source).body, typing_too=typing_too, top_only=top_only):
+    called = any(name in source for name in IMPORTING_CALLS)
+    for node in _nodes(ast.parse(source).body, typing_too=typing_too, top_only=top_only, expressions=called):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -40,7 +41,8 @@ def within(name: str, modules: set[str] | frozenset[str]) -> bool:
     return any(".".join(parts[:length]) in modules for length in range(1, len(parts) + 1))
 
 
-def _nodes(body: list[ast.stmt], *, typing_too: bool, top_only: bool) -> Iterator[ast.AST]:
+def _nodes(body: list[ast.stmt], *, typing_too: bool, top_only: bool, expressions: bool) -> Iterator[ast.AST]:
+    """Most nodes are expressions: where no call imports anything, they need not be looked at."""
     pending: list[ast.AST] = list(body)
     while pending:
         node = pending.pop()
@@ -50,7 +52,8 @@ def _nodes(body: list[ast.stmt], *, typing_too: bool, top_only: bool) -> Iterato
         if isinstance(node, ast.If) and not typing_too and _asks_for_type_checking(node.test):
             pending += node.orelse
             continue
-        pending += ast.iter_child_nodes(node)
+        below = ast.iter_child_nodes(node)
+        pending += below if expressions else (child for child in below if not isinstance(child, ast.expr))
 
 
 def _asks_for_type_checking(test: ast.expr) -> bool:

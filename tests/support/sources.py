@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
+import unicodedata
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +35,10 @@ class Source:
     @property
     def lines(self) -> int:
         return len(self.text.splitlines())
+
+    def says(self, names: Set[str]) -> bool:
+        """Whether one of these names stands in its text, wherever: who looks for them need not parse any other file."""
+        return not names.isdisjoint(re.findall(r"\w+", unicodedata.normalize("NFKC", self.text)))
 
 
 def files(folder: Path) -> list[Path]:

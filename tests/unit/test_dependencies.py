@@ -11,12 +11,12 @@ import ast
 import re
 import sys
 import tomllib
-from functools import cache
 
 import pytest
 
 from tests.support.house import MODULES_OF
-from tests.support.sources import ROOMS, ROOT, files
+from tests.support.imports import imports
+from tests.support.sources import ROOMS, ROOT, files, module_of
 
 OWN = {"elastrain", *ROOMS, "tests", "experiments", "docs"}
 NOT_NAMED = {
@@ -27,12 +27,6 @@ NOT_NAMED = {
 STARTING_CALLS = {"run", "Popen", "call", "check_call", "check_output"}
 EVERYWHERE = {"mount", "sh", "sleep", "umount"}
 """Programs of a bare Linux."""
-
-
-@cache
-def nodes_of(source: str) -> list[ast.Import | ast.ImportFrom | ast.Call]:
-    """Its imports and calls."""
-    return [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Import | ast.ImportFrom | ast.Call)]
 
 
 def names_of(group: list[str]) -> set[str]:
@@ -46,28 +40,27 @@ def declared() -> dict[str, set[str]]:
     return {name: names_of(group) for name, group in groups.items()}
 
 
-def undeclared(source: str, known: set[str]) -> set[str]:
-    """First parts of the names of absolute imports, anywhere in the source, that nobody installs."""
-    nodes = nodes_of(source)
-    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    found |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
-    return {name.split(".")[0] for name in found} - known - sys.stdlib_module_names
+def undeclared(source: str, module: str, known: set[str]) -> set[str]:
+    """First parts of the names that are imported anywhere in the source and that nobody installs."""
+    return {name.split(".")[0] for name in imports(source, module)} - known - sys.stdlib_module_names
+
+
+def all_undeclared(room: str, known: set[str]) -> dict[str, set[str]]:
+    """Path of a file in that folder -> what it imports and nobody installs."""
+    found = {path: undeclared(path.read_text(), module_of(path), known) for path in files(ROOT / room)}
+    return {str(path.relative_to(ROOT)): missing for path, missing in found.items() if missing}
 
 
 def test_an_import_that_nobody_installs_is_found() -> None:
     source = "import os, numpy\nfrom click.testing import Result\ndef f():\n    import yaml.nodes\nfrom . import near\n"
-    assert undeclared(source, {"numpy"}) == {"click", "yaml"}
+    assert undeclared(source, "tests.there", {"numpy", "tests"}) == {"click", "yaml"}
 
 
 @pytest.mark.parametrize("room", ["elastrain", *ROOMS, "tests", "experiments", "examples"])
 def test_each_import_is_declared(room: str) -> None:
     groups = declared()
     known = OWN | set().union(*groups.values()) | NOT_NAMED.keys()
-    found = {
-        str(path.relative_to(ROOT)): missing
-        for path in files(ROOT / room)
-        if (missing := undeclared(path.read_text(), known))
-    }
+    found = all_undeclared(room, known)
     assert not found, f"name these in pyproject.toml: {found}"
 
 
@@ -82,17 +75,15 @@ def installed() -> set[str]:
 @pytest.mark.parametrize("room", ["tests", "examples"])
 def test_what_tests_import_is_there_after_make_install(room: str) -> None:
     known = OWN | installed() | NOT_NAMED.keys()
-    found = {
-        str(path.relative_to(ROOT)): missing
-        for path in files(ROOT / room)
-        if (missing := undeclared(path.read_text(), known))
-    }
+    found = all_undeclared(room, known)
     assert not found, f"import these by pytest.importorskip, or have `make install` install them: {found}"
 
 
 def programs(source: str) -> set[str]:
     """Programs that calls start whose command begins with a name."""
-    calls = [node for node in nodes_of(source) if isinstance(node, ast.Call) and node.args]
+    if not re.search(rf"\b({'|'.join(STARTING_CALLS)})\(", source):
+        return set()
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and node.args]
     starting = [
         call.args[0]
         for call in calls

@@ -45,6 +45,7 @@ PICKLING_PARTS = {
     *("ForkServerProcess", "SpawnProcess", "ProcessPoolExecutor"),
 }
 ONLY_FALSE = {"shell", "allow_pickle"}
+LAST_NAMES = {call.rpartition(".")[2] for call in CALLS} | OBJECT_COLLECTIVES | PICKLING_PARTS | ONLY_FALSE
 
 EXCEPTIONS = {
     ("elastrain.runtime.nursery", "Process"): "the `fork` context: nothing is pickled",
@@ -63,7 +64,7 @@ def findings(source: Source) -> Iterator[tuple[str, int]]:
             yield rest[-1], 0
         if ".".join(name.split(".")[-2:]) in CALLS or (rest and rest[-1] in OBJECT_COLLECTIVES):
             yield name, 0
-    for node in ast.walk(source.tree):
+    for node in ast.walk(source.tree) if source.says(LAST_NAMES) else ():
         if isinstance(node, ast.Call):
             yield from _in_call(node)
         elif isinstance(node, ast.Attribute | ast.Name):
@@ -73,7 +74,8 @@ def findings(source: Source) -> Iterator[tuple[str, int]]:
 
 
 def _in_call(call: ast.Call) -> Iterator[tuple[str, int]]:
-    *_, before, last = ["", "", *ast.unparse(call.func).split(".")]
+    called = [name for name in (getattr(call.func, "attr", ""), getattr(call.func, "id", "")) if name in LAST_NAMES]
+    *_, before, last = ["", "", *(ast.unparse(call.func).split(".") if called else ())]
     # A method of that name is somebody else's: `re.compile`, a model's `eval()`.
     if f"{before}.{last}" in CALLS or (not before and last in CALLS):
         yield f"{before}.{last}".strip("."), call.lineno
