@@ -44,7 +44,7 @@ def make() -> Iterator[Make]:
 
 
 def payload(size_bytes: int) -> memoryview:
-    return memoryview(bytearray(i % 253 for i in range(size_bytes)))
+    return memoryview((bytearray(range(253)) * (size_bytes // 253 + 1))[:size_bytes])
 
 
 @pytest.mark.parametrize("size_bytes", [1, PAGE_BYTES, 3 * PAGE_BYTES + 17, 2 * PIECE_BYTES + 5])
