@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from elastrain.base.processes import die_with_parent
 from elastrain.launcher.namespaces.programs import lacking
 from tests.support import warm
 
@@ -161,6 +163,17 @@ def test_a_death_signal_comes_when_the_parent_dies(how: str) -> None:
     while _lives(int(output)):
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
+
+
+def test_who_asks_for_a_death_signal_alone_starts_warm_and_gets_it() -> None:
+    body = (
+        "import ctypes, sys; found = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(found));"
+        "print('torch' in sys.modules, found.value)"
+    )
+    asked = partial(die_with_parent, signal.SIGTERM)
+    assert _done(warm.Popen, "-c", body, preexec_fn=asked) == (0, f"True {signal.SIGTERM}\n", "")
+    code, output, _ = _done(warm.Popen, "-c", body, preexec_fn=lambda: die_with_parent(signal.SIGTERM))
+    assert (code, output) == (0, f"False {signal.SIGTERM}\n"), "whatever else is to be called is called, cold"
 
 
 def _lives(pid: int) -> bool:

@@ -28,9 +28,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
+
+from elastrain.base.processes import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = (
@@ -78,6 +82,8 @@ class Order:
     """The network namespace that it enters, by its name; empty: its parent's."""
     parent: int
     group: int
+    death_signal: int = 0
+    """What it gets when its parent dies; 0: nothing."""
 
 
 class _Server:
@@ -170,7 +176,8 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
         inherited = rest[8:14]
         (_, gid, gids, uid, umask, session, group) = rest[14:21]
         network, arguments = _network_of(args)
-        plain = (preexec, shell, gid, gids, uid, umask, group) == (None, False, None, None, None, -1, -1)
+        death_signal = _death_signal(preexec)
+        plain = (shell, gid, gids, uid, umask, group) == (False, None, None, None, -1, -1) and death_signal is not None
         environment = dict(os.environ if env is None else env)
         if not plain or executable not in (None, args[0]) or not _can_be_warm(arguments, environment):
             super()._execute_child(args, executable, *rest)  # type: ignore[misc]
@@ -179,6 +186,8 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
         streams = [number if end == -1 else end for number, end in enumerate(child_end)]
         folder = os.path.abspath(os.fsdecode(cwd)) if cwd is not None else os.getcwd()
         order = _order(arguments, environment, folder, tuple(pass_fds), session=session, network=network)
+        if death_signal:
+            order = replace(order, death_signal=death_signal)
         self.pid = _started().fork(order, [*streams, *pass_fds])
         self._child_created = True
         self._close_pipe_fds(*inherited)  # type: ignore[attr-defined]
@@ -200,6 +209,13 @@ def run(
     if check:
         done.check_returncode()
     return done
+
+
+def _death_signal(preexec: Any) -> int | None:
+    """The signal of which alone `preexec_fn` speaks, 0 without one; None where it does anything else."""
+    if preexec is None:
+        return 0
+    return int(preexec.args[0]) if getattr(preexec, "func", None) is die_with_parent else None
 
 
 def _network_of(args: Any) -> tuple[str, tuple[str, ...]]:
@@ -318,6 +334,8 @@ def _become(order: Order, fds: Sequence[int], told: int) -> NoReturn:
     else:
         os.setpgid(0, order.group)
     _enter(f"/var/run/netns/{order.network}" if order.network else f"/proc/{order.parent}/ns/net")
+    if order.death_signal:
+        die_with_parent(signal.Signals(order.death_signal), order.parent)
     os.chdir(order.folder)
     numbers = (0, 1, 2, *order.fds)
     _take_descriptors((*fds, told), (*numbers, max(numbers) + 1))
@@ -479,7 +497,10 @@ def _start_warm_too() -> None:
 
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
+    from elastrain.launcher.commands import doctor
+
     subprocess_handler.Popen = Popen  # type: ignore[misc]
+    doctor.subprocess = SimpleNamespace(run=partial(run, timeout=600))  # type: ignore[attr-defined]
     cold, serve_one = multiprocessing.util.spawnv_passfds, multiprocessing.forkserver._serve_one  # type: ignore
 
     def spawn(path: Any, arguments: Sequence[Any], fds: Sequence[int]) -> int:
