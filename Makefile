@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo    three nodes train, a worker and a node are killed, nothing is lost (some two minutes)"
 	@echo "make check   format, lint, types, layers, unit and property tests but the slow (about a minute)"
-	@echo "make test    everything that runs without a GPU (some ten minutes on two quiet cores)"
+	@echo "make test    everything that runs without a GPU (some twelve minutes on two quiet cores)"
 	@echo "make sim     whole jobs in virtual time, from SEED=0 on SCHEDULES=2000 of them, and the planted bugs"
 	@echo "make docs    pages and API reference, in site/ (a quarter of a minute)"
 	@echo "make house   sizes, double names, unused dependencies: what is over the limits (seconds)"
