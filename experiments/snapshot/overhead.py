@@ -47,10 +47,16 @@ class Load:
     wait_s: float = WAIT_S
     intervals: int = 3
     """Of so many checkpoints the steps count."""
+    every: int = EVERY
+
+    @property
+    def counted(self) -> int:
+        """Steps."""
+        return self.every * self.intervals
 
     @property
     def steps(self) -> int:
-        return WARM + EVERY * self.intervals + 1
+        return WARM + self.counted + 1
 
     @property
     def state_bytes(self) -> int:
@@ -98,11 +104,11 @@ def excesses(found: Mapping[int, float], written: Iterable[int]) -> tuple[list[f
     return beside, [gap_s - usual_s for step, gap_s in counted.items() if step not in near]
 
 
-def timed(members: Sequence[Member], written: Mapping[int, float], intervals: int) -> Timed:
+def timed(members: Sequence[Member], written: Mapping[int, float], counted: int) -> Timed:
     """From the members' journals; `written`: steps whose checkpoints became complete, and the longest that a member has
-    waited for each. Raises ValueError.
+    waited for each; `counted`: steps. Raises ValueError.
     """
-    first, last = WARM - 1, WARM - 1 + EVERY * intervals
+    first, last = WARM - 1, WARM - 1 + counted
     if not all({first, last} <= set(member.advanced_s) for member in members):
         raise ValueError(f"expected every member to go on after steps {first} and {last}")
     began_s, ended_s = (max(member.advanced_s[step] for member in members) for step in (first, last))
@@ -129,7 +135,7 @@ def play(root: Path, kind: str, load: Load) -> Timed:
         members, written = _journals(folder)
         if kind == "durable" and not written:
             raise RuntimeError("expected checkpoints from the job that writes them; got none")
-        found = timed(members, written, load.intervals)
+        found = timed(members, written, load.counted)
     print(f"{kind}: {found}", file=sys.stderr, flush=True)
     return found
 
@@ -137,7 +143,7 @@ def play(root: Path, kind: str, load: Load) -> Timed:
 def _run(folder: Path, kind: str, load: Load) -> None:
     script = ("--steps", str(load.steps), "--backups", str(BACKUPS[kind]), "--wait-s", str(load.wait_s))
     script += ("--layers", str(load.layers))
-    writes = ("--checkpoint-dir", str(folder / "checkpoints"), "--checkpoint-every", str(EVERY))
+    writes = ("--checkpoint-dir", str(folder / "checkpoints"), "--checkpoint-every", str(load.every))
     options = writes if kind == "durable" else ()
     with ExitStack() as stack:
         etcd = EmbeddedEtcd(folder / "etcd", host="127.0.0.1")
