@@ -44,7 +44,7 @@ def test_quick_reaches_for_nothing_that_it_leaves_out() -> None:
 @pytest.mark.parametrize("late_step", [9, 10])
 def test_a_stall_is_what_members_waited_and_gaps_are_seen_beside_it(late_step: int) -> None:
     members = [a_member(slow={late_step: 0.05}), a_member(slow={12: 0.02})]
-    found = overhead.timed(members, written={9: 0.04}, intervals=1)
+    found = overhead.timed(members, written={9: 0.04}, counted=EVERY)
     assert found.stall_s == pytest.approx(0.04)
     assert found.gap_s == pytest.approx(0.05)
     assert found.other_s == pytest.approx(0.02)
@@ -56,7 +56,7 @@ def test_a_job_that_did_not_come_to_its_end_gives_no_figure() -> None:
     member = a_member(slow={})
     del member.advanced_s[WARM - 1 + EVERY]
     with pytest.raises(ValueError, match="every member to go on"):
-        overhead.timed([member], written={}, intervals=1)
+        overhead.timed([member], written={}, counted=EVERY)
 
 
 def test_overheads_are_ratios_of_the_same_turn() -> None:
