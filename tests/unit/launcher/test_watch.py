@@ -1,4 +1,4 @@
-"""Who is taken to hang: simulated workers, looked at four times a second, of which some stand still."""
+"""Who is taken to hang: simulated workers, looked at ten times a second, of which some stand still."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from elastrain.launcher.notices import Hangs, SomebodyWaits
 from elastrain.launcher.values import Command, Kill, TakeStacks, TellNodes
 from tests.unit.launcher.test_core import NOW, Job, logged, of, running
 
-LOOK_S = 0.1
+LOOK_S, BUSY_LOOK_S = 0.1, 0.5
+"""How often an agent looks, and how rarely a busy one may, for all of the time to count."""
+LONG_S = 100.0
+"""What takes longer is played with a busy agent: a look costs as much whatever it covers."""
 IDLE = Station.WAITING
 
 
@@ -34,10 +37,10 @@ class Acted:
     engine_count: int = 0
     starved_s: float = 0.0
 
-    def look(self, member: str) -> ev.Seen:
+    def look(self, member: str, passed_s: float) -> ev.Seen:
         self.count += not (self.stands or self.stopped)
         self.engine_count += not (self.engine_stands or self.stopped)
-        self.starved_s += LOOK_S * self.starves
+        self.starved_s += passed_s * self.starves
         loop = Spot(count=self.count, place=self.place, allowed_s=self.allowed_s, step=7, name="saving")
         engine = Spot(count=self.engine_count, place=Station.TURNING)
         return ev.Seen(
@@ -70,10 +73,10 @@ class Played:
     def go(self, for_s: float) -> list[Command]:
         """What follows in this time."""
         done: list[Command] = []
-        until_s = self.now + for_s
+        until_s, look_s = self.now + for_s, BUSY_LOOK_S if for_s > LONG_S else LOOK_S
         while self.now < until_s:
-            self.now += LOOK_S
-            done += self.job.happen(ev.Looked(seen=tuple(a.look(m) for m, a in self.acted.items())), self.now)
+            self.now += look_s
+            done += self.job.happen(ev.Looked(seen=tuple(a.look(m, look_s) for m, a in self.acted.items())), self.now)
             done += self.job.do(self.job.core.on_tick(self.now))
         return done
 
