@@ -21,11 +21,11 @@ STEPS, WARM, TURNS = 5, 2, 2
 WAIT_S = 120.0
 
 
-def compared_times(folder: Path) -> dict[str, Any]:
+def compared_times(folder: Path, *, run_length: int = 1) -> dict[str, Any]:
     """One pipeline of two, GPT `small`: the median step over that of torch's 1F1B with the same cut, in turns."""
     ours: list[float] = []
     theirs: list[float] = []
-    script = Script(path=Path(gpt.__file__), args=("--steps", str(STEPS)))
+    script = Script(path=Path(gpt.__file__), args=("--steps", str(STEPS), "--run-length", str(run_length)))
     for turn in range(TURNS):
         mine = folder / f"gpt-{turn}"
         with elastic(mine, script, members=2, options=("--stages", "2"), start=warm.Popen) as process:

@@ -72,11 +72,11 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=3e-4)
 
 
-def elastic(steps: int, lines: Any) -> None:
+def elastic(steps: int, run_length: int, lines: Any) -> None:
     """The unchanged loop."""
     import elastrain
 
-    job = elastrain.init(seed=3, backups=0)
+    job = elastrain.init(seed=3, backups=0, run_length=run_length)
     model = build(SIZE, seed=3)
     loader = elastrain.DataLoader(
         Texts(), global_batch_size=MICRO_BATCHES * MICRO_BATCH, micro_batch_size=MICRO_BATCH, num_workers=0
@@ -130,12 +130,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--first-of-second", type=int, help="the first block behind the cut; None: under elastrain")
+    parser.add_argument("--run-length", type=int, default=1, help="under elastrain: micro-batches summed in place")
     args = parser.parse_args()
     torch.set_num_threads(1)
     me = os.environ.get("ELASTRAIN_MEMBER") or os.environ["RANK"]
     with (Path(os.environ["ELASTRAIN_RUN_DIR"]) / f"seconds-{me}.txt").open("w") as lines:
         if args.first_of_second is None:
-            elastic(args.steps, lines)
+            elastic(args.steps, args.run_length, lines)
         else:
             torch_pipelining(args.steps, args.first_of_second, lines)
 
