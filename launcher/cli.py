@@ -16,12 +16,7 @@ from elastrain.launcher.commands import chaos, checkpoint, doctor, inject, offlo
 from elastrain.launcher.say import say
 from elastrain.version import __version__
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 P = ParamSpec("P")
 
 

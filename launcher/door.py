@@ -27,9 +27,7 @@ def open_door(
 ) -> Acceptor:
     """`admit(name, connection)` takes a proven connection, or returns why not; `log_refusal` hears of the others."""
     events = AcceptorEvents(
-        new_handshake=handshake,
-        admit=lambda proven, sock: admit(proven.peer, sock),
-        refused=log_refusal,
+        new_handshake=handshake, admit=lambda proven, sock: admit(proven.peer, sock), refused=log_refusal
     )
     limits = AcceptorLimits(introductions_max=_GREETINGS_MAX, handshake_timeout_s=_GREETING_S)
     return Acceptor(loop, [listener], events, limits)

@@ -118,9 +118,7 @@ class RunOptions:
         """For the core. `node`: this one's name among several; None: it is the only one."""
         waits, size = self.waits, self.size
         times = JobTimes(
-            join_timeout_s=waits.join_timeout_s,
-            last_call_s=waits.last_call_s,
-            park_timeout_s=waits.park_timeout_s,
+            join_timeout_s=waits.join_timeout_s, last_call_s=waits.last_call_s, park_timeout_s=waits.park_timeout_s
         )
         alone = JobConfig(
             workers=size.workers,

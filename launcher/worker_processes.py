@@ -50,12 +50,7 @@ class WorkerProcesses:
     """A handle per worker ever started. `happen` takes what the core is to hear."""
 
     def __init__(
-        self,
-        loop: EventLoop,
-        log: EventLog,
-        spec: WorkerSpec,
-        guardian: Guardian,
-        happen: Callable[[ev.Event], None],
+        self, loop: EventLoop, log: EventLog, spec: WorkerSpec, guardian: Guardian, happen: Callable[[ev.Event], None]
     ) -> None:
         self._loop, self._log, self._spec, self._happen = loop, log, spec, happen
         self._guardian = guardian

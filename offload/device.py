@@ -126,11 +126,7 @@ class Device:
 
         sums = self._put(slot, pieces, HOST, put, cancelled)
         return Copy(
-            slot=slot,
-            size_bytes=payload.nbytes,
-            shift_bytes=shift_bytes,
-            checksums=sums,
-            packed_bytes=tuple(packed),
+            slot=slot, size_bytes=payload.nbytes, shift_bytes=shift_bytes, checksums=sums, packed_bytes=tuple(packed)
         )
 
     def read(self, copy: Copy, image: memoryview, cancelled: Callable[[], bool]) -> None:

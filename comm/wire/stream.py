@@ -100,11 +100,7 @@ class Stream:
     """A non-blocking connected socket. `ended` is None, or the words why nothing more will come."""
 
     def __init__(
-        self,
-        sock: Connection,
-        outbox: Outbox,
-        caps: Caps,
-        tamper: Callable[[memoryview], memoryview] | None = None,
+        self, sock: Connection, outbox: Outbox, caps: Caps, tamper: Callable[[memoryview], memoryview] | None = None
     ) -> None:
         """`tamper`: see `Mesh`."""
         self.sock = sock

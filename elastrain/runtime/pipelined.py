@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from elastrain import protocol as p
 from elastrain.base.places import Station
-from elastrain.errors import ConfigError, DriveFailedError
+from elastrain.errors import DriveFailedError
 from elastrain.messages import Boundary
 from elastrain.offload.errors import SpillReadError
 from elastrain.pipeline.actions import ActionKind, TaskAction
@@ -29,7 +29,7 @@ from elastrain.pipeline.tasks import StepShape
 from elastrain.runtime.boundary_tensors import packed, unpacked
 from elastrain.runtime.flats import Allocate
 from elastrain.runtime.handover import BoundaryMade, TaskAssignment
-from elastrain.runtime.run import StepParts, counted, load, scaled
+from elastrain.runtime.run import StepParts, counted, load, scaled, went_by
 from elastrain.runtime.statistics import MeasuredLayer
 from elastrain.runtime.tracing import TracingRun, places_of
 from elastrain.values import Contribution, TracedGraph
@@ -224,10 +224,7 @@ class ActionForward:
             yield data
         stubs.finish()
         if self.backward_is_due:
-            raise ConfigError(
-                f"micro-batch {action.micro_batch} of step {step} went by without step.backward(loss): "
-                "every micro-batch needs exactly one"
-            )
+            raise went_by(f"micro-batch {action.micro_batch} of step {step}")
         log_action(parts, step, action, started_s)
 
     def backward(self, loss: Tensor, weight: float) -> None:

@@ -135,10 +135,7 @@ class Run:
             with self._parts.computing():
                 yield data
             if self.backward_is_due:
-                raise ConfigError(
-                    f"micro-batch {micro_batch} of step {self._step} went by without step.backward(loss): "
-                    "every micro-batch needs exactly one"
-                )
+                raise went_by(f"micro-batch {micro_batch} of step {self._step}")
             if self._unread is not None:
                 return
             self._parts.whereabouts.computed(time.monotonic() - started_s)
@@ -223,6 +220,11 @@ def counted(order: DataOrder, step: int, micro_batch: int, loss: float, weight: 
     """What one micro-batch counts. `loss`: times its weight."""
     positions, fingerprint = order.positions(step, micro_batch), order.fingerprint(step, micro_batch)
     return Contribution(loss=loss, weight=weight, samples=len(positions), fingerprint=fingerprint)
+
+
+def went_by(what: str) -> ConfigError:
+    """What to raise where the loop's body has come to its end without a backward of `what`."""
+    return ConfigError(f"{what} went by without step.backward(loss): every micro-batch needs exactly one")
 
 
 def scaled(loss: Tensor, factor: float) -> Tensor:

@@ -11,10 +11,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from elastrain.base.places import Station
-from elastrain.errors import ConfigError
 from elastrain.pipeline.graph import BlockGraph, check_stages
 from elastrain.pipeline.stubs.trace import TracedModel, TracingPass
-from elastrain.runtime.run import StepParts, load
+from elastrain.runtime.run import StepParts, load, went_by
 
 
 class TracingRun:
@@ -41,10 +40,7 @@ class TracingRun:
         finally:
             self._pass.abandon()
         if self.backward_is_due:
-            raise ConfigError(
-                f"the first batch of step {self._step} went by without step.backward(loss): every micro-batch needs "
-                "exactly one"
-            )
+            raise went_by(f"the first batch of step {self._step}")
 
     def backward(self, loss: Tensor, weight: float) -> None:
         """The forward is over. Raises ConfigError for a model that cannot be cut into so many stages."""

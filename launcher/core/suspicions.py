@@ -19,12 +19,7 @@ class Suspicions:
     """Owns who is suspected by whom, until that is judged."""
 
     def __init__(
-        self,
-        cluster: Cluster,
-        deadlines: Deadlines,
-        *,
-        shutdown: Shutdown,
-        view_changes: ViewChanges,
+        self, cluster: Cluster, deadlines: Deadlines, *, shutdown: Shutdown, view_changes: ViewChanges
     ) -> None:
         self._cluster, self._config = cluster, cluster.config
         self._deadlines, self._shutdown, self._view_changes = deadlines, shutdown, view_changes

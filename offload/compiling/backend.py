@@ -21,11 +21,7 @@ INDUCTOR, AOT_EAGER = "inductor", "aot_eager"
 
 
 def elastrain(
-    model: fx.GraphModule,
-    inputs: Sequence[Any],
-    *,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    model: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Program:
     """Compile one graph. `options` are inductor's, and two of ours.
 
@@ -84,12 +80,7 @@ def _compile_inductor(
             'replays fixed addresses, and what it saved has left them; use mode="max-autotune-no-cudagraphs"'
         )
     # A buffer that is being written to a drive, or that comes back, belongs to nobody else: it is freed and not reused.
-    patches = {
-        **chosen,
-        "custom_partitioner_fn": partition,
-        "allow_buffer_reuse": False,
-        "inplace_buffers": False,
-    }
+    patches = {**chosen, "custom_partitioner_fn": partition, "allow_buffer_reuse": False, "inplace_buffers": False}
     return cast(Program, compile_fx(model, inputs, config_patches=patches))
 
 

@@ -36,12 +36,7 @@ class PieceCustody:
     """
 
     def __init__(
-        self,
-        devices: Sequence[Device],
-        account: RoomAccount,
-        pool: MemoryPool,
-        *,
-        deadline_s: float = 60.0,
+        self, devices: Sequence[Device], account: RoomAccount, pool: MemoryPool, *, deadline_s: float = 60.0
     ) -> None:
         self.account = account
         self.next_use: Callable[[HeldPiece], int] = lambda _: 0

@@ -182,9 +182,5 @@ def _piece(
 
 
 def _size(block: BlockSizes, kind: Kind) -> int:
-    sizes = {
-        Kind.PARAMETER: block.parameter_bytes,
-        Kind.GRADIENT: block.gradient_bytes,
-        Kind.STATE: block.state_bytes,
-    }
+    sizes = {Kind.PARAMETER: block.parameter_bytes, Kind.GRADIENT: block.gradient_bytes, Kind.STATE: block.state_bytes}
     return sizes[kind]

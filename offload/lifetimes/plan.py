@@ -18,16 +18,7 @@ import numpy as np
 from elastrain.offload.lifetimes import program as facts
 from elastrain.offload.lifetimes.booking import Books, Offer
 from elastrain.offload.lifetimes.replay import replay
-from elastrain.offload.lifetimes.values import (
-    Budget,
-    Gap,
-    Move,
-    Plan,
-    Played,
-    Program,
-    Recomputation,
-    ideal_s,
-)
+from elastrain.offload.lifetimes.values import Budget, Gap, Move, Plan, Played, Program, Recomputation, ideal_s
 from elastrain.offload.stats import size
 
 TIGHTER = (0.6, 0.0)

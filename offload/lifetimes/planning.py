@@ -24,13 +24,7 @@ STEPS_BEFORE_A_PLAN = 2
 class Planning:
     """Makes the plan after some steps, again of the first step under it, and anew when steps differ for a while."""
 
-    def __init__(
-        self,
-        limit_bytes: int,
-        states: BlockStates,
-        conductor: Conductor,
-        devices: Sequence[Device],
-    ) -> None:
+    def __init__(self, limit_bytes: int, states: BlockStates, conductor: Conductor, devices: Sequence[Device]) -> None:
         self.policy = Policy()
         self.order = UpdateOrder.AFTER_BACKWARD
         self.reason = "no step was seen yet: everything is read when it is needed"

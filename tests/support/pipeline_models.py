@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -147,6 +149,27 @@ class Positions(Stack):
         return logits
 
 
+class Drawing(Stack):
+    """Two layers draw from Python and NumPy; the value of a number that is drawn behind the third counts at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[0], self.layers[1] = Scaling(24), Scaling(24)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.layers[1](self.layers[0](self.embed(tokens)))
+        x = self.layers[2](x)
+        late = torch.rand(1).item() if self.training else 1.0
+        logits: Tensor = self.head(self.layers[3](x) * late)
+        return logits
+
+
+class Scaling(Layer):
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        x = super().forward(x, positions)
+        return x * (0.5 + random.random()) * (0.5 + np.random.rand()) if self.training else x
+
+
 @dataclass(frozen=True)
 class Case:
     """A model, how it is called, and where it is cut over two members (the first cut) or three."""
@@ -174,6 +197,7 @@ CASES = {
     "in-place": Case(lambda: Stack(in_place=True), (2, 4)),
     "encoder-decoder": Case(EncoderDecoder, (2, 6)),
     "positions": Case(Positions, (4, 5)),
+    "drawing": Case(Drawing, (1, 3)),
     "passing-by": Case(lambda: EncoderDecoder(skipping=(1, 2)), (5, 6)),
 }
 

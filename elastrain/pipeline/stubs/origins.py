@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from elastrain.pipeline.graph import IllegalCut
+from elastrain.pipeline.stubs.draws import NO_VALUES, OtherDraws
 from elastrain.pipeline.stubs.fakes import is_fake
 
 _NOWHERE = -1
@@ -59,9 +60,8 @@ class Origins:
     def takes(self, at: int, name: str, arguments: Sequence[object]) -> None:
         """A block is entered with these."""
         # Real ones are known only where they are random numbers that others would draw otherwise.
-        for each in arguments:
-            if not is_fake(each) and (number := self._numbers.get(id(each))) is not None:
-                self._forbid(self.home[number], at, f"block {name!r} takes random numbers that are drawn before it")
+        for home in self.homes_of_own(arguments):
+            self._forbid(home, at, f"block {name!r} takes random numbers that are drawn before it")
 
     def number(self, tensor: Tensor) -> int:
         """The tensor's number; a new one lives with the latest block."""
@@ -134,6 +134,15 @@ class Origins:
             self._illegal = dict.fromkeys(range(1, len(places)), self._illegal[0])
         return tuple(IllegalCut(cut=cut, why=why) for cut, why in sorted(self._illegal.items()))
 
+    def homes_of_own(self, tensors: Sequence[object]) -> list[int]:
+        """The blocks that real tensors live with: random ones as only this member draws, and what is made of them."""
+        own = (each for each in tensors if not is_fake(each))
+        return [self.home[number] for each in own if (number := self._numbers.get(id(each))) is not None]
+
+    def keep_together(self, first: int, last: int, why: str) -> None:
+        """Nobody may begin behind the first block and up to the last one. `{}` in `why` is the first one's name."""
+        self._forbid(first, last, why.format(repr(self._order[first])))
+
     def _forbid(self, first: int, last: int, why: str) -> None:
         for cut in range(first + 1, last + 1):
             self._illegal.setdefault(cut, why)
@@ -167,6 +176,7 @@ class CodeBetween(TorchFunctionMode):
     def __init__(self, origins: Origins) -> None:
         super().__init__()
         self._origins = origins
+        self._draws = OtherDraws()
         self._is_paused = False
         self._is_inside = False
         self._is_ahead = False
@@ -183,6 +193,7 @@ class CodeBetween(TorchFunctionMode):
 
     def enter(self, at: int, name: str, arguments: Sequence[object]) -> None:
         """A block is entered: its random stream is set."""
+        self._draws.look(self._origins.at, is_inside=False)
         self._origins.enter(at, name)
         self._origins.takes(at, name, arguments)
         self._is_ahead = False
@@ -195,6 +206,13 @@ class CodeBetween(TorchFunctionMode):
             yield
         finally:
             self._is_paused, self._is_inside = before, False
+            self._draws.look(self._origins.at, is_inside=True)
+
+    def finish(self, blocks: int) -> None:
+        """The forward is over."""
+        self._draws.look(self._origins.at, is_inside=False)
+        for first, last, why in self._draws.together(blocks - 1):
+            self._origins.keep_together(first, last, why)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -203,9 +221,11 @@ class CodeBetween(TorchFunctionMode):
         with _SeenDraws() as seen:  # type: ignore[no-untyped-call]
             returned = func(*args, **kwargs)
         made = [leaf for leaf in tree_flatten(returned)[0] if isinstance(leaf, Tensor)]
-        # What makes no tensor asks for a shape or a dtype, and that fakes have.
+        taken = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        name = getattr(func, "__name__", str(func))
+        if not made and not self._is_inside and name not in NO_VALUES:
+            self._draws.read(self._origins.homes_of_own(taken))
         if made:
-            taken = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
             for tensor in taken:
                 if isinstance(tensor, nn.Parameter):
                     self._origins.used(tensor)
@@ -214,7 +234,7 @@ class CodeBetween(TorchFunctionMode):
                 self._origins.made_inside(self._origins.at, made)
             else:
                 is_own = seen.has_drawn and self._is_ahead and is_real
-                self._origins.made_between(getattr(func, "__name__", str(func)), taken, made, is_own=is_own)
+                self._origins.made_between(name, taken, made, is_own=is_own)
             self._is_ahead |= seen.has_drawn and not is_real
         return returned
 

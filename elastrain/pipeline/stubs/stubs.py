@@ -16,10 +16,7 @@ from elastrain.pipeline.stubs.passes import StubPass
 from elastrain.pipeline.stubs.trace import TracedModel
 
 _RECEIVED = "_elastrain_received"
-"""On a fake: the tensor that was received for it.
-
-On the object itself, because non-reentrant checkpointing calls a block again with it, after other micro-batches.
-"""
+"""On a fake: the tensor received for it. A checkpoint calls a block again with it, after other micro-batches."""
 
 
 class Stubs:

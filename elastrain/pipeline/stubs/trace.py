@@ -76,6 +76,7 @@ class TracingPass:
         self.abandon()
         if not self._entered:
             raise ConfigError(f"the forward entered none of the blocks {list(self._blocks)}: name those that it calls")
+        self._between.finish(len(self._entered))
         graph, crossing = graph_of_entries(self._blocks, self._places, self._entered, self._origins)
         return TracedModel(
             graph=graph,

@@ -41,8 +41,7 @@ class SizeFlags:
         ),
     ] = False
     nproc_per_node: Annotated[
-        str,
-        typer.Option("--nproc-per-node", "--nproc_per_node", help="Workers here: a number, cpu, gpu or auto."),
+        str, typer.Option("--nproc-per-node", "--nproc_per_node", help="Workers here: a number, cpu, gpu or auto.")
     ] = "1"
     max_restarts: Annotated[
         int,

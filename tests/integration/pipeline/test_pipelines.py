@@ -69,6 +69,7 @@ def trained(folder: Path, workers: int, stages: int, *arguments: str, faults: tu
         (3, 3, "gpt", 1),
         (4, 2, "checkpointed", 2),
         (2, 2, "positions", 1),
+        (3, 3, "drawing", 1),
         pytest.param(2, 2, "gpt", 2, marks=pytest.mark.on_demand),
         pytest.param(3, 2, "gpt", 1, marks=pytest.mark.on_demand),
         pytest.param(5, 3, "gpt", 1, marks=pytest.mark.on_demand),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -55,7 +59,7 @@ class Noisy(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(64, 8)
         self.layers = nn.ModuleList(
-            Noise(dropout=0.5 if what == "behind a block that draws" else 0.0) for _ in range(3)
+            Noise(dropout=0.5 if "behind a block that draws" in what else 0.0) for _ in range(3)
         )
         self.head = nn.Linear(8, 64)
         self.what = what
@@ -68,13 +72,16 @@ class Noisy(nn.Module):
         noise = first if self.what == "before all blocks" else self._noise()
         x = self.layers[0](x, noise)
         own = self.what in ("used at once", "behind a block that draws")
+        late = 1.0
+        if self.what == "read behind a block that draws":
+            late = [number.item() for number in torch.rand(2)][1]
         x = self.layers[1](x, self._noise() if own else noise)
         if self.what == "used by code between":
             x = x + noise.add(1)
-        elif self.what == "read only" and bool(torch.rand([]) < 0.0):
+        elif self.what.startswith("read only") and bool(torch.rand([]) < 0.0):
             return x
         x = self.layers[2](x)
-        return self.head(x)
+        return self.head(x) * late
 
     def _noise(self) -> Tensor:
         if self.what == "of its own generator":
@@ -99,6 +106,8 @@ class Noise(nn.Module):
         ("used at once", (1, 2, 3, 4)),
         ("of its own generator", (1, 2, 3, 4)),
         ("read only", (1, 2, 3, 4)),
+        ("read only behind a block that draws", (1, 2)),
+        ("read behind a block that draws", (1,)),
         ("behind a dropout", (3, 4)),
         ("behind a block that draws", (1, 3, 4)),
         ("used by code between", (1, 2, 3, 4)),
@@ -108,6 +117,55 @@ def test_random_numbers_that_another_member_would_draw_otherwise_cross_no_cut(wh
     graph = traced(Noisy(what)).graph
     assert graph.legal_cuts == cuts
     assert all("random numbers" in each.why for each in graph.illegal)
+
+
+class Drawing(nn.Module):
+    """Three layers, some of which draw from a generator that is set once per micro-batch; so may code behind them."""
+
+    def __init__(self, draw: Callable[[], float], *, inside: set[int], behind: int | None) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(64, 8)
+        self.layers = nn.ModuleList(Scaled(draw if place in inside else None) for place in range(3))
+        self.head = nn.Linear(8, 64)
+        self.draw, self.behind = draw, behind
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for place, layer in enumerate(self.layers):
+            x = layer(x)
+            if place == self.behind:
+                x = x * self.draw()
+        return self.head(x)
+
+
+class Scaled(nn.Module):
+    def __init__(self, draw: Callable[[], float] | None) -> None:
+        super().__init__()
+        self.linear, self.draw = nn.Linear(8, 8), draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * (1.0 if self.draw is None else self.draw())
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["python", "numpy"])
+@pytest.mark.parametrize(
+    ("inside", "behind", "cuts"),
+    [
+        ({0, 1, 2}, None, (1, 4)),
+        ({0, 1}, None, (1, 3, 4)),
+        ({1}, None, (1, 2, 3, 4)),
+        (set(), 1, (1, 2, 3, 4)),
+        ({1}, 0, (1, 2, 3, 4)),
+        ({0}, 0, (1,)),
+        ({0}, 1, (1,)),
+    ],
+)
+def test_who_has_drawn_fewer_numbers_of_python_or_numpy_draws_no_more(
+    draw: Callable[[], float], inside: set[int], behind: int | None, cuts: tuple[int, ...]
+) -> None:
+    graph = traced(Drawing(draw, inside=inside, behind=behind)).graph
+    assert graph.legal_cuts == cuts
+    assert all("draws random numbers of Python or NumPy" in each.why for each in graph.illegal)
 
 
 def legal(odd: str) -> tuple[int, ...]:

@@ -1,0 +1,53 @@
+"""Random numbers of a forward that no tensor shows the way of: no member may begin where it would go on with others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+NO_VALUES = frozenset(
+    {"__get__", "__len__", "dim", "is_complex", "is_floating_point", "numel", "size", "stride", "type"}
+)
+"""What asks a tensor for a shape or a dtype."""
+
+
+class OtherDraws:
+    """Draws from Python's and NumPy's generators, which are set once per micro-batch, and values that are read."""
+
+    def __init__(self) -> None:
+        self._state = _state()
+        self._inside: list[int] = []
+        """Blocks that draw so: who does not compute them has drawn fewer."""
+        self._is_behind = False
+        self._read: list[int] = []
+        """Blocks behind which a torch's number was drawn, as only they have it, whose value was read."""
+
+    def look(self, at: int, *, is_inside: bool) -> None:
+        """What ran since the last look was this block or, not `is_inside`, code behind it."""
+        before, self._state = self._state, _state()
+        if before != self._state:
+            self._inside += [at] * is_inside
+            self._is_behind |= not is_inside and bool(self._inside)
+
+    def read(self, homes: Iterable[int]) -> None:
+        """Values were read that only who computes these blocks has."""
+        self._read += homes
+
+    def together(self, end: int) -> Iterator[tuple[int, int, str]]:
+        """(first, last, why): places between which nobody may begin. `end`: the last of all; `{}` is the first's name.
+
+        A number may be used anywhere behind the place where it is read.
+        """
+        if self._inside:
+            last = end if self._is_behind else max(self._inside)
+            yield min(self._inside), last, "block {} draws random numbers of Python or NumPy, of which more follow"
+        if self._read:
+            yield min(self._read), end, "behind block {} random numbers are drawn as values: draw them before it"
+
+
+def _state() -> object:
+    numpys: Any = np.random.get_state()
+    return random.getstate(), bytes(numpys[1]), numpys[2:]
