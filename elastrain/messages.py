@@ -13,7 +13,7 @@ from typing import TypeAlias, get_args
 from elastrain.codec import BitMask, NumberedCodec
 from elastrain.fold import Node
 from elastrain.pipeline.boundary import BoundaryName
-from elastrain.pipeline.graph import CrossingTensor
+from elastrain.pipeline.graph import BlockGraph, CrossingTensor
 from elastrain.values import Contribution, Record, Report, Vote
 
 
@@ -226,8 +226,7 @@ class HasAll:
 class HasTraced:
     """The sender's tracing pass is over: it may be given tasks of the job's first step."""
 
-    graph: str
-    """Digest of its block graph."""
+    graph: BlockGraph
 
 
 Message: TypeAlias = (

@@ -120,11 +120,11 @@ def _different_settings(step: int, view: View, votes: Sequence[Vote]) -> Disagre
     )
 
 
-def different_graphs(step: int, told: Mapping[str, str]) -> str:
+def different_graphs(step: int, told: Mapping[str, str], where: str = "see `traced` in their journals") -> str:
     """What members are told that do not have the same block graph. `told`: member -> digest of its graph."""
     names = ", ".join(f"{member}: {digest[:8] or 'none'}" for member, digest in told.items())
     return (
-        f"members have traced different block graphs in step {step} ({names}): the same blocks have to be "
+        f"members have traced different block graphs in step {step} ({names}): {where}; the same blocks have to be "
         "entered in the same order, with tensors of the same shapes, on every member"
     )
 

@@ -14,7 +14,7 @@ from elastrain.member.commands import Commands
 from elastrain.member.commit import Commit
 from elastrain.member.views import Views
 from elastrain.messages import HasTraced
-from elastrain.pipeline.graph import check_stages
+from elastrain.pipeline.graph import BlockGraph, check_stages
 from elastrain.pipeline.plan import PipelinePlan
 from elastrain.pipeline.planning import PlanWish, first_plan
 from elastrain.values import Pipelining, Report, TracedGraph
@@ -34,8 +34,8 @@ class Tracing:
         self._views = views
         self._commit = commit
         self._out = out
-        self._told: dict[str, str] = {}
-        """Member of the view -> digest of the graph that it has traced."""
+        self._told: dict[str, BlockGraph] = {}
+        """Member of the view -> the graph that it has traced."""
 
     @property
     def awaits_plan(self) -> bool:
@@ -51,7 +51,7 @@ class Tracing:
             self._out.fail("ConfigError", str(error))
             return
         if self._commit.is_initial:
-            self._told[self._me] = event.model.graph.digest()
+            self._told[self._me] = event.model.graph
             self._out.send_all(self._views.others, HasTraced(graph=self._told[self._me]))
 
     def on_told(self, source: str, message: HasTraced) -> None:
@@ -62,7 +62,7 @@ class Tracing:
         told = {member: report.work.traced for member, report in reports.items()}
         # It may have traced after its own report; the others get its word in this view then.
         told[self._me] = self.traced
-        self._told = {member: traced.graph.digest() for member, traced in told.items() if traced is not None}
+        self._told = {member: traced.graph for member, traced in told.items() if traced is not None}
         self.plan = plan if self._commit.is_initial else None
 
     def agree(self, runs: int) -> PipelinePlan | None:
@@ -71,10 +71,11 @@ class Tracing:
         # Not before all have: who has not traced cannot name a block, and who differs would compute by another plan.
         if self.traced is None or self.pipelining is None or not self._told.keys() >= set(members):
             return None
-        told = {member: self._told[member] for member in members}
-        if len(set(told.values())) > 1:
-            self._out.fail("DivergedError", different_graphs(self._commit.step + 1, told))
-            return None
+        for member in members:
+            if (where := self._told[members[0]].difference(self._told[member])) is not None:
+                told = {each: self._told[each].digest() for each in (members[0], member)}
+                self._out.fail("DivergedError", different_graphs(self._commit.step + 1, told, where))
+                return None
         wish = PlanWish(stages=self.pipelining.stages, runs=runs)
         self.plan = first_plan(self.traced.graph, members, wish).plan
         return self.plan

@@ -110,7 +110,7 @@ class BlockGraph:
                 return f"other tensors cross the cut before block {self.blocks[cut]!r}"
         if self.illegal != other.illegal:
             return f"the legal cuts are {_listed(self)} in one and {_listed(other)} in the other"
-        return "the FLOPs of their blocks differ"
+        return "the FLOPs of their blocks differ, or which blocks are never entered"
 
 
 def check_stages(graph: BlockGraph, stages: int) -> None:

@@ -174,7 +174,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     CheckpointOver: st.builds(CheckpointOver, step=ints, reason=names, told=names),
     EndsBefore: st.builds(EndsBefore, step=ints),
     HasAll: st.builds(HasAll, step=ints),
-    HasTraced: st.builds(HasTraced, graph=names),
+    HasTraced: st.builds(HasTraced, graph=graphs),
     GoesOn: st.builds(GoesOn, step=ints),
 }
 any_values = st.recursive(

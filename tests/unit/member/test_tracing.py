@@ -16,7 +16,6 @@ from elastrain.values import OpenWork, Pipelining
 from tests.unit import test_recovery, test_rerouting
 
 TRACED = test_rerouting.TRACED
-DIGEST = TRACED.graph.digest()
 RUNS = 2
 VIEW = test_rerouting.view("a", "b", "c")
 
@@ -35,7 +34,7 @@ def told_by(*members: str) -> Tracing:
     made, _, _ = tracing()
     made.on_traced(p.Traced(model=TRACED))
     for member in members:
-        made.on_told(member, HasTraced(graph=DIGEST))
+        made.on_told(member, HasTraced(graph=TRACED.graph))
     return made
 
 
@@ -59,12 +58,15 @@ def test_whoever_has_traced_tells_the_others() -> None:
 def test_members_with_another_graph_end_with_one_sentence() -> None:
     made, out, _ = tracing()
     made.on_traced(p.Traced(model=TRACED))
+    first, *more = TRACED.graph.blocks
+    other = replace(TRACED.graph, blocks=("another", *more))
     for member in VIEW.ids[1:]:
-        made.on_told(member, HasTraced(graph="0123456789"))
+        made.on_told(member, HasTraced(graph=other))
     assert made.agree(RUNS) is None
     failed = [c for c in out.take() if isinstance(c, p.Fail)]
     assert [each.kind for each in failed] == ["DivergedError"]
-    assert "b: 01234567" in failed[0].reason
+    assert f"b: {other.digest()[:8]}" in failed[0].reason
+    assert f"one forward enters block {first!r} where the other enters 'another'" in failed[0].reason
 
 
 def test_a_recovery_brings_what_reports_tell_and_a_plan_that_is_in_force() -> None:
