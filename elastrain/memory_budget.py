@@ -15,6 +15,10 @@ from elastrain.placement import Placement
 COPY_SHARE = 16
 """Of the parameters, one such part at least may be on its way to new holders, whatever memory is left."""
 
+WRITING_BYTES = 16 << 20
+"""What writing a checkpoint takes besides the states: frames that are packed, and those that are read back."""
+COMPUTING_BYTES = 8 << 20
+"""What computing keeps from its first step on, besides what is counted; at least: up to 20 MB were seen."""
 AT_THE_END = "; at the end of the loop every member takes the parameters of all blocks"
 """Why a member of a pipeline may need more than for its own blocks."""
 

@@ -84,14 +84,15 @@ class MemberBytes:
 
 
 def state_memory(
-    script: ScriptNeeds, nodes: Mapping[str, str], staged: StagedScript | None = None
+    script: ScriptNeeds, nodes: Mapping[str, str], staged: StagedScript | None = None, *, is_checked_again: bool = False
 ) -> tuple[MemberBytes, ...]:
     """State the bytes of every member of a job that begins with all of `nodes` (member -> node, in rank order).
 
     staged: what it computes in pipelines; None without stages.
+    is_checked_again: members compute micro-batches of their neighbours' in later steps than the first, too.
     """
     if staged is None:
-        return tuple(_member(script, nodes, work) for work in _whole_runs(script, nodes))
+        return tuple(_member(script, nodes, work) for work in _whole_runs(script, nodes, is_checked_again))
     plan = staged.plan(list(nodes))
     works = [_moments(script, nodes, staged, plan, member) for member in nodes]
     return tuple(_worst([_member(script, nodes, work) for work in each]) for each in works)
@@ -112,6 +113,8 @@ class _Work:
     moment: str
     parameters_bytes: int
     slots_bytes: int
+    check_bytes: int = 0
+    """Of them, what is there for a check in the first step alone."""
     placements: tuple[Placement, ...]
     tasks: TaskBytes = field(default_factory=TaskBytes)
     pipeline: tuple[StagedScript, Load] | None = None
@@ -127,17 +130,19 @@ def _begun(script: ScriptNeeds, nodes: Mapping[str, str]) -> Placement:
     return target([None] * len(script.sizes), script.sizes, nodes, script.backups)
 
 
-def _whole_runs(script: ScriptNeeds, nodes: Mapping[str, str]) -> Iterator[_Work]:
+def _whole_runs(script: ScriptNeeds, nodes: Mapping[str, str], is_checked_again: bool) -> Iterator[_Work]:
     # In its first step every member also computes a micro-batch of a neighbour's, if it has one.
-    is_checked, runs, placement = len(nodes) > 1, hand_out(nodes, script.runs), _begun(script, nodes)
+    runs, placement = hand_out(nodes, script.runs), _begun(script, nodes)
     for member in nodes:
         # Slots are used again in every step, so that the most that any step needs is what a member holds.
-        slots = budget.slots_needed(script.runs, (), runs[member], is_checked=is_checked)
+        checked = [len(nodes) > 1, len(nodes) > 1 and is_checked_again]
+        first, later = (budget.slots_needed(script.runs, (), runs[member], is_checked=each) for each in checked)
         yield _Work(
             member=member,
             moment="in any step",
             parameters_bytes=script.model_bytes,
-            slots_bytes=slots * script.slot_bytes,
+            slots_bytes=first * script.slot_bytes,
+            check_bytes=(first - later) * script.slot_bytes,
             placements=(placement,),
         )
 
@@ -181,21 +186,29 @@ def _member(script: ScriptNeeds, nodes: Mapping[str, str], work: _Work) -> Membe
     is_written, last = script.all_write is not None, work.placements[-1]
     written = writers(last, script.sizes, all_holders=bool(script.all_write)) if is_written else frozenset()
     staged = [shard for writer, shard in written if writer == work.member]
-    spill_bytes, shortfall = _leaving(script, nodes, work, held)
+    spill_bytes, shortfall = _leaves(script, nodes, work, held)
     return MemberBytes(
         member=work.member,
         node=nodes[work.member],
-        base=script.base_bytes,
+        base=script.base_bytes + budget.COMPUTING_BYTES,
         moment=work.moment,
         model=work.parameters_bytes,
-        gradients=needs.gradients_bytes,
+        gradients=needs.gradients_bytes - max(0, min(work.check_bytes, _updated(script, work, held) - spill_bytes)),
         activations=needs.activations_bytes + needs.boundaries_bytes,
         shards=needs.shards_bytes - backups_bytes,
         backups=backups_bytes,
-        staging=sum(round(script.sizes[shard] * (1 + script.moments[shard])) for shard in staged),
+        staging=sum(round(script.sizes[shard] * (1 + script.moments[shard])) for shard in staged)
+        + (budget.WRITING_BYTES if staged else 0),
         spill=spill_bytes,
         shortfall=shortfall,
     )
+
+
+def _updated(script: ScriptNeeds, work: _Work, held: tuple[budget.Held, ...]) -> int:
+    """Count what the first update brings, when the copy of a check has gone: states, scratch, gradients kept."""
+    # Before it a backup has parameters alone, once.
+    begun_bytes = sum(each.leaves_bytes // (1 if each.is_primary else 2) for each in _held(script, work, 0.0))
+    return script.behind_bytes + sum(each.gradient_bytes + each.leaves_bytes for each in held) - begun_bytes
 
 
 def _held(script: ScriptNeeds, work: _Work, moments: float | Sequence[float]) -> tuple[budget.Held, ...]:
@@ -247,9 +260,7 @@ def _copying_bytes(script: ScriptNeeds, needs: budget.Needs, staged: StagedScrip
     return round(2 * copied_bytes * (1 + moments))
 
 
-def _leaving(
-    script: ScriptNeeds, nodes: Mapping[str, str], work: _Work, held: tuple[budget.Held, ...]
-) -> tuple[int, str]:
+def _leaves(script: ScriptNeeds, nodes: Mapping[str, str], work: _Work, held: Sequence[budget.Held]) -> tuple[int, str]:
     """Count what lies on disk, as a worker decides before its first step, or say why nothing helps."""
     limit = script.limit
     if limit is None:

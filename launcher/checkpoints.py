@@ -113,9 +113,8 @@ def _overlooked(options: RunOptions, folder: str, *, is_of_simulated: bool) -> s
         return ""
     try:
         place = place_at(folder)
-        simulated = [
-            name for name in place.names() if _SIMULATED.fullmatch(name) and visible(place_at(f"{folder}/{name}"))
-        ]
+        nodes = filter(_SIMULATED.fullmatch, place.names())
+        simulated = [name for name in nodes if visible(place_at(f"{folder}/{name}"))]
         is_here = bool(visible(place))
     except CheckpointError:  # whoever uses it says it
         return ""

@@ -72,9 +72,8 @@ def _weighted_sum(flat: Tensor) -> int:
     """The sum over all rows, mod 2**64. `flat`: 1-D integers."""
     weights = _weights(flat.device)
     full_rows, rest = divmod(flat.numel(), ROW)
-    total = (
-        flat[full_rows * ROW :].to(torch.int64).mul_(weights[:rest]).sum() * _multipliers(flat.device, full_rows)[-1]
-    )
+    left = flat[full_rows * ROW :].to(torch.int64).mul_(weights[:rest]).sum()
+    total = left * _multipliers(flat.device, full_rows)[-1]
     if full_rows:
         sums = _row_sums(flat[: full_rows * ROW].view(full_rows, ROW), weights)
         total += sums.mul_(_multipliers(flat.device, full_rows)[:-1]).sum()

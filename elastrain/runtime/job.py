@@ -77,9 +77,8 @@ def init(
     RefusedError if that one has another secret.
     """
     environment = read_environment()
-    limit = MemoryLimit.of(
-        memory_limit or environment.memory_limit_bytes, tuple(offload_dirs) or environment.offload_dirs
-    )
+    directories = tuple(offload_dirs) or environment.offload_dirs
+    limit = MemoryLimit.of(memory_limit or environment.memory_limit_bytes, directories)
     settings = Settings(
         seed=seed,
         run_length=run_length,

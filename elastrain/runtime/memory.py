@@ -144,9 +144,7 @@ class StepsTaken:
     @property
     def doubtful_bytes(self) -> int:
         """What may have been taken besides, and may have been captured states that are written by now."""
-        return max((at_most for _, at_most in self._besides), default=0) - max(
-            (low for low, _ in self._besides), default=0
-        )
+        return max((most for _, most in self._besides), default=0) - max((low for low, _ in self._besides), default=0)
 
 
 def _status() -> dict[str, int]:

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from elastrain.comm.wire.mesh import Mesh
     from elastrain.runtime.journal import Journal
 
-WRITING_BYTES = 16 << 20
-"""What writing a checkpoint takes besides the states: frames that are packed, and those that are read back."""
 WORTH_TELLING = 0.05
 """Memory that becomes free is given to activations from this share of the limit on."""
 
@@ -270,7 +268,7 @@ class MemoryKeeper:
         # what may have been captured states; these have to make do with what is left for certain.
         room = self._executor.captures
         if room is not None:
-            room.limit_bytes = max(0, free_bytes - self._taken.doubtful_bytes - WRITING_BYTES)
+            room.limit_bytes = max(0, free_bytes - self._taken.doubtful_bytes - budget.WRITING_BYTES)
 
     def _last_pass(self) -> PassProfile | None:
         """The last forward with its backward; None before the first, and without a directory."""

@@ -71,7 +71,8 @@ class Statement:
 
     def answer(self, staged: StagedScript | None = None) -> NoReturn:
         """Write what each member will hold, and end the process. Raises SystemExit."""
-        stated = state_memory(self._needs, self._wish.members, staged)
+        is_checked_again = self._shape.cross_check_every > 0 or self._shape.audit.every > 0
+        stated = state_memory(self._needs, self._wish.members, staged, is_checked_again=is_checked_again)
         members = [{**asdict(each), "total": each.total} for each in stated]
         told = {
             "backups": self._needs.backups,
@@ -86,10 +87,8 @@ class Statement:
         """One step of the script's loop, whose first micro-batch is the tracing pass: then comes the answer."""
         if until < 1:
             return
-        request, stages = self._request, self._chosen.settings.stages
-        wish = PipelineWish(
-            model=request.model, stages=stages, allocate=in_private_memory, traced=self._answer_for_stages
-        )
+        request, stages, traced = self._request, self._chosen.settings.stages, self._answer_for_stages
+        wish = PipelineWish(model=request.model, stages=stages, allocate=in_private_memory, traced=traced)
         parts = self._step_parts()
         request.loader.start(0, lambda step: ())
         try:

@@ -8,6 +8,7 @@ import pytest
 
 from elastrain.base import environment
 from elastrain.base.stating import StatementWish
+from elastrain.memory_budget import COMPUTING_BYTES, WRITING_BYTES
 from elastrain.memory_statement import MemberBytes, ScriptNeeds, WorkerLimit, state_memory
 
 MIB = 1 << 20
@@ -32,7 +33,7 @@ def test_ranks_are_spread_over_the_nodes_in_order() -> None:
 def test_each_part_of_an_even_job_is_what_its_shards_make() -> None:
     # Two shards of 4 MiB as primary, two as a backup; two runs: a copy each, or one and that of the check.
     # Sums of four members: two levels and scratch, on 8 MiB; 8 MiB kept for two steps; 4 MiB behind.
-    expected = {"base": 200, "model": 32, "gradients": 64 + 24 + 16 + 4, "shards": 16, "backups": 48, "staging": 0}
+    expected = {"base": 208, "model": 32, "gradients": 64 + 24 + 16 + 4, "shards": 16, "backups": 48, "staging": 0}
     for stated in state_memory(SCRIPT, ON_TWO_NODES):
         assert {name: getattr(stated, name) // MIB for name in expected} == expected
         assert stated.total == sum(expected.values()) * MIB
@@ -43,6 +44,23 @@ def test_a_member_alone_has_no_backups_and_checks_nobody() -> None:
     assert alone.backups == 0
     assert alone.shards == 64 * MIB
     assert alone.gradients == (32 + 64 + 4) * MIB
+
+
+@pytest.mark.parametrize(
+    ("moments", "backups", "again", "slots"),
+    [
+        (2.0, 1, False, 1),
+        (2.0, 1, True, 2),
+        # Without backups and optimizer state an update brings 4 MiB of scratch on 8 MiB, and 4 behind: of 32 MiB.
+        (0.0, 0, False, 2 - 12 / 32),
+    ],
+)
+def test_the_copy_of_a_check_has_gone_when_the_first_update_makes_states(
+    moments: float, backups: int, again: bool, slots: float
+) -> None:
+    one_run_each = replace(SCRIPT, runs=4, moments=(moments,) * 8, backups=backups)
+    for stated in state_memory(one_run_each, ON_TWO_NODES, is_checked_again=again):
+        assert stated.gradients == (32 * slots + 24 + 16 * backups + 4) * MIB
 
 
 def test_without_backups_only_primaries_hold_state() -> None:
@@ -72,12 +90,13 @@ def test_masters_are_the_primarys() -> None:
 @pytest.mark.parametrize("backups", [0, 1, 2])
 def test_each_state_of_a_checkpoint_waits_at_one_member(backups: int) -> None:
     stated = state_memory(replace(SCRIPT, backups=backups, all_write=False), ON_TWO_NODES)
-    assert sum(each.staging for each in stated) == 8 * 12 * MIB
+    assert sum(each.staging - WRITING_BYTES for each in stated if each.staging) == 8 * 12 * MIB
 
 
 def test_on_local_disks_each_state_waits_at_all_of_its_holders() -> None:
     script = replace(SCRIPT, backups=1, all_write=True)
-    assert sum(each.staging for each in state_memory(script, ON_TWO_NODES)) == 2 * 8 * 12 * MIB
+    stated = state_memory(script, ON_TWO_NODES)
+    assert sum(each.staging - WRITING_BYTES for each in stated) == 2 * 8 * 12 * MIB
 
 
 def tight(limit_mib: int, *, has_disk: bool, moments: float = 2.0) -> MemberBytes:
@@ -90,7 +109,7 @@ def test_what_a_limit_leaves_no_room_for_is_on_disk() -> None:
     assert (ample.spill, ample.shortfall) == (0, "")
     squeezed = tight(390, has_disk=True)
     assert squeezed.spill == 24 * MIB, "a whole shard that is held as a backup"
-    assert squeezed.total == 380 * MIB
+    assert squeezed.total == 380 * MIB + COMPUTING_BYTES
     assert squeezed.shortfall == ""
 
 

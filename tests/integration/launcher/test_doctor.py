@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from elastrain.base.processes import state_of
+from elastrain.memory_budget import COMPUTING_BYTES, WRITING_BYTES
 from tests.support import warm
 from tests.support.training import SCRIPTS, environment, run_job
 from tests.support.waiting import until
@@ -40,9 +41,11 @@ def test_what_is_stated_is_what_the_members_of_a_job_find(tmp_path: Path) -> Non
     for member, journal in run.journals.items():
         said, first = stated[member], next(each for each in journal if each["event"] == "room")
         assert said["model"] == first["need_parameters_bytes"]
-        assert said["gradients"] == first["need_gradients_bytes"]
+        # A member with one run has a second copy in the first step, for a check: it goes before states come.
+        copy_bytes = first["need_gradients_bytes"] - said["gradients"]
+        assert copy_bytes == 0 or copy_bytes == pytest.approx(said["model"], rel=0.01)
         assert said["shards"] + said["backups"] == pytest.approx(first["need_shards_bytes"], rel=0.05)
-        assert said["base"] == pytest.approx(first["need_base_bytes"], rel=0.05)
+        assert said["base"] - COMPUTING_BYTES == pytest.approx(first["need_base_bytes"], rel=0.05)
         peaks = [each["peak_bytes"] for each in journal if each["event"] == "memory"]
         assert max(peaks) <= 1.05 * said["total"], "as the kernel counts it"
 
@@ -66,7 +69,7 @@ def test_what_is_stated_with_stages_is_what_the_members_of_pipelines_find(tmp_pa
         assert said["moment"] == "while holders move"
         assert 0.85 < max(each["need_gradients_bytes"] for each in rooms) / said["gradients"] <= 1
         assert max(each["need_shards_bytes"] for each in rooms) <= 1.05 * (said["shards"] + said["backups"])
-        assert said["base"] == pytest.approx(rooms[0]["need_base_bytes"], rel=0.05)
+        assert said["base"] - COMPUTING_BYTES == pytest.approx(rooms[0]["need_base_bytes"], rel=0.05)
 
 
 def test_a_limit_that_is_too_small_for_stages_is_refused_as_by_the_members() -> None:
@@ -104,7 +107,7 @@ def test_members_stay_within_what_is_stated_of_each_kind_of_model(
     for member, journal in run.journals.items():
         steps = [each for each in journal if each["event"] == "memory"]
         assert max(each["peak_bytes"] for each in steps) <= 1.05 * stated[member]["total"], (member, steps, stated)
-        assert max(each["captured_bytes"] for each in steps) <= 1.05 * stated[member]["staging"]
+        assert max(each["captured_bytes"] for each in steps) <= stated[member]["staging"] - WRITING_BYTES
 
 
 def rows(output: str) -> list[dict[str, str]]:
