@@ -117,6 +117,8 @@ class Finished(Tagged, frozen=True, kw_only=True):
 
     step: int
     digest: str
+    raised: bool = False
+    """Its script was leaving the loop by an exception, which the script may still catch."""
 
 
 class Struck(Tagged, frozen=True, kw_only=True):

@@ -31,7 +31,16 @@ def ask(run: RunDir, request: Request) -> Answer:
         answer = _ask(node, request)
         if answer is not None:
             return answer
-    raise ConfigError(f"the run in {run.path} has ended: there is nothing to ask")
+    raise _unheard(run, f"the run in {run.path} has ended: there is nothing to ask")
+
+
+def _unheard(run: RunDir, if_over: str) -> ElastrainError:
+    """Why no agent has told anything: all nodes are on their way again, or nobody is there any more."""
+    try:
+        ask_launcher(run, AskState())
+    except ConfigError:
+        return ConfigError(if_over)
+    return NoAnswerError(f"no node of {run.path} is there just now: they are being started, or the run ends; ask again")
 
 
 def _best_first(nodes: Sequence[RunDir]) -> list[RunDir]:
@@ -96,7 +105,7 @@ def state(run: RunDir) -> dict[str, Any]:
         except NoAnswerError as error:
             stuck = error
     if not found:
-        raise stuck or ConfigError(f"{run.path} holds no readable run")
+        raise stuck or _unheard(run, f"{run.path} holds no readable run")
     living = [state for state in found if state["exit_code"] is None and state["state"] != "vanished"]
     # A node that has not heard yet that its life is over says what was; generations begin anew in each.
     life = max(int(state["life"]) for state in living or found)

@@ -7,7 +7,7 @@ machine again, and joins as a new node. Nothing is decided about the job.
 
 from __future__ import annotations
 
-import multiprocessing
+import multiprocessing.forkserver
 import multiprocessing.util
 import os
 import signal
@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -98,6 +98,23 @@ def _switch(options: RunOptions, guardian: Guardian) -> Iterator[Switch]:
         yield switch
 
 
+def _begin(process: BaseProcess) -> None:
+    """Raises ElastrainError where the fork server ends just then; one that is gone already is started again."""
+    try:
+        process.start()
+    except (EOFError, ConnectionError):
+        reason = f"the process that nodes are started from was killed as it was to start {process.name}: all nodes end"
+        raise ElastrainError(reason) from None
+
+
+def _end_fork_server() -> None:
+    """With torch in it the interpreter would end by itself a second or more after this command."""
+    pid = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # there is no public way
+    with suppress(ProcessLookupError, ChildProcessError):  # somebody has killed it
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def _name(index: int) -> str:
     return f"node{index}"
 
@@ -120,9 +137,7 @@ class _Nodes:
         self._loop = EventLoop()
 
     def warm_up(self) -> None:
-        from multiprocessing import forkserver
-
-        forkserver.ensure_running()
+        multiprocessing.forkserver.ensure_running()
 
     def guard(self, guardian: Guardian, log: EventLog) -> GuardianWatch:
         return GuardianWatch(self._loop, guardian, lambda say: log.write("guardian", reason=say))
@@ -150,6 +165,7 @@ class _Nodes:
         for process in self._running.values():
             process.join(_STOP_AGAIN_S)
             process.kill()
+        _end_fork_server()
         self._loop.close()
 
     def _start(self, name: str) -> None:
@@ -165,7 +181,7 @@ class _Nodes:
         args = (self._options, node, self._run, namespace)
         again = {"again": not is_first}
         process = self._forks.Process(target=_node, args=args, kwargs=again, name=name)
-        process.start()
+        _begin(process)
         self._running[name] = process
         self._loop.register(process.sentinel, lambda _events: self._on_end(name))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastrain.base.checkpoints import CheckpointOptions
+from elastrain.base.processes import tied
 from elastrain.base.resume import as_text
 from elastrain.launcher import priority
 from elastrain.launcher.environment import inherited, set_for_a_moment
@@ -92,17 +93,18 @@ class WorkerProcess:
 
 
 def start(worker: Start, script: Script, common: WorkerEnvironment, logs: Logs) -> WorkerProcess:
-    """Start one worker in a session of its own. Raises OSError if the program cannot be executed."""
+    """Start one worker in a session of its own, which ends with this thread. Raises OSError if it cannot."""
     from torch.distributed.elastic.multiprocessing import start_processes
 
+    program, *args = tied([script.command, *script.args])
     handler_before = signal.getsignal(signal.SIGURG)
     # torchelastic would install its own handlers for these; the agent's stay, and the worker inherits the usual value.
     with set_for_a_moment(_TORCH_SIGNALS, "SIGURG") as before:
         try:
             context = start_processes(
                 name=worker.member,
-                entrypoint=script.command,
-                args={0: script.args},
+                entrypoint=program,
+                args={0: tuple(args)},
                 envs={0: {_TORCH_SIGNALS: before or _TORCH_SIGNALS_DEFAULT, **environment(common, worker)}},
                 logs_specs=_MemberLogs(logs, worker.member, worker.slot),  # type: ignore[arg-type]  # the methods that are called
                 log_line_prefixes={0: f"[{worker.member}] "},

@@ -5,9 +5,23 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+# As `die_with_parent`, which is not imported: the child must not depend on where this package lies.
+_TIED_TO_PARENT = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """The command line that has a program killed by the kernel when the thread that starts it ends, even if stopped."""
+    return [sys.executable, "-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid()), *command]
 
 
 def die_with_parent(number: signal.Signals, parent: int | None = None) -> None:

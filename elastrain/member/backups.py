@@ -23,12 +23,8 @@ class Backups:
     def __init__(
         self, commit: Commit, runs: Runs, holdings: Holdings, primaries: Primaries, doubts: Doubts, out: Commands
     ) -> None:
-        self._commit = commit
-        self._runs = runs
-        self._holdings = holdings
-        self._primaries = primaries
-        self._doubts = doubts
-        self._out = out
+        self._commit, self._runs, self._holdings = commit, runs, holdings
+        self._primaries, self._doubts, self._out = primaries, doubts, out
 
     # ------------------------------------------------------------------------------------------------ the open step
 

@@ -24,12 +24,8 @@ class Replicas:
     def __init__(
         self, me: str, shape: Shape, commit: Commit, tracing: Tracing, holdings: Holdings, out: Commands
     ) -> None:
-        self._me = me
-        self._shape = shape
-        self._commit = commit
-        self._tracing = tracing
-        self._holdings = holdings
-        self._out = out
+        self._me, self._shape, self._commit = me, shape, commit
+        self._tracing, self._holdings, self._out = tracing, holdings, out
         self._present: frozenset[int] | None = None
         """Blocks that this member's memory has, once it was told; until then it has all, of whatever step."""
         self._kept: Mapping[str, frozenset[int]] = {}

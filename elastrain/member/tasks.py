@@ -30,12 +30,8 @@ class Tasks:
     """Owns the desk of one step, and what this member knows of the others' tasks."""
 
     def __init__(self, me: str, tracing: Tracing, views: Views, commit: Commit, runs: Runs, out: Commands) -> None:
-        self._me = me
-        self._tracing = tracing
-        self._views = views
-        self._commit = commit
-        self._runs = runs
-        self._out = out
+        self._me, self._tracing, self._views = me, tracing, views
+        self._commit, self._runs, self._out = commit, runs, out
         self.begin()
 
     def begin(self) -> None:

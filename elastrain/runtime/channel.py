@@ -7,15 +7,12 @@ send; an agent never waits for a worker, and takes descriptors. What both do ali
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import struct
 import threading
 
 from elastrain.agent_messages import FROM_WORKER, TO_WORKER, FromWorker, ToWorker
 from elastrain.base.environment import Environment
 from elastrain.base.line_buffer import LineBuffer
-from elastrain.base.processes import die_with_parent
 from elastrain.codec import LINE_BYTES_MAX
 from elastrain.comm.errors import HandshakeRefused
 from elastrain.comm.wire.handshake import dial
@@ -23,8 +20,6 @@ from elastrain.errors import RefusedError
 
 CONNECT_TIMEOUT_S = 20.0
 SEND_TIMEOUT_S = 20.0
-_CREDENTIALS = struct.Struct("3i")
-"""Process, user, group: what SO_PEERCRED tells."""
 
 
 class ChannelClosedError(ConnectionError):
@@ -46,12 +41,6 @@ class Channel:
 
     def fileno(self) -> int:
         return self._socket.fileno()
-
-    def agent_pid(self) -> int:
-        """The process that listens for this node's workers, as the kernel knows it."""
-        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid: int = _CREDENTIALS.unpack(credentials)[0]
-        return pid
 
     def send(self, message: FromWorker, *, fd: int | None = None) -> None:
         """Send one message; `fd` travels beside it. Raises ChannelClosedError."""
@@ -90,18 +79,11 @@ class Channel:
 
 
 def connect(environment: Environment) -> Channel | None:
-    """The channel to this worker's agent; None without a launcher. Raises ConnectionError, RefusedError.
-
-    A worker that its agent has started itself, without a shell between them, is from then on killed with it by the
-    kernel, even while it is stopped.
-    """
+    """The channel to this worker's agent; None without a launcher. Raises ConnectionError, RefusedError."""
     if environment.agent is None:
         return None
     try:
         secret, job, me = environment.secret, environment.scope, environment.member
-        channel = Channel(environment.agent, secret=secret, job=job, member=me)
+        return Channel(environment.agent, secret=secret, job=job, member=me)
     except HandshakeRefused as refused:
         raise RefusedError(refused.reason) from None
-    if (agent := channel.agent_pid()) == os.getppid():
-        die_with_parent(signal.SIGKILL, agent)
-    return channel

@@ -142,8 +142,7 @@ class _Keeper:
                 if fd != self._orders.fileno():
                     self._bury(fd)
                     continue
-                order = self._orders.recv(_ORDER.size)
-                number = _ORDER.unpack(order)[0] if order else _KILL_ALL
+                number = self._next_order()
                 ending = ending or number < 0
                 if number >= 0:
                     self._start(number)
@@ -151,6 +150,13 @@ class _Keeper:
                     for _, pid in self._running.values():
                         os.kill(pid, signal.SIGKILL)
                     self._poll.unregister(self._orders)
+
+    def _next_order(self) -> int:
+        try:
+            order = self._orders.recv(_ORDER.size)
+        except ConnectionError:  # the training process was killed before it had heard of all that have ended
+            order = b""
+        return int(_ORDER.unpack(order)[0]) if order else _KILL_ALL
 
     def _start(self, slot: int) -> None:
         me = os.getpid()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -63,7 +66,7 @@ class TrainingLoop:
             try:
                 yield step
             except GeneratorExit:
-                self._left_early(step, taken)
+                self._left_early(step, taken, raised=_is_raising(sys._getframe(1)))
                 raise
             if step.is_overruled:
                 self._end_before(step, taken)
@@ -131,8 +134,8 @@ class TrainingLoop:
         self._carried.load(taken.text, step.undo)
         self._end(step.number)
 
-    def _left_early(self, step: Step, taken: LoopSnapshot) -> None:
-        """The loop was left by `break`: fine when most members do so after the same step."""
+    def _left_early(self, step: Step, taken: LoopSnapshot, *, raised: bool) -> None:
+        """The loop was left, by `break` or an exception: fine when most members do so after the same step."""
         if step.is_overruled:
             self._end_before(step, taken)
             return
@@ -147,7 +150,7 @@ class TrainingLoop:
             self._last_words.report(error)
             self._last_words.go()
         else:
-            self._end(step.number + 1)
+            self._end(step.number + 1, raised=raised)
 
     def _wait_for_all(self, number: int) -> None:
         """Until every member is at the end. Raises StoppedError if most members go on."""
@@ -157,7 +160,7 @@ class TrainingLoop:
             self._parts.handover.tell(p.LoopEnded(step=number))
             self._parts.handover.wait()
 
-    def _end(self, step: int) -> None:
+    def _end(self, step: int, *, raised: bool = False) -> None:
         """The loop is over: say so, let the engine go; the rest of the script is the user's."""
         self._last_words.step = None
         if self._prepared.pipelines is not None:  # blocks have come back since the last step
@@ -165,7 +168,7 @@ class TrainingLoop:
         digest = self._parts.model.parameters_digest()
         self._connections.journal.write("finished", step=step, digest=digest)
         try:
-            self._connections.agent.say(am.Finished(step=step, digest=digest))
+            self._connections.agent.say(am.Finished(step=step, digest=digest, raised=raised))
         except ChannelClosedError:
             pass  # the launcher has gone before us: nothing depends on it any more
         self._prepared.engine.close()
@@ -200,3 +203,13 @@ class TrainingLoop:
         self._connections.journal.write("loader_died", reason=sentence)
         sys.stderr.write(f"elastrain: {self._me}: {sentence}\n")
         sys.stderr.flush()
+
+
+def _is_raising(frame: FrameType | None) -> bool:
+    """Whether the code that closes a generator does so because of an exception: it has a traceback then.
+
+    frame: what the generator goes back to; other generators may lie between.
+    """
+    while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:
+        frame = frame.f_back
+    return any(isinstance(each, TracebackType) for each in gc.get_referrers(frame))

@@ -66,7 +66,7 @@ class Failures:
         self._deadlines.drop(*(due(worker.id) for due in _OF_A_LIVING_WORKER))
         # The others hear of it before this agent proposes: several proposals at once are answered by one view.
         commands: list[Command] = [death(worker.id, event.source, event.at_s, now)]
-        if not self._config.alone:
+        if not self._config.alone and not worker.raised:  # else they would not wait for what its exit code means
             commands.append(TellNodes(message=Exited(member=worker.id)))
         # Without others to go on, the exit code decides what this means. And once one has finished, nobody waits.
         return commands + (self._view_changes.settle(now) if worker.id in self._cluster.ids else [])

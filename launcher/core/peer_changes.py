@@ -145,7 +145,8 @@ class PeerChanges:
         """The notices that the agent there may have missed while it could not be reached."""
         workers = self._cluster.workers.by_id
         # Digests first: nobody waits for that of a member that is known to be gone.
-        told: list[Notice] = [Digested(member=w.id, digest=w.digest) for w in workers.values() if w.digest]
+        done = [worker for worker in workers.values() if worker.digest and not worker.raised]
+        told: list[Notice] = [Digested(member=worker.id, digest=worker.digest) for worker in done]
         told += [Exited(member=m) for m in self._cluster.ids if m in workers and not workers[m].alive]
         commands = [*(TellNodes(message=notice, node=name) for notice in told), *self._script.notices_for(name)]
         view = self._cluster.view

@@ -78,13 +78,13 @@ class Shutdown:
         first = not self.finishing
         self.finishing = True
         worker.follow(Course.FINISH)
-        worker.digest = message.digest
+        worker.digest, worker.raised = message.digest, message.raised
         fields = {"member": worker.id, "step": message.step, "digest": message.digest}
         commands: list[Command] = [Log(event="finished", fields=fields)]
         if first:  # it leaves in peace, so all have the last step: nobody needs to wait for anybody any more
             commands += self._free_all()
             commands += [] if self._config.alone else [TellNodes(message=Ended())]
-        commands += [] if self._config.alone else [TellNodes(message=Digested(member=worker.id, digest=message.digest))]
+        commands += self._tell_digest(worker)
         commands += self._compare(worker.id, message.digest)
         if self.end is not None:
             return commands
@@ -93,6 +93,10 @@ class Shutdown:
             for other in self._cluster.mine_in_view():
                 self._deadlines.set_first(LeaveDue(other.id), now + self._config.times.exit_timeout_s)
         return commands
+
+    def _tell_digest(self, worker: Worker) -> list[Command]:
+        told = Digested(member=worker.id, digest=worker.digest)
+        return [] if self._config.alone or worker.raised else [TellNodes(message=told)]
 
     def on_ended(self, node: str, notice: Ended, now: float) -> list[Command]:
         """Handle a member on another node that has passed the end."""
@@ -123,10 +127,13 @@ class Shutdown:
         """Handle the exit of a worker that had finished, or was of no more use."""
         # The script goes on after the job: what fails there is the user's to know, though no state is lost.
         if worker.stage is Stage.LEFT and worker.exit_code != 0:
-            return self.finish(1, f"{how} after it had finished its work")
+            after = "an exception in its loop" if worker.raised else "it had finished its work"
+            return self.finish(1, f"{how} after {after}")
+        told, worker.raised = worker.raised, False
+        commands = self._tell_digest(worker) if told else []
         if self._cluster.view is not None and not self._cluster.unfinished():
-            return self._end_surplus() + self.end_if_all_left(now)
-        return self.end_if_all_left(now)
+            commands += self._end_surplus()
+        return commands + self.end_if_all_left(now)
 
     def on_nobody_left(self, worker: Worker, how: str, now: float) -> list[Command]:
         """Handle the end of the view's last living member before its work: the next look at the view ends the job."""
@@ -202,5 +209,7 @@ class Shutdown:
         return [Log(event="digests_missing", fields={"members": to_come}, say=say), *self._end_well()]
 
     def _end_well(self) -> list[Command]:
-        after = "" if self._cluster.progress.step is None else f" after step {self._cluster.progress.step}"
-        return self.finish(0, f"finished{after}", everywhere=False)
+        # A node whose own workers were lost before does not know how far the others have come.
+        knows = any(worker.finished for worker in self._cluster.workers.by_id.values())
+        step = self._cluster.progress.step if knows else None
+        return self.finish(0, "finished" if step is None else f"finished after step {step}", everywhere=False)

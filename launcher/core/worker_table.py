@@ -47,6 +47,8 @@ class Worker:
     exit_code: int | None = None
     digest: str = ""
     """Of the parameters with which it has passed the end of the job."""
+    raised: bool = False
+    """By an exception in its loop: other nodes wait for the digest, and are told it once the process has ended well."""
 
     @property
     def alive(self) -> bool:

@@ -11,13 +11,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 from elastrain.base.event_loop import EventLoop
+from elastrain.base.processes import tied
 from elastrain.errors import ConfigError
 from elastrain.launcher import environment
 from elastrain.launcher.store.etcd import EtcdStore
@@ -29,14 +29,6 @@ _STOP_S = 3.0
 _TRIES = 3
 _CLIENT_SOCKET, _PEER_SOCKET = "client:0", "peer:0"  # etcd takes only names with a port
 _SOCKET_NAME_BYTES_MAX = 100
-# Asks the kernel for SIGKILL on the launcher's death, then becomes etcd. The launcher may have died before it asked. As
-# `base.processes.die_with_parent`, which is not imported: the child must not depend on where this package lies.
-_TIED_TO_PARENT = """
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 class EmbeddedEtcd:
@@ -180,10 +172,9 @@ class EmbeddedEtcd:
             *("--auto-compaction-mode", "revision", "--auto-compaction-retention", "10000"),
             *("--quota-backend-bytes", str(256 * 2**20), "--log-level", "warn"),
         ]
-        tied = [sys.executable, "-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid()), self._program]
         with open(self._folder / "log", "ab", opener=_private) as log:
             self._process = subprocess.Popen(
-                [*tied, *command],
+                tied([self._program, *command]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -29,11 +29,8 @@ class Followed:
         on_items: Callable[[Mapping[str, Item], int], None],
         on_trouble: Callable[[StoreError], None],
     ) -> None:
-        self._store = store
-        self._inbox = inbox
-        self._prefix = prefix
-        self._on_items = on_items
-        self._on_trouble = on_trouble
+        self._store, self._inbox, self._prefix = store, inbox, prefix
+        self._on_items, self._on_trouble = on_items, on_trouble
         self._items: dict[str, Item] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()

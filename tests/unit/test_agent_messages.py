@@ -37,6 +37,7 @@ FROM_WORKER: list[am.FromWorker] = [
     am.Diverged(sentence="differs"),
     am.NoRoom(sentence="12 MiB too small"),
     am.Finished(step=9, digest="d"),
+    am.Finished(step=9, digest="d", raised=True),
     am.Struck(number=3),
     am.CheckpointReady(step=3, name="life-0001-step-0000000003", size_bytes=9),
     am.CheckpointEnded(step=3, size_bytes=9, took_s=0.5, reason="no space"),

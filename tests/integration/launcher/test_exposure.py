@@ -8,7 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -166,7 +166,9 @@ def _job_sockets(job: NodesJob) -> set[str]:
 
 
 def _links(folder: Path) -> list[str]:
-    try:
-        return [str(path.readlink()) for path in folder.iterdir()]
-    except OSError:
-        return []
+    links = []
+    with suppress(OSError):  # the process has ended
+        for path in folder.iterdir():
+            with suppress(FileNotFoundError):  # this one was closed meanwhile; the others count
+                links.append(str(path.readlink()))
+    return links

@@ -39,6 +39,11 @@ for step in job.steps(loader, until=1000):
         (pathlib.Path(sys.argv[1]) / os.environ["ELASTRAIN_MEMBER"]).touch()
         time.sleep(600)  # a long checkpoint, say: the worker hears nothing
 """
+STARTS = """
+import os, pathlib, sys, time
+(pathlib.Path(sys.argv[1]) / os.environ["ELASTRAIN_MEMBER"]).touch()
+time.sleep(600)  # a long import, say: it has not met elastrain yet
+"""
 MARK = "TEST_OF_A_KILLED_LAUNCHER"
 WITHIN_S = 15.0
 
@@ -116,9 +121,9 @@ def _run(*options: str) -> Iterator[_Killed]:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _script(tmp_path: Path) -> str:
+def _script(tmp_path: Path, text: str = TRAINS_AND_SAVES) -> str:
     path = tmp_path / "script.py"
-    path.write_text(TRAINS_AND_SAVES)
+    path.write_text(text)
     return str(path)
 
 
@@ -178,6 +183,15 @@ def test_nodes_whose_fork_server_is_killed_end_with_a_sentence(tmp_path: Path) -
         run.assert_nothing_left()
 
 
+@pytest.mark.slow
+def test_nothing_of_a_job_of_simulated_nodes_outlives_its_command(tmp_path: Path) -> None:
+    """The process that nodes are forked from has torch in it: the end of its interpreter took a second."""
+    with _run("--local-nodes", "2", "--no-python", "true") as run:
+        assert run.process.wait(90) == 0, run.text()
+        left = {pid: words for pid, words in run.living().items() if "resource_tracker" not in words}
+        assert not left
+
+
 def _guardian(run: _Killed) -> int:
     """The process that clears up after the launcher. It bears no mark itself."""
     children = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()
@@ -210,8 +224,11 @@ def test_a_guardian_that_is_killed_has_a_successor_that_knows_as_much(tmp_path: 
 
 
 @pytest.mark.slow
-def test_stopped_workers_end_with_their_agent_though_its_guardian_is_killed_beside_it(tmp_path: Path) -> None:
-    with _run("--nproc-per-node", "2", _script(tmp_path), str(tmp_path)) as run:
+@pytest.mark.parametrize("script", [TRAINS_AND_SAVES, STARTS], ids=["training", "starting"])
+def test_stopped_workers_end_with_their_agent_though_its_guardian_is_killed_beside_it(
+    tmp_path: Path, script: str
+) -> None:
+    with _run("--nproc-per-node", "2", _script(tmp_path, script), str(tmp_path)) as run:
         run.wait_for_files(tmp_path, "m[0-9]", 2)
         guardian = _guardian(run)
         os.kill(run.process.pid, signal.SIGSTOP)  # it cannot replace what is killed before it

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from elastrain.launcher import rundir
 from elastrain.launcher.store.embedded import EmbeddedEtcd
 from elastrain.launcher.store.etcd import EtcdStore
 from elastrain.launcher.store.etcd_config import EtcdConfig
@@ -292,6 +293,39 @@ def test_nodes_of_separate_commands_one_of_them_late_one_killed_leave_no_key(tmp
     store = EtcdStore(EtcdConfig(endpoints=(etcd,)))
     wait_until_no_key_is_left(store)
     store.close()
+
+
+RAISES_ON_NODE0 = """
+import os, time
+import torch, elastrain
+torch.set_num_threads(1)
+job = elastrain.init(seed=0)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = elastrain.DataLoader(torch.randn(64, 4), global_batch_size=8, micro_batch_size=2)
+model, optimizer, loader = job.prepare(model, optimizer, loader)
+try:
+    for step in job.steps(loader, until=1000):
+        for batch in step:
+            step.backward(model(batch).square().mean())
+        if step.number == 2 and os.environ["ELASTRAIN_NODE"] == "node0":
+            raise ValueError("after a whole step")
+finally:
+    if os.environ["ELASTRAIN_NODE"] == "node0":
+        time.sleep(2)  # it saves something, say, while the other is done
+"""
+
+
+def test_an_exception_that_ends_the_loop_of_half_of_the_members_is_no_nodes_success(tmp_path: Path) -> None:
+    """The other node heard that the loop was left, not how, and ended with 0."""
+    script = tmp_path / "raises.py"
+    script.write_text(RAISES_ON_NODE0)
+    with NodesJob(tmp_path, "--local-nodes", "2", arguments=(), script=script, held="") as job:
+        assert job.end().exit_code == 1, job.text()
+        ends = {node.path.name: node.read_state() for node in rundir.nodes_of(job.run)}
+        assert {name: state["exit_code"] for name, state in ends.items()} == {"node0": 1, "node1": 1}, job.text()
+        assert "elastrain: m0 ended with exit code 1 after an exception in its loop" in job.text()
+        job.assert_nothing_left()
 
 
 def test_separate_commands_whose_members_end_with_different_parameters_both_exit_with_1(

@@ -148,3 +148,17 @@ def test_where_nobody_answers_that_is_said(whole: RunDir, agents: ExitStack, mon
         control.ask(whole, KILL)
     with pytest.raises(control.NoAnswerError):
         control.state(whole)
+
+
+def test_while_all_nodes_are_started_again_the_run_is_not_taken_for_over(whole: RunDir, agents: ExitStack) -> None:
+    """`chaos` ended with an error at such a moment, and `status` said that there was no readable run."""
+    for name in ("node0", "node1"):  # a node that is started again has said nothing yet
+        rundir.of_node(whole, name)
+    with pytest.raises(ConfigError, match="holds no readable run"):
+        control.state(whole)
+    launcher = PlayedAgent(whole)
+    agents.callback(launcher.close)
+    for request in (lambda: control.state(whole), lambda: control.ask(whole, KILL)):
+        with pytest.raises(control.NoAnswerError, match=r"no node of .* is there just now: they are being started"):
+            request()
+    assert launcher.asked == [AskState(), AskState()], "a fault for a node is no affair of the launcher"

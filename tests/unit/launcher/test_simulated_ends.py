@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
+from elastrain.errors import ElastrainError
 from elastrain.launcher import rundir
 from elastrain.launcher.rundir import RunDir
+from elastrain.launcher.simulated import _begin
 from elastrain.launcher.simulated_ends import EndsOfNodes
 
 
@@ -37,3 +40,21 @@ def test_a_node_that_was_told_to_go_does_not_count_where_others_have_ended_the_j
     tmp_path: Path, nodes: list[tuple[int, bool]], code: int
 ) -> None:
     assert _ends(RunDir(path=tmp_path), *nodes).code() == code
+
+
+class _StartsFromNobody(BaseProcess):
+    """A node's process whose fork server is killed while it is asked for it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(name="node1")
+        self._error = error
+
+    def start(self) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [EOFError("unexpected EOF"), ConnectionRefusedError(), BrokenPipeError()])
+def test_a_fork_server_that_is_killed_as_it_starts_a_node_is_said_in_a_sentence(error: Exception) -> None:
+    """The screen showed "Aborted!", as for an input that has ended, and nothing else."""
+    with pytest.raises(ElastrainError, match="was killed as it was to start node1: all nodes end"):
+        _begin(_StartsFromNobody(error))

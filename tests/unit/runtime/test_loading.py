@@ -7,6 +7,7 @@ import os
 import random
 import re
 import resource
+import select
 import signal
 import sys
 import textwrap
@@ -22,7 +23,7 @@ import torch
 
 from elastrain.runtime import loading, packing
 from elastrain.runtime.loading import LoaderProcesses, LoadFailed
-from elastrain.runtime.nursery import NurseryEndedError
+from elastrain.runtime.nursery import Nursery, NurseryEndedError
 from elastrain.runtime.schedule import Request
 from tests.support import warm
 
@@ -172,6 +173,15 @@ def test_the_end_of_the_nursery_itself_is_an_error_and_no_wait() -> None:
             _came(processes)
         for pid in pids:
             assert _is_gone(pid)
+
+
+def test_a_nursery_whose_owner_goes_without_hearing_of_the_dead_ends_in_silence(capfd: Any) -> None:
+    """The kernel resets the socket then: a killed worker left Python's traceback on the screen."""
+    nursery = Nursery(lambda slot: None, 1)
+    assert select.select([nursery], [], [], 20)[0]
+    nursery._orders.close()
+    nursery._process.join(20)
+    assert (nursery._process.exitcode, capfd.readouterr().err) == (0, "")
 
 
 def _is_gone(pid: int) -> bool:
