@@ -58,12 +58,8 @@ class BackwardReloader:
     def __init__(
         self, lock: DeferredLock, limit: SpillLimit, passes: Passes, mover: Mover, account: Account, wait: BoundedWait
     ) -> None:
-        self._lock = lock
-        self._limit = limit
-        self._passes = passes
-        self._mover = mover
-        self._account = account
-        self._wait = wait
+        self._lock, self._limit, self._passes = lock, limit, passes
+        self._mover, self._account, self._wait = mover, account, wait
         self._closed = False
         # Somebody makes room for a storage that is needed now: reading ahead would take it away again.
         self._demanding = False

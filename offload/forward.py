@@ -22,12 +22,8 @@ class ForwardSpiller:
     def __init__(
         self, lock: DeferredLock, limit: SpillLimit, passes: Passes, mover: Mover, account: Account, wait: BoundedWait
     ) -> None:
-        self._lock = lock
-        self._limit = limit
-        self._passes = passes
-        self._mover = mover
-        self._account = account
-        self._wait = wait
+        self._lock, self._limit, self._passes = lock, limit, passes
+        self._mover, self._account, self._wait = mover, account, wait
 
     def make_room(self, current: Pass) -> None:
         """Wait until the next storage fits, too: it will be in memory before anybody can ask for room for it.

@@ -24,12 +24,8 @@ class Announcements:
     ) -> None:
         self.is_digesting = False
         """The states must stay as they are until their digests are taken: no vote meanwhile."""
-        self._views = views
-        self._commit = commit
-        self._holdings = holdings
-        self._comparison = comparison
-        self._repair = repair
-        self._out = out
+        self._views, self._commit, self._holdings = views, commit, holdings
+        self._comparison, self._repair, self._out = comparison, repair, out
         self._has_announced_initial = False
         """Whether the digests of the parameters that the job starts with were asked for in this view."""
 

@@ -34,12 +34,8 @@ class Doubts:
     def __init__(
         self, views: Views, commit: Commit, holdings: Holdings, comparison: Comparison, repair: Repair, out: Commands
     ) -> None:
-        self._views = views
-        self._commit = commit
-        self._holdings = holdings
-        self._comparison = comparison
-        self._repair = repair
-        self._out = out
+        self._views, self._commit, self._holdings = views, commit, holdings
+        self._comparison, self._repair, self._out = comparison, repair, out
 
     # ------------------------------------------------------------------------------------------------ this member's
 

@@ -9,13 +9,7 @@ from elastrain.agent_messages import Hello, Progress, Refused
 from elastrain.base.resume import changes, refusal
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, HelloDue, LeaveDue, RestartDue, WarmUpDue
-from elastrain.launcher.core.events import (
-    NumberTaken,
-    RosterStands,
-    SpecStands,
-    StartFailed,
-    WorkerStarted,
-)
+from elastrain.launcher.core.events import NumberTaken, RosterStands, SpecStands, StartFailed, WorkerStarted
 from elastrain.launcher.core.fault_requests import FaultRequests
 from elastrain.launcher.core.rendezvous import Rendezvous
 from elastrain.launcher.core.shutdown import Shutdown
@@ -64,6 +58,7 @@ class Joins:
         """Start this node's workers: the nodes that begin the job are known."""
         if event.roster is None:
             return self._rendezvous.on_roster_refused(now)
+        self._rendezvous.doubt(event.again, now)
         if self._cluster.roster is not None or self._shutdown.end is not None:
             return self._on_another_roster(event.roster)
         self._rendezvous.take_roster(event.roster)

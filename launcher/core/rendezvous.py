@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from elastrain.base.resume import NodeDisk
 from elastrain.launcher.core.cluster import Cluster
-from elastrain.launcher.core.deadlines import Deadlines, JoinDue, LastCallDue, RendezvousDue, SettleDue
+from elastrain.launcher.core.deadlines import AskStoreDue, Deadlines, JoinDue, LastCallDue, RendezvousDue, SettleDue
 from elastrain.launcher.core.events import NodeRegistered
 from elastrain.launcher.core.shutdown import Shutdown
 from elastrain.launcher.core.stages import Stage
@@ -26,6 +26,8 @@ class Rendezvous:
         self._roster_is_put = False
         self._lacking = ""
         """Why the nodes that were here when they were last looked at could not begin, though they were enough."""
+        self._doubts_until_s = 0.0
+        """The store had lost its data, and with it perhaps a first view, of which not every node has heard."""
         self._is_second_try = False
         """Workers that had not come were ended, here or on another node, and others are started in their places."""
 
@@ -103,6 +105,12 @@ class Rendezvous:
         roster = self._cluster.roster
         return [] if roster is None else [PutRoster(roster=roster)]
 
+    def doubt(self, again: bool, now: float) -> None:
+        """Give those who may know of a first view that the store has lost their time to put it again, once."""
+        if again and not self._doubts_until_s:
+            self._doubts_until_s = now + self._config.times.absent_s
+            self._deadlines.set_first(AskStoreDue(), self._doubts_until_s)
+
     def take_roster(self, roster: Roster) -> None:
         self._cluster.roster = roster
         self._deadlines.drop(RendezvousDue(), LastCallDue(), SettleDue())
@@ -138,8 +146,17 @@ class Rendezvous:
         if record.ready != ready:
             cluster.peers.record = replace(record, ready=ready)
             commands.append(PutRecord(record=cluster.peers.record))
+        if record.name not in (node.name for node in first) or (now < self._doubts_until_s and self._unheard()):
+            return commands, None
         members = self._first_members(first)
         return commands, first_view(members) if members else None
+
+    def _unheard(self) -> list[str]:
+        """The nodes of the roster that may know of a first view which the store has lost: all but the dead and gone."""
+        peers, roster = self._cluster.peers, self._cluster.roster
+        there = {record.name for record in peers.known()}
+        assert roster is not None
+        return [r.name for r in roster.nodes if r.name not in there and (r.name, r.incarnation) not in peers.left]
 
     def _first_nodes(self) -> list[NodeRecord]:
         """The nodes of the roster that live; where none does, those that came later. Who is not there joins."""

@@ -128,6 +128,8 @@ class ViewChanges:
         # A node that leaves right after an outage may take the keys along although the others are there. But who is
         # alone, and in no view yet, may have been away for as long as others needed for the whole job.
         if 2 * len(here) > len(nodes) and (view is not None or len(here) > 1):
+            if view is None:  # nothing else brings its proposal again
+                self._deadlines.set(AskStoreDue(), now + self._config.times.ask_again_s)
             return self.propose(view) if view is not None else self._rendezvous.put_roster_again()
         return self._shutdown.finish(1, "the job has ended while this node could not be reached", everywhere=False)
 

@@ -161,7 +161,7 @@ class SharedRegistry:
 
     def put_roster(self, roster: Roster, then: Callable[[Roster | None], None]) -> None:
         # The first one is made by what the store says; the one that stood is put again whatever it has forgotten.
-        seen = self._seen_of(roster) if self._standing.roster is None else {}
+        seen = self._seen_of(roster) if self._standing.roster is None else None
 
         def put() -> tuple[bool, Roster | None]:
             with suppress(OutlivedError):
@@ -280,6 +280,7 @@ class SharedRegistry:
             nodes=self._keys.records(items),
             terms=self._keys.read(terms) if terms is not None else None,
             roster=roster,
+            again=self._keys.prefix + "again" in items,
             spec=self._keys.read(spec) if spec is not None else None,
             view=view,
             end=Over(**over) if over is not None else None,
@@ -293,7 +294,7 @@ class SharedRegistry:
             roster = self._standing.roster
             self._thread.call(lambda store: read_ended(store, self._keys.life, roster), partial(self._removed, news))
             return
-        self._standing.compare(news, items)
+        self._standing.compare(news, items, is_lost=is_removed)
         self._events.on_news(news)
 
     def _removed(self, news: News, end: Over | StoreError | None) -> None:

@@ -22,6 +22,8 @@ class News:
     terms: Mapping[str, Any] | None
     """What all nodes have agreed about before anything started."""
     roster: Roster | None
+    again: bool
+    """The roster had been lost, and was put again."""
     spec: Mapping[str, Any] | None
     view: View | None
     end: Over | None
@@ -40,6 +42,7 @@ NOTHING = News(
     nodes={},
     terms=None,
     roster=None,
+    again=False,
     spec=None,
     view=None,
     end=None,
@@ -123,23 +126,25 @@ class StandingKeys:
 
     def put_again(self) -> None:
         """All that stood: it has been taken away, with the job's lease or by a node that took itself for the last."""
-        self.compare(NOTHING, {})
+        self.compare(NOTHING, {}, is_lost=True)
 
-    def put_roster(self, roster: Roster, seen: Mapping[str, int] | None = None) -> Roster | None:
-        """Returns the one that the store holds, None where what was `seen` has changed. Raises OutlivedError."""
+    def put_roster(self, roster: Roster, seen: Mapping[str, int] | None) -> Roster | None:
+        """Returns the one that the store holds, None where what was `seen` (None: it is put again) has changed."""
         # With the count of members: a fresh node may take a number as soon as it sees a roster. With the life: who
         # reads of none would begin the job's first.
+        if seen is None:  # before it: who reads the roster has to know that more may be lacking
+            self._keys.put_once("again", {})
         return self._keys.put_roster(roster, self.unused_member(0), self._life, seen=seen)
 
-    def compare(self, news: News, items: Mapping[str, Item]) -> None:
-        """A store that has lost its data is told again what stood."""
+    def compare(self, news: News, items: Mapping[str, Item], *, is_lost: bool) -> None:
+        """A store that has lost its data is told again what stood. is_lost: the news are not merely old."""
         keys, view, roster, spec, terms = self._keys, self.view, self.roster, self._spec, self._terms
         if roster is not None and news.roster is not None and news.roster != roster:
             return  # another job has begun in an empty store: what stood in this one would mislead it
         if view is not None and (news.view is None or news.view.generation < view.generation):
             self._call(lambda _: keys.put_view_again(view, roster))
         if roster is not None and news.roster is None:
-            self._call(lambda _: self.put_roster(roster))
+            self._call(lambda _: self.put_roster(roster, None if is_lost else {}))
         if spec is not None and news.spec is None:
             self._call(lambda _: keys.put_spec(spec))
         if terms is not None and news.terms is None:

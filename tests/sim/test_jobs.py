@@ -86,6 +86,15 @@ FOUND = {
         '{"type":"Wipe","at_s":3.0,"for_s":1.0},'
         '{"type":"KillNode","at_s":3.168,"node":1,"again_s":1.0,"is_silent":false,"agent_only":false}]}'
     ),
+    "a newcomer puts a first view of its own into a store that has lost the one that stood": (
+        '{"seed":308953,"nodes":3,"workers":1,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
+        '{"type":"StoreAway","at_s":1.0,"for_s":2.0,"restarts":true},{"type":"Wipe","at_s":4.0,"for_s":1.0},'
+        '{"type":"Preempt","at_s":5.0,"node":7,"again_s":0.5}]}'
+    ),
+    "the keys are gone, and as many written since, when the first view is proposed, and nobody proposes it again": (
+        '{"seed":348346,"nodes":2,"workers":1,"backups":0,"steps":2,"runs":4,"one_host":true,"faults":['
+        '{"type":"StoreAway","at_s":0.656,"for_s":0.72,"restarts":true},{"type":"Wipe","at_s":2.926,"for_s":0.1}]}'
+    ),
     "a worker's place waits for a number that nobody gives any more, and its node for the worker": (
         '{"seed":22718,"nodes":2,"workers":2,"backups":0,"steps":3,"runs":1,"resumes":1,"faults":['
         '{"type":"Isolate","at_s":5.0,"node":0,"for_s":11.0,"store":true},'

@@ -384,6 +384,43 @@ def test_node_lost_before_the_first_view_is_not_waited_for_and_joins_when_it_is_
     assert [agent.end for agent in cluster.living] == [None, None, None]
 
 
+def test_newcomer_leaves_the_first_view_to_the_nodes_of_the_roster_while_one_lives() -> None:
+    """It cannot know that the store has lost its data, and with them a view that another node is in."""
+    cluster = Cluster()
+    for name in ("node0", "node1"):
+        cluster.add(name, nodes_min=2, nodes_max=2)
+    cluster.hello("m0")
+    cluster.kill_node("node1")
+    newcomer = cluster.add("node2", nodes_min=2, nodes_max=2)
+    cluster.happen(newcomer, ev.LeaseEnded(node="node1"))
+    cluster.hello("m2")
+    assert views_of(cluster) == {()}, "node0 does not count node1 among the dead yet"
+    cluster.lease_goes("node1")
+    assert views_of(cluster) == {("m0", "m2")}
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_no_first_view_without_a_node_that_may_know_of_one_which_the_store_has_lost(comes_back: bool) -> None:
+    cluster = Cluster()
+    for name in ("node0", "node1", "node2"):
+        cluster.add(name, nodes_min=3, nodes_max=3)
+    for name in ("node1", "node2"):
+        agent = cluster.agents[name]
+        cluster.happen(agent, ev.RosterStands(roster=agent.core.cluster.roster, again=True))
+    cluster.hello("m1", "m2")
+    cluster.kill_node("node0")
+    cluster.lease_goes("node0")
+    assert views_of(cluster) == {()}
+    if comes_back:  # its successor shows that the one that may have known is dead
+        cluster.add("node0", nodes_min=3, nodes_max=3)
+        assert views_of(cluster) == {("m1", "m2")}
+        return
+    cluster.tick(5.9)
+    assert views_of(cluster) == {()}
+    cluster.tick(0.2)  # as long as absence proves nothing
+    assert views_of(cluster) == {("m1", "m2")}
+
+
 def test_node_that_does_not_reach_the_store_hears_of_views_by_its_links() -> None:
     cluster = running()
     cluster.far_from_store = {"node2"}
