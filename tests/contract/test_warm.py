@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from elastrain.base.processes import die_with_parent
+from elastrain.base.processes import die_with_parent, tied
 from elastrain.launcher.namespaces.programs import lacking
 from tests.support import warm
 
@@ -174,6 +174,17 @@ def test_who_asks_for_a_death_signal_alone_starts_warm_and_gets_it() -> None:
     assert _done(warm.Popen, "-c", body, preexec_fn=asked) == (0, f"True {signal.SIGTERM}\n", "")
     code, output, _ = _done(warm.Popen, "-c", body, preexec_fn=lambda: die_with_parent(signal.SIGTERM))
     assert (code, output) == (0, f"False {signal.SIGTERM}\n"), "whatever else is to be called is called, cold"
+
+
+def test_who_is_tied_to_its_parent_starts_warm_and_gets_the_death_signal() -> None:
+    """All workers of jobs are: started cold, each would import torch for itself."""
+    body = (
+        "import ctypes, sys; found = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(found));"
+        "print('torch' in sys.modules, found.value)"
+    )
+    with warm.Popen(tied([sys.executable, "-c", body]), env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert output == f"True {signal.SIGKILL}\n"
 
 
 def _lives(pid: int) -> bool:

@@ -34,7 +34,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from elastrain.base.processes import die_with_parent
+from elastrain.base.processes import die_with_parent, tied
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = (
@@ -176,7 +176,8 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
         inherited = rest[8:14]
         (_, gid, gids, uid, umask, session, group) = rest[14:21]
         network, arguments = _network_of(args)
-        death_signal = _death_signal(preexec)
+        arguments, is_tied = _untied(arguments)
+        death_signal = signal.SIGKILL if is_tied and preexec is None else _death_signal(preexec)
         plain = (shell, gid, gids, uid, umask, group) == (False, None, None, None, -1, -1) and death_signal is not None
         environment = dict(os.environ if env is None else env)
         if not plain or executable not in (None, args[0]) or not _can_be_warm(arguments, environment):
@@ -216,6 +217,13 @@ def _death_signal(preexec: Any) -> int | None:
     if preexec is None:
         return 0
     return int(preexec.args[0]) if getattr(preexec, "func", None) is die_with_parent else None
+
+
+def _untied(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
+    """The command that `tied` of this process stands before, and whether it does."""
+    before = tuple(tied([]))
+    is_tied = arguments[: len(before)] == before
+    return arguments[len(before) :] if is_tied else arguments, is_tied
 
 
 def _network_of(args: Any) -> tuple[str, tuple[str, ...]]:
