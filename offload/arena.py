@@ -57,8 +57,8 @@ class ReadArena:
 
     @property
     def idle_bytes(self) -> int:
-        """Pages that nothing lies in now; where what is lent ends, one of them is partly used."""
-        return max(0, self.held_bytes - self._slots.used_bytes - HUGE_PAGE_BYTES)
+        """Memory that nothing lies in now, the rest of huge pages included."""
+        return max(0, self.held_bytes - self._slots.used_bytes)
 
     def trim(self, *, generously: bool = True) -> None:
         """Keep pages for the most that was lent at a time and for one storage more: others go, if in holes.

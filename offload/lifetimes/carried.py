@@ -13,10 +13,7 @@ FAR = 1 << 30
 
 
 class Carried:
-    """`extra_bytes` is what each point takes besides pieces: it may grow.
-
-    `given_up` are the places of forwards whose values are computed again.
-    """
+    """`given_up` are the places of forwards whose values are computed again."""
 
     def __init__(self, arranged: Arranged, plan: Plan) -> None:
         self.arranged, self.plan = arranged, plan
@@ -24,7 +21,6 @@ class Carried:
         self.copies: dict[int, list[PieceKey]] = defaultdict(list)
         self.leaves: dict[int, list[PieceKey]] = defaultdict(list)
         self.reads: dict[int, list[tuple[int, PieceKey]]] = defaultdict(list)
-        self.extra_bytes = [point.extra_bytes for point in arranged.program.points]
         self.shares: dict[PieceKey, tuple[tuple[int, int], ...]] = {}
         for move in plan.moves:
             self._add(move)

@@ -12,15 +12,14 @@ from elastrain.offload.errors import LimitTooSmallError
 from elastrain.offload.lifetimes.carried import FAR, Carried, PieceKey
 from elastrain.offload.lifetimes.custody import PieceCustody
 from elastrain.offload.lifetimes.held import HeldPiece
-from elastrain.offload.lifetimes.measuring import PointMeter
+from elastrain.offload.lifetimes.measuring import KnownPoints, PointMeter
 from elastrain.offload.lifetimes.orders import Arrival, StepStage
 from elastrain.offload.lifetimes.saved import SavedTensors
 from elastrain.offload.lifetimes.standing import StandingWatch
 from elastrain.offload.lifetimes.values import Kind
 
-WATCHED_STEPS = 3
-"""So many steps under a plan are watched at each point; later ones now and then."""
-WATCH_EVERY_STEPS = 16
+WATCHED_STEPS, WATCH_EVERY_STEPS = 3, 16
+"""Where to look closely takes time, so many steps of each so many under a plan are watched at each point."""
 
 
 class Conductor:
@@ -45,7 +44,7 @@ class Conductor:
         self._place = -1
         self._now: tuple[StepStage, int] | None = None
         self._asked: list[PieceKey] = []
-        self._looked_at: dict[tuple[StepStage, int], tuple[float, int]] = {}  # seconds and extra bytes, as last seen
+        self._known = KnownPoints()
         saved.saved = self._was_saved
 
     def carry(self, carried: Carried, outside_bytes: int) -> None:
@@ -67,13 +66,14 @@ class Conductor:
         self.end_point()
         self._custody.release()
         self._now = (stage, block)
-        is_watched = self._is_watched() or self._now not in self._looked_at
+        is_watched = self._is_watched() or self._now not in self._known
         if self.carried is None:
             self._custody.acquire(wanted)
             self._custody.clear()
         else:
             self._follow(self.carried, stage, block)
             self._custody.acquire(wanted)
+            self._reserve(stage, block)
             self._custody.make_room(0)  # what the point itself takes needs room, too
             self._bring()
         self._custody.trim(wholly=self.carried is None)
@@ -83,11 +83,9 @@ class Conductor:
         """The point is over: note what was seen, and let go of what the plan says."""
         if self._now is None:
             return
-        (stage, block), figures = self._now, self._meter.end()
-        seconds, extra_bytes = self._looked_at.get((stage, block), (0.0, 0))
-        seconds = seconds if figures.seconds is None else figures.seconds
-        extra_bytes = extra_bytes if figures.extra_bytes is None else figures.extra_bytes
-        self._looked_at[stage, block] = seconds, extra_bytes
+        (stage, block), figures, account = self._now, self._meter.end(), self._custody.account
+        expected_bytes = account.reserved_bytes + account.outside_bytes - self._meter.guard_bytes
+        seconds, extra_bytes = self._known.learn(self._now, figures, expected_bytes if self.carried else None)
         self.seen.append(
             Arrival(
                 stage=stage,
@@ -100,13 +98,11 @@ class Conductor:
             )
         )
         self._now = None
-        account = self._custody.account
         account.reserved_bytes = account.coming_bytes = 0
         self._custody.release()
         if self.carried is None:
             self._saved.keep_as(None)  # all of it has left by itself
         elif self._place >= 0:
-            self.carried.extra_bytes[self._place] += figures.over_bytes  # once, and never again
             self._let_go(self.carried, stage)
 
     def next_use(self, piece: HeldPiece) -> int:
@@ -146,13 +142,19 @@ class Conductor:
         return self._meter.times_again
 
     def _is_watched(self) -> bool:
-        return self.carried is None or self.steps < WATCHED_STEPS or self.steps % WATCH_EVERY_STEPS == 0
+        return self._meter.is_cheap or self.carried is None or self.steps % WATCH_EVERY_STEPS < WATCHED_STEPS
+
+    def _reserve(self, stage: StepStage, block: int) -> None:
+        """Have room for what the point takes besides: as planned, or more where the process holds or has taken more."""
+        account, unknown_bytes = self._custody.account, self._meter.unknown_bytes()
+        seen_bytes = self._known.extra_bytes((stage, block), unknown_bytes) + self._meter.guard_bytes
+        account.reserved_bytes = max(account.reserved_bytes, seen_bytes - account.outside_bytes)
 
     def _was_saved(self, size_bytes: int) -> None:
         self._meter.saved_bytes += size_bytes
         account = self._custody.account
         account.came(size_bytes)
-        if account.missing_bytes(0):
+        if account.missing_bytes(self._custody.accounted_bytes() - account.held()):  # with what is held for nobody
             with contextlib.suppress(LimitTooSmallError):  # what was saved just now cannot leave yet
                 self._custody.make_room(0)
 
@@ -162,7 +164,8 @@ class Conductor:
         if found is None:
             return
         self._place = found
-        account.reserved_bytes, account.coming_bytes = carried.extra_bytes[found], carried.begun_bytes(found)
+        account.reserved_bytes = carried.arranged.program.points[found].extra_bytes
+        account.coming_bytes = carried.begun_bytes(found)
         self._asked += [key for _, key in carried.reads[found]]
 
     def _let_go(self, carried: Carried, stage: StepStage) -> None:

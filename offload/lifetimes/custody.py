@@ -60,6 +60,7 @@ class PieceCustody:
             self._pieces.append(piece)
             self._pinned.add(piece)
             self.account.add(piece.size_bytes)
+            self.trim()  # its pages are fresh ones
             return piece
 
     def acquire(self, pieces: Iterable[HeldPiece]) -> None:

@@ -5,26 +5,63 @@ To have there what a point uses is work of the same thread: that counts as its s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
 
 from elastrain.offload.lifetimes.custody import PieceCustody
 from elastrain.offload.lifetimes.memory import MemoryMeter
 
+GUARD_SHARE = 0.01
+"""So much of the limit is to stay free, whatever plans say: the kernel counts to some dozens of pages."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PointFigures:
-    """What was seen of one point. `over_bytes` is how far memory came over the limit; memory is None if not looked at.
+    """What was seen of one point. Memory is None if not looked at.
 
-    `extra_bytes` is what it took besides pieces and saved tensors; `needed_bytes` is the part of what it saved from
-    which all can be computed again, None where it cannot. Seconds are None where to know them would have made a device
-    wait.
+    `extra_bytes` is what there was besides pieces and saved tensors, `unknown_bytes` of it when the point began, and
+    `over_bytes` how far all came into what is to stay free. `needed_bytes` is the part of what it saved from which all
+    can be computed again, None where it cannot. Seconds are None where to know them would have made a device wait.
     """
 
     seconds: float | None
     saved_bytes: int
     needed_bytes: int | None
     extra_bytes: int | None
-    over_bytes: int
+    unknown_bytes: int = 0
+    over_bytes: int = 0
+
+
+class KnownPoints:
+    """What each point takes, as far as it was seen.
+
+    What is being read counts before its pages are there, so that the rest seems to be less than it is. So memory is
+    learned while nothing moves, before there is a plan; under one it only grows.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, tuple[float, int]] = {}  # seconds, and the most besides pieces and saved tensors
+        self._own_bytes: dict[Hashable, int] = {}  # of that, what was not there before
+
+    def __contains__(self, point: Hashable) -> bool:
+        return point in self._seen
+
+    def learn(self, point: Hashable, figures: PointFigures, expected_bytes: int | None) -> tuple[float, int]:
+        """Returns its seconds and extra bytes. Under a plan, `expected_bytes` are what was to be enough for these."""
+        seconds, extra_bytes = self._seen.get(point, (0.0, 0))
+        seconds = seconds if figures.seconds is None else figures.seconds
+        if figures.extra_bytes is not None and expected_bytes is None:
+            extra_bytes = figures.extra_bytes
+            self._own_bytes[point] = max(0, extra_bytes - figures.unknown_bytes)
+        elif figures.extra_bytes is not None and expected_bytes is not None:
+            enough_bytes = expected_bytes + figures.over_bytes if figures.over_bytes else 0
+            extra_bytes = max(extra_bytes, figures.extra_bytes, enough_bytes)
+        self._seen[point] = seconds, extra_bytes
+        return seconds, extra_bytes
+
+    def extra_bytes(self, point: Hashable, unknown_bytes: int) -> int:
+        """What there will be besides pieces and saved tensors, if so much is there that nobody knows of."""
+        return max(self._seen.get(point, (0.0, 0))[1], unknown_bytes + self._own_bytes.get(point, 0))
 
 
 class PointMeter:
@@ -34,6 +71,7 @@ class PointMeter:
     """
 
     def __init__(self, custody: PieceCustody, meter: MemoryMeter, base_bytes: int) -> None:
+        self.is_cheap = not meter.runs_ahead  # to look closely, at each point of each step
         self.saved_bytes = self.times_again = 0
         self.needed_bytes: int | None = None
         self._custody = custody
@@ -43,6 +81,7 @@ class PointMeter:
         self._waited_s = self._again_s = 0.0
         self._freed = 0.0, 0.0  # when the thread was free for the next point: the clock, and what was waited until then
         self._accounted_bytes: int | None = None  # when the point began
+        self._unknown_bytes = 0  # likewise: what was not accounted for
 
     def comes(self) -> None:
         """From now on the thread works for the next point: to have what it wants there takes time, too."""
@@ -57,13 +96,22 @@ class PointMeter:
             # The peak over what is accounted for is what computing itself takes, with all that nobody here knows of:
             # small tensors, holes in the heap, buffers of libraries, Python's own objects.
             self._meter.forget_peak()
-            self._accounted_bytes = self._custody.accounted_bytes()
+            self._accounted_bytes, self._unknown_bytes = self._custody.accounted_bytes(), self.unknown_bytes()
         if self._meter.runs_ahead and not with_memory:
             self._meter.keep_pace()
             return
         self._since_s, self._waited_s = (
             (self._meter.clock(), self._custody.waited_s) if self._meter.runs_ahead else self._freed
         )
+
+    def unknown_bytes(self) -> int:
+        """What the process holds now that is not accounted for."""
+        return max(0, self._meter.own_bytes()[0] - self._base_bytes - self._custody.accounted_bytes())
+
+    @property
+    def guard_bytes(self) -> int:
+        """What is to stay free."""
+        return int(GUARD_SHARE * self._custody.account.limit_bytes)
 
     def computed_again(self, seconds: float) -> None:
         """What was given up is there again: neither its seconds nor its memory are the point's own."""
@@ -74,24 +122,19 @@ class PointMeter:
 
     def end(self) -> PointFigures:
         """What was seen since it began."""
-        seconds = self._seconds()
+        found = PointFigures(
+            seconds=self._seconds(), saved_bytes=self.saved_bytes, needed_bytes=self.needed_bytes, extra_bytes=None
+        )
         self.comes()
         if self._accounted_bytes is None:
-            return PointFigures(
-                seconds=seconds,
-                saved_bytes=self.saved_bytes,
-                needed_bytes=self.needed_bytes,
-                extra_bytes=None,
-                over_bytes=0,
-            )
+            return found
         most_bytes = self._meter.own_bytes()[1] - self._base_bytes
         accounted_bytes = max(self._accounted_bytes, self._custody.accounted_bytes())
-        return PointFigures(
-            seconds=seconds,
-            saved_bytes=self.saved_bytes,
-            needed_bytes=self.needed_bytes,
+        return replace(
+            found,
             extra_bytes=max(0, most_bytes - accounted_bytes),
-            over_bytes=max(0, most_bytes - self._custody.account.limit_bytes),
+            unknown_bytes=self._unknown_bytes,
+            over_bytes=max(0, most_bytes + self.guard_bytes - self._custody.account.limit_bytes),
         )
 
     def _seconds(self) -> float | None:

@@ -66,9 +66,10 @@ class PieceMover:
             self.apply(piece, residency.Spill())
 
     def take_memory(self, piece: HeldPiece) -> None:
-        """Memory for a piece that has none."""
+        """Memory for a piece that has none. Pages of one kind are none of the other: fewer stay parked then."""
         self._account.add(piece.size_bytes)
         self._pool.give_to(piece.memory)
+        self._pool.trim(self._account.limit_bytes - self._account.total())
 
     def start_read(self, piece: HeldPiece, urgency: Urgency) -> None:
         """Begin to bring a piece back that is out, into memory that there is room for."""

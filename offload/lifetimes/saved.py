@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from elastrain.offload.buffers import HUGE_PAGE_BYTES
 from elastrain.offload.compiling import running
 from elastrain.offload.compiling.running import KeptValue
 from elastrain.offload.hooks import ActivationOffload
@@ -183,8 +184,9 @@ class SavedTensors:
         self._manager.leave(self._records(place))
 
     def missing_bytes(self, place: int) -> int:
-        """What was saved there and has left."""
-        return sum(each.size_bytes for each in self._records(place) if each.state is State.SPILLED)
+        """What it takes to bring back what was saved there and has left: the last huge page comes as a whole."""
+        out_bytes = sum(each.size_bytes for each in self._records(place) if each.state is State.SPILLED)
+        return out_bytes and out_bytes + max(0, HUGE_PAGE_BYTES - self._manager.idle_bytes)
 
     def bring(self, place: int) -> None:
         """Begin to read it."""

@@ -127,6 +127,15 @@ def test_pages_of_holes_that_nobody_fits_into_go() -> None:
     )
 
 
+def test_all_pages_count_as_lent_or_as_idle() -> None:
+    """A huge page is there as a whole, however little of it is lent."""
+    arena, _lock = make()
+    tensors = [lent(arena, 3 * MB, 0, 64 * MB).fill_(1) for _ in range(3)]
+    assert sum(each.nbytes for each in tensors) + arena.idle_bytes == arena.held_bytes == 10 * MB
+    del tensors[1]
+    assert sum(each.nbytes for each in tensors) + arena.idle_bytes == arena.held_bytes
+
+
 def test_an_arena_that_is_gone_leaves_its_leases_alone() -> None:
     arena, lock = make()
     tensor = lent(arena, MB, 0, 4 * MB).fill_(7)

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from elastrain.offload.lifetimes.custody import PieceCustody
-from elastrain.offload.lifetimes.measuring import PointMeter
+from elastrain.offload.lifetimes.measuring import KnownPoints, PointFigures, PointMeter
 
 
 class Custody:
@@ -63,3 +63,38 @@ def test_what_is_done_between_steps_belongs_to_no_point() -> None:
     points.begin(with_memory=True)
     meter.now_s += 1.0
     assert points.end().seconds == 1.0
+
+
+def figures(extra_bytes: int | None, *, unknown_bytes: int = 0, over_bytes: int = 0) -> PointFigures:
+    return PointFigures(
+        seconds=1.0,
+        saved_bytes=0,
+        needed_bytes=None,
+        extra_bytes=extra_bytes,
+        unknown_bytes=unknown_bytes,
+        over_bytes=over_bytes,
+    )
+
+
+def test_a_plan_never_counts_on_less_than_a_point_took_while_nothing_moved() -> None:
+    """What is being read counts before its pages are there: what a point takes seems to be less under a plan."""
+    known = KnownPoints()
+    assert known.learn("forward", figures(30, unknown_bytes=20), None) == (1.0, 30)
+    assert known.learn("forward", figures(8), 40) == (1.0, 30)
+    assert known.learn("forward", figures(None), 40) == (1.0, 30)
+    assert known.learn("forward", figures(35), 40) == (1.0, 35)
+    assert known.learn("forward", figures(25, unknown_bytes=20), None) == (1.0, 25), "a step without a plan says all"
+
+
+def test_a_point_that_came_near_the_limit_is_expected_to_take_that_much_more() -> None:
+    known = KnownPoints()
+    known.learn("forward", figures(30), None)
+    known.learn("forward", figures(30, over_bytes=7), 40)
+    assert known.extra_bytes("forward", 0) == 47
+
+
+def test_what_the_process_holds_more_by_now_is_expected_at_each_point() -> None:
+    known = KnownPoints()
+    known.learn("forward", figures(30, unknown_bytes=20), None)
+    assert [known.extra_bytes("forward", unknown) for unknown in (0, 20, 26)] == [30, 30, 36]
+    assert known.extra_bytes("an evaluation", 26) == 26

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from elastrain.offload.engines.port import PAGE_BYTES
 from elastrain.offload.errors import LimitTooSmallError
 from elastrain.offload.lifetimes.custody import PieceCustody
+from elastrain.offload.lifetimes.held import HeldPiece
 from elastrain.offload.lifetimes.pages import PagePool
 from elastrain.offload.lifetimes.room import RoomAccount
 from elastrain.offload.lifetimes.values import Kind
+from elastrain.offload.residency import State
 
 
 class NothingSaved:
@@ -55,3 +59,25 @@ def test_to_make_room_is_a_wait_where_others_have_to_leave_first() -> None:
     assert not custody.waited_s
     custody.make_room(PAGE_BYTES)
     assert custody.waited_s and not account.missing_bytes(PAGE_BYTES)
+
+
+def test_pages_that_are_kept_for_nobody_and_pieces_are_never_more_than_the_limit() -> None:
+    """Huge pages cannot stand for small ones, nor parked ones for those of a piece that is new."""
+    for seed in range(200):
+        rng = random.Random(seed)
+        limit_bytes = 24 << 20
+        account = RoomAccount(limit_bytes, NothingSaved())
+        custody = PieceCustody([], account, PagePool(limit_bytes))
+        pieces: list[HeldPiece] = []
+        for number in range(20):
+            piece = rng.choice(pieces) if pieces and rng.random() < 0.6 else None
+            size_bytes = rng.randint(1, 8 << 20) if piece is None else piece.size_bytes
+            if piece is not None and piece.state is not State.DROPPED:
+                custody.drop(piece)
+            elif account.missing_bytes(size_bytes + PAGE_BYTES):
+                continue
+            elif piece is None:
+                pieces.append(custody.adopt(str(number), Kind.STATE, size_bytes))
+            else:
+                custody.begin(piece)
+            assert custody.accounted_bytes() <= limit_bytes, f"seed {seed}, step {number}"
