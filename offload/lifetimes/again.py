@@ -9,7 +9,6 @@ ever, and compared; who computes other values, or changes what came in, is never
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -33,6 +32,7 @@ from elastrain.offload.identity import (
 from elastrain.offload.lifetimes.blocks import ModelBlock
 from elastrain.offload.lifetimes.conditions import ForwardConditions
 from elastrain.offload.lifetimes.held import HeldPiece
+from elastrain.offload.lifetimes.meter import undisturbed_s
 from elastrain.offload.lifetimes.saved import SAVED_BYTES, SavedTensors
 
 Packed = StayingTensor | SpillHandle
@@ -237,7 +237,7 @@ class _DroppedForward:
         block.around.begins_again(block.wanted(), self._dropped_bytes)
         given = [each.bring() if isinstance(each, _PackedInput) else each for each in self._leaves]
         args, kwargs = tree_unflatten(given, self._form)
-        taking, began_s = _Taking(self._dropped, _storages_of(given)), time.perf_counter()
+        taking, began_s = _Taking(self._dropped, _storages_of(given)), undisturbed_s()
         hooks = torch.autograd.graph.saved_tensors_hooks(taking.pack, taking.unpack)
         with contextlib.suppress(_HaveAllError), self._conditions.restored(), hooks:
             block.inner(*args, **kwargs)
@@ -248,7 +248,7 @@ class _DroppedForward:
             )
         self._found = taking.found
         block.saved.hold_again(self)
-        block.around.ended_again(time.perf_counter() - began_s)
+        block.around.ended_again(undisturbed_s() - began_s)
 
     def held_bytes(self) -> int:
         """What was computed again and not asked for yet."""

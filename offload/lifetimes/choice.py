@@ -11,8 +11,6 @@ from elastrain.offload.lifetimes.values import Budget, LimitBelowLeastError, Pla
 
 MARGIN_SHARE = 0.04
 """What is left free below the limit: the kernel counts in its own units, and later than things happen."""
-
-
 CLOSE = 1.05
 """Whose first plan is so many times slower than the best one is not improved: that gains less than orders differ."""
 

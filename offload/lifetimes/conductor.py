@@ -66,7 +66,7 @@ class Conductor:
         self.end_point()
         self._custody.release()
         self._now = (stage, block)
-        is_watched = self._is_watched() or self._now not in self._known
+        is_due = self.carried is None or self.steps % WATCH_EVERY_STEPS < WATCHED_STEPS
         if self.carried is None:
             self._custody.acquire(wanted)
             self._custody.clear()
@@ -77,7 +77,7 @@ class Conductor:
             self._custody.make_room(0)  # what the point itself takes needs room, too
             self._bring()
         self._custody.trim(wholly=self.carried is None)
-        self._meter.begin(with_memory=is_watched)
+        self._meter.begin(with_memory=self._meter.is_cheap or is_due or self._now not in self._known)
 
     def end_point(self) -> None:
         """The point is over: note what was seen, and let go of what the plan says."""
@@ -141,9 +141,6 @@ class Conductor:
         """How many forwards were computed again so far."""
         return self._meter.times_again
 
-    def _is_watched(self) -> bool:
-        return self._meter.is_cheap or self.carried is None or self.steps % WATCH_EVERY_STEPS < WATCHED_STEPS
-
     def _reserve(self, stage: StepStage, block: int) -> None:
         """Have room for what the point takes besides: as planned, or more where the process holds or has taken more."""
         account, unknown_bytes = self._custody.account, self._meter.unknown_bytes()
@@ -154,7 +151,7 @@ class Conductor:
         self._meter.saved_bytes += size_bytes
         account = self._custody.account
         account.came(size_bytes)
-        if account.missing_bytes(self._custody.accounted_bytes() - account.held()):  # with what is held for nobody
+        if account.missing_bytes(self._custody.parked_bytes):
             with contextlib.suppress(LimitTooSmallError):  # what was saved just now cannot leave yet
                 self._custody.make_room(0)
 

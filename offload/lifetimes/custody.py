@@ -17,6 +17,7 @@ from elastrain.offload.device import Device
 from elastrain.offload.errors import LimitTooSmallError, OffloadError, PieceLostError, SpillWriteError
 from elastrain.offload.lifetimes.held import HeldPiece
 from elastrain.offload.lifetimes.memory import Access, MemoryPool
+from elastrain.offload.lifetimes.meter import undisturbed_s
 from elastrain.offload.lifetimes.moving import PieceMover
 from elastrain.offload.lifetimes.room import RoomAccount
 from elastrain.offload.lifetimes.values import Kind
@@ -214,8 +215,13 @@ class PieceCustody:
                 self._wait_once(until_s, "writing what is not used now")
 
     def accounted_bytes(self) -> int:
-        """Memory that is known: of pieces, of others, and of pages that are held for nobody."""
-        return self.account.held() + self._pool.parked_bytes
+        """Memory that is known: of pieces, of others, and what is held for nobody."""
+        return self.account.held() + self.account.others.idle_bytes() + self.parked_bytes
+
+    @property
+    def parked_bytes(self) -> int:
+        """Pages that are held for nobody."""
+        return self._pool.parked_bytes
 
     def trim(self, *, wholly: bool = False) -> None:
         """Hold no more pages for nobody than the limit has room for; or none."""
@@ -279,10 +285,10 @@ class PieceCustody:
     def _wait_once(self, until_s: float, what: str) -> None:
         if time.monotonic() > until_s:
             raise PieceLostError(f"{what} did not end within {self._deadline_s} s: look at the drive, or use another")
-        began_s = time.perf_counter()
+        began_s = undisturbed_s()
         # Others do not tell when they have moved something.
         self._changed.wait(LOOK_AGAIN_S if self.account.others.moving_bytes() else 0.2)
-        self.waited_s += time.perf_counter() - began_s
+        self.waited_s += undisturbed_s() - began_s
 
     def _start_read(self, piece: HeldPiece, *, urgent: bool) -> None:
         if piece.state is State.READING:

@@ -5,6 +5,7 @@ To have there what a point uses is work of the same thread: that counts as its s
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
@@ -50,12 +51,12 @@ class KnownPoints:
         """Returns its seconds and extra bytes. Under a plan, `expected_bytes` are what was to be enough for these."""
         seconds, extra_bytes = self._seen.get(point, (0.0, 0))
         seconds = seconds if figures.seconds is None else figures.seconds
-        if figures.extra_bytes is not None and expected_bytes is None:
+        if expected_bytes is not None:
+            enough_bytes = expected_bytes + figures.over_bytes if figures.over_bytes else 0
+            extra_bytes = max(extra_bytes, figures.extra_bytes or 0, enough_bytes)
+        elif figures.extra_bytes is not None:
             extra_bytes = figures.extra_bytes
             self._own_bytes[point] = max(0, extra_bytes - figures.unknown_bytes)
-        elif figures.extra_bytes is not None and expected_bytes is not None:
-            enough_bytes = expected_bytes + figures.over_bytes if figures.over_bytes else 0
-            extra_bytes = max(extra_bytes, figures.extra_bytes, enough_bytes)
         self._seen[point] = seconds, extra_bytes
         return seconds, extra_bytes
 
@@ -72,53 +73,53 @@ class PointMeter:
 
     def __init__(self, custody: PieceCustody, meter: MemoryMeter, base_bytes: int) -> None:
         self.is_cheap = not meter.runs_ahead  # to look closely, at each point of each step
+        self.guard_bytes = int(GUARD_SHARE * custody.account.limit_bytes)
         self.saved_bytes = self.times_again = 0
         self.needed_bytes: int | None = None
         self._custody = custody
         self._meter = meter
         self._base_bytes = base_bytes
-        self._since_s: float | None = None
-        self._waited_s = self._again_s = 0.0
-        self._freed = 0.0, 0.0  # when the thread was free for the next point: the clock, and what was waited until then
-        self._accounted_bytes: int | None = None  # when the point began
-        self._unknown_bytes = 0  # likewise: what was not accounted for
+        self._again_s = 0.0
+        self._freed = (
+            0.0,
+            0.0,
+            0,
+        )  # when a thread was free for the next point: its clock, what was waited, and who it is
+        self._since: tuple[float, float, int] | None = None  # likewise, of the point that has begun
+        self._held_bytes: tuple[int, int] | None = None  # then: what was accounted for, and what was not
 
     def comes(self) -> None:
         """From now on the thread works for the next point: to have what it wants there takes time, too."""
         if not self._meter.runs_ahead:
-            self._freed = self._meter.clock(), self._custody.waited_s
+            self._freed = self._now()
 
     def begin(self, *, with_memory: bool) -> None:
         """A point begins: all that it wants is there."""
-        self.saved_bytes, self._accounted_bytes, self._since_s = 0, None, None
+        self.saved_bytes, self._held_bytes, self._since = 0, None, None
         self.needed_bytes, self._again_s = None, 0.0
         if with_memory:
             # The peak over what is accounted for is what computing itself takes, with all that nobody here knows of:
             # small tensors, holes in the heap, buffers of libraries, Python's own objects.
             self._meter.forget_peak()
-            self._accounted_bytes, self._unknown_bytes = self._custody.accounted_bytes(), self.unknown_bytes()
+            self._held_bytes = self._custody.accounted_bytes(), self.unknown_bytes()
         if self._meter.runs_ahead and not with_memory:
             self._meter.keep_pace()
             return
-        self._since_s, self._waited_s = (
-            (self._meter.clock(), self._custody.waited_s) if self._meter.runs_ahead else self._freed
-        )
+        self._since = self._now() if self._meter.runs_ahead else self._freed
+
+    def _now(self) -> tuple[float, float, int]:
+        return self._meter.clock(), self._custody.waited_s, threading.get_ident()
 
     def unknown_bytes(self) -> int:
-        """What the process holds now that is not accounted for."""
-        return max(0, self._meter.own_bytes()[0] - self._base_bytes - self._custody.accounted_bytes())
-
-    @property
-    def guard_bytes(self) -> int:
-        """What is to stay free."""
-        return int(GUARD_SHARE * self._custody.account.limit_bytes)
+        """What the process holds now that is not accounted for. A device frees later than is accounted for."""
+        return self.is_cheap * max(0, self._meter.own_bytes()[0] - self._base_bytes - self._custody.accounted_bytes())
 
     def computed_again(self, seconds: float) -> None:
         """What was given up is there again: neither its seconds nor its memory are the point's own."""
         self.times_again += 1
         self._again_s += seconds
-        if self._accounted_bytes is not None:
-            self._accounted_bytes = max(self._accounted_bytes, self._custody.accounted_bytes())
+        if self._held_bytes is not None:
+            self._held_bytes = max(self._held_bytes[0], self._custody.accounted_bytes()), self._held_bytes[1]
 
     def end(self) -> PointFigures:
         """What was seen since it began."""
@@ -126,19 +127,20 @@ class PointMeter:
             seconds=self._seconds(), saved_bytes=self.saved_bytes, needed_bytes=self.needed_bytes, extra_bytes=None
         )
         self.comes()
-        if self._accounted_bytes is None:
+        if self._held_bytes is None:
             return found
         most_bytes = self._meter.own_bytes()[1] - self._base_bytes
-        accounted_bytes = max(self._accounted_bytes, self._custody.accounted_bytes())
+        accounted_bytes, unknown_bytes = self._held_bytes
         return replace(
             found,
-            extra_bytes=max(0, most_bytes - accounted_bytes),
-            unknown_bytes=self._unknown_bytes,
+            extra_bytes=max(0, most_bytes - max(accounted_bytes, self._custody.accounted_bytes())),
+            unknown_bytes=unknown_bytes,
             over_bytes=max(0, most_bytes + self.guard_bytes - self._custody.account.limit_bytes),
         )
 
     def _seconds(self) -> float | None:
-        if self._since_s is None:
-            return None
-        apart_s = self._custody.waited_s - self._waited_s + self._again_s
-        return max(0.0, self._meter.clock() - self._since_s - apart_s)
+        if self._since is None or self._since[2] != threading.get_ident():
+            return None  # who serves a touch may update a block, and leave the point to another thread
+        since_s, waited_s, _ = self._since
+        apart_s = self._custody.waited_s - waited_s + self._again_s
+        return max(0.0, self._meter.clock() - since_s - apart_s)

@@ -41,18 +41,15 @@ class PieceMemory(Protocol):
 
     def allow(self, access: Access) -> None:
         """From now on so much, and no more; on a device nothing changes. Custody's lock is held."""
-        ...
 
     def write(self, device: Device, span: Span, cancelled: Callable[[], bool]) -> Copy:
         """Copy a part to a drive as it was at `MemoryPool.mark`. In a drive's thread.
 
         Raises what `Device.write` raises.
         """
-        ...
 
     def read(self, device: Device, span: Span, copy: Copy, cancelled: Callable[[], bool]) -> None:
         """Fill a part; when this returns, every stream may use it. In a drive's thread. Raises as `Device.read`."""
-        ...
 
 
 class MemoryPool(Protocol):
@@ -61,27 +58,21 @@ class MemoryPool(Protocol):
     @property
     def parked_bytes(self) -> int:
         """What is held for nobody, and counts as used until `trim`."""
-        ...
 
     def make(self, size_bytes: int) -> PieceMemory:
         """Memory for a new piece, which is in. By the training thread."""
-        ...
 
     def mark(self, memory: PieceMemory) -> None:
         """What was asked of the piece until now comes before the write that follows. By the training thread."""
-        ...
 
     def take_from(self, memory: PieceMemory) -> None:
         """The piece is out: its bytes may go to others; who touches it is told. By any thread."""
-        ...
 
     def give_to(self, memory: PieceMemory) -> None:
         """The piece has memory again, with undefined bytes that nobody may see. By the training thread."""
-        ...
 
     def trim(self, keep_bytes: int) -> None:
         """Give parked memory back, down to so many bytes."""
-        ...
 
 
 class MemoryMeter(Protocol):
@@ -94,16 +85,12 @@ class MemoryMeter(Protocol):
 
     def own_bytes(self) -> tuple[int, int]:
         """Memory in use now, and at most since `forget_peak`."""
-        ...
 
     def forget_peak(self) -> None:
         """Let the peak begin anew from what is held now."""
-        ...
 
     def clock(self) -> float:
         """The seconds at which all is done that was asked for until now."""
-        ...
 
     def keep_pace(self) -> None:
         """Wait until all is done that was asked for before this was called last, where it runs ahead."""
-        ...

@@ -10,15 +10,15 @@ class OtherMemory(Protocol):
 
     def live_bytes(self) -> int:
         """In memory now."""
-        ...
+
+    def idle_bytes(self) -> int:
+        """Besides, what is kept for the next of them, and is no reason to refuse anything."""
 
     def moving_bytes(self) -> int:
         """Of these, what is on its way out."""
-        ...
 
     def give_up(self) -> int:
         """Let everything leave that can; returns what is on its way then."""
-        ...
 
 
 class RoomAccount:
@@ -45,7 +45,7 @@ class RoomAccount:
 
     def total(self) -> int:
         """All that counts."""
-        return self.held() + self.reserved_bytes + self.coming_bytes + self.outside_bytes
+        return self.held() + self.others.idle_bytes() + self.reserved_bytes + self.coming_bytes + self.outside_bytes
 
     def held(self) -> int:
         """What is in memory for sure: no estimate."""

@@ -5,7 +5,6 @@ Until there is a plan, all of it leaves when it is saved, and comes back when it
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -18,6 +17,7 @@ from elastrain.offload.compiling import running
 from elastrain.offload.compiling.running import KeptValue
 from elastrain.offload.hooks import ActivationOffload
 from elastrain.offload.identity import SpillHandle, StayingTensor
+from elastrain.offload.lifetimes.meter import undisturbed_s
 from elastrain.offload.lifetimes.orders import needed_at
 from elastrain.offload.manager import SpillManager
 from elastrain.offload.records import SpillRecord
@@ -134,9 +134,9 @@ class SavedTensors:
             return self._offload._unpack(saved)
         if saved.record.state is State.SPILLED:
             self.make_room(saved.record.size_bytes)
-        began_s = time.perf_counter()
+        began_s = undisturbed_s()
         tensor = self._offload._unpack(saved)
-        self.waited(time.perf_counter() - began_s)
+        self.waited(undisturbed_s() - began_s)
         return tensor
 
     # What blocks say that may be computed again.
@@ -200,9 +200,13 @@ class SavedTensors:
 
     def live_bytes(self) -> int:
         """Memory that saved tensors take, that of reads included."""
-        held_bytes = self._manager.live_bytes + self._manager.idle_bytes
+        held_bytes = self._manager.live_bytes
         # Asked many times per point: to go through a set of weak references costs more than all the rest.
         return held_bytes + sum(each.held_bytes() for each in self._again) if self._again else held_bytes
+
+    def idle_bytes(self) -> int:
+        """Memory for reads that nothing lies in now."""
+        return self._manager.idle_bytes
 
     def moving_bytes(self) -> int:
         """What is on its way out."""

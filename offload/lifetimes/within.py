@@ -279,9 +279,7 @@ class TrainingWithin:
         if self._conductor.is_at(StepStage.BACKWARD, number):
             return
         for block in self._blocks[number].touches:
-            self._updates.update(
-                block
-            )  # of a forward before the last step: autograd is to see that weights have changed
+            self._updates.update(block)  # of a forward before the last step: autograd is to see that weights changed
         self._conductor.arrive(StepStage.BACKWARD, number, self._computes_with(number))
 
     def _lands(self, parameter: nn.Parameter, _grad: torch.Tensor) -> None:

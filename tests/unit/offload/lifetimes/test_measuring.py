@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
+import time
 from types import SimpleNamespace
 from typing import cast
 
@@ -9,6 +14,7 @@ import pytest
 
 from elastrain.offload.lifetimes.custody import PieceCustody
 from elastrain.offload.lifetimes.measuring import KnownPoints, PointFigures, PointMeter
+from elastrain.offload.lifetimes.meter import KernelMeter
 
 
 class Custody:
@@ -98,3 +104,57 @@ def test_what_the_process_holds_more_by_now_is_expected_at_each_point() -> None:
     known.learn("forward", figures(30, unknown_bytes=20), None)
     assert [known.extra_bytes("forward", unknown) for unknown in (0, 20, 26)] == [30, 30, 36]
     assert known.extra_bytes("an evaluation", 26) == 26
+
+
+WORK_S = 0.2
+BUSY_PROGRAMS = 2
+BUSY = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+print(flush=True)
+while True:
+    pass
+"""
+
+
+def test_a_point_takes_as_long_beside_other_programs_as_alone() -> None:
+    """By the clock, computing takes three times as long where two others have the same core: another plan."""
+    cores, others = os.sched_getaffinity(0), []
+    points = PointMeter(cast(PieceCustody, Custody()), KernelMeter(), 0)
+    try:
+        for _ in range(BUSY_PROGRAMS):
+            others.append(subprocess.Popen([sys.executable, "-S", "-c", BUSY, str(min(cores))], stdout=subprocess.PIPE))
+        for each in others:
+            assert each.stdout is not None
+            each.stdout.readline()  # it has begun
+        os.sched_setaffinity(0, {min(cores)})
+        wall_s = -time.perf_counter()
+        points.comes()
+        points.begin(with_memory=False)
+        until_s = time.thread_time() + WORK_S
+        while time.thread_time() < until_s:
+            pass
+        seconds = points.end().seconds
+        wall_s += time.perf_counter()
+    finally:
+        os.sched_setaffinity(0, cores)
+        for each in others:
+            each.kill()
+            each.communicate()
+    assert seconds is not None
+    assert wall_s > 2 * WORK_S, "nobody else had the core: the test shows nothing"
+    assert WORK_S <= seconds < 1.5 * WORK_S
+
+
+def test_what_another_thread_has_begun_has_no_seconds() -> None:
+    """Each thread has a clock of its own: one that serves a touch may update a block, and leave the point behind."""
+    points = PointMeter(cast(PieceCustody, Custody()), Meter(runs_ahead=False), 0)
+
+    def other() -> None:
+        points.comes()
+        points.begin(with_memory=True)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert points.end().seconds is None

@@ -20,6 +20,9 @@ class NothingSaved:
     def live_bytes(self) -> int:
         return 0
 
+    def idle_bytes(self) -> int:
+        return 0
+
     def moving_bytes(self) -> int:
         return 0
 
