@@ -239,12 +239,12 @@ class PieceCustody:
                 continue
             if self._is_moving():
                 self._wait_once(until_s, "making room")
-            elif self.account.others.give_up() or self.account.forget_estimates():
+            elif self.account.others.give_up():
                 continue
             elif self.account.held() + size_bytes > self.account.limit_bytes:
                 raise _refusal(self._pieces, self._pinned, self.account, size_bytes)
             else:
-                break  # what a plan leaves free for others is no reason to refuse what it did not foresee
+                break  # what is only expected is no reason to refuse; it stays so, or reads ahead would take its room
         self._pool.trim(self.account.limit_bytes - self.account.total())
 
     def _is_moving(self) -> bool:

@@ -37,7 +37,7 @@ class KnownPoints:
     """What each point takes, as far as it was seen.
 
     What is being read counts before its pages are there, so that the rest seems to be less than it is. So memory is
-    learned while nothing moves, before there is a plan; under one it only grows.
+    learned while nothing moves, before there is a plan; under one it grows where the limit came near.
     """
 
     def __init__(self) -> None:
@@ -52,8 +52,7 @@ class KnownPoints:
         seconds, extra_bytes = self._seen.get(point, (0.0, 0))
         seconds = seconds if figures.seconds is None else figures.seconds
         if expected_bytes is not None:
-            enough_bytes = expected_bytes + figures.over_bytes if figures.over_bytes else 0
-            extra_bytes = max(extra_bytes, figures.extra_bytes or 0, enough_bytes)
+            extra_bytes = max(extra_bytes, expected_bytes + figures.over_bytes if figures.over_bytes else 0)
         elif figures.extra_bytes is not None:
             extra_bytes = figures.extra_bytes
             self._own_bytes[point] = max(0, extra_bytes - figures.unknown_bytes)

@@ -54,9 +54,3 @@ class RoomAccount:
     def missing_bytes(self, size_bytes: int) -> int:
         """How much has to go before so much more fits."""
         return max(0, self.total() + size_bytes - self.limit_bytes)
-
-    def forget_estimates(self) -> bool:
-        """Let what is needed now go before what is only expected. False if nothing is."""
-        had = bool(self.reserved_bytes or self.coming_bytes)
-        self.reserved_bytes = self.coming_bytes = 0
-        return had

@@ -88,7 +88,7 @@ def test_a_plan_never_counts_on_less_than_a_point_took_while_nothing_moved() -> 
     assert known.learn("forward", figures(30, unknown_bytes=20), None) == (1.0, 30)
     assert known.learn("forward", figures(8), 40) == (1.0, 30)
     assert known.learn("forward", figures(None), 40) == (1.0, 30)
-    assert known.learn("forward", figures(35), 40) == (1.0, 35)
+    assert known.learn("forward", figures(35), 40) == (1.0, 30), "what came and went may be in it"
     assert known.learn("forward", figures(25, unknown_bytes=20), None) == (1.0, 25), "a step without a plan says all"
 
 

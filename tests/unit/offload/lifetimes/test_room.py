@@ -42,6 +42,17 @@ def test_what_is_needed_is_refused_only_where_memory_itself_is_beyond_the_limit(
         custody.adopt("third", Kind.STATE, PAGE_BYTES)
 
 
+@pytest.mark.parametrize("needed_bytes", [0, PAGE_BYTES])
+def test_what_is_expected_stays_so_where_there_is_no_room_for_it(needed_bytes: int) -> None:
+    """Else what is read ahead would take the room, and the point itself would go beyond the limit."""
+    account = RoomAccount(2 * PAGE_BYTES, NothingSaved())
+    custody = PieceCustody([], account, PagePool(2 * PAGE_BYTES))
+    custody.adopt("pinned", Kind.STATE, PAGE_BYTES)
+    account.reserved_bytes = account.coming_bytes = PAGE_BYTES
+    custody.make_room(needed_bytes)
+    assert account.missing_bytes(0) == PAGE_BYTES
+
+
 class Leaves(NothingSaved):
     """What was saved takes all memory until somebody has looked at it some times."""
 
