@@ -26,23 +26,18 @@ class IoEngine(Protocol):
 
     def reserve(self, size_bytes: int) -> None:
         """Make `[0, size_bytes)` usable. Raises `OSError(ENOSPC)` where the device has no room for it."""
-        ...
 
     def write(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
         """Write all bytes of `views`, one after the other, at `offset_bytes`."""
-        ...
 
     def read(self, offset_bytes: int, views: Sequence[memoryview]) -> None:
         """Fill `views`, one after the other, from `offset_bytes`."""
-        ...
 
     def capacity_bytes(self) -> int:
         """How much the whole device holds, for wear; 0 where that has no meaning."""
-        ...
 
     def close(self) -> None:
         """Give everything back. Never raises; may be called twice."""
-        ...
 
 
 @runtime_checkable
@@ -51,7 +46,6 @@ class AddressableEngine(Protocol):
 
     def view(self, offset_bytes: int, size_bytes: int) -> memoryview:
         """The bytes themselves. Raises `OSError`."""
-        ...
 
 
 @runtime_checkable
@@ -60,11 +54,9 @@ class CudaEngine(Protocol):
 
     def write_cuda(self, offset_bytes: int, memory: torch.Tensor) -> None:
         """Write a contiguous CUDA tensor of bytes."""
-        ...
 
     def read_cuda(self, offset_bytes: int, memory: torch.Tensor) -> None:
         """Fill a contiguous CUDA tensor of bytes."""
-        ...
 
 
 def round_up(size_bytes: int) -> int:

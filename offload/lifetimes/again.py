@@ -44,19 +44,15 @@ class TrainingAround(Protocol):
 
     def is_given_up(self, block: int) -> bool:
         """Whether the plan has this forward's values computed again."""
-        ...
 
     def has_kept(self, needed_bytes: int, given_up_bytes: int) -> None:
         """A forward that can be computed again has ended: what that needs, and what was given up."""
-        ...
 
     def begins_again(self, wanted: Sequence[HeldPiece], size_bytes: int) -> None:
         """Have these pieces, and so much room. Raises PieceLostError, SpillWriteError, LimitTooSmallError."""
-        ...
 
     def ended_again(self, seconds: float) -> None:
         """It is computed."""
-        ...
 
 
 class _HaveAllError(BaseException):

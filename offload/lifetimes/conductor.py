@@ -77,7 +77,7 @@ class Conductor:
             self._custody.make_room(0)  # what the point itself takes needs room, too
             self._bring()
         self._custody.trim(wholly=self.carried is None)
-        self._meter.begin(with_memory=self._meter.is_cheap or is_due or self._now not in self._known)
+        self._meter.begin(with_memory=self._meter.is_cheap or is_due or self._now not in self._known.seen)
 
     def end_point(self) -> None:
         """The point is over: note what was seen, and let go of what the plan says."""
@@ -143,15 +143,16 @@ class Conductor:
 
     def _reserve(self, stage: StepStage, block: int) -> None:
         """Have room for what the point takes besides: as planned, or more where the process holds or has taken more."""
-        account, unknown_bytes = self._custody.account, self._meter.unknown_bytes()
-        seen_bytes = self._known.extra_bytes((stage, block), unknown_bytes) + self._meter.guard_bytes
+        account, meter = self._custody.account, self._meter
+        seen_bytes = self._known.extra_bytes((stage, block), meter.unknown_bytes()) + meter.guard_bytes
         account.reserved_bytes = max(account.reserved_bytes, seen_bytes - account.outside_bytes)
 
     def _was_saved(self, size_bytes: int) -> None:
         self._meter.saved_bytes += size_bytes
         account = self._custody.account
         account.came(size_bytes)
-        if account.missing_bytes(self._custody.parked_bytes):
+        self._custody.trim()  # more was saved, it may be, than there was to come
+        if account.missing_bytes(0):
             with contextlib.suppress(LimitTooSmallError):  # what was saved just now cannot leave yet
                 self._custody.make_room(0)
 

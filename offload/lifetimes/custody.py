@@ -216,12 +216,7 @@ class PieceCustody:
 
     def accounted_bytes(self) -> int:
         """Memory that is known: of pieces, of others, and what is held for nobody."""
-        return self.account.held() + self.account.others.idle_bytes() + self.parked_bytes
-
-    @property
-    def parked_bytes(self) -> int:
-        """Pages that are held for nobody."""
-        return self._pool.parked_bytes
+        return self.account.held() + self.account.others.idle_bytes() + self._pool.parked_bytes
 
     def trim(self, *, wholly: bool = False) -> None:
         """Hold no more pages for nobody than the limit has room for; or none."""

@@ -34,34 +34,27 @@ class PointFigures:
 
 
 class KnownPoints:
-    """What each point takes, as far as it was seen.
-
-    What is being read counts before its pages are there, so that the rest seems to be less than it is. So memory is
-    learned while nothing moves, before there is a plan; under one it grows where the limit came near.
-    """
+    """What each point takes, learned while nothing moves: what is being read counts before its pages are there."""
 
     def __init__(self) -> None:
-        self._seen: dict[Hashable, tuple[float, int]] = {}  # seconds, and the most besides pieces and saved tensors
+        self.seen: dict[Hashable, tuple[float, int]] = {}  # seconds, and the most besides pieces and saved tensors
         self._own_bytes: dict[Hashable, int] = {}  # of that, what was not there before
-
-    def __contains__(self, point: Hashable) -> bool:
-        return point in self._seen
 
     def learn(self, point: Hashable, figures: PointFigures, expected_bytes: int | None) -> tuple[float, int]:
         """Returns its seconds and extra bytes. Under a plan, `expected_bytes` are what was to be enough for these."""
-        seconds, extra_bytes = self._seen.get(point, (0.0, 0))
+        seconds, extra_bytes = self.seen.get(point, (0.0, 0))
         seconds = seconds if figures.seconds is None else figures.seconds
         if expected_bytes is not None:
             extra_bytes = max(extra_bytes, expected_bytes + figures.over_bytes if figures.over_bytes else 0)
         elif figures.extra_bytes is not None:
             extra_bytes = figures.extra_bytes
             self._own_bytes[point] = max(0, extra_bytes - figures.unknown_bytes)
-        self._seen[point] = seconds, extra_bytes
+        self.seen[point] = seconds, extra_bytes
         return seconds, extra_bytes
 
     def extra_bytes(self, point: Hashable, unknown_bytes: int) -> int:
         """What there will be besides pieces and saved tensors, if so much is there that nobody knows of."""
-        return max(self._seen.get(point, (0.0, 0))[1], unknown_bytes + self._own_bytes.get(point, 0))
+        return max(self.seen.get(point, (0.0, 0))[1], unknown_bytes + self._own_bytes.get(point, 0))
 
 
 class PointMeter:

@@ -27,11 +27,9 @@ class Lanes(Protocol):
 
     def mark(self) -> Any:
         """What was asked for until now, in the thread that computes. Raises OffloadConfigError."""
-        ...
 
     def copying(self, mark: Any) -> AbstractContextManager[None]:
         """What is copied inside comes after the mark, and has ended when this ends. In a drive's thread."""
-        ...
 
 
 class ResizedPiece:

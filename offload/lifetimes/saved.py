@@ -33,7 +33,6 @@ class ComputedAgain(Protocol):
 
     def held_bytes(self) -> int:
         """What it holds of them now."""
-        ...
 
 
 class LeavesWhenTold:
