@@ -18,8 +18,7 @@ from elastrain.offload.lifetimes.saved import SavedTensors
 from elastrain.offload.lifetimes.standing import StandingWatch
 from elastrain.offload.lifetimes.values import Kind
 
-WATCHED_STEPS, WATCH_EVERY_STEPS = 3, 16
-"""Where to look closely takes time, so many steps of each so many under a plan are watched at each point."""
+WATCHED_STEPS, WATCH_EVERY_STEPS = 3, 16  # where to look closely takes time, so many of each so many are watched
 
 
 class Conductor:

@@ -1,7 +1,4 @@
-"""Measures one point at a time: its seconds without waits, what it takes besides pieces, what it saves.
-
-To have there what a point uses is work of the same thread: that counts as its seconds, too.
-"""
+"""Measures one point at a time: its seconds (without waits, with the work to have there what it uses) and memory."""
 
 from __future__ import annotations
 
@@ -12,17 +9,14 @@ from dataclasses import dataclass, replace
 from elastrain.offload.lifetimes.custody import PieceCustody
 from elastrain.offload.lifetimes.memory import MemoryMeter
 
-GUARD_SHARE = 0.01
-"""So much of the limit is to stay free, whatever plans say: the kernel counts to some dozens of pages."""
+GUARD_SHARE = 0.01  # of the limit is to stay free, whatever plans say: the kernel counts to some dozens of pages
 
 
 @dataclass(frozen=True, kw_only=True)
 class PointFigures:
-    """What was seen of one point. Memory is None if not looked at.
+    """What was seen of one point. `extra_bytes` were there besides pieces and saved tensors, None if not looked at.
 
-    `extra_bytes` is what there was besides pieces and saved tensors, `unknown_bytes` of it when the point began, and
-    `over_bytes` how far all came into what is to stay free. `needed_bytes` is the part of what it saved from which all
-    can be computed again, None where it cannot. Seconds are None where to know them would have made a device wait.
+    Of them `unknown_bytes` at first, `over_bytes` in what is to stay free; `needed_bytes` are enough to compute again.
     """
 
     seconds: float | None
