@@ -34,12 +34,8 @@ class Conductor:
     ) -> None:
         self.carried: Carried | None = None
         self.seen: list[Arrival] = []
-        self.steps = 0
-        self._custody = custody
-        self._pieces = pieces
-        self._saved = saved
-        self._meter = meter
-        self._watch = watch
+        self.steps, self._custody, self._pieces = 0, custody, pieces
+        self._saved, self._meter, self._watch = saved, meter, watch
         self._place = -1
         self._now: tuple[StepStage, int] | None = None
         self._asked: list[PieceKey] = []
