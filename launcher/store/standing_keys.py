@@ -143,8 +143,8 @@ class StandingKeys:
             return  # another job has begun in an empty store: what stood in this one would mislead it
         if view is not None and (news.view is None or news.view.generation < view.generation):
             self._call(lambda _: keys.put_view_again(view, roster))
-        if roster is not None and news.roster is None:
-            self._call(lambda _: self.put_roster(roster, None if is_lost else {}))
+        if roster is not None and news.roster is None and is_lost:  # from old news it is only still to come
+            self._call(lambda _: self.put_roster(roster, None))
         if spec is not None and news.spec is None:
             self._call(lambda _: keys.put_spec(spec))
         if terms is not None and news.terms is None:
