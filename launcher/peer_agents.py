@@ -134,7 +134,7 @@ class PeerAgents:
                 self._port.happen(ev.EndStands(over=news.end))
             self._port.happen(ev.ViewRemoved())
         if news.roster is not None:
-            self._port.happen(ev.RosterStands(roster=news.roster, again=news.again))
+            self._port.happen(ev.RosterStands(roster=news.roster, restored=news.restored))
         if news.end is not None:
             self._port.happen(ev.EndStands(over=news.end))
         for other in [other for other, record in {**self._seen, **others}.items() if record.incarnation in news.left]:

@@ -151,7 +151,7 @@ class RosterStands(Struct, frozen=True, kw_only=True):
 
     roster: Roster | None
     """None: nothing was put, because nodes have come and gone meanwhile, or the store has lost its data."""
-    again: bool = False
+    restored: bool = False
     """It stood before in a store that has lost it: what else was in there is perhaps not put again yet."""
 
 

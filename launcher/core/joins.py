@@ -64,7 +64,7 @@ class Joins:
         """Start this node's workers: the nodes that begin the job are known."""
         if event.roster is None:
             return self._rendezvous.on_roster_refused(now)
-        self._rendezvous.doubt(event.again, now)
+        self._rendezvous.doubt(event.restored, now)
         if self._cluster.roster is not None or self._shutdown.end is not None:
             return self._on_another_roster(event.roster)
         self._rendezvous.take_roster(event.roster)

@@ -105,9 +105,9 @@ class Rendezvous:
         roster = self._cluster.roster
         return [] if roster is None else [PutRoster(roster=roster)]
 
-    def doubt(self, again: bool, now: float) -> None:
+    def doubt(self, restored: bool, now: float) -> None:
         """Give those who may know of a first view that the store has lost their time to put it again, once."""
-        if again and not self._doubts_until_s:
+        if restored and not self._doubts_until_s:
             self._doubts_until_s = now + self._config.times.absent_s
             self._deadlines.set_first(AskStoreDue(), self._doubts_until_s)
 

@@ -280,7 +280,7 @@ class SharedRegistry:
             nodes=self._keys.records(items),
             terms=self._keys.read(terms) if terms is not None else None,
             roster=roster,
-            again=self._keys.prefix + "again" in items,
+            restored=self._keys.prefix + "restored" in items,
             spec=self._keys.read(spec) if spec is not None else None,
             view=view,
             end=Over(**over) if over is not None else None,

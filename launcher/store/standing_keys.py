@@ -22,7 +22,7 @@ class News:
     terms: Mapping[str, Any] | None
     """What all nodes have agreed about before anything started."""
     roster: Roster | None
-    again: bool
+    restored: bool
     """The roster had been lost, and was put again."""
     spec: Mapping[str, Any] | None
     view: View | None
@@ -42,7 +42,7 @@ NOTHING = News(
     nodes={},
     terms=None,
     roster=None,
-    again=False,
+    restored=False,
     spec=None,
     view=None,
     end=None,
@@ -133,7 +133,7 @@ class StandingKeys:
         # With the count of members: a fresh node may take a number as soon as it sees a roster. With the life: who
         # reads of none would begin the job's first.
         if seen is None:  # before it: who reads the roster has to know that more may be lacking
-            self._keys.put_once("again", {})
+            self._keys.put_once("restored", {})
         return self._keys.put_roster(roster, self.unused_member(0), self._life, seen=seen)
 
     def compare(self, news: News, items: Mapping[str, Item], *, is_lost: bool) -> None:

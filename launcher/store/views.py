@@ -2,7 +2,7 @@
 
     /elastrain/<job>/nodes/<node>    leased: what the node says of itself
     /elastrain/<job>/job             immutable: what the operator asked for, as far as all nodes must agree
-    /elastrain/<job>/roster          immutable: the nodes that began the job; `again`: the store had lost it
+    /elastrain/<job>/roster          immutable: the nodes that began the job; `restored`: the store had lost it
     /elastrain/<job>/spec            immutable: what every member must have in common
     /elastrain/<job>/view            the newest view
     /elastrain/<job>/begun           a step has been committed: there is state to lose

@@ -406,7 +406,7 @@ def test_no_first_view_without_a_node_that_may_know_of_one_which_the_store_has_l
         cluster.add(name, nodes_min=3, nodes_max=3)
     for name in ("node1", "node2"):
         agent = cluster.agents[name]
-        cluster.happen(agent, ev.RosterStands(roster=agent.core.cluster.roster, again=True))
+        cluster.happen(agent, ev.RosterStands(roster=agent.core.cluster.roster, restored=True))
     cluster.hello("m1", "m2")
     cluster.kill_node("node0")
     cluster.lease_goes("node0")
