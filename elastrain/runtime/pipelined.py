@@ -233,6 +233,7 @@ class ActionForward:
         assert passed is not None
         parts.untouched.check_gradients()
         self.backward_is_due = False
+        self._pipelines.stubs_for(action.task).loss_is_made()
         passed.backward_is_called(loss.device.type)
         waiting = _Waiting(passed=passed, measured=parts.model.statistics.take())
         parts.model.statistics.end()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from elastrain.pipeline.graph import IllegalCut
-from elastrain.pipeline.stubs.draws import NO_VALUES, OtherDraws
+from elastrain.pipeline.stubs.draws import NO_VALUES, OtherDraws, TracedDraws
 from elastrain.pipeline.stubs.fakes import is_fake
+from elastrain.pipeline.stubs.parameters import ParameterUses
 
 _NOWHERE = -1
 
@@ -44,9 +45,7 @@ class Origins:
         """By id: a tensor that a block has made and not returned, and the block's place."""
         self._illegal: dict[int, str] = {}
         """Cut -> why; 0 stands for all of them."""
-        self._registered = _registered(model, blocks)
-        self._uses: list[tuple[int, str, int]] = []
-        """(id of a parameter, its name, place of the block behind or in which it was used)."""
+        self.parameters = ParameterUses(model, blocks)
 
     # --------------------------------------------------------------------------------------------------- what happens
 
@@ -59,6 +58,7 @@ class Origins:
 
     def takes(self, at: int, name: str, arguments: Sequence[object]) -> None:
         """A block is entered with these."""
+        self.parameters.used([each for each in arguments if isinstance(each, Tensor)], at)
         # Real ones are known only where they are random numbers that others would draw otherwise.
         for home in self.homes_of_own(arguments):
             self._forbid(home, at, f"block {name!r} takes random numbers that are drawn before it")
@@ -108,30 +108,15 @@ class Origins:
                 if is_fake(tensor) or is_real:
                     self._register(tensor, max(homes))
 
-    def used(self, parameter: Tensor) -> None:
-        """A parameter was used, by the latest block or by code behind it."""
-        known = self._registered.get(id(parameter))
-        if known is not None:
-            self._uses.append((id(parameter), known[0], self.latest))
-
     # ---------------------------------------------------------------------------------------------------- what follows
 
-    def illegal(self, places: dict[str, int]) -> tuple[IllegalCut, ...]:
-        """`places`: block -> its place in the graph, of those that were entered."""
-        for key, name, at in self._uses:
-            homes = {places[block] for block in self._registered[key][1] if block in places}
-            # What lies outside of blocks goes with the first one.
-            is_outside = not homes
-            if not is_outside and max(at, 0) in homes:
-                continue
-            home = 0 if is_outside else min(homes, key=lambda place: abs(place - at))
-            where = "lies outside of blocks" if is_outside else f"belongs to block {self._order[home]!r}"
-            beside = f"behind block {self._order[max(at, 0)]!r}" if is_outside else f"at {self._order[max(at, 0)]!r}"
-            first, last = sorted((home, max(at, 0)))
-            self._forbid(first, last, f"parameter {name!r} {where} and is used {beside}")
+    def illegal(self, neighbours: Mapping[str, str]) -> tuple[IllegalCut, ...]:
+        """`neighbours`: a block that was never entered -> the one that it goes with."""
+        for first, last, why in self.parameters.together(self._order, neighbours):
+            self._forbid(first, last, why)
         # Every member runs that code, also one that has no such block and so finds nothing.
         if 0 in self._illegal:
-            self._illegal = dict.fromkeys(range(1, len(places)), self._illegal[0])
+            self._illegal = dict.fromkeys(range(1, len(self._order)), self._illegal[0])
         return tuple(IllegalCut(cut=cut, why=why) for cut, why in sorted(self._illegal.items()))
 
     def homes_of_own(self, tensors: Sequence[object]) -> list[int]:
@@ -158,16 +143,6 @@ class Origins:
             # Changed in place by later code: from there on it lives further behind.
             self.home[number] = max(home, self.home[number])
         return number
-
-
-def _registered(model: nn.Module, blocks: Sequence[str]) -> dict[int, tuple[str, frozenset[str]]]:
-    """By id of a parameter: its first name, and the blocks in which it is registered."""
-    found: dict[int, tuple[str, frozenset[str]]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        of = {block for block in blocks if name.startswith(f"{block}.")}
-        first, before = found.get(id(parameter), (name, frozenset()))
-        found[id(parameter)] = (first, before | of)
-    return found
 
 
 class CodeBetween(TorchFunctionMode):
@@ -208,11 +183,12 @@ class CodeBetween(TorchFunctionMode):
             self._is_paused, self._is_inside = before, False
             self._draws.look(self._origins.at, is_inside=True)
 
-    def finish(self, blocks: int) -> None:
-        """The forward is over."""
+    def finish(self, blocks: int) -> TracedDraws:
+        """The forward is over; where it drew."""
         self._draws.look(self._origins.at, is_inside=False)
         for first, last, why in self._draws.together(blocks - 1):
             self._origins.keep_together(first, last, why)
+        return self._draws.traced
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -225,16 +201,18 @@ class CodeBetween(TorchFunctionMode):
         name = getattr(func, "__name__", str(func))
         if not made and not self._is_inside and name not in NO_VALUES:
             self._draws.read(self._origins.homes_of_own(taken))
+            self._origins.parameters.read(taken, self._origins.latest)
         if made:
-            for tensor in taken:
-                if isinstance(tensor, nn.Parameter):
-                    self._origins.used(tensor)
             is_real = not self._is_inside and not any(is_fake(tensor) for tensor in (*taken, *made))
             if self._is_inside:
+                self._origins.parameters.used(taken, self._origins.latest)
                 self._origins.made_inside(self._origins.at, made)
             else:
                 is_own = seen.has_drawn and self._is_ahead and is_real
+                if seen.has_drawn and (self._is_ahead or not is_real):
+                    self._draws.draw(self._origins.at)
                 self._origins.made_between(name, taken, made, is_own=is_own)
+                self._origins.parameters.made_between(name, taken, made, self._origins.latest)
             self._is_ahead |= seen.has_drawn and not is_real
         return returned
 

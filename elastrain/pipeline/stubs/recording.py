@@ -39,12 +39,13 @@ def graph_of_entries(
     """Make the graph; also the numbers of the tensors that cross each cut."""
     names = tuple(blocks[each.place] for each in entered)
     crossing = _crossing(entered, origins)
+    never_entered = tuple(_never_entered(blocks, places))
     graph = BlockGraph(
         blocks=names,
         flops=tuple(each.flops for each in entered),
         crossings=tuple(tuple(shape_of(origins.shapes[number]) for number in numbers) for numbers in crossing),
-        illegal=origins.illegal({name: at for at, name in enumerate(names)}),
-        never_entered=tuple(_never_entered(blocks, places)),
+        illegal=origins.illegal(dict(never_entered)),
+        never_entered=never_entered,
     )
     return graph, crossing
 

@@ -14,6 +14,7 @@ from elastrain.pipeline.stubs.entries import Entries, Forward
 from elastrain.pipeline.stubs.fakes import Fakes, FakesOfBlock, is_fake
 from elastrain.pipeline.stubs.passes import StubPass
 from elastrain.pipeline.stubs.trace import TracedModel
+from elastrain.pipeline.stubs.untraced import UntracedDraws
 
 _RECEIVED = "_elastrain_received"
 """On a fake: the tensor received for it. A checkpoint calls a block again with it, after other micro-batches."""
@@ -37,7 +38,11 @@ class Stubs:
         self._fresh: frozenset[int] = frozenset()
         self._pass: StubPass | None = None
         self.hold(begin, end)
+        self._draws = UntracedDraws(traced.graph.blocks, traced.draws)
         self._entries = Entries(model, traced.graph.blocks, self._enter)
+        # Before the hook that sets a block's random stream; what was compiled runs its hooks behind the entry.
+        written = [each for each in map(model.get_submodule, traced.graph.blocks) if each._compiled_call_impl is None]
+        self._hooks = [each.register_forward_pre_hook(self._before, prepend=True) for each in written]
 
     def hold(self, begin: int, end: int) -> None:
         """From the next micro-batch on compute `[begin, end)`. Raises ConfigError for a cut that is not legal."""
@@ -56,6 +61,10 @@ class Stubs:
         self._pass = StubPass(crossing[self._begin], crossing[self._end], received)
         return self._pass
 
+    def loss_is_made(self) -> None:
+        """The forward is over. Raises ConfigError where code drew random numbers that the tracing pass has not seen."""
+        self._draws.behind()
+
     def finish(self) -> None:
         """The body of the loop is over: until the next `begin` a block may be entered where it is here."""
         self._pass = None
@@ -63,6 +72,8 @@ class Stubs:
     def close(self) -> None:
         """Take the stubs off the model."""
         self._entries.close()
+        for hook in self._hooks:
+            hook.remove()
 
     # ------------------------------------------------------------------------------------------------------ at an entry
 
@@ -72,12 +83,22 @@ class Stubs:
         if self._pass is None and not is_again:
             self._check_is_here(place)
             return forward(*args, **kwargs)
+        self._before()
         if self._is_computed(place):
             args, kwargs = self._exchanged(place, args, kwargs, is_again=is_again)
-            return forward(*args, **kwargs)
+            if is_again:
+                return forward(*args, **kwargs)
+            return self._draws.computed(place, lambda: forward(*args, **kwargs))
         if place >= self._end and not is_again:
             self._collect(place, args, kwargs)
+        if not is_again:
+            self._draws.passed(place)
         return self._of_block[place].take(self._fakes, fresh=place in self._fresh)
+
+    def _before(self, *_: object) -> None:
+        """A block is about to be entered."""
+        if self._pass is not None and torch._C._current_graph_task_id() == -1:
+            self._draws.behind()
 
     def _is_computed(self, place: int) -> bool:
         return self._begin <= place < self._end

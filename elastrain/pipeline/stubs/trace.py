@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from elastrain.errors import ConfigError
 from elastrain.pipeline.graph import BlockGraph
+from elastrain.pipeline.stubs.draws import TracedDraws
 from elastrain.pipeline.stubs.entries import Entries, Forward
 from elastrain.pipeline.stubs.fakes import BlockOutputs, Fakes, device_of, is_fake
 from elastrain.pipeline.stubs.handed import check_handed
@@ -42,6 +43,7 @@ class TracedModel:
     """Number -> the place of the block that returned this very tensor; what code between blocks made is not in it."""
     saved: tuple[int, ...]
     """By place in the graph: bytes that the block's forward keeps for its backward."""
+    draws: TracedDraws
 
 
 class TracingPass:
@@ -76,7 +78,7 @@ class TracingPass:
         self.abandon()
         if not self._entered:
             raise ConfigError(f"the forward entered none of the blocks {list(self._blocks)}: name those that it calls")
-        self._between.finish(len(self._entered))
+        draws = self._between.finish(len(self._entered))
         graph, crossing = graph_of_entries(self._blocks, self._places, self._entered, self._origins)
         return TracedModel(
             graph=graph,
@@ -85,6 +87,7 @@ class TracingPass:
             crossing=crossing,
             returned_by=dict(self._origins.returned_by),
             saved=tuple(each.saved_bytes for each in self._entered),
+            draws=draws,
         )
 
     # ----------------------------------------------------------------------------------------------------- at an entry

@@ -203,6 +203,48 @@ def test_a_block_that_uses_the_parameter_of_another_forbids_the_cuts_between() -
     assert all("'embed.weight' belongs to block 'embed'" in each.why for each in found.illegal)
 
 
+class Table(nn.Module):
+    """Code between blocks takes values of a table, which no forward enters and which stands beside the head."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(64, 8)
+        self.layers = nn.ModuleList(Noise(dropout=0.0) for _ in range(3))
+        self.table, self.head = nn.Embedding(3, 8), nn.Linear(8, 64)
+        self.how = how
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        source = self.embed if self.how.startswith("of the first block") else self.table
+        row = self._row(source.weight)
+        x = self.layers[0](self.embed(tokens))
+        if self.how == "read":
+            x = x * (1 + source.weight.detach()[0, 0].item())
+        x = self.layers[1](x, row if "a layer" in self.how else None)
+        return self.head(self.layers[2](x)) + (row.sum() if "code behind" in self.how else 0.0)
+
+    def _row(self, weight: Tensor) -> Tensor:
+        return torch.zeros_like(weight)[0] if "shape" in self.how else weight[0].detach().mul(2)
+
+
+@pytest.mark.parametrize(
+    ("how", "cuts"),
+    [
+        ("by code behind", (1, 2, 3, 4)),
+        ("by a layer", (1, 2)),
+        ("of the first block, by a layer", (3, 4)),
+        ("of the first block, by code behind", ()),
+        ("of the first block, its shape, by a layer", (1, 2, 3, 4)),
+        ("read", (1,)),
+    ],
+)
+def test_what_code_between_blocks_makes_of_a_parameter_is_where_its_block_is(how: str, cuts: tuple[int, ...]) -> None:
+    """Elsewhere the parameter is not a number, and so would be the gradients. A block never entered has a neighbour."""
+    graph = traced(Table(how)).graph
+    assert graph.legal_cuts == cuts
+    name, block = ("embed.weight", "embed") if how.startswith("of the first") else ("table.weight", "table")
+    assert all(f"parameter {name!r} belongs to block {block!r} and is used" in each.why for each in graph.illegal)
+
+
 def test_a_registered_tie_forbids_nothing_and_an_encoders_output_crosses_beside_the_stream() -> None:
     model = EncoderDecoder()
     graph = traced(model).graph
