@@ -38,8 +38,11 @@ class Mover:
     ) -> None:
         self.writing_bytes = self.spilled_bytes = 0
         self.faults: list[str] = []
-        self._devices, self._lock, self._account = devices, lock, account
-        self._take, self._dropped = take, dropped
+        self._devices = devices
+        self._lock = lock
+        self._account = account
+        self._take = take
+        self._dropped = dropped
         self._write_fault: SpillWriteError | None = None
 
     def apply(self, record: SpillRecord, event: residency.Event) -> tuple[residency.Command, ...]:

@@ -20,8 +20,11 @@ class Auditing:
     """Owns what this member audits in the open step, and what came out."""
 
     def __init__(self, me: str, shape: Shape, views: Views, commit: Commit, runs: Runs) -> None:
-        self._me, self._shape, self._views = me, shape, views
-        self._commit, self._runs = commit, runs
+        self._me = me
+        self._shape = shape
+        self._views = views
+        self._commit = commit
+        self._runs = runs
         self._voted: tuple[int, tuple[Check, ...]] = (-1, ())
         """Step of the last vote, and what this member told in it: it stays when the step begins anew."""
         self.accused: tuple[Accusation, ...] = ()

@@ -68,8 +68,12 @@ class Checkpointing:
         self.open: OpenCheckpoint | None = None
         self.is_last = False
         """The job is about to be stopped: nothing is committed after the last checkpoint in this view."""
-        self._sizes, self._plan, self._views = sizes, plan, views
-        self._commit, self._holdings, self._out = commit, holdings, out
+        self._sizes = sizes
+        self._plan = plan
+        self._views = views
+        self._commit = commit
+        self._holdings = holdings
+        self._out = out
         self._over: CheckpointOver | None = None
         """How the last one ended, for members that were not told in its view."""
         self._wanted = self._voted = Wish.NONE

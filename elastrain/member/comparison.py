@@ -21,8 +21,11 @@ class Comparison:
     """Owns what was told of the published parameters, and what was found here."""
 
     def __init__(self, me: str, views: Views, commit: Commit, repair: Repair, out: Commands) -> None:
-        self._me, self._views, self._commit = me, views, commit
-        self._repair, self._out = repair, out
+        self._me = me
+        self._views = views
+        self._commit = commit
+        self._repair = repair
+        self._out = out
         self._told: dict[int, tuple[str, int]] = {}
         """Shard -> who published its parameters of the committed step, and their digest there."""
         self._found: dict[int, int] | None = None

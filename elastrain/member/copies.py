@@ -37,8 +37,12 @@ class CopiesGiven:
         """So many bytes of parameters may be on their way at a time; one shard always may."""
         self.sent_bytes = 0
         """Of parameters, in all."""
-        self._sizes, self._views, self._commit = sizes, views, commit
-        self._holdings, self._reduction, self._out = holdings, reduction, out
+        self._sizes = sizes
+        self._views = views
+        self._commit = commit
+        self._holdings = holdings
+        self._reduction = reduction
+        self._out = out
         self._due: list[Copy] = []
         """In the order in which they are made: what is short of holders comes first."""
         self._restoring: set[Copy] = set()
@@ -139,8 +143,11 @@ class CopiesTaken:
     """Owns what did not come through of the copies that were sent to this member."""
 
     def __init__(self, me: str, commit: Commit, holdings: Holdings, repair: Repair, out: Commands) -> None:
-        self._me, self._commit, self._holdings = me, commit, holdings
-        self._repair, self._out = repair, out
+        self._me = me
+        self._commit = commit
+        self._holdings = holdings
+        self._repair = repair
+        self._out = out
         self._broken: dict[int, tuple[str, int, int]] = {}
         """Shard whose copy did not come through -> sender, digest that was told, how often."""
 

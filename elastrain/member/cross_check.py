@@ -20,8 +20,11 @@ class CrossCheck:
     """Owns what this member checks in the open step, and what came out."""
 
     def __init__(self, me: str, due: Due, views: Views, commit: Commit, runs: Runs) -> None:
-        self._me, self._due, self._views = me, due, views
-        self._commit, self._runs = commit, runs
+        self._me = me
+        self._due = due
+        self._views = views
+        self._commit = commit
+        self._runs = runs
         self.begin()
 
     def begin(self) -> None:

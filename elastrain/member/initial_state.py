@@ -16,8 +16,11 @@ class InitialState:
     """Owns which shards' states are read, and not yet in custody."""
 
     def __init__(self, me: str, initial: Initial, commit: Commit, holdings: Holdings, out: Commands) -> None:
-        self._me, self._initial, self._commit = me, initial, commit
-        self._holdings, self._out = holdings, out
+        self._me = me
+        self._initial = initial
+        self._commit = commit
+        self._holdings = holdings
+        self._out = out
         self._is_reading = False
         self._read: set[int] = set()
 

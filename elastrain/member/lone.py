@@ -20,8 +20,11 @@ class LoneStates:
     def __init__(
         self, me: str, views: Views, commit: Commit, holdings: Holdings, comparison: Comparison, shape: Shape
     ) -> None:
-        self._me, self._views, self._commit = me, views, commit
-        self._holdings, self._comparison = holdings, comparison
+        self._me = me
+        self._views = views
+        self._commit = commit
+        self._holdings = holdings
+        self._comparison = comparison
         self._is_backed = shape.backups > 0
         self._is_on = shape.audit.every > 0
         self._has_looked = False

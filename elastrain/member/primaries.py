@@ -21,8 +21,10 @@ class Primaries:
     """Binds states to the model's memory; which shards are meant is in `Roles.mine`."""
 
     def __init__(self, commit: Commit, holdings: Holdings, comparison: Comparison, out: Commands) -> None:
-        self._commit, self._holdings = commit, holdings
-        self._comparison, self._out = comparison, out
+        self._commit = commit
+        self._holdings = holdings
+        self._comparison = comparison
+        self._out = out
         self._unlooked: dict[int, set[str]] = {}
         """Shard that was taken over -> who gets its parameters once this member knows that its state is right."""
 

@@ -27,8 +27,10 @@ class Reduction:
         self._me = me
         self._shards = shape.shards
         self._fold = Fold(shape.runs)
-        self._views, self._roles = views, roles
-        self._runs, self._out = runs, out
+        self._views = views
+        self._roles = roles
+        self._runs = runs
+        self._out = out
         self.finished: dict[int, FinishedGradient] = {}
         """Shard -> its gradient of the open step, over all runs."""
         self._folds: dict[tuple[int, int], PartialSet] = {}

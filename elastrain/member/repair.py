@@ -38,8 +38,10 @@ class Repair:
         """Shards whose parameters somebody has computed with that were not right, and the holder who had them wrong."""
         self.given_up: set[int] = set()
         """Shards whose state was wrong here: what is asked about them is answered by the recovery."""
-        self._views, self._commit = views, commit
-        self._holdings, self._out = holdings, out
+        self._views = views
+        self._commit = commit
+        self._holdings = holdings
+        self._out = out
         self._tries = 0
         """How often the open step was begun anew at this member's wish."""
         self._faults: list[str] = []

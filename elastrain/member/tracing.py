@@ -30,8 +30,10 @@ class Tracing:
         """What this member's tracing pass has found; None before, and without pipelines."""
         self.plan: PipelinePlan | None = None
         """Of the job's first step, once it is in force; None in every other step: the record has theirs."""
-        self._me, self._views = me, views
-        self._commit, self._out = commit, out
+        self._me = me
+        self._views = views
+        self._commit = commit
+        self._out = out
         self._told: dict[str, BlockGraph] = {}
         """Member of the view -> the graph that it has traced."""
 

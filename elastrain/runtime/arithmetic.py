@@ -40,8 +40,11 @@ class TensorArithmetic:
         self.stored: StoredInitial | None = None
         """Where initial states come from; None: from the model's parameters."""
         self.buffers_bytes = 0
-        self._layout, self._model, self._optimizer = layout, model, optimizer
-        self._allocate, self._max_grad_norm = allocate, max_grad_norm
+        self._layout = layout
+        self._model = model
+        self._optimizer = optimizer
+        self._allocate = allocate
+        self._max_grad_norm = max_grad_norm
         self._nothing = torch.empty(0)
 
     # ----------------------------------------------------------------------------------------------- slots and buffers

@@ -18,7 +18,8 @@ from elastrain.offload.lifetimes.saved import SavedTensors
 from elastrain.offload.lifetimes.standing import StandingWatch
 from elastrain.offload.lifetimes.values import Kind
 
-WATCHED_STEPS, WATCH_EVERY_STEPS = 3, 16  # where to look closely takes time, so many of each so many are watched
+WATCHED_STEPS, WATCH_EVERY_STEPS = 3, 16
+"""Where to look closely takes time, so many steps of each so many under a plan are watched at each point."""
 
 
 class Conductor:
@@ -34,8 +35,12 @@ class Conductor:
     ) -> None:
         self.carried: Carried | None = None
         self.seen: list[Arrival] = []
-        self.steps, self._custody, self._pieces = 0, custody, pieces
-        self._saved, self._meter, self._watch = saved, meter, watch
+        self.steps = 0
+        self._custody = custody
+        self._pieces = pieces
+        self._saved = saved
+        self._meter = meter
+        self._watch = watch
         self._place = -1
         self._now: tuple[StepStage, int] | None = None
         self._asked: list[PieceKey] = []
@@ -72,7 +77,7 @@ class Conductor:
             self._custody.make_room(0)  # what the point itself takes needs room, too
             self._bring()
         self._custody.trim(wholly=self.carried is None)
-        self._meter.begin(with_memory=self._meter.is_cheap or is_due or self._now not in self._known.seen)
+        self._meter.begin(with_memory=self._meter.is_cheap or is_due or self._now not in self._known)
 
     def end_point(self) -> None:
         """The point is over: note what was seen, and let go of what the plan says."""

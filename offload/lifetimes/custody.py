@@ -26,7 +26,8 @@ from elastrain.offload.residency import State
 
 _IN_MEMORY = residency.MEMORY
 LOOK_AGAIN_S = 0.002
-USED_TOGETHER = 2  # So many pieces stay that somebody outside touched last, since one operator may need them together
+USED_TOGETHER = 2
+"""So many pieces stay that somebody outside touched last, since one operator may need them together."""
 
 
 class PieceCustody:

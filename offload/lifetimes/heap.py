@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
-LARGE_BYTES = 256 << 10  # Allocations from this size on are mapped on their own, and unmapped when they are freed
+LARGE_BYTES = 256 << 10
+"""Allocations from this size on are mapped on their own, and unmapped when they are freed."""
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 _libc = ctypes.CDLL(None)
 

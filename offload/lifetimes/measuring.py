@@ -1,4 +1,7 @@
-"""Measures one point at a time: its seconds (without waits, with the work to have there what it uses) and memory."""
+"""Measures one point at a time: its seconds without waits, what it takes besides pieces, what it saves.
+
+To have there what a point uses is work of the same thread: that counts as its seconds, too.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,17 @@ from dataclasses import dataclass, replace
 from elastrain.offload.lifetimes.custody import PieceCustody
 from elastrain.offload.lifetimes.memory import MemoryMeter
 
-GUARD_SHARE = 0.01  # of the limit is to stay free, whatever plans say: the kernel counts to some dozens of pages
+GUARD_SHARE = 0.01
+"""So much of the limit is to stay free, whatever plans say: the kernel counts to some dozens of pages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PointFigures:
-    """What was seen of one point. `extra_bytes` were there besides pieces and saved tensors, None if not looked at.
+    """What was seen of one point. Memory is None if not looked at.
 
-    Of them `unknown_bytes` at first, `over_bytes` in what is to stay free; `needed_bytes` are enough to compute again.
+    `extra_bytes` is what there was besides pieces and saved tensors, `unknown_bytes` of it when the point began, and
+    `over_bytes` how far all came into what is to stay free. `needed_bytes` is the part of what it saved from which all
+    can be computed again, None where it cannot. Seconds are None where to know them would have made a device wait.
     """
 
     seconds: float | None
@@ -28,27 +34,34 @@ class PointFigures:
 
 
 class KnownPoints:
-    """What each point takes, learned while nothing moves: what is being read counts before its pages are there."""
+    """What each point takes, as far as it was seen.
+
+    What is being read counts before its pages are there, so that the rest seems to be less than it is. So memory is
+    learned while nothing moves, before there is a plan; under one it grows where the limit came near.
+    """
 
     def __init__(self) -> None:
-        self.seen: dict[Hashable, tuple[float, int]] = {}  # seconds, and the most besides pieces and saved tensors
+        self._seen: dict[Hashable, tuple[float, int]] = {}  # seconds, and the most besides pieces and saved tensors
         self._own_bytes: dict[Hashable, int] = {}  # of that, what was not there before
+
+    def __contains__(self, point: Hashable) -> bool:
+        return point in self._seen
 
     def learn(self, point: Hashable, figures: PointFigures, expected_bytes: int | None) -> tuple[float, int]:
         """Returns its seconds and extra bytes. Under a plan, `expected_bytes` are what was to be enough for these."""
-        seconds, extra_bytes = self.seen.get(point, (0.0, 0))
+        seconds, extra_bytes = self._seen.get(point, (0.0, 0))
         seconds = seconds if figures.seconds is None else figures.seconds
         if expected_bytes is not None:
             extra_bytes = max(extra_bytes, expected_bytes + figures.over_bytes if figures.over_bytes else 0)
         elif figures.extra_bytes is not None:
             extra_bytes = figures.extra_bytes
             self._own_bytes[point] = max(0, extra_bytes - figures.unknown_bytes)
-        self.seen[point] = seconds, extra_bytes
+        self._seen[point] = seconds, extra_bytes
         return seconds, extra_bytes
 
     def extra_bytes(self, point: Hashable, unknown_bytes: int) -> int:
         """What there will be besides pieces and saved tensors, if so much is there that nobody knows of."""
-        return max(self.seen.get(point, (0.0, 0))[1], unknown_bytes + self._own_bytes.get(point, 0))
+        return max(self._seen.get(point, (0.0, 0))[1], unknown_bytes + self._own_bytes.get(point, 0))
 
 
 class PointMeter:

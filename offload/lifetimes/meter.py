@@ -13,7 +13,10 @@ _FORGET_THE_PEAK = b"5"
 
 
 def undisturbed_s() -> float:
-    """The clock of this thread, which stands still while it could run and others have the core."""
+    """The clock of this thread, which stands still while it could run and others have the core.
+
+    A busy moment makes no other plan then. What the thread itself waits for counts.
+    """
     now_s = time.perf_counter()
     with contextlib.suppress(OSError), open(_WAITS, "rb", buffering=0) as file:
         now_s -= int(file.read(64).split()[1]) * 1e-9

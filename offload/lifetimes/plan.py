@@ -28,8 +28,10 @@ A greedy plan can be worse with more memory, as schedules can: what it keeps at 
 """
 RECOMPUTED = (0.34, 0.67, 1.0)
 """Parts of all recomputations that are tried beforehand: what is computed again leaves its I/O seconds to others."""
-FEW_GAPS = 1000  # Of so many gaps, plans are made in a moment: more than one can be tried
-WORTH_TELLING = 0.001  # Of a step: stalls below it are none
+FEW_GAPS = 1000
+"""Of so many gaps, plans are made in a moment: more than one can be tried."""
+WORTH_TELLING = 0.001
+"""Of a step: stalls below it are none."""
 
 
 def make_plan(program: Program, budget: Budget) -> Plan:
@@ -176,7 +178,8 @@ def force(books: Books, gaps: tuple[Gap, ...]) -> None:
         books.take(min(choices, key=lambda offer: (offer.seconds_per_byte, -offer.gain_s)))
 
 
-CHOICES = 8  # How many candidates are looked at closely: the estimate that orders them counts the same free seconds
+CHOICES = 8
+"""How many candidates are looked at closely: the estimate that orders them counts the same free seconds."""
 
 
 def _over(books: Books, gaps: tuple[Gap, ...], begins: np.ndarray, ends: np.ndarray, place: int) -> Iterator[Offer]:

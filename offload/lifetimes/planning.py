@@ -28,8 +28,11 @@ class Planning:
         self.policy = Policy()
         self.order = UpdateOrder.AFTER_BACKWARD
         self.reason = "no step was seen yet: everything is read when it is needed"
-        self._limit_bytes, self._states, self._conductor = limit_bytes, states, conductor
-        self._devices, self._steps = devices, 0
+        self._limit_bytes = limit_bytes
+        self._states = states
+        self._conductor = conductor
+        self._devices = devices
+        self._steps = 0
         self._patience = Patience()
         self._basis: tuple[SeenStep, tuple[Tier, ...]] | None = None
         self._is_first = True  # the plan was made of a step that had none

@@ -24,7 +24,8 @@ from elastrain.offload.records import SpillRecord
 from elastrain.offload.residency import State
 from elastrain.offload.stats import PassProfile
 
-SAVED_BYTES = 32 << 10  # Saved tensors below it stay: to move them takes longer than to keep them
+SAVED_BYTES = 32 << 10
+"""Saved tensors below it stay: to move them takes longer than to keep them."""
 
 
 class ComputedAgain(Protocol):
