@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import inspect
 import sys
@@ -205,11 +206,21 @@ class TrainingLoop:
         sys.stderr.flush()
 
 
+_RAISE_AGAIN = {dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"]}
+"""Instructions that only ever raise, and need not begin a traceback: that of an exception that goes on is older."""
+
+
 def _is_raising(frame: FrameType | None) -> bool:
-    """Whether the code that closes a generator does so because of an exception: it has a traceback then.
+    """Whether the code that closes a generator does so because of an exception.
+
+    It then stands at the instruction that has raised. Where it has caught and kept one, it has gone on since.
 
     frame: what the generator goes back to; other generators may lie between.
     """
     while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:
         frame = frame.f_back
-    return any(isinstance(each, TracebackType) for each in gc.get_referrers(frame))
+    if frame is None:
+        return False
+    at = frame.f_lasti
+    begun = (each for each in gc.get_referrers(frame) if isinstance(each, TracebackType))
+    return frame.f_code.co_code[at] in _RAISE_AGAIN or any(each.tb_lasti == at for each in begun)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import pytest
 
@@ -59,6 +60,38 @@ def _breaks_after_an_error_that_it_has_caught(steps: Callable[[], Iterator[int]]
             break
 
 
+def _breaks_with_an_error_that_it_has_kept(steps: Callable[[], Iterator[int]]) -> None:
+    kept = []
+    for _number in enumerate(steps()):
+        try:
+            _fail()
+        except ValueError as error:
+            kept.append(error)
+        if kept:
+            break
+
+
+def _returns_with_an_error_that_it_has_kept(steps: Callable[[], Iterator[int]]) -> None:
+    kept = []
+    for _number in enumerate(steps()):
+        try:
+            _fail()
+        except ValueError as error:
+            kept.append(error)
+        if kept:
+            return
+
+
+def _closes_with_an_error_that_it_has_kept(steps: Callable[[], Iterator[int]]) -> None:
+    stepping, kept = steps(), []
+    next(stepping)
+    try:
+        _fail()
+    except ValueError as error:
+        kept.append(error)
+    stepping.close()  # type: ignore[attr-defined]  # a generator has it
+
+
 def _closes(steps: Callable[[], Iterator[int]]) -> None:
     stepping = steps()
     next(stepping)
@@ -68,6 +101,41 @@ def _closes(steps: Callable[[], Iterator[int]]) -> None:
 def _raises(steps: Callable[[], Iterator[int]]) -> None:
     for number in steps():
         if number == 2:
+            _fail()
+
+
+def _raises_with_another_error_that_it_has_kept(steps: Callable[[], Iterator[int]]) -> None:
+    kept = []
+    for number in steps():
+        try:
+            _fail()
+        except ValueError as error:
+            kept.append(error)
+        if number == 2:
+            _fail()
+
+
+def _raises_what_it_has_caught(steps: Callable[[], Iterator[int]]) -> None:
+    kept = []
+    for _number in enumerate(steps()):
+        try:
+            _fail()
+        except ValueError as error:
+            kept.append(error)
+            raise
+
+
+def _raises_what_it_does_not_catch(steps: Callable[[], Iterator[int]]) -> None:
+    for _number in enumerate(steps()):
+        try:
+            _fail()
+        except KeyError:
+            pass
+
+
+def _raises_in_a_context(steps: Callable[[], Iterator[int]]) -> None:
+    for _number in enumerate(steps()):
+        with nullcontext():
             _fail()
 
 
@@ -95,8 +163,15 @@ def _raises_and_catches_outside(steps: Callable[[], Iterator[int]]) -> None:
         (_breaks, False),
         (_returns, False),
         (_breaks_after_an_error_that_it_has_caught, False),
+        (_breaks_with_an_error_that_it_has_kept, False),
+        (_returns_with_an_error_that_it_has_kept, False),
         (_closes, False),
+        (_closes_with_an_error_that_it_has_kept, False),
         (_raises, True),
+        (_raises_with_another_error_that_it_has_kept, True),
+        (_raises_what_it_has_caught, True),
+        (_raises_what_it_does_not_catch, True),
+        (_raises_in_a_context, True),
         (_raises_inside_of_what_tidies_up, True),
         (_raises_and_catches_outside, True),
     ],
