@@ -19,6 +19,7 @@ import pytest
 from elastrain.launcher import control, rundir
 from elastrain.launcher.operator_messages import AskState
 from elastrain.launcher.rundir import RunDir
+from tests.support import warm
 from tests.support.processes import in_sessions
 from tests.support.training import environment
 from tests.support.waiting import until
@@ -51,7 +52,7 @@ WITHIN_S = 15.0
 class _Killed:
     """An `elastrain run` all of whose processes bear the name of its folder in their environment."""
 
-    def __init__(self, tmp_path: Path, *options: str) -> None:
+    def __init__(self, tmp_path: Path, *options: str, popen: type[subprocess.Popen[bytes]]) -> None:
         self.folder = tmp_path
         self.run = RunDir(path=tmp_path / "run")
         self.temporary = tmp_path / "temporary"
@@ -59,7 +60,7 @@ class _Killed:
         self._mark = f"{MARK}={tmp_path}".encode()
         command = [sys.executable, "-m", "elastrain.launcher", "run", "--run-dir", str(self.run.path), *options]
         with (tmp_path / "output").open("wb") as output:
-            self.process = subprocess.Popen(
+            self.process = popen(
                 command,
                 env=environment(**{MARK: str(tmp_path), "TMPDIR": str(self.temporary)}),
                 stdout=output,
@@ -108,10 +109,11 @@ class _Killed:
 
 
 @contextmanager
-def _run(*options: str) -> Iterator[_Killed]:
+def _run(*options: str, popen: type[subprocess.Popen[bytes]] = subprocess.Popen) -> Iterator[_Killed]:
+    """Each kind of job starts cold in one test at least: who is whose child, and what clears up, is about the start."""
     # Sockets have short names.
     with tempfile.TemporaryDirectory(prefix="elastrain-test-") as folder:
-        run = _Killed(Path(folder), *options)
+        run = _Killed(Path(folder), *options, popen=popen)
         try:
             yield run
         finally:
@@ -152,7 +154,7 @@ def test_plain_scripts_and_what_they_started_end_with_their_launcher(tmp_path: P
 
 @pytest.mark.slow
 def test_workers_in_user_code_end_with_their_agent_and_the_node_comes_back(tmp_path: Path) -> None:
-    with _run("--local-nodes", "2", _script(tmp_path), str(tmp_path)) as run:
+    with _run("--local-nodes", "2", _script(tmp_path), str(tmp_path), popen=warm.Popen) as run:
         run.wait_for_files(tmp_path, "m[0-9]", 2)
         agent, worker = (run.event(event, source="agent:node1")["pid"] for event in ("start", "worker_start"))
         os.kill(agent, signal.SIGKILL)
@@ -172,7 +174,7 @@ def _is_there(run: _Killed, node: str, *, beside: int) -> bool:
 
 @pytest.mark.slow
 def test_nodes_whose_fork_server_is_killed_end_with_a_sentence(tmp_path: Path) -> None:
-    with _run("--local-nodes", "2", _script(tmp_path), str(tmp_path)) as run:
+    with _run("--local-nodes", "2", _script(tmp_path), str(tmp_path), popen=warm.Popen) as run:
         run.wait_for_files(tmp_path, "m[0-9]", 2)
         agent = run.event("start", source="agent:node1")["pid"]
         fork_server = int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1])
@@ -228,7 +230,8 @@ def test_a_guardian_that_is_killed_has_a_successor_that_knows_as_much(tmp_path: 
 def test_stopped_workers_end_with_their_agent_though_its_guardian_is_killed_beside_it(
     tmp_path: Path, script: str
 ) -> None:
-    with _run("--nproc-per-node", "2", _script(tmp_path, script), str(tmp_path)) as run:
+    popen = warm.Popen if script == TRAINS_AND_SAVES else subprocess.Popen
+    with _run("--nproc-per-node", "2", _script(tmp_path, script), str(tmp_path), popen=popen) as run:
         run.wait_for_files(tmp_path, "m[0-9]", 2)
         guardian = _guardian(run)
         os.kill(run.process.pid, signal.SIGSTOP)  # it cannot replace what is killed before it
