@@ -151,7 +151,8 @@ class Pipelines:
         """From the first plan on, when blocks may be absent, they stand at the entries of all blocks."""
         if self._stubs is None:
             assert self._traced is not None
-            self._stubs = Stubs(self._wish.model, self._traced, 0, self.graph_blocks, self._is_here)
+            enter = self.parts.randomness.enter
+            self._stubs = Stubs(self._wish.model, self._traced, 0, self.graph_blocks, self._is_here, enter)
         return self._stubs
 
     def _is_here(self, place: int) -> bool:

@@ -38,9 +38,8 @@ class BlockRandomness:
             self._generators.append(torch.cuda.default_generators[index])
         self._current = (0, 0)
         self._origins: dict[int, tuple[int, int]] = {}
-        self._hooks = [
-            model.get_submodule(block).register_forward_pre_hook(self._entering(block)) for block in blocks if block
-        ]
+        self._modules = {block: model.get_submodule(block) for block in blocks if block}
+        self._hooks = [each.register_forward_pre_hook(self._entering(block)) for block, each in self._modules.items()]
 
     def begin(self, step: int, micro_batch: int) -> None:
         """Before the forward of a micro-batch, or of what the loop does `BEFORE` and `AFTER` all of them.
@@ -60,16 +59,17 @@ class BlockRandomness:
         for hook in self._hooks:
             hook.remove()
 
-    def _entering(self, block: str) -> Any:
-        def hook(module: nn.Module, inputs: object) -> None:
-            if not module.training:
-                return  # an evaluation that samples must not draw the same numbers at every call
-            # The generator was last seeded by us for this micro-batch, or restored by a checkpoint for an earlier one;
-            # a seed that is not ours was set by user code in this forward.
-            origin = self._origins.get(self._generators[0].initial_seed(), self._current)
-            self._seed_block(origin, block)
+    def enter(self, block: str) -> None:
+        """What its hook does."""
+        if not self._modules[block].training:
+            return  # an evaluation that samples must not draw the same numbers at every call
+        # The generator was last seeded by us for this micro-batch, or restored by a checkpoint for an earlier one;
+        # a seed that is not ours was set by user code in this forward.
+        origin = self._origins.get(self._generators[0].initial_seed(), self._current)
+        self._seed_block(origin, block)
 
-        return hook
+    def _entering(self, block: str) -> Any:
+        return lambda module, inputs: self.enter(block)
 
     def _seed_block(self, origin: tuple[int, int], block: str) -> int:
         key = block_key(self._seed, *origin, block)

@@ -24,9 +24,16 @@ class Stubs:
     """Stands at the entries of all blocks of a traced model. This member computes those in `[begin, end)`."""
 
     def __init__(
-        self, model: nn.Module, traced: TracedModel, begin: int, end: int, is_here: Callable[[int], bool] | None = None
+        self,
+        model: nn.Module,
+        traced: TracedModel,
+        begin: int,
+        end: int,
+        is_here: Callable[[int], bool] | None = None,
+        set_stream: Callable[[str], None] | None = None,
     ) -> None:
         """`is_here`: whether this member has a block, so that it may be used outside of a step; None: as it computes.
+        `set_stream`: as the hook on a block sets its random stream, for blocks that are compiled.
 
         Raises ConfigError for a model that is compiled as a whole, and for a cut that is not legal.
         """
@@ -40,8 +47,12 @@ class Stubs:
         self.hold(begin, end)
         self._draws = UntracedDraws(traced.graph.blocks, traced.draws)
         self._entries = Entries(model, traced.graph.blocks, self._enter)
-        # Before the hook that sets a block's random stream; what was compiled runs its hooks behind the entry.
-        written = [each for each in map(model.get_submodule, traced.graph.blocks) if each._compiled_call_impl is None]
+        modules = {name: model.get_submodule(name) for name in traced.graph.blocks}
+        # What was compiled runs its hooks behind the entry, or, where it is absent, not at all.
+        compiled = {name for name, each in modules.items() if each._compiled_call_impl is not None}
+        self._streams = dict.fromkeys(compiled, set_stream)
+        # Before the hook that sets a block's random stream.
+        written = [each for name, each in modules.items() if name not in compiled]
         self._hooks = [each.register_forward_pre_hook(self._before, prepend=True) for each in written]
 
     def hold(self, begin: int, end: int) -> None:
@@ -84,6 +95,9 @@ class Stubs:
             self._check_is_here(place)
             return forward(*args, **kwargs)
         self._before()
+        set_stream = self._streams.get(self._traced.graph.blocks[place])
+        if set_stream is not None:
+            set_stream(self._traced.graph.blocks[place])
         if self._is_computed(place):
             args, kwargs = self._exchanged(place, args, kwargs, is_again=is_again)
             if is_again:

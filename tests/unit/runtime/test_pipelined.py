@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from elastrain.errors import ConfigError
-from tests.support.pipeline_models import CASES, WORDS, Case, loss_of
+from tests.support.pipeline_models import CASES, WORDS, Case, Stack, loss_of
 from tests.support.pipeline_steps import MICRO_BATCHES, alone, chain, in_pipelines
 
 
@@ -32,6 +32,32 @@ def _compiled(backend: str) -> nn.Module:
 def test_compiled_blocks_are_blocks_like_any(backend: str) -> None:
     case = Case(lambda: _compiled(backend), CASES["gpt"].cuts)
     found = in_pipelines(case, chain(("a", "b"), (4,), MICRO_BATCHES), ("a", "b"), 1)
+    assert found.found == alone(case, 1).found
+
+
+class Positioned(Stack):
+    """Each layer, compiled or not, is handed random positions that are drawn behind the one before it."""
+
+    def __init__(self, *, compiled: bool) -> None:
+        super().__init__()
+        for layer in self.layers:
+            layer.dropout = nn.Identity()
+            if compiled:
+                layer.compile(backend="eager")
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x, torch.rand(x.shape[-1]))
+        logits: Tensor = self.head(x)
+        return logits
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_behind_absent_blocks_code_draws_what_it_draws_behind_present_ones(compiled: bool) -> None:
+    """A compiled block sets its random stream inside of what was compiled, which nobody calls where it is absent."""
+    case = Case(lambda: Positioned(compiled=compiled), (3, 5))
+    found = in_pipelines(case, chain(("a", "b"), (3,), MICRO_BATCHES), ("a", "b"), 1)
     assert found.found == alone(case, 1).found
 
 
