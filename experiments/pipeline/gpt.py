@@ -1,4 +1,6 @@
-"""GPT `small` in one pipeline of two: under elastrain, or with torch's `Schedule1F1B` on Gloo. Writes seconds per step.
+"""GPT `small` in one pipeline of two: under elastrain, or with torch's `Schedule1F1B` on Gloo.
+
+Writes a line per step: its length, and the processor time of all threads of this process, in seconds.
 
     elastrain run --nproc-per-node 2 --stages 2 experiments/pipeline/gpt.py --steps 6
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=… python experiments/pipeline/gpt.py --steps 6 --first-of-second 3
@@ -82,11 +84,11 @@ def elastic(steps: int, run_length: int, lines: Any) -> None:
         Texts(), global_batch_size=MICRO_BATCHES * MICRO_BATCH, micro_batch_size=MICRO_BATCH, num_workers=0
     )
     model, _, loader = job.prepare(model, optimizer_of(model), loader)
-    began_s = time.monotonic()
+    began = _now()
     for step in job.steps(loader, until=steps):
         for batch in step:
             step.backward(next_token_loss(model, batch))
-        began_s = _tell(lines, began_s)
+        began = _tell(lines, began)
 
 
 def torch_pipelining(steps: int, cut: int, lines: Any) -> None:
@@ -105,7 +107,7 @@ def torch_pipelining(steps: int, cut: int, lines: Any) -> None:
         stage, MICRO_BATCHES, loss_fn=lambda logits, y: F.cross_entropy(logits.flatten(0, 1), y.flatten())
     )
     torch.manual_seed(3)
-    began_s = time.monotonic()
+    began = _now()
     for _ in range(steps):
         words = torch.randint(0, WORDS, (MICRO_BATCHES * MICRO_BATCH, LENGTH + 1))
         if rank == 0:
@@ -116,14 +118,18 @@ def torch_pipelining(steps: int, cut: int, lines: Any) -> None:
         dist.all_reduce(shared.grad)
         optimizer.step()
         optimizer.zero_grad()
-        began_s = _tell(lines, began_s)
+        began = _tell(lines, began)
     dist.destroy_process_group()
 
 
-def _tell(lines: Any, began_s: float) -> float:
-    now_s = time.monotonic()
-    lines.write(f"{now_s - began_s!r}\n")
-    return now_s
+def _now() -> tuple[float, float]:
+    return time.monotonic(), time.process_time()
+
+
+def _tell(lines: Any, began: tuple[float, float]) -> tuple[float, float]:
+    now = _now()
+    lines.write(f"{now[0] - began[0]!r} {now[1] - began[1]!r}\n")
+    return now
 
 
 def main() -> None:
