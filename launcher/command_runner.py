@@ -124,7 +124,7 @@ class CommandRunner:
             case PutBegun():
                 registry.put_begun()
             case PutRecord():
-                registry.put_record(command.record)
+                registry.put_record(command.record, if_lost=command.if_lost)
             case PutCheckpoint():
                 registry.put_checkpoint(
                     command,

@@ -12,7 +12,8 @@ from elastrain.errors import ConfigError
 from elastrain.launcher.faults.fault import Fault
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.store.etcd_config import EtcdConfig
-from elastrain.launcher.values import HangTimes, JobConfig, JobTimes, Least, LeaveTimes, Life
+from elastrain.launcher.times import HangTimes, JobTimes, LeaveTimes
+from elastrain.launcher.values import JobConfig, Least, Life
 from elastrain.launcher.worker_start import Logs, Script, WorkerWish
 
 _FIRST = Life()

@@ -5,5 +5,6 @@ class in `commands`, a line in its union, and one in the ledger, if it is work, 
 """
 
 from elastrain.protocol.commands import *  # noqa: F403  every event and command is meant
+from elastrain.protocol.effects import *  # noqa: F403  as above
 from elastrain.protocol.events import *  # noqa: F403  as above
 from elastrain.protocol.work import *  # noqa: F403  as above

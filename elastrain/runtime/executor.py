@@ -7,6 +7,7 @@ lies in this member's shared memory and is not changed before the protocol says 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -91,7 +92,8 @@ class Executor:
         """Do the work of one command, on tensors."""
         if isinstance(command, p.BeginPart | p.CaptureLoop | p.WriteManifest | p.EndCheckpoint | p.Passed):
             return self._write(command)
-        result = self.books.carry_out(command)
+        with nullcontext() if self._stored is None else self._stored.making_way(command):
+            result = self.books.carry_out(command)
         if self._stored is not None:
             self._stored.carry_out(command)
         if isinstance(command, p.EndAttempt):

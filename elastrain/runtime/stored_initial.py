@@ -1,13 +1,14 @@
 """What a resumed job starts from, as this member reads it from the checkpoint: in a thread, beside the engine's.
 
-The parameters of the whole model are put into the model as they come: nobody reads them before `InitialRead` is told.
+The parameters of the whole model are put into the model as they come. Nobody reads them before `InitialRead` is told;
+and where other members' come before, those are not touched any more.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from torch import Tensor
@@ -48,6 +49,10 @@ class StoredInitial:
         self._checkpoint: Checkpoint | None = None
         self._states: dict[int, ShardState] = {}
         self._has_parameters = False
+        self._writing = threading.Lock()
+        """Held by who writes into the model's memory, or moves it, while a thread reads the checkpoint."""
+        self._elsewhere: set[int] = set()
+        """Shards whose parameters come from states and other members by now: those of a later step, perhaps."""
 
     def check(self) -> None:
         """Raises ConfigError where names or shapes differ: agents compare hashes of models, which do not say what."""
@@ -67,6 +72,14 @@ class StoredInitial:
                 threading.Thread(target=self._read, args=(command.shards,), name=name, daemon=True).start()
             case p.EndAttempt():  # what was read for roles that this member has lost meanwhile is needed by nobody
                 self._states.clear()
+
+    @contextmanager
+    def making_way(self, command: p.Command) -> Iterator[None]:
+        """Around the work of a command: what it writes into the model, the reading thread leaves alone from then on."""
+        shards = p.overwrites(command)
+        with self._writing if shards or isinstance(command, p.HoldBlocks) else nullcontext():
+            self._elsewhere.update(shards)
+            yield
 
     def take(self, shard: int) -> ShardState:
         """A state that was read; it is the caller's."""
@@ -112,7 +125,7 @@ class StoredInitial:
             self._put(checkpoint.read_shards(shards), shards)
             # Of what others hold only the parameters are read: optimizer state is twice as much.
             for shard, parameters in checkpoint.read_parameters(others):
-                self._model.parameters_of(self._layout.shards[shard]).copy_(parameters)
+                self._write(shard, parameters)
         else:
             plain = gather(checkpoint)
             by_name.check({n: tuple(v.shape) for n, v in plain.model.items()}, self._layout, str(self._resume))
@@ -124,9 +137,15 @@ class StoredInitial:
         for state in states:
             # Never twice: the model may be computing by the time that a change of view gives this member more shards.
             if not self._has_parameters:
-                self._model.parameters_of(self._layout.shards[state.shard]).copy_(state.parameters)
+                self._write(state.shard, state.parameters)
             if state.shard in kept:
                 self._states[state.shard] = state
+
+    def _write(self, shard: int, parameters: Tensor) -> None:
+        place = self._layout.shards[shard]
+        with self._writing:  # a holder of copies may be the last one that lives, and train before all is read
+            if shard not in self._elsewhere and self._model.has(place):
+                self._model.parameters_of(place).copy_(parameters)
 
     def _is_cut_alike(self, manifest: Manifest) -> bool:
         """A model's cutting has one digest. Without it (a spec that says nothing) no shard can be taken as it is."""

@@ -67,15 +67,15 @@ class Joins:
         self._rendezvous.doubt(event.restored, now)
         if self._cluster.roster is not None or self._shutdown.end is not None:
             return self._on_another_roster(event.roster)
-        self._rendezvous.take_roster(event.roster)
+        commands = self._rendezvous.take_roster(event.roster)
         first = self._cluster.first_rank
         if first is None:
-            return self._begin_late()
+            return commands + self._begin_late()
         begins = event.roster.first_member + first
         starts = [
             self._start(slot, number=begins + slot, rank=first + slot, now=now) for slot in range(self._config.workers)
         ]
-        return [*self._say_start(event.roster, first), *starts]
+        return [*commands, *self._say_start(event.roster, first), *starts]
 
     def _on_another_roster(self, roster: Roster) -> list[Command]:
         """Handle a roster of nodes that knew nothing of this job, in a store that had lost its data."""

@@ -43,8 +43,8 @@ class Rendezvous:
     def try_roster(self, now: float, *, last_call_is_over: bool = False) -> list[Command]:
         present = self._cluster.peers.present()
         others = [record for record in present if record.name != self._config.node]
-        # Workers are ready only where a roster stood: the store has lost it, and who knows it will put it again.
-        if any(record.ready for record in others) or SettleDue() in self._deadlines:
+        # The store has lost the roster of their job, and they put it again.
+        if any(record.has_roster for record in others) or SettleDue() in self._deadlines:
             return []
         if self._roster_is_put or len(present) < self._config.least.nodes:
             # A node went while more were waited for: the call begins again with the next one.
@@ -109,11 +109,13 @@ class Rendezvous:
         """Give those who may know of a first view that the store has lost their time to put it again, once."""
         if restored and not self._doubts_until_s:
             self._doubts_until_s = now + self._config.times.absent_s
-            self._deadlines.set_first(AskStoreDue(), self._doubts_until_s)
 
-    def take_roster(self, roster: Roster) -> None:
-        self._cluster.roster = roster
+    def take_roster(self, roster: Roster) -> list[Command]:
+        """From now on a key of this node that was lost comes again with word of the roster: no other one is made."""
+        peers, self._cluster.roster = self._cluster.peers, roster
         self._deadlines.drop(RendezvousDue(), LastCallDue(), SettleDue())
+        peers.record = replace(peers.record, has_roster=True)
+        return [] if self._config.alone else [PutRecord(record=peers.record, if_lost=True)]
 
     def on_rendezvous_late(self, due: RendezvousDue, now: float) -> list[Command]:
         if self._lacking:
@@ -146,7 +148,10 @@ class Rendezvous:
         if record.ready != ready:
             cluster.peers.record = replace(record, ready=ready)
             commands.append(PutRecord(record=cluster.peers.record))
-        if record.name not in (node.name for node in first) or (now < self._doubts_until_s and self._unheard()):
+        if record.name not in (node.name for node in first):
+            return commands, None
+        if now < self._doubts_until_s and self._unheard():
+            self._deadlines.set_first(AskStoreDue(), self._doubts_until_s)  # nothing else may happen until then
             return commands, None
         members = self._first_members(first)
         return commands, first_view(members) if members else None

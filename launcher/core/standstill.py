@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from elastrain.base.places import Spot, Station
 from elastrain.launcher.core.events import Seen, SeenThread
 from elastrain.launcher.core.pace import Pace
-from elastrain.launcher.values import HangTimes
+from elastrain.launcher.times import HangTimes
 
 _STEPS = 2.5
 """So many median steps a member for whom others wait may stand still."""

@@ -54,7 +54,8 @@ class Presence:
     ) -> None:
         self._store = store
         self._key = key
-        self._wanted = value
+        self._wanted = value, value
+        """What is to be there: now, and where the key was lost and is written again."""
         self._written: bytes | None = None
         self._revision = 0
         self._lease: int | None = None
@@ -69,8 +70,12 @@ class Presence:
 
     def update(self, value: bytes) -> None:
         """Have this value there instead; a Present tells when it is."""
-        self._wanted = value
+        self._wanted = value, value
         self._wake.set()
+
+    def after_loss(self, value: bytes) -> None:
+        """Have this value there where the key has been lost, and is written again."""
+        self._wanted = self._wanted[0], value
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Take the key away, for `timeout_s` at most; else it goes with its lease."""
@@ -94,6 +99,7 @@ class Presence:
             self._is_unreachable = False
         except LeaseLostError:
             self._lease, self._written, self._revision = None, None, 0
+            self._wanted = self._wanted[1], self._wanted[1]
             self._is_unreachable = False
             self._report(Lapsed())
             return False
@@ -108,7 +114,7 @@ class Presence:
             self._lease = self._store.grant(self._ttl_s)
         else:
             self._store.keep_alive(self._lease)
-        wanted = self._wanted
+        wanted, _ = self._wanted
         if self._written == wanted:
             return False
         self._write(wanted, self._lease)

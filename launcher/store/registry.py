@@ -51,7 +51,8 @@ class Registry(Protocol):
 
     def put_begun(self) -> None: ...
 
-    def put_record(self, record: NodeRecord) -> None: ...
+    def put_record(self, record: NodeRecord, *, if_lost: bool = False) -> None:
+        """`if_lost`: this one where the key was lost, and is written again."""
 
     def put_checkpoint(self, command: PutCheckpoint, then: Callable[[str], None]) -> None:
         """Answers with the problem where it may not be the newest; empty: it is."""
@@ -88,7 +89,7 @@ class LoneRegistry:
 
     def put_begun(self) -> None: ...
 
-    def put_record(self, record: NodeRecord) -> None: ...
+    def put_record(self, record: NodeRecord, *, if_lost: bool = False) -> None: ...
 
     def put_checkpoint(self, command: PutCheckpoint, then: Callable[[str], None]) -> None:
         then(self._keys.put_checkpoint(command))
@@ -208,10 +209,10 @@ class SharedRegistry:
         self._standing.begun = True
         self._calls.until_answered(lambda: self._keys.put_once("begun", {}), lambda _: None)
 
-    def put_record(self, record: NodeRecord) -> None:
+    def put_record(self, record: NodeRecord, *, if_lost: bool = False) -> None:
         value = encode_record(record)
         if self._presence is not None:
-            self._presence.update(value)
+            (self._presence.after_loss if if_lost else self._presence.update)(value)
             return
         key = self._keys.node(record.name)
         self._presence = Presence(self._store, self._inbox, key, value, LEASE_S, self._on_presence)

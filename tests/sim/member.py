@@ -123,6 +123,8 @@ class SimMember:
         self.disk = SimDisk()
         self.reads: deque[tuple[int, ...]] = deque()
         """Shards whose initial state is being read."""
+        self.elsewhere: set[int] = set()
+        """Shards whose parameters came from a state or another member: the reading of a checkpoint leaves them."""
         self.core.handle(p.CopyBudgetSet(parameters_bytes=copy_budget_bytes))
         self.symbols = Symbols(shape, frozen, self._flip)
         self.states: Shelf[int] = Shelf(self.symbols.model)
@@ -313,7 +315,7 @@ class SimMember:
     def read_initial(self) -> p.InitialRead:
         """The checkpoint is read; what takes its time."""
         shards = self.reads.popleft()
-        self.symbols.read(shards)
+        self.symbols.read(shards, left_alone=self.elsewhere)
         return p.InitialRead(shards=shards)
 
     def handle(self, event: p.Event) -> Outbox:
@@ -361,6 +363,7 @@ class SimMember:
                 buffer.value = RELEASED
 
     def _carry_out(self, command: p.Command, out: Outbox) -> p.Event | None:
+        self.elsewhere.update(p.overwrites(command))
         match command:
             case p.SendMessage():
                 out.frames.append((command.to, self.generation, command.message, self._payload(command.message)))

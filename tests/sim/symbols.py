@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -209,11 +209,12 @@ class Symbols:
             return 0.0
         return math.inf if value % OVERFLOWS == 0 else (value % 997) / 3.0
 
-    def read(self, shards: Sequence[int]) -> None:
-        """From the checkpoint: all parameters into the model, and these shards' states beside it."""
+    def read(self, shards: Sequence[int], left_alone: Container[int] = ()) -> None:
+        """From the checkpoint: all parameters into the model but those left alone, and these shards' states beside."""
         assert self.stored is not None
-        for cell, value in zip(self.model, self.stored, strict=True):
-            cell.value = value
+        for shard, (cell, value) in enumerate(zip(self.model, self.stored, strict=True)):
+            if shard not in left_alone:
+                cell.value = value
         self._read.update({shard: self.stored[shard] for shard in shards})
 
     def checksum(self, tensor: Place) -> int:

@@ -174,6 +174,22 @@ FOUND = {
         '{"type":"Isolate","at_s":2.0,"node":0,"for_s":8.5,"store":false},'
         '{"type":"Cut","at_s":6.442,"node":1,"other":-1,"for_s":2.69,"both":true},{"type":"Raise","at_s":7.321,"who":6}]}'
     ),
+    "the time to wait for who may know of a lost first view is over, and nobody looks again": (
+        '{"seed":507713,"nodes":2,"workers":2,"backups":0,"steps":1,"runs":1,"one_host":true,"check_every":0,"faults":['
+        '{"type":"Wipe","at_s":1.831,"for_s":4.0},{"type":"Preempt","at_s":6.0,"node":2,"again_s":null}]}'
+    ),
+    "a checkpoint is still being read where a member already trains on others' copies, and overwrites them": (
+        '{"seed":509156,"nodes":2,"workers":1,"backups":1,"steps":4,"runs":1,"one_host":true,"check_every":0,"slow_store":0,"resumes":1,"faults":['
+        '{"type":"Kill","at_s":2.0,"who":6,"phase":"","sends":0},'
+        '{"type":"Cut","at_s":2.257,"node":1,"other":-1,"for_s":0.3,"both":true},'
+        '{"type":"KillHolders","at_s":4.49,"shard":0,"spared":0}]}'
+    ),
+    "a node that was cut off knows the roster that the store has lost, and a fresh one makes another at once": (
+        '{"seed":527191,"nodes":2,"workers":2,"backups":0,"steps":1,"runs":1,"one_host":true,"check_every":0,"slow_store":1,"resumes":-1,"faults":['
+        '{"type":"Wipe","at_s":3.0,"for_s":1.0},'
+        '{"type":"KillNode","at_s":4.0,"node":1,"again_s":0.95,"is_silent":false,"agent_only":false},'
+        '{"type":"Isolate","at_s":4.0,"node":0,"for_s":6.0,"store":true}]}'
+    ),
 }
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 
@@ -226,6 +242,11 @@ MISTAKEN = {
         '{"seed":153026,"nodes":3,"workers":2,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
         '{"type":"Isolate","at_s":3.0,"node":4,"for_s":6.0,"store":true},'
         '{"type":"Preempt","at_s":5.56,"node":2,"again_s":0.0},{"type":"Preempt","at_s":5.56,"node":3,"again_s":0.5}]}'
+    ),
+    "before the job began, a node was told to go in a store without data, and took the keys along": (
+        '{"seed":538227,"nodes":2,"workers":1,"backups":0,"steps":1,"runs":1,"one_host":true,"check_every":0,"faults":['
+        '{"type":"StoreTorn","at_s":0.0,"for_s":5.0},{"type":"Wipe","at_s":2.0,"for_s":1.0},'
+        '{"type":"Preempt","at_s":3.782,"node":2,"again_s":null}]}'
     ),
     "a member goes, and another of its node stays until its own state is elsewhere": (
         '{"seed":59239,"nodes":4,"workers":2,"backups":1,"steps":5,"runs":2,"one_host":true,"slow_store":0,"faults":['

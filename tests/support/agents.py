@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from elastrain.launcher.values import HangTimes, JobConfig, JobTimes, Least
+from elastrain.launcher.times import HangTimes, JobTimes
+from elastrain.launcher.values import JobConfig, Least
 
 _TIMES = {field.name for field in fields(JobTimes)}
 _HANGS = {field.name for field in fields(HangTimes)}

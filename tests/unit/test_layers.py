@@ -99,7 +99,9 @@ def _is_pure(path: Path) -> bool:
 
 
 PURE = [path for path in files(ROOT / "elastrain") if _is_pure(path)]
-AGENT_VALUES = frozenset(f"elastrain.launcher.{name}" for name in ("core", "values", "notices", "offers", "faults"))
+AGENT_VALUES = frozenset(
+    f"elastrain.launcher.{name}" for name in ("core", "values", "times", "notices", "offers", "faults")
+)
 """What the agent's core may import besides: its own parts, and values that it shares with the agent around it."""
 PURE_MODULES = frozenset(module_of(path).removesuffix(".__init__") for path in PURE)
 PRODUCT = [path for room in ("elastrain", *ROOMS) for path in files(ROOT / room)]

@@ -94,6 +94,8 @@ class World:
                     self.at(
                         self.soon(), lambda command=command: self.store.ask(agent, command) if agent.alive else None
                     )  # type: ignore[misc]
+                case PutRecord(if_lost=True):
+                    pass  # no key is lost here
                 case PutRecord():
                     self.at(self.soon(), lambda record=command.record: self.store.put_record(agent, record))  # type: ignore[misc]
                 case TellNodes():

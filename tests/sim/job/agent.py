@@ -19,7 +19,8 @@ from elastrain.launcher.peer_agents import AgentPort, ClusterAccess, PeerAgents
 from elastrain.launcher.store.port import MemoryStore
 from elastrain.launcher.store.presence import Presence
 from elastrain.launcher.store.registry import LEASE_S, LoneRegistry
-from elastrain.launcher.values import JobConfig, LeaveTimes, Life, Start, Tell
+from elastrain.launcher.times import LeaveTimes
+from elastrain.launcher.values import JobConfig, Life, Start, Tell
 from tests.sim.job.clock import Process
 from tests.sim.job.etcd import Client
 from tests.sim.job.links import SimLinks

@@ -307,7 +307,7 @@ class JobChecks:
         # Who was told to go says nothing about the job.
         told = [end.sentence for end in ends if end is not None and end.code != PREEMPTED]
         is_right = self.finishers or self._was_lost or any(words in t for words in _LEGAL for t in told)
-        if told and not (is_right or self.all_were_told_to_go()):
+        if told and not (is_right or self.all_were_told_to_go() or self._was_left_before_it_began(told)):
             raise Violation(f"the job has ended though nothing was lost: {told}")
         orphans = [process.id for process in world.living()]
         if orphans:
@@ -318,6 +318,12 @@ class JobChecks:
         agents = [*self._world.past, *self._world.agents.values()]
         stopped = {a.incarnation for a in agents if (end := a.core.shutdown.end) is not None and end.code == PREEMPTED}
         return self.newest is not None and {member.incarnation for member in self.newest.members} <= stopped
+
+    def _was_left_before_it_began(self, told: Collection[str]) -> bool:
+        """Whether a node that was stopped before there was a view took the keys along, and others ended upon that."""
+        agents = [*self._world.past, *self._world.agents.values()]
+        was_stopped = any((end := a.core.shutdown.end) is not None and end.code == PREEMPTED for a in agents)
+        return self.newest is None and was_stopped and all("could not be reached" in sentence for sentence in told)
 
     def _where(self, agent: AgentProcess) -> str:
         core = agent.core

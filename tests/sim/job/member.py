@@ -260,7 +260,7 @@ class SimExecutor:
             if lost is not None:
                 self._process.handover.tell(InitialUnread(lost))
                 return
-            self._member.symbols.read(command.shards)
+            self._member.symbols.read(command.shards, left_alone=self._member.elsewhere)
             self._process.handover.tell(p.InitialRead(shards=command.shards))
 
         self._process.later(self._process.clock.rng.choice((0.01, 0.1, 1.5)), end)
@@ -268,6 +268,7 @@ class SimExecutor:
     def carry_out(self, command: p.Command) -> p.Event | None:
         if isinstance(command, p.ReadInitial):
             self._read(command)
+        self._member.elsewhere.update(p.overwrites(command))
         if self._writer.carry_out(command):
             return None
         result = self._member.ledger.carry_out(command)

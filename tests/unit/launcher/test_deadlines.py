@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from elastrain.launcher import links, node_end, run_options
 from elastrain.launcher.store import embedded, registry
 from elastrain.launcher.store.etcd_config import EtcdConfig
-from elastrain.launcher.values import JobTimes
+from elastrain.launcher.times import JobTimes
 from elastrain.runtime import channel, pacing
 from tests.support.sources import ROOT
 

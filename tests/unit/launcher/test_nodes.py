@@ -129,7 +129,7 @@ class Cluster:
         for command in commands:
             agent.done.append(command)
             match command:
-                case PutRecord():
+                case PutRecord(if_lost=False):
                     self.put_record(agent, command.record)
                 case PutBegun():
                     self.begun = True
@@ -1454,6 +1454,16 @@ def test_a_node_that_finds_a_store_without_a_history_leaves_it_to_those_who_know
     assert not [c for c in node.done if isinstance(c, PutRoster)]
     cluster.do(node, node.core.on_tick(NOW + 6.1))
     cluster.do(node, node.core.on_tick(NOW + 6.2))
+    assert [c for c in node.done if isinstance(c, PutRoster)]
+
+
+def test_no_roster_is_made_beside_a_node_that_knows_one() -> None:
+    cluster = Cluster()
+    node = cluster.add("a", nodes_min=2, nodes_max=2, last_call_s=0.0)
+    record = NodeRecord(name="b", incarnation=7, workers=1, has_roster=True)
+    cluster.happen(node, ev.NodeCame(record=record))
+    assert not [c for c in node.done if isinstance(c, PutRoster)]
+    cluster.happen(node, ev.NodeCame(record=replace(record, incarnation=8, has_roster=False)))  # it has begun anew
     assert [c for c in node.done if isinstance(c, PutRoster)]
 
 

@@ -249,6 +249,19 @@ def test_presence_whose_lease_was_lost_says_so_and_is_written_again(store: Unste
     assert value_of(store) == b"first"
 
 
+def test_presence_whose_lease_was_lost_comes_again_with_what_is_to_be_said_then(
+    store: UnsteadyStore, here: Here
+) -> None:
+    here.presence.after_loss(b"first, again")
+    here.presence.turn()
+    assert value_of(store) == b"first"
+    for lease in tuple(store._leases):
+        store.revoke(lease)
+    here.await_report(Lapsed)
+    here.await_report(Present)
+    assert value_of(store) == b"first, again"
+
+
 def test_presence_reports_an_outage_and_goes_on_after_it(store: UnsteadyStore, here: Here) -> None:
     store.silent = True
     here.presence.update(b"second")

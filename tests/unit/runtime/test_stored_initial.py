@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 import shutil
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +26,7 @@ from elastrain.runtime.stored_initial import StoredInitial
 from elastrain.snapshot.durable.manifest import Manifest, ParameterEntry, ShardEntry, name_of
 from elastrain.snapshot.durable.places.opening import place_at
 from elastrain.snapshot.durable.publishing import publish
+from elastrain.snapshot.durable.reading import Checkpoint
 from elastrain.snapshot.durable.writing import PartWriter
 from elastrain.snapshot.state import ShardState
 
@@ -98,6 +100,55 @@ def test_what_a_change_of_view_adds_is_read_without_touching_the_model_again(tmp
     read(stored, told, 0)
     assert bool((model.parameters_of(model.layout.shards[0]) == 7.0).all())
     assert stored.take(0).digest() == states[0].digest()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        p.Bind(step=4, shard=1),
+        p.TakeParameters(step=4, shard=1, payload=(), index=0),
+        p.Apply(record=None, shards=(1,), touched={}),  # type: ignore[arg-type]
+    ],
+    ids=lambda command: type(command).__name__,
+)
+def test_what_comes_from_others_while_a_checkpoint_is_read_is_not_overwritten(
+    command: p.Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last holder may be gone, and this member may train on its copies, before its own reading has ended."""
+    model, told, come = model_state(), queue.SimpleQueue[Any](), threading.Event()
+    resume, states = saved(tmp_path, model)
+    stored = StoredInitial(resume, model, READER, told.put)
+    parameters = Checkpoint.read_parameters
+
+    def slowly(self: Checkpoint, indices: Iterable[int]) -> Iterator[tuple[int, torch.Tensor]]:
+        for shard, each in parameters(self, indices):
+            if shard == 1:
+                assert come.wait(60)
+            yield shard, each
+
+    monkeypatch.setattr(Checkpoint, "read_parameters", slowly)
+    stored.carry_out(p.ReadInitial(shards=()))
+    with stored.making_way(command):
+        model.parameters_of(model.layout.shards[1]).fill_(7.0)
+    come.set()
+    assert told.get(timeout=60) == p.InitialRead(shards=())
+    first, second = (model.parameters_of(shard) for shard in model.layout.shards[:2])
+    assert torch.equal(first, states[0].parameters.to(first.dtype))
+    assert bool((second == 7.0).all())
+
+
+def test_blocks_that_are_let_go_while_a_checkpoint_is_read_are_left_out(tmp_path: Path) -> None:
+    model, told = model_state(), queue.SimpleQueue[Any]()
+    resume, states = saved(tmp_path, model)
+    stored = StoredInitial(resume, model, READER, told.put)
+    with stored.making_way(p.HoldBlocks(blocks=(0,))):  # the reading waits for that
+        stored.carry_out(p.ReadInitial(shards=()))
+        gone = [flat for flat in model._memory.flats if flat != model.layout.shards[0].flat]
+        for flat in gone:
+            del model._memory.flats[flat]
+    assert told.get(timeout=60) == p.InitialRead(shards=())
+    assert gone
+    assert torch.equal(model.parameters_of(model.layout.shards[0]), states[0].parameters)
 
 
 @pytest.mark.parametrize("shards", [(), (0, 1)])
