@@ -17,8 +17,8 @@ from elastrain.launcher.rundir import SECRET_BYTES, make_secret
 from elastrain.launcher.store.life_keys import life_key, read_life
 from elastrain.launcher.store.port import ForgedValueError, Item, Store
 from elastrain.launcher.store.registry import LEASE_S
-from elastrain.launcher.store.sealed import SealedStore
-from elastrain.launcher.store.views import JobKeys, hint_key
+from elastrain.launcher.store.sealed import SealedStore, hint_key
+from elastrain.launcher.store.views import JobKeys
 from elastrain.launcher.values import Life, NodeRecord
 
 _LOOK_AGAIN_S = 0.2

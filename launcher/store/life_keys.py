@@ -12,10 +12,14 @@ import msgspec
 
 from elastrain.base.scope import job_of
 from elastrain.codec import decoder_of
-from elastrain.launcher.store.port import Store
+from elastrain.launcher.store.port import Store, StoreError
 from elastrain.launcher.values import Life
 
 _decode = decoder_of(Life)
+
+
+class OutlivedError(StoreError):
+    """The job is in a later life than the one whose keys these are."""
 
 
 def life_key(job: str) -> str:

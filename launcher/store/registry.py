@@ -19,11 +19,12 @@ from elastrain.launcher.notices import Over
 from elastrain.launcher.store.calls import RepeatedCalls
 from elastrain.launcher.store.ended_keys import read_ended
 from elastrain.launcher.store.followed import Followed
+from elastrain.launcher.store.life_keys import OutlivedError
 from elastrain.launcher.store.port import Item, Store, StoreError, StoreUnavailableError
 from elastrain.launcher.store.presence import Lapsed, Presence, Report, Unreachable
 from elastrain.launcher.store.standing_keys import NOTHING, News, StandingKeys, Trust
 from elastrain.launcher.store.thread import Inbox, StoreThread
-from elastrain.launcher.store.views import JobKeys, OutlivedError, decode_roster, decode_view, encode_record
+from elastrain.launcher.store.views import JobKeys, decode_roster, decode_view, encode_record
 from elastrain.launcher.values import Life, NodeRecord, PutCheckpoint, Roster
 from elastrain.world import View
 
@@ -143,8 +144,7 @@ class SharedRegistry:
             self._standing.learn(view)
             then(view)
 
-        if self._standing.view is not None and view.generation == self._standing.view.generation:
-            # No new view: most nodes of this one are here, and its keys are gone.
+        if view == self._standing.view:  # most of its nodes are here, and its keys are gone
             self._standing.put_again()
             self._thread.call(lambda _: self._keys.put_view_again(view, self._standing.roster), answered)
             return

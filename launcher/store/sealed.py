@@ -9,9 +9,15 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Mapping, Sequence
 
+from elastrain.base.scope import job_of
 from elastrain.launcher.store.port import Broken, Change, ForgedValueError, Item, Listing, Store, Watch
 
 _SEAL_SIZE_BYTES = 32
+
+
+def hint_key(job: str) -> str:
+    """Where the secret of a job's values lies, in words for people: the only value that is not sealed."""
+    return f"/elastrain/.secrets/{job_of(job)}"
 
 
 class SealedStore:

@@ -37,16 +37,13 @@ import msgspec
 from elastrain.base.scope import job_of, life_of, scope
 from elastrain.codec import decoder_of
 from elastrain.launcher.store.ended_keys import ENDED_TTL_S, epitaph, incarnations, may_come_back
-from elastrain.launcher.store.life_keys import as_stored, life_key, read_life
-from elastrain.launcher.store.port import Item, LeaseLostError, Store, StoreError, StoreUnavailableError
+from elastrain.launcher.store.life_keys import OutlivedError, as_stored, life_key, read_life
+from elastrain.launcher.store.port import Item, LeaseLostError, Store, StoreUnavailableError
+from elastrain.launcher.store.sealed import hint_key
 from elastrain.launcher.values import Life, NodeRecord, PutCheckpoint, Roster
 from elastrain.world import View
 
 _LOOK_AGAIN_S = 0.1
-
-
-class OutlivedError(StoreError):
-    """The job is in a later life than the one whose keys these are."""
 
 
 class JobKeys:
@@ -60,6 +57,7 @@ class JobKeys:
         self.prefix = f"/elastrain/{job}/"
         self._lease_key = self.prefix + "lease"
         self.life = job
+        self._view_key, self._roster_key = self.prefix + "view", self.prefix + "roster"
         self._hint = hint_key(job)
         self._ttl_s = ttl_s
         self._lease: int | None = None
@@ -74,13 +72,14 @@ class JobKeys:
 
         roster: of the job that the view belongs to; None where another one is in the store.
         """
-        stands = self._roster()
-        return None if stands is None or stands != (roster or stands) else self.put_view(view, seen)
+        upon, stands = self._roster()
+        return None if stands is None or stands != (roster or stands) else self.put_view(view, seen, upon=upon)
 
-    def put_view(self, view: View, seen: set[str] | None = None) -> View | None:
+    def put_view(self, view: View, seen: set[str] | None = None, *, upon: int | None = None) -> View | None:
         """Put the view unless the store holds one as new. Returns the newest that it holds: this one, or another's.
 
-        None: the store lacks the view before it, the job is over, or a node of that view has a key that is not `seen`.
+        None: the store lacks the view before it, the job is over, a node of that view has a key that is not `seen`, or
+        the roster is no longer that of the revision `upon` (None: it may be).
         """
         end, begun = self.prefix + "end", self.prefix + "begun"
         while True:
@@ -99,8 +98,12 @@ class JobKeys:
             has_begun = self._store.get(begun)
             view = view if has_begun is None or view.begun else replace(view, begun=True)
             expect = {self._view_key: there, begun: 0 if has_begun is None else has_begun.revision}
+            if upon is not None:  # between that look and this, the last node may have taken everything along
+                expect[self._roster_key] = upon
             if self._commit({**expect, **dict.fromkeys(absent, 0)}, {self._view_key: encode_view(view)}) is not None:
                 return view
+            if upon is not None and self._roster()[0] != upon:
+                return None
 
     def put_view_again(self, view: View, roster: Roster | None = None) -> View:
         """Put the view that stood into a store that has lost it. Returns the newest that it holds, as `put_view`.
@@ -108,23 +111,25 @@ class JobKeys:
         roster: of the job that it belongs to. Where another job has begun meanwhile, nothing is put.
         """
         while True:
-            stands = self._roster()
+            upon, stands = self._roster()
             if roster is not None and stands is not None and stands != roster:
                 return view
             there, newest = self._view()
             if newest is not None and newest.generation >= view.generation:
                 return newest
-            if self._commit({self._view_key: there}, {self._view_key: encode_view(view)}) is not None:
+            expect = {self._roster_key: upon, self._view_key: there}
+            if self._commit(expect, {self._view_key: encode_view(view)}) is not None:
                 return view
-
-    @property
-    def _view_key(self) -> str:
-        return self.prefix + "view"
 
     def _view(self) -> tuple[int, View | None]:
         """Its revision, 0 for none, and the view that the store holds."""
         there = self._get(self._view_key)
         return (0, None) if there is None else (there.revision, decode_view(there.value))
+
+    def _roster(self) -> tuple[int, Roster | None]:
+        """Likewise."""
+        there = self._get(self._roster_key)
+        return (0, None) if there is None else (there.revision, decode_roster(there.value))
 
     def put_spec(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         """Put the spec if there is none. Returns the one that the store holds."""
@@ -145,18 +150,14 @@ class JobKeys:
         there, stands = read_life(self._store, self.life)
         if stands.number > life_of(self.life):
             raise OutlivedError(f"the job is in its life {stands.number}")
-        key, members = self.prefix + "roster", self.prefix + "members"
+        key, members = self._roster_key, self.prefix + "members"
         put = {key: encode_roster(roster), members: str(max(roster.first_member + roster.workers, used)).encode()}
         if life is not None and life.number > stands.number:
             put[life_key(self.life)] = msgspec.json.encode(as_stored(life))
         if self._commit({**(seen or {}), key: 0, life_key(self.life): there}, put) is not None:
             return roster
-        holds = self._roster()
+        _, holds = self._roster()
         return holds if holds is not None or seen else self.put_roster(roster, used, life)
-
-    def _roster(self) -> Roster | None:
-        there = self._get(self.prefix + "roster")
-        return None if there is None else decode_roster(there.value)
 
     def put_once(self, name: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
         """Put the value under the name if there is none. Returns the one that the store holds."""
@@ -229,10 +230,10 @@ class JobKeys:
 
         def look() -> dict[str, int]:
             there, life = read_life(self._store, self.life)
-            stands = self._roster()
+            upon, stands = self._roster()
             if stands is None or stands != (roster or stands) or life.number > life_of(self.life):
                 raise StoreUnavailableError("the job's roster is not in the store")
-            return {life_key(self.life): there}
+            return {life_key(self.life): there, self._roster_key: upon}
 
         return self.take_number("members", at_least=at_least, look=look)
 
@@ -339,11 +340,6 @@ def _values(prefix: str, items: Sequence[Item]) -> dict[str, bytes]:
 def is_older(checkpoint: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Of two records of durable checkpoints: by life, then by step."""
     return bool((checkpoint["life"], checkpoint["step"]) < (other["life"], other["step"]))
-
-
-def hint_key(job: str) -> str:
-    """Outside the job's prefix, whose values are all sealed."""
-    return f"/elastrain/.secrets/{job_of(job)}"
 
 
 encode_view = encode_record = encode_roster = msgspec.json.encode

@@ -190,6 +190,10 @@ FOUND = {
         '{"type":"KillNode","at_s":4.0,"node":1,"again_s":0.95,"is_silent":false,"agent_only":false},'
         '{"type":"Isolate","at_s":4.0,"node":0,"for_s":6.0,"store":true}]}'
     ),
+    "a first view is put among the keys that the last node takes along in the same moment": (
+        '{"seed":559719,"nodes":2,"workers":2,"backups":1,"steps":5,"runs":3,"one_host":true,"check_every":0,"faults":['
+        '{"type":"Isolate","at_s":1.197,"node":0,"for_s":8.87,"store":true}]}'
+    ),
 }
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 
@@ -242,6 +246,13 @@ MISTAKEN = {
         '{"seed":153026,"nodes":3,"workers":2,"backups":0,"steps":1,"runs":1,"one_host":true,"faults":['
         '{"type":"Isolate","at_s":3.0,"node":4,"for_s":6.0,"store":true},'
         '{"type":"Preempt","at_s":5.56,"node":2,"again_s":0.0},{"type":"Preempt","at_s":5.56,"node":3,"again_s":0.5}]}'
+    ),
+    "a number is used again that the store has lost, and all but a node that had heard of nothing": (
+        '{"seed":550655,"nodes":2,"workers":1,"backups":0,"steps":1,"runs":1,"one_host":true,"check_every":0,"faults":['
+        '{"type":"Cut","at_s":0.468,"node":0,"other":-1,"for_s":3.0,"both":true},'
+        '{"type":"Wipe","at_s":2.414,"for_s":0.1},'
+        '{"type":"Cut","at_s":2.554,"node":1,"other":-1,"for_s":2.0,"both":true},'
+        '{"type":"KillNode","at_s":4.0,"node":1,"again_s":5.0,"is_silent":false,"agent_only":false}]}'
     ),
     "before the job began, a node was told to go in a store without data, and took the keys along": (
         '{"seed":538227,"nodes":2,"workers":1,"backups":0,"steps":1,"runs":1,"one_host":true,"check_every":0,"faults":['

@@ -187,3 +187,18 @@ def test_nothing_of_a_job_is_put_among_the_keys_of_another_that_has_begun_in_an_
     with pytest.raises(StoreUnavailableError, match="roster is not in the store"):
         keys.take_member(at_least=0, roster=mine)
     assert keys.put_next_view(view(2), replace(mine, first_member=7)) == view(2)
+
+
+def test_no_first_view_is_put_where_the_last_node_takes_the_keys_along_meanwhile(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, look = JobKeys(store, "j", TTL_S), JobKeys._view
+    keys.put_roster(roster())
+
+    def late(asked: JobKeys) -> tuple[int, View | None]:
+        JobKeys(store, "j", TTL_S).remove_all()
+        return look(asked)
+
+    monkeypatch.setattr(JobKeys, "_view", late)
+    assert keys.put_next_view(view(1), roster()) is None
+    assert "view" not in names(store)

@@ -78,6 +78,8 @@ class JobChecks:
         """Members that have passed the end of the job -> the digest of their parameters."""
         self.groups: dict[int, dict[int, tuple[str, ...]]] = {}
         """Step -> generation -> members of the view in which it was committed."""
+        self._rosters: dict[bytes, float] = {}
+        """Each that was ever put -> when first."""
         self._judged: set[tuple[str, int]] = set()
         self._begun_in: int | None = None
         """The generation in which the store was told of the first commit."""
@@ -103,6 +105,8 @@ class JobChecks:
         prefix = f"/elastrain/{self._life.scope}/"
         if prefix + "begun" in put and self._begun_in is None:
             self._begun_in = self.newest.generation if self.newest is not None else 0
+        if prefix + "roster" in put:
+            self._rosters.setdefault(put[prefix + "roster"], self._world.clock.now)
         value = put.get(prefix + "view")
         if value is not None:
             self._stands(decode_view(value), "the store")
@@ -129,16 +133,17 @@ class JobChecks:
         return self._world.etcd.wiped_s is not None and view not in known
 
     def _is_another_job(self) -> bool:
-        """Whether nobody can know of what was before the store lost its data: all who were there are gone, and who has
-        come since has a roster of their own.
+        """Whether nobody can know of what was before the store lost its data: the roster was made afterwards, and of
+        those who were there before, nobody that lives or is named in it has known another one.
         """
         world, roster = self._world, self._world.etcd.item("roster", self._life.scope)
-        if world.etcd.wiped_s is None or roster is None:
+        if world.etcd.wiped_s is None or roster is None or self._rosters[roster.value] < world.etcd.wiped_s:
             return False
-        agents = [*world.past, *world.agents.values()]
-        older = {agent.incarnation for agent in agents if agent.started_s < world.etcd.wiped_s}
+        stands = decode_roster(roster.value)
+        agents = [agent for agent in [*world.past, *world.agents.values()] if agent.started_s < world.etcd.wiped_s]
+        knew = {agent.incarnation for agent in agents if agent.core.cluster.roster not in (None, stands)}
         living = {agent.incarnation for agent in world.living_agents()}
-        return older.isdisjoint(living | {node.incarnation for node in decode_roster(roster.value).nodes})
+        return knew.isdisjoint(living | {node.incarnation for node in stands.nodes})
 
     def agent(self, agent: AgentProcess) -> None:
         """After each event of an agent."""

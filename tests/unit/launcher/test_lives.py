@@ -12,10 +12,10 @@ from elastrain.launcher import life_changes
 from elastrain.launcher.enrol import Terms, enrol
 from elastrain.launcher.life_changes import LifeEnd, agree
 from elastrain.launcher.lives import BARREN_MAX, last_end, next_life
-from elastrain.launcher.store.life_keys import begin_life, life_key, read_life
+from elastrain.launcher.store.life_keys import OutlivedError, begin_life, life_key, read_life
 from elastrain.launcher.store.port import MemoryStore, StoreUnavailableError
 from elastrain.launcher.store.sealed import SealedStore
-from elastrain.launcher.store.views import JobKeys, OutlivedError
+from elastrain.launcher.store.views import JobKeys
 from elastrain.launcher.values import End, Life, NodeRecord, PutCheckpoint, Roster
 from elastrain.membership import first_view
 from elastrain.world import Member
