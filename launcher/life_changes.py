@@ -6,7 +6,8 @@ Calls only; `lives` decides. Blocking: no worker of this node is left meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from elastrain.base.scope import scope
@@ -49,31 +50,35 @@ class SharedLives:
     park_timeout_s: float
     open_store: Callable[[], Store]
 
+    def has_begun(self) -> bool:
+        """Whether a step of the life that stands may have been committed. Raises StoreUnavailableError."""
+        with self._store() as store:
+            keys = JobKeys(store, scope(self.job, read_life(store, self.job)[1].number))
+            return store.get(keys.prefix + "begun") is not None
+
     def begin_next(self, end: End, newest_step: int | None) -> Following:
         """For whoever knows that no node of the life that stands is left. Raises StoreUnavailableError."""
-        store = self.open_store()
-        try:
-            sealed = SealedStore(store, self.secret)
-            ended = LifeEnd(life=read_life(sealed, self.job)[1], end=end, first_member=0)
-            return agree(sealed, self.job, self.key_ttl_s, ended, newest_step)
-        finally:
-            store.close()
+        with self._store() as store:
+            ended = LifeEnd(life=read_life(store, self.job)[1], end=end, first_member=0)
+            return agree(store, self.job, self.key_ttl_s, ended, newest_step)
 
     def after(self, ended: LifeEnd, newest_step: int | None) -> Following:
         """Agree with the other nodes on what follows. Raises StoreUnavailableError after `park_timeout_s`."""
         deadline_s = time.monotonic() + self.park_timeout_s
         while True:
             try:
-                return self._ask(ended, newest_step)
+                with self._store() as store:
+                    return agree(store, self.job, self.key_ttl_s, ended, newest_step)
             except StoreUnavailableError:
                 if time.monotonic() >= deadline_s:
                     raise
                 time.sleep(_ASK_AGAIN_S)
 
-    def _ask(self, ended: LifeEnd, newest_step: int | None) -> Following:
+    @contextmanager
+    def _store(self) -> Iterator[SealedStore]:
         store = self.open_store()
         try:
-            return agree(SealedStore(store, self.secret), self.job, self.key_ttl_s, ended, newest_step)
+            yield SealedStore(store, self.secret)
         finally:
             store.close()
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from elastrain.base.event_loop import EventLoop
 from elastrain.base.processes import die_with_parent, is_stopped, state_of
 from elastrain.errors import ConfigError, ElastrainError
-from elastrain.launcher import environment, rundir
+from elastrain.launcher import environment, node_forks, rundir
 from elastrain.launcher.checkpoints import held_place, newest_step
 from elastrain.launcher.control_server import ControlServer
 from elastrain.launcher.events import EventLog
@@ -31,6 +31,7 @@ from elastrain.launcher.faults import grammar
 from elastrain.launcher.faults.table import CLASSES, NOT_ARMED, Carrier
 from elastrain.launcher.guardian import Guardian
 from elastrain.launcher.guardian_watch import GuardianWatch
+from elastrain.launcher.life_changes import SharedLives
 from elastrain.launcher.lives import Following
 from elastrain.launcher.namespaces.programs import enter, lacking
 from elastrain.launcher.namespaces.switch import SWITCH, SWITCH_ADDRESS, Switch
@@ -39,7 +40,7 @@ from elastrain.launcher.operator_messages import Answer, AskFault, Request
 from elastrain.launcher.run_options import NodeOptions, RunOptions
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.say import say
-from elastrain.launcher.simulated_ends import EndsOfNodes
+from elastrain.launcher.simulated_ends import ALL_LOST, EndsOfNodes
 from elastrain.launcher.starting import count, run_node, shared_lives
 from elastrain.launcher.stop_signals import StopSignals
 from elastrain.launcher.store.embedded import EmbeddedEtcd
@@ -98,23 +99,6 @@ def _switch(options: RunOptions, guardian: Guardian) -> Iterator[Switch]:
         yield switch
 
 
-def _begin(process: BaseProcess) -> None:
-    """Raises ElastrainError where the fork server ends just then; one that is gone already is started again."""
-    try:
-        process.start()
-    except (EOFError, ConnectionError):
-        reason = f"the process that nodes are started from was killed as it was to start {process.name}: all nodes end"
-        raise ElastrainError(reason) from None
-
-
-def _end_fork_server() -> None:
-    """With torch in it the interpreter would end by itself a second or more after this command."""
-    pid = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # there is no public way
-    with suppress(ProcessLookupError, ChildProcessError):  # somebody has killed it
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
 def _name(index: int) -> str:
     return f"node{index}"
 
@@ -165,7 +149,7 @@ class _Nodes:
         for process in self._running.values():
             process.join(_STOP_AGAIN_S)
             process.kill()
-        _end_fork_server()
+        node_forks.end()
         self._loop.close()
 
     def _start(self, name: str) -> None:
@@ -181,7 +165,7 @@ class _Nodes:
         args = (self._options, node, self._run, namespace)
         again = {"again": not is_first}
         process = self._forks.Process(target=_node, args=args, kwargs=again, name=name)
-        _begin(process)
+        node_forks.begin(process)
         self._running[name] = process
         self._loop.register(process.sentinel, lambda _events: self._on_end(name))
 
@@ -225,9 +209,9 @@ class _Nodes:
         self._lost.append(name)
         if self._nobody_is_inside() and self._begin_next_life():
             return
-        if not self._running:
-            say("every node was lost, and with them the state")
-            self._ends.codes.append(1)
+        if not self._running or (self._nobody_is_inside() and self._has_begun()):
+            self._ends.lose_all()
+            self._dismiss_those_who_come_back()
         elif not self._stopped_by and self._restarts.take(name):  # others go on
             self._start(name)
 
@@ -237,7 +221,7 @@ class _Nodes:
 
     def _begin_next_life(self) -> bool:
         """The launcher does it, because no node is left to. False where none follows."""
-        end = End(code=1, sentence="every node was lost, and with them the state", lost=True)
+        end = End(code=1, sentence=ALL_LOST, lost=True)
         following = None if self._stopped_by else self._next_life(end)
         if following is None or following.life is None:
             return False
@@ -252,17 +236,23 @@ class _Nodes:
 
     def _next_life(self, end: End) -> Following | None:
         """None where the job has no checkpoints, or etcd cannot be asked."""
-        if self._options.checkpoints is None or self._around is None:
+        if self._options.checkpoints is None:
             return None
         names = [_name(index) for index in range(self._options.size.nodes_max)]
         steps = [newest_step(self._options.on_simulated_node(name)) for name in names]
-        etcd = EtcdConfig(endpoints=(self._around.endpoint,))
-        try:
-            return shared_lives(self._options, etcd, self._run).begin_next(
-                end, max((step for step in steps if step is not None), default=None)
-            )
-        except StoreError:
-            return None
+        with suppress(StoreError):
+            return self._lives().begin_next(end, max((step for step in steps if step is not None), default=None))
+        return None
+
+    def _has_begun(self) -> bool:
+        """Before the first commit nothing is lost: those that were started again begin anew. Else they must not."""
+        with suppress(StoreError):
+            return self._lives().has_begun()
+        return False
+
+    def _lives(self) -> SharedLives:
+        assert self._around is not None
+        return shared_lives(self._options, EtcdConfig(endpoints=(self._around.endpoint,)), self._run)
 
     def _dismiss_those_who_come_back(self) -> None:
         """End the nodes on their way into a job that is over: they would wait for others that never come.

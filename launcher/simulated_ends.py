@@ -9,6 +9,7 @@ from elastrain.launcher import rundir
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.starting import say_last
 
+ALL_LOST = "every node was lost, and with them the state"
 _TOLD_TO_GO = 128 + signal.SIGTERM
 """The exit code of a node that was asked to leave."""
 
@@ -33,6 +34,12 @@ class EndsOfNodes:
         self.job_is_over = self.job_is_over or end["job_is_over"]
         self._told_to_go += code == _TOLD_TO_GO and not end["job_is_over"]
         self.say_once(end["sentence"] if end["job_is_over"] else f"{name}: {end['sentence']}", end["detail"])
+
+    def lose_all(self) -> None:
+        """No node is left that knows how the job has ended."""
+        self.codes.append(1)
+        self.job_is_over = True
+        self.say_once(ALL_LOST)
 
     def say_once(self, sentence: str, detail: str = "") -> None:
         if (sentence, detail) not in self._told:

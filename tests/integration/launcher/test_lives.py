@@ -151,6 +151,19 @@ def test_all_is_killed_and_the_job_goes_on_from_its_own_checkpoint_bit_for_bit(
         job.assert_nothing_left()
 
 
+def test_without_checkpoints_nodes_that_are_started_again_do_not_begin_anew_what_had_begun(tmp_path: Path) -> None:
+    """The last node dies while the first one, which was lost before it, is on its way back: nobody has the state."""
+    with NodesJob(tmp_path, "--local-nodes", "2", arguments=("--steps", "12")) as job:
+        job.wait_step(2)
+        job.kill_node("node0")
+        until(lambda: "it is started again (1 of 10)" in job.text(), 30, f"a restart\n{job.text()}")
+        job.kill_node("node1")
+        assert end(job) == 1, job.text()
+        assert "every node was lost, and with them the state" in job.text()
+        assert not job.events("view", generation=1)[2:], job.text()
+        job.assert_nothing_left()
+
+
 @pytest.mark.on_demand
 def test_members_that_differ_end_a_life_and_the_next_one_goes_on_bit_for_bit(tmp_path: Path) -> None:
     arguments = ("--steps", "14")
