@@ -28,6 +28,7 @@ from elastrain.runtime.assembly import (
 )
 from elastrain.runtime.describe import describe
 from elastrain.runtime.last_words import LastWords
+from elastrain.runtime.late_compiler import import_compiler_late
 from elastrain.runtime.loader import DataLoader
 from elastrain.runtime.memory_keeper import MemoryLimit
 from elastrain.runtime.registered import stateful
@@ -117,6 +118,7 @@ class Job:
         last_words = LastWords(connections.agent, self._leave)
         self._open = connections, last_words
         last_words.take_hook()
+        import_compiler_late()
         seed_generators(self._chosen.settings.seed)
         connections.journal.write("init")
 
