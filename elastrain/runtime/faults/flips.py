@@ -6,6 +6,8 @@ Written by address, so that no version counter of torch's can tell. On the CPU o
 from __future__ import annotations
 
 import ctypes
+import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +16,9 @@ from torch import Tensor
 from elastrain.placement import Placement
 from elastrain.runtime.executor import Executor
 from elastrain.snapshot.state import ShardState
+
+_SETTLES_S = 30.0
+"""A backup verifies its update within this time, also on a busy machine."""
 
 
 def flip(tensor: Tensor, bit: int) -> str:
@@ -95,14 +100,23 @@ class MemberMemory:
                 return (moment for state in self._states(self._mine()) for moment in _moments(state))
             case "backup":
                 backed = [shard for shard in self._trained() if self.me in self.holders()[shard].backups]
-                # A state that is about to be replaced is read by nobody: what flips in it changes nothing.
-                settled = sorted(backed, key=lambda shard: not self.executor.books.is_settled(shard))
-                return (state.parameters for state in self._states(settled))
+                return (state.parameters for state in self._states(self._settled_first(backed)))
             case "micro-batch":
                 landed = executor.model.landed
                 return () if landed is None else (landed,)
             case _:
                 return executor.books.kept_gradients()
+
+    def _settled_first(self, shards: list[int]) -> list[int]:
+        """A state of which the next one has been made is read by nobody, and thrown away: what flips in it is no loss.
+
+        The training loop waits for one that stays: until it has computed its part, no step replaces it.
+        """
+        is_settled = self.executor.books.is_settled
+        until_s = time.monotonic() + (_SETTLES_S if threading.current_thread() is threading.main_thread() else 0.0)
+        while shards and not any(map(is_settled, shards)) and time.monotonic() < until_s:
+            time.sleep(0.001)
+        return sorted(shards, key=lambda shard: not is_settled(shard))
 
     def _trained(self) -> list[int]:
         return [shard.index for shard in self.executor.layout.shards if shard.lanes]

@@ -17,6 +17,7 @@ from elastrain.offload.device import Device
 from elastrain.runtime.arithmetic import grad_norm, scale_and_clip
 from elastrain.runtime.describe import describe
 from elastrain.runtime.executor import Executor
+from elastrain.runtime.faults.flips import flip
 from elastrain.runtime.model import ModelState
 from elastrain.runtime.optimizer import PieceOptimizer
 from elastrain.scaling import Scaler
@@ -280,6 +281,33 @@ def test_a_backups_scratch_is_what_the_primary_computes(executor: Executor) -> N
     executor.carry_out(p.Apply(record=_record(), shards=tuple(touched), touched=touched))
     assert isinstance(result, p.AppliedBehind)
     assert result.digest == executor.states[0].checksum()
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_bit_of_a_state_that_a_backup_replaces_shows_in_the_next_one_or_goes_with_it(
+    executor: Executor, is_copied: bool
+) -> None:
+    """`is_copied`: the next state was made of it before the bit flipped: then nobody reads it any more."""
+    _finish(executor, 3.0)
+    backup, touched = executor.states[0].clone(), _everything(executor)
+    gradient = executor.books.payload(
+        Gradient(step=0, shards=(0,), contribution=Contribution(), touched=((1,),), square_norms=(1.0,))
+    )
+    executor.carry_out(p.StoreGradient(step=0, shard=0, payload=[g.clone() for g in gradient], index=0))
+    executor.carry_out(p.Apply(record=_record(), shards=tuple(touched), touched=touched))
+    primary = executor.states[0].checksum()
+    executor.carry_out(p.StoreGradient(step=0, shard=0, payload=[g.clone() for g in gradient], index=0))
+    executor.states[0] = backup
+    executor.carry_out(p.ApplyBehind(record=_record(), shard=0, touched=touched[0]))
+    if not is_copied:
+        assert flip(backup.parameters, 30) == ""
+    (result,) = executor.books.work_behind()
+    if is_copied:
+        assert flip(backup.parameters, 30) == ""
+    assert isinstance(result, p.AppliedBehind)
+    assert (result.digest == primary) is is_copied
+    executor.carry_out(p.Swap(step=0, shard=0))
+    assert executor.states[0] is not backup and (executor.states[0].checksum() == primary) is is_copied
 
 
 def test_states_on_disk_are_updated_to_the_same_bits() -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from elastrain.runtime.faults.armed import LOOP_PHASES, ArmedFaults
 from elastrain.runtime.faults.device import FailingDevice
 from elastrain.runtime.faults.drives import FailingDrives
 from elastrain.runtime.faults.files import WrittenFiles
-from elastrain.runtime.faults.flips import FrameFlip, PartialFlip, flip
+from elastrain.runtime.faults.flips import FrameFlip, MemberMemory, PartialFlip, flip
 from elastrain.runtime.faults.replacement import altered
 from elastrain.runtime.faults.slowness import Slowness
 from elastrain.runtime.journal import Journal
@@ -276,6 +277,20 @@ def test_a_flip_changes_one_bit_and_torch_does_not_know() -> None:
     assert changed == [0] * 8 + [64]  # in the largest
     assert values._version == version
     assert "no memory to change" in flip(torch.empty(0), 6)
+
+
+def test_a_backup_is_flipped_when_a_state_of_its_stays() -> None:
+    """The loop waits for it: at first every state is about to be replaced, and the bit would flip for nothing."""
+    looks = itertools.count()
+    states = {shard: SimpleNamespace(parameters=torch.ones(4)) for shard in range(3)}
+    books = SimpleNamespace(is_settled=lambda shard: next(looks) > 20 and shard == 2)
+    shards = [SimpleNamespace(index=shard, lanes=(0,)) for shard in range(3)]
+    held: Any = type("States", (dict,), {"outside": ()})(states)
+    executor: Any = SimpleNamespace(books=books, states=held, layout=SimpleNamespace(shards=shards))
+    holders: Any = [SimpleNamespace(primary="m0", backups=("m1",))] * 3
+    assert MemberMemory(me="m1", executor=executor, holders=lambda: holders).flip("backup", 30) == ""
+    changed = [shard for shard, state in states.items() if not torch.equal(state.parameters, torch.ones(4))]
+    assert changed == [2]
 
 
 def test_a_partial_is_flipped_once_when_it_leaves() -> None:
