@@ -23,6 +23,8 @@ def begin(process: BaseProcess) -> None:
 def end() -> None:
     """With torch in it the interpreter would end by itself a second or more after this command."""
     pid = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # there is no public way
+    if pid is None:
+        return  # it was never started
     with suppress(ProcessLookupError, ChildProcessError):  # somebody has killed it
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

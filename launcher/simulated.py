@@ -140,6 +140,8 @@ class _Nodes:
                 around.on_tick(time.monotonic())
         finally:
             control.close()
+        if self._stopped_by:
+            self._ends.say_if_nothing_was(f"stopped by {signal.Signals(self._stopped_by).name}")
         return 128 + self._stopped_by if self._stopped_by else self._ends.code()
 
     def close(self) -> None:
@@ -209,10 +211,12 @@ class _Nodes:
         self._lost.append(name)
         if self._nobody_is_inside() and self._begin_next_life():
             return
+        if self._stopped_by:
+            return
         if not self._running or (self._nobody_is_inside() and self._has_begun()):
             self._ends.lose_all()
             self._dismiss_those_who_come_back()
-        elif not self._stopped_by and self._restarts.take(name):  # others go on
+        elif self._restarts.take(name):  # others go on
             self._start(name)
 
     def _nobody_is_inside(self) -> bool:

@@ -46,6 +46,11 @@ class EndsOfNodes:
             self._told.add((sentence, detail))
             say_last(sentence, detail)
 
+    def say_if_nothing_was(self, sentence: str) -> None:
+        """The nodes may have been told to go before they could say so."""
+        if not self._told:
+            self.say_once(sentence)
+
     def code(self) -> int:
         """The highest; a node that was told to go says nothing about a job that others have brought to its end."""
         codes = sorted(self.codes)

@@ -44,6 +44,7 @@ IMPORTED = (
     "elastrain.runtime.job",
     "elastrain.launcher.agent",
     "elastrain.launcher.cli",
+    "elastrain.launcher.command_line",
 )
 READ_AT_START = ("ATEN_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "ONEDNN_", "PYTHON", "TORCH_")
 """Of the environment, what is read once: names that begin so must have the values that the fork server has seen."""

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from elastrain.base.checkpoints import CheckpointOptions
 from elastrain.errors import ConfigError
 from elastrain.launcher.checkpoints import held_place
-from elastrain.launcher.cli import app
+from elastrain.launcher.command_line import app
 from elastrain.launcher.run_options import RunOptions, StartWish
 from elastrain.launcher.worker_start import Script
 from elastrain.snapshot.durable.errors import CheckpointError

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
-from elastrain.launcher.cli import app
+from elastrain.launcher.command_line import app
 from elastrain.snapshot.durable.manifest import name_of
 from elastrain.snapshot.durable.places.local import LocalPlace
 from elastrain.snapshot.durable.publishing import mark_verified

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from elastrain.launcher.cli import app
+from elastrain.launcher.command_line import app
 from elastrain.version import __version__
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from elastrain.errors import ElastrainError
 from elastrain.launcher import rundir
+from elastrain.launcher.node_forks import begin
 from elastrain.launcher.rundir import RunDir
-from elastrain.launcher.simulated import _begin
 from elastrain.launcher.simulated_ends import EndsOfNodes
 
 
@@ -57,4 +57,12 @@ class _StartsFromNobody(BaseProcess):
 def test_a_fork_server_that_is_killed_as_it_starts_a_node_is_said_in_a_sentence(error: Exception) -> None:
     """The screen showed "Aborted!", as for an input that has ended, and nothing else."""
     with pytest.raises(ElastrainError, match="was killed as it was to start node1: all nodes end"):
-        _begin(_StartsFromNobody(error))
+        begin(_StartsFromNobody(error))
+
+
+def test_a_stop_is_said_where_no_node_has_said_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ends = EndsOfNodes()
+    ends.say_if_nothing_was("stopped by SIGTERM")
+    told = _ends(RunDir(path=tmp_path), (143, False))
+    told.say_if_nothing_was("stopped by SIGTERM")
+    assert capsys.readouterr().err == "elastrain: stopped by SIGTERM\nelastrain: node0: it ended\n"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from elastrain.launcher.cli import app
+from elastrain.launcher.command_line import app
 from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.lifetimes import step_profile
 from elastrain.offload.lifetimes.pages import PagePool

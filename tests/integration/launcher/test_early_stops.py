@@ -1,0 +1,48 @@
+"""Ctrl-C and SIGTERM in the first moments of a command: a sentence and the signal's exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.nodes_harness import NodesJob
+from tests.support.waiting import until
+
+BEFORE_THE_COMMANDS = """
+import os, signal, sys, types
+from elastrain.launcher.cli import main
+sys.modules["elastrain.launcher.command_line"] = types.SimpleNamespace(main=lambda: os.kill(os.getpid(), {number}))
+main()
+"""
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_while_the_commands_are_imported_ends_with_a_sentence(number: signal.Signals) -> None:
+    code = BEFORE_THE_COMMANDS.format(number=int(number))
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (128 + number, f"elastrain: stopped by {number.name}\n")
+
+
+def test_an_ignored_ctrl_c_stays_ignored() -> None:
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" + BEFORE_THE_COMMANDS.format(number=2)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("after_s", [0.0, 0.4, 1.0])
+def test_nodes_that_are_stopped_while_they_start_say_so(tmp_path: Path, number: signal.Signals, after_s: float) -> None:
+    with NodesJob(tmp_path, "--local-nodes", "2", arguments=("--steps", "100000")) as job:
+        until(job.run.path.exists, 60, "the command's first deed")
+        time.sleep(after_s)  # whatever it is about: all of its moments are asked the same
+        os.kill(job.process.pid, number)
+        assert job.process.wait(60) == 128 + number, job.text()
+        assert f"stopped by {number.name}" in job.text()
+        assert "lost" not in job.text() and "Traceback" not in job.text()
