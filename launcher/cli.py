@@ -16,9 +16,9 @@ def main() -> None:
     for number, usual in ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
         if signal.getsignal(number) == usual:  # what is ignored, as by `nohup` or a shell's `&`, stays so
             signal.signal(number, _stop)
-    from elastrain.launcher import command_line
+    from elastrain.launcher.command_line import app
 
-    command_line.main()
+    app(prog_name="elastrain")
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:

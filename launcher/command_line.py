@@ -20,11 +20,6 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 P = ParamSpec("P")
 
 
-def main() -> None:
-    """Run the command that was asked for; ends the process."""
-    app(prog_name="elastrain")
-
-
 def _tell_version(asked: bool) -> None:
     """Print the version and end, before any command is looked for."""
     if asked:

@@ -6,8 +6,8 @@ Calls only; `lives` decides. Blocking: no worker of this node is left meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 from elastrain.base.scope import scope
@@ -52,13 +52,15 @@ class SharedLives:
 
     def has_begun(self) -> bool:
         """Whether a step of the life that stands may have been committed. Raises StoreUnavailableError."""
-        with self._store() as store:
+        with closing(self.open_store()) as plain:
+            store = SealedStore(plain, self.secret)
             keys = JobKeys(store, scope(self.job, read_life(store, self.job)[1].number))
             return store.get(keys.prefix + "begun") is not None
 
     def begin_next(self, end: End, newest_step: int | None) -> Following:
         """For whoever knows that no node of the life that stands is left. Raises StoreUnavailableError."""
-        with self._store() as store:
+        with closing(self.open_store()) as plain:
+            store = SealedStore(plain, self.secret)
             ended = LifeEnd(life=read_life(store, self.job)[1], end=end, first_member=0)
             return agree(store, self.job, self.key_ttl_s, ended, newest_step)
 
@@ -67,20 +69,12 @@ class SharedLives:
         deadline_s = time.monotonic() + self.park_timeout_s
         while True:
             try:
-                with self._store() as store:
-                    return agree(store, self.job, self.key_ttl_s, ended, newest_step)
+                with closing(self.open_store()) as plain:
+                    return agree(SealedStore(plain, self.secret), self.job, self.key_ttl_s, ended, newest_step)
             except StoreUnavailableError:
                 if time.monotonic() >= deadline_s:
                     raise
                 time.sleep(_ASK_AGAIN_S)
-
-    @contextmanager
-    def _store(self) -> Iterator[SealedStore]:
-        store = self.open_store()
-        try:
-            yield SealedStore(store, self.secret)
-        finally:
-            store.close()
 
 
 def agree(store: SealedStore, job: str, key_ttl_s: float, ended: LifeEnd, newest_step: int | None) -> Following:

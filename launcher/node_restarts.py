@@ -1,9 +1,15 @@
-"""How often simulated nodes that were lost are started again."""
+"""Starts of simulated nodes: the process that they are forked from, and how often one that was lost is started again."""
 
 from __future__ import annotations
 
+import multiprocessing.forkserver
+import os
+import signal
 import time
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
 
+from elastrain.errors import ElastrainError
 from elastrain.launcher.say import say
 
 RESTART_COUNTS_S = 3600.0
@@ -29,3 +35,22 @@ class NodeRestarts:
         self.names.add(name)
         say(f"{name} was lost; it is started again ({len(self._at_s)} of {self._allowed})")
         return True
+
+
+def begin(process: BaseProcess) -> None:
+    """Raises ElastrainError where the fork server ends just then; one that is gone already is started again."""
+    try:
+        process.start()
+    except (EOFError, ConnectionError):
+        reason = f"the process that nodes are started from was killed as it was to start {process.name}: all nodes end"
+        raise ElastrainError(reason) from None
+
+
+def end_fork_server() -> None:
+    """With torch in it the interpreter would end by itself a second or more after this command."""
+    pid = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # there is no public way
+    if pid is None:
+        return  # it was never started
+    with suppress(ProcessLookupError, ChildProcessError):  # somebody has killed it
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

@@ -23,7 +23,7 @@ from pathlib import Path
 from elastrain.base.event_loop import EventLoop
 from elastrain.base.processes import die_with_parent, is_stopped, state_of
 from elastrain.errors import ConfigError, ElastrainError
-from elastrain.launcher import environment, node_forks, rundir
+from elastrain.launcher import environment, rundir
 from elastrain.launcher.checkpoints import held_place, newest_step
 from elastrain.launcher.control_server import ControlServer
 from elastrain.launcher.events import EventLog
@@ -35,7 +35,7 @@ from elastrain.launcher.life_changes import SharedLives
 from elastrain.launcher.lives import Following
 from elastrain.launcher.namespaces.programs import enter, lacking
 from elastrain.launcher.namespaces.switch import SWITCH, SWITCH_ADDRESS, Switch
-from elastrain.launcher.node_restarts import NodeRestarts
+from elastrain.launcher.node_restarts import NodeRestarts, begin, end_fork_server
 from elastrain.launcher.operator_messages import Answer, AskFault, Request
 from elastrain.launcher.run_options import NodeOptions, RunOptions
 from elastrain.launcher.rundir import RunDir
@@ -151,7 +151,7 @@ class _Nodes:
         for process in self._running.values():
             process.join(_STOP_AGAIN_S)
             process.kill()
-        node_forks.end()
+        end_fork_server()
         self._loop.close()
 
     def _start(self, name: str) -> None:
@@ -167,7 +167,7 @@ class _Nodes:
         args = (self._options, node, self._run, namespace)
         again = {"again": not is_first}
         process = self._forks.Process(target=_node, args=args, kwargs=again, name=name)
-        node_forks.begin(process)
+        begin(process)
         self._running[name] = process
         self._loop.register(process.sentinel, lambda _events: self._on_end(name))
 

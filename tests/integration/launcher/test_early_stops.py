@@ -17,7 +17,8 @@ from tests.support.waiting import until
 BEFORE_THE_COMMANDS = """
 import os, signal, sys, types
 from elastrain.launcher.cli import main
-sys.modules["elastrain.launcher.command_line"] = types.SimpleNamespace(main=lambda: os.kill(os.getpid(), {number}))
+stopped = types.SimpleNamespace(app=lambda prog_name: os.kill(os.getpid(), {number}))
+sys.modules["elastrain.launcher.command_line"] = stopped
 main()
 """
 SIGNALS = [signal.SIGINT, signal.SIGTERM]

@@ -44,7 +44,7 @@ def loss(factor):
 for factor in (torch.tensor(1.0), torch.tensor(2.0)):
     loss(factor).backward()
     optimizer.step()
-kept_out = torch.optim.Optimizer.zero_grad.__wrapped__.__dict__["__dynamo_disable"]
+kept_out = torch.optim.Optimizer.zero_grad.__wrapped__.__wrapped__.__dict__["__dynamo_disable"]
 print(parameter.tolist(), kept_out.__module__)
 """
 
