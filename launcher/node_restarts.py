@@ -1,4 +1,4 @@
-"""Starts of simulated nodes: the process that they are forked from, and how often one that was lost is started again."""
+"""Starts of simulated nodes: what they are forked from, and how often one that was lost is started again."""
 
 from __future__ import annotations
 
