@@ -53,7 +53,7 @@ class Presence:
         self, store: Store, inbox: Inbox, key: str, value: bytes, ttl_s: float, on_report: Callable[[Report], None]
     ) -> None:
         self._store = store
-        self._key = key
+        self.key = key
         self._wanted = value, value
         """What is to be there: now, and where the key was lost and is written again."""
         self._written: bytes | None = None
@@ -121,10 +121,10 @@ class Presence:
         return True
 
     def _write(self, wanted: bytes, lease: int) -> None:
-        revision = self._store.commit(expect={self._key: self._revision}, put={self._key: wanted}, lease=lease)
+        revision = self._store.commit(expect={self.key: self._revision}, put={self.key: wanted}, lease=lease)
         if revision is None:
             # Ours after all, if an earlier try was carried out and its answer lost.
-            there = self._store.get(self._key)
+            there = self._store.get(self.key)
             if there is None or there.value != wanted:
                 self._revision = 0
                 if there is not None:

@@ -266,6 +266,8 @@ class SharedRegistry:
     def _on_items(self, items: Mapping[str, Item], revision: int) -> None:
         if self._trust.look(revision, time.monotonic() + 2 * LEASE_S):
             self._keys.newest_revision = 0
+        if self._has_lapsed(items):
+            self._trust.lapse(time.monotonic() + 2 * LEASE_S)
         self._content = items, revision
         there = items.get(self._keys.prefix + "roster")
         roster = decode_roster(there.value) if there is not None else None
@@ -297,6 +299,12 @@ class SharedRegistry:
             return
         self._standing.compare(news, items, is_lost=is_removed)
         self._events.on_news(news)
+
+    def _has_lapsed(self, items: Mapping[str, Item]) -> bool:
+        """Whether this node's own key has just gone: an outage took it, and may have taken those of all others."""
+        # The call that keeps it alive may hear of that later: it can still be waiting for the store's answer.
+        key, before = self._presence and self._presence.key, self._content
+        return before is not None and key in before[0] and key not in items
 
     def _removed(self, news: News, end: Over | StoreError | None) -> None:
         """Say that the job's keys were gone, and how it ended where that can be read."""

@@ -194,6 +194,11 @@ FOUND = {
         '{"seed":559719,"nodes":2,"workers":2,"backups":1,"steps":5,"runs":3,"one_host":true,"check_every":0,"faults":['
         '{"type":"Isolate","at_s":1.197,"node":0,"for_s":8.87,"store":true}]}'
     ),
+    "an outage has taken all keys, and who reads the store first takes the others for dead": (
+        '{"seed":681697,"nodes":3,"workers":1,"backups":0,"steps":2,"runs":1,"one_host":true,"check_every":0,"faults":['
+        '{"type":"StoreAway","at_s":2.585,"for_s":5.0,"restarts":false},{"type":"Join","at_s":6.0},'
+        '{"type":"Isolate","at_s":6.136,"node":2,"for_s":2.32,"store":false}]}'
+    ),
 }
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 

@@ -196,7 +196,7 @@ def test_no_first_view_is_put_where_the_last_node_takes_the_keys_along_meanwhile
     keys.put_roster(roster())
 
     def late(asked: JobKeys) -> tuple[int, View | None]:
-        JobKeys(store, "j", TTL_S).remove_all()
+        store.commit(expect={}, delete=[keys.prefix + "roster", keys.prefix + "members"])
         return look(asked)
 
     monkeypatch.setattr(JobKeys, "_view", late)

@@ -161,6 +161,22 @@ def test_first_roster_is_not_put_into_a_store_that_has_forgotten_the_nodes_it_na
     node.inbox.close()
 
 
+def test_absence_proves_nothing_to_a_node_whose_own_key_has_gone_with_it(store: Store, watcher: Agent) -> None:
+    """The call that keeps it alive may still wait for an answer when the news come."""
+    other = Agent(Slow(store, "nothing"), "other", 2)  # type: ignore[arg-type]
+    watcher.until(lambda news: {"watcher", "other"} <= news.nodes.keys())
+    watcher.news.clear()
+    store.commit(expect={}, delete=[PREFIX + "nodes/other"])
+    watcher.until(lambda news: "other" not in news.nodes)
+    assert watcher.news[-1].absence_counts
+    watcher.news.clear()
+    store.commit(expect={}, delete=[PREFIX + "nodes/watcher"])
+    watcher.until(lambda news: "watcher" not in news.nodes)
+    assert not any(news.absence_counts for news in watcher.news)
+    other.registry.close(answering={"watcher": 1})
+    other.inbox.close()
+
+
 def test_node_that_came_while_the_life_was_forgotten_does_not_begin_the_job_anew(store: Store) -> None:
     late = Agent(store, "late", 1)
     late.until(lambda news: "late" in news.nodes)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from elastrain.launcher import cli
+from elastrain.launcher import command_line
 from elastrain.launcher.core import Core
 from elastrain.launcher.rundir import RunDir
 from elastrain.launcher.state import describe, problem_of
@@ -30,7 +30,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def said(*words: str) -> Result:
     """What came of a command; the exceptions that it does not answer for are raised."""
-    return CliRunner().invoke(cli.app, words, catch_exceptions=False)
+    return CliRunner().invoke(command_line.app, words, catch_exceptions=False)
 
 
 def run_with(folder: Path, state: object) -> RunDir:
