@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -27,6 +27,9 @@ UNDECLARED = {
     "aten::cudnn_batch_norm": ("running_mean", "running_var"),
     "aten::miopen_batch_norm": ("running_mean", "running_var"),
 }
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_ATOMS = frozenset({int, float, bool, type(None), str, torch.dtype, torch.device})
+_NONE: dict[int, torch.UntypedStorage] = {}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -60,7 +63,7 @@ class StepRecorder(TorchDispatchMode):
         self._model = model
         self._optimizer = optimizer
         self._clock = clock
-        self._operators: list[RecordedOperator] = []
+        self._operators: list[tuple[Any, str, bool, float]] = []  # what `RecordedOperator` says of each
         self._living: dict[int, _Life] = {}
         self._lives: list[_Life] = []
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -84,7 +87,11 @@ class StepRecorder(TorchDispatchMode):
 
     def recording(self) -> Recording:
         """What was seen, as values."""
-        return Recording(operators=tuple(self._operators), storages=tuple(self._as_value(life) for life in self._lives))
+        operators = tuple(
+            RecordedOperator(name=str(func), scope=scope, backward=backward, seconds=seconds)
+            for func, scope, backward, seconds in self._operators
+        )
+        return Recording(operators=operators, storages=tuple(self._as_value(life) for life in self._lives))
 
     # What is what.
 
@@ -128,8 +135,11 @@ class StepRecorder(TorchDispatchMode):
 
     def _unnamed_kind(self, life: _Life) -> Kind:
         """An activation was there before a backward that uses it; all else is temporary."""
-        before = life.born is None or not self._operators[life.born].backward
-        return Kind.ACTIVATION if before and any(self._operators[use].backward for use in life.uses) else Kind.TEMPORARY
+        before = life.born is None or not self._is_backward(life.born)
+        return Kind.ACTIVATION if before and any(map(self._is_backward, life.uses)) else Kind.TEMPORARY
+
+    def _is_backward(self, number: int) -> bool:
+        return self._operators[number][2]
 
     # What happens.
 
@@ -140,24 +150,25 @@ class StepRecorder(TorchDispatchMode):
         began_s = self._clock()
         result = func(*args, **kwargs)
         seconds = self._clock() - began_s
-        number = len(self._operators)
-        taken, made = _storages((args, kwargs)), _storages(result)
+        # For each operator of a step, most of which are small: values are made when all of it is over.
+        number, made = len(self._operators), _storages((result,))
+        taken = _storages(args)
+        if kwargs:
+            _collect(kwargs.values(), taken)
         written = _written(func)
-        changed = _changed(written, args, kwargs) if written else {}
-        fresh = made.keys() - taken.keys()
-        self._operators.append(
-            RecordedOperator(
-                name=_name(func), scope=self.scope, backward=torch._C._current_graph_task_id() != -1, seconds=seconds
-            )
-        )
+        changed = _changed(written, args, kwargs) if written else _NONE
+        self._operators.append((func, self.scope, torch._C._current_graph_task_id() != -1, seconds))
+        fresh = [key for key in made if key not in taken]
         if fresh or changed or not made:
-            taken.update(made)
             for key, storage in taken.items():
-                is_fresh = key in fresh
-                life = self._life(storage, key, born=number if is_fresh else None)
+                life = self._life(storage, key)
                 life.uses.append(number)
-                if is_fresh or key in changed:
+                if key in changed:
                     life.changes.append(number)
+            for key in fresh:
+                life = self._life(made[key], key, born=number)
+                life.uses.append(number)
+                life.changes.append(number)
         return result
 
     def _life(self, storage: torch.UntypedStorage, key: int, born: int | None = None) -> _Life:
@@ -177,35 +188,27 @@ class StepRecorder(TorchDispatchMode):
         return life
 
 
-@functools.cache
-def _name(func: Any) -> str:
-    return str(func)
-
-
 def _has_storage(value: Any) -> bool:
     """Whether a value is a tensor with memory of its own kind: no sparse one, no wrapper."""
-    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
+    return type(value) in _PLAIN and value.layout is torch.strided
 
 
-def _storages(value: Any) -> dict[int, torch.UntypedStorage]:
+def _storages(values: Iterable[Any]) -> dict[int, torch.UntypedStorage]:
     """All storages in arguments or results, by what tells them apart: they lie in lists, tuples or dicts at most."""
     found: dict[int, torch.UntypedStorage] = {}
-    _collect(value, found)
+    _collect(values, found)
     return found
 
 
-def _collect(value: Any, found: dict[int, torch.UntypedStorage]) -> None:
-    # Called for every argument of every operator: what most of them are comes first.
-    if isinstance(value, torch.Tensor):
-        if _has_storage(value):
-            storage = value.untyped_storage()
-            found[storage._cdata] = storage
-    elif isinstance(value, list | tuple):
-        for each in value:
-            _collect(each, found)
-    elif isinstance(value, dict):
-        for each in value.values():
-            _collect(each, found)
+def _collect(values: Iterable[Any], found: dict[int, torch.UntypedStorage]) -> None:
+    for value in values:
+        kind = type(value)
+        if kind in _PLAIN:
+            if value.layout is torch.strided:
+                storage = value.untyped_storage()
+                found[storage._cdata] = storage
+        elif kind not in _ATOMS and isinstance(value, list | tuple | dict):
+            _collect(value.values() if isinstance(value, dict) else value, found)
 
 
 def _changed(

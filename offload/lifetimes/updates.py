@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from elastrain.offload.errors import OffloadConfigError
 from elastrain.offload.lifetimes.conductor import Conductor
 from elastrain.offload.lifetimes.custody import PieceCustody
 from elastrain.offload.lifetimes.orders import StepStage
+from elastrain.offload.lifetimes.parts import cut
 from elastrain.offload.lifetimes.states import BlockStates
 from elastrain.offload.lifetimes.values import Kind
 
@@ -170,12 +171,14 @@ class Updates:
         groups = self._optimizer.param_groups
         now = [dict(group) for group in groups]
         try:
-            for group, options, wanted in zip(groups, self._options, parameters, strict=False):
-                group.update(options, params=wanted)
-            for group in groups[len(parameters) :]:  # added since then
-                group.update(params=[])
-            self._is_stepping = True
-            self._optimizer.step()
+            with ExitStack() as stack:
+                for group, options, wanted in zip(groups, self._options, parameters, strict=False):
+                    parts = stack.enter_context(cut(wanted, self._optimizer.state, options))
+                    group.update(options, params=parts)
+                for group in groups[len(parameters) :]:  # added since then
+                    group.update(params=[])
+                self._is_stepping = True
+                self._optimizer.step()
         finally:
             self._is_stepping = False
             for group, before in zip(groups, now, strict=True):

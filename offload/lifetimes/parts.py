@@ -1,0 +1,84 @@
+"""Cuts large parameters for an update into parts that fit the processor's cache, each with its gradient and states.
+
+An optimizer that updates each element by itself makes temporaries as large as the parameter, which the kernel hands out
+page by page, and passes over all of it once per operator: by parts it takes half the time, with the same bits. A part
+begins where the kernels' own loops begin a round, as long as one thread computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+PART_ELEMENTS = 48 << 10  # Of float32 less than `heap.LARGE_BYTES`: temporaries come from the heap, without page faults
+
+
+class CutParameter:
+    """One parameter in parts; `states` of parts are views of its own, and counters that begin as its own."""
+
+    def __init__(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
+        assert parameter.grad is not None
+        self._state = state
+        self.parts = _parts(parameter.detach())  # of the parameter's version: autograd is to see that it changes
+        for part, gradient in zip(self.parts, _parts(parameter.grad.detach()), strict=True):
+            part.grad = gradient
+        columns = {key: self._cut(value) for key, value in state.items()}
+        self.states = [{key: column[number] for key, column in columns.items()} for number in range(len(self.parts))]
+
+    def _cut(self, value: Any) -> Sequence[Any]:
+        if not isinstance(value, torch.Tensor):
+            return [value] * len(self.parts)
+        return _parts(value) if value.numel() > 1 else [value.clone() for _ in self.parts]
+
+    def keep_counters(self) -> None:
+        """After the update: what does not lie in the parts is as it is for one of them."""
+        for key, value in self.states[0].items():
+            if not isinstance(value, torch.Tensor):
+                self._state[key] = value
+            elif value.numel() == self._state[key].numel() == 1:
+                self._state[key].copy_(value)
+
+
+def can_be_cut(parameter: torch.Tensor, state: dict[str, Any] | None, options: dict[str, Any]) -> bool:
+    """Whether parts have the bits of the whole, and gain something."""
+    if not state or parameter.is_cuda or parameter.numel() <= PART_ELEMENTS or parameter.grad is None:
+        return False
+    if any(each is None for each in state.values()) or torch.get_num_threads() > 1:
+        return False  # what is made new lies nowhere yet; and several threads begin elsewhere
+    if any(options.get(each) for each in ("foreach", "fused", "differentiable")):
+        return False
+    large = [each for each in state.values() if isinstance(each, torch.Tensor) and each.numel() > 1]
+    return all(
+        each.shape == parameter.shape and each.stride() == parameter.stride() for each in (parameter.grad, *large)
+    )
+
+
+@contextmanager
+def cut(
+    parameters: Sequence[torch.Tensor], states: MutableMapping[torch.Tensor, Any], options: dict[str, Any]
+) -> Iterator[list[torch.Tensor]]:
+    """What the optimizer is to update in their place."""
+    found, several = list[torch.Tensor](), list[CutParameter]()
+    for each in parameters:
+        if not can_be_cut(each, states.get(each), options):
+            found.append(each)
+            continue
+        several.append(CutParameter(each, states[each]))
+        found += several[-1].parts
+        states.update(zip(several[-1].parts, several[-1].states, strict=True))
+    try:
+        yield found
+    finally:
+        for one in several:
+            one.keep_counters()
+            for part in one.parts:
+                states.pop(part, None)
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """One after the other as they lie in memory: all of a dense tensor."""
+    found: tuple[torch.Tensor, ...] = torch.split(tensor.as_strided((tensor.numel(),), (1,)), PART_ELEMENTS)
+    return found
