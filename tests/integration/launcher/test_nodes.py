@@ -484,6 +484,7 @@ def test_nodes_with_fewer_members_than_stages_all_end_with_the_same_sentence(tmp
             assert job.process.wait(60) == 1
             assert "--stages 3 asks for pipelines of 3 members, and the nodes that came (a, b) have 2" in job.text()
             assert not job.events("worker_start")
+        for job in (a, b):  # both have ended: they have one job's name
             job.assert_nothing_left()
     wait_until_no_key_is_left(EtcdStore(EtcdConfig(endpoints=(etcd,))))
 
