@@ -92,7 +92,7 @@ class NodeRecord:
     offers: tuple[DiskOffer, ...] = ()
     """What its own disk has of checkpoints to start from."""
     has_roster: bool = False
-    """It knows the job's roster, and puts it again where the store has lost it. Said only after such a loss."""
+    """It knows the job's roster, and puts it again where the store has lost it. Not said before a loss, or `ready`."""
 
     @property
     def signature(self) -> str:

@@ -9,13 +9,7 @@ from elastrain.agent_messages import Hello, Progress, Refused
 from elastrain.base.resume import changes, refusal
 from elastrain.launcher.core.cluster import Cluster
 from elastrain.launcher.core.deadlines import Deadlines, HelloDue, LeaveDue, RestartDue, WarmUpDue
-from elastrain.launcher.core.events import (
-    NumberTaken,
-    RosterStands,
-    SpecStands,
-    StartFailed,
-    WorkerStarted,
-)
+from elastrain.launcher.core.events import NumberTaken, RosterStands, SpecStands, StartFailed, WorkerStarted
 from elastrain.launcher.core.fault_requests import FaultRequests
 from elastrain.launcher.core.rendezvous import Rendezvous
 from elastrain.launcher.core.shutdown import Shutdown

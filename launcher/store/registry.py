@@ -266,6 +266,9 @@ class SharedRegistry:
     def _on_items(self, items: Mapping[str, Item], revision: int) -> None:
         if self._trust.look(revision, time.monotonic() + 2 * LEASE_S):
             self._keys.newest_revision = 0
+        restored = self._keys.prefix + "restored"
+        if restored in items and (self._content is None or restored not in self._content[0]):
+            self._trust.doubt(time.monotonic() + 2 * LEASE_S)
         if self._has_lapsed(items):
             self._trust.lapse(time.monotonic() + 2 * LEASE_S)
         self._content = items, revision
@@ -283,7 +286,7 @@ class SharedRegistry:
             nodes=self._keys.records(items),
             terms=self._keys.read(terms) if terms is not None else None,
             roster=roster,
-            restored=self._keys.prefix + "restored" in items,
+            restored=restored in items,
             spec=self._keys.read(spec) if spec is not None else None,
             view=view,
             end=Over(**over) if over is not None else None,

@@ -69,6 +69,10 @@ class Trust:
     def lapse(self, until_s: float) -> None:
         self.until_s = until_s
 
+    def doubt(self, until_s: float) -> None:
+        """The store says that data were lost before this node came: others may not have put again all they know."""
+        self.lost_data, self.until_s = True, until_s
+
     def look(self, revision: int, until_s: float) -> bool:
         """True where the store has gone back: it has lost its data."""
         fell, self._revision = revision < self._revision, revision

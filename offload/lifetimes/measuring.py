@@ -79,11 +79,8 @@ class PointMeter:
         self._meter = meter
         self._base_bytes = base_bytes
         self._again_s = 0.0
-        self._freed = (
-            0.0,
-            0.0,
-            0,
-        )  # when a thread was free for the next point: its clock, what was waited, and who it is
+        # When a thread was free for the next point: its clock, what was waited until then, and who it is.
+        self._freed = (0.0, 0.0, 0)
         self._since: tuple[float, float, int] | None = None  # likewise, of the point that has begun
         self._held_bytes: tuple[int, int] | None = None  # then: what was accounted for, and what was not
 

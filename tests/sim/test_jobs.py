@@ -199,6 +199,12 @@ FOUND = {
         '{"type":"StoreAway","at_s":2.585,"for_s":5.0,"restarts":false},{"type":"Join","at_s":6.0},'
         '{"type":"Isolate","at_s":6.136,"node":2,"for_s":2.32,"store":false}]}'
     ),
+    "the roster comes again with a count of members that another node knows to be too low, and a number is taken": (
+        '{"seed":717116,"nodes":2,"workers":1,"backups":0,"steps":1,"runs":1,"one_host":true,"slow_store":1,"faults":['
+        '{"type":"KillNode","at_s":1.0,"node":1,"again_s":2.0,"is_silent":false,"agent_only":false},'
+        '{"type":"StoreAway","at_s":1.435,"for_s":0.51,"restarts":true},{"type":"Join","at_s":2.0},'
+        '{"type":"Wipe","at_s":3.084,"for_s":1.0}]}'
+    ),
 }
 """What the simulator has found in the product, each shrunk to the schedule that shows it."""
 
