@@ -12,7 +12,7 @@ import pytest
 
 from elastrain.base.scope import scope
 from elastrain.launcher.notices import Over
-from elastrain.launcher.store import presence
+from elastrain.launcher.store import presence, registry
 from elastrain.launcher.store.ended_keys import epitaph, read_ended
 from elastrain.launcher.store.life_keys import begin_life, life_key, read_life
 from elastrain.launcher.store.port import Store
@@ -159,6 +159,30 @@ def test_first_roster_is_not_put_into_a_store_that_has_forgotten_the_nodes_it_na
     node.until(lambda _: stands == [None, roster])
     node.registry.close()
     node.inbox.close()
+
+
+def test_who_reads_that_the_roster_was_put_again_takes_no_number_at_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another node may know of higher ones, and has not put them again yet."""
+    keys, taken = JobKeys(store, "j", 60.0), list[int]()
+    keys.put_once("restored", {})
+    keys.put_roster(Roster(nodes=(NodeRecord(name="a", incarnation=1, workers=1),)))
+    monkeypatch.setattr(registry, "LEASE_S", 0.5)
+    late = Agent(store, "late", 2)
+
+    def has_taken(_: News) -> bool:
+        late.registry.on_tick(time.monotonic())
+        return bool(taken)
+
+    late.until(lambda news: news.restored)
+    late.registry.take_number(0, taken.append)
+    time.sleep(0.3)  # long enough for a call that does not wait
+    keys.raise_number("members", 7)
+    late.until(has_taken)
+    assert taken == [7]
+    late.registry.close()
+    late.inbox.close()
 
 
 def test_absence_proves_nothing_to_a_node_whose_own_key_has_gone_with_it(store: Store, watcher: Agent) -> None:
